@@ -1,5 +1,8 @@
 """How long searching the scales of blocks takes, against rounding to nearest, a copy, and peers' searches.
 
+After the rules come the methods ``mse`` and ``mse_weighted``, from a weight to its codes, by kernels and, of
+a few rows, in plain torch.
+
     python benchmarks/searched_scales.py [--rows 1024] [--columns 4096] [--rounds 7]
 
 Bytes are checked against the reference before anything is timed. Run it with ``.peers/bin/python``
@@ -11,6 +14,7 @@ GB/s are bytes read and written.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import time
 from collections.abc import Callable
@@ -18,13 +22,18 @@ from collections.abc import Callable
 import torch
 
 import zeropoint as zp
+from zeropoint.methods import LayerData, method_named
+from zeropoint.methods.mse_weighted import NEED
 from zeropoint.ops import reference
 from zeropoint.schemes import Scheme
+from zeropoint.stats import MeanSquare, Statistics
 
 SCHEMES = ("nvfp4a16", "mxfp4", "mxfp8", "int4:g128")
+BY_METHOD = ("int4:g128:asym", "uint4:g64:asym=real", "int8:g128:asym")
+METHODS = ("mse", "mse_weighted")
 PEER = {"nvfp4a16": "NVFP4A16", "mxfp4": "MXFP4A16", "int4:g128": "W4A16"}
 """Schemes of compressed-tensors with the same codes and blocks."""
-CHECKED = 64
+CHECKED = 16
 """Rows whose bytes are compared."""
 
 
@@ -54,6 +63,32 @@ def require_same_bytes(x: torch.Tensor, scheme: str) -> None:
         map(torch.equal, map(_bytes, q.params.stored), map(_bytes, stored))
     )
     assert same, f"{scheme}: kernels and reference differ"
+
+
+def layer_data(columns: int) -> LayerData:
+    """Return the mean squares of inputs of unequal size."""
+    make = torch.Generator().manual_seed(3)
+    inputs = torch.randn(64, columns, generator=make) * torch.randn(columns, generator=make).exp()
+    square = MeanSquare(features=columns)
+    seen = Statistics(accumulator=square, state=square.update(square.start(), inputs))
+    return LayerData(statistics={NEED: seen})
+
+
+def method_row(x: torch.Tensor, scheme: str, rounds: int) -> list[str]:
+    """Return how many values a second each method takes, of kernels after plain torch."""
+    parsed, data, part, row = Scheme.parse(scheme), layer_data(x.shape[1]), x[:CHECKED].contiguous(), [scheme]
+    for name in METHODS:
+        found, speeds = [], []
+        for only, values in (("reference", part), (None, x)):
+            with zp.only_backend(only):
+                call = functools.partial(method_named(name).quantize, values, parsed, data)
+                found.append(method_named(name).quantize(part, parsed, data).q)
+                speeds.append(values.numel() / best_time(call, rounds if only is None else 1) / 1e6)
+        tensors = [(q.data, *q.params.stored) for q in found]
+        same = all(map(torch.equal, *([_bytes(x) for x in each] for each in tensors)))
+        assert same, f"{name} {scheme}: kernels and reference differ"
+        row.append(f"{name} {speeds[1]:.1f} M/s, plain torch {speeds[0]:.2f} M/s")
+    return row
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
@@ -111,6 +146,8 @@ def main() -> None:
             error = relative_error(part, call().float())
             line.append(f"llm-compressor {part.numel() / taken / 1e6:.1f} M/s, error {error:.3f}")
         print(" | ".join(line), flush=True)
+    for scheme in BY_METHOD:
+        print(" | ".join(method_row(x, scheme, options.rounds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import torch
 
 from ..errors import UnsupportedError
 from ..formats import RoundingMode
-from ..formats.torch_dtypes import wide_dtype
 from ..functional import quantize
-from ..ops import scale_search
+from ..ops import library, scale_search
+from ..ops.registry import Op
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
@@ -119,11 +119,9 @@ def searched(
     """
     if weight.numel() == 0:
         return LayerResult(q=start)
+    scheme = start.params.scheme
     with gradual_underflow():
-        params = scale_search.searched(weight.detach(), start.params, _decoded, importance=importance)
+        kernel = library.kernel_for(Op.SEARCH_PARAMS, weight, scheme)
+        stored = kernel.run(weight.detach(), start.params.stored, importance)
+    params = QuantizationParams.of(scheme, tuple(weight.shape), weight.dtype, stored)
     return LayerResult(q=quantize(weight, params, out=start))
-
-
-def _decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
-    """Return what the codes of ``x`` under these parameters decode to, in the wide dtype."""
-    return quantize(x, params).dequantize(wide_dtype(x.dtype))

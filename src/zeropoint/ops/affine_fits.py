@@ -18,7 +18,7 @@ widths and places, each fitted by itself.
 
 Numbers are taken in fixed point, of 24 binary places at most, so that sums of products without weights are
 exact and no order of adding changes a digit. Sums with weights are added pairwise
-(:func:`zeropoint.layout.blocks.pairwise_sums`).
+(:func:`zeropoint.layout.blocks.pairwise_sums`), each term ``(q w) q`` or ``q (w x)``.
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ from typing import NamedTuple
 import torch
 
 from ..formats import IntFormat
-from ..layout.blocks import reduce_blocks, spread_blocks, sum_blocks
+from ..layout.blocks import pairwise_sums, reduce_blocks, spread_blocks, sum_blocks
 from ..params.scale_windows import block_length
 from ..schemes import Scheme, ZeroPoint
 from .block_errors import Piece
 
-_PER_OCTAVE, _PLACES_OF_RANGE = 16, 9
-_PATIENCE = _PER_OCTAVE // 2
+_PER_OCTAVE, PLACES_OF_RANGE = 16, 9
+PATIENCE = _PER_OCTAVE // 2
+"""Widths without gain after which a block has seen enough."""
 _OCTAVES = 6
 """How far a range is shrunk at most."""
 _WIDEST = 2.0**0.25
 """The widest range that is tried, over that of the block: under it, codes at the ends may stay unused."""
+WIDTHS = tuple(_WIDEST * 2.0 ** (-step / _PER_OCTAVE) for step in range(_OCTAVES * _PER_OCTAVE))
+"""The ranges that are tried, over that of the block."""
 FITS = 4
 """How often codes are taken under the scale and zero point that fit the best ones."""
+MOST_INVERSE = 2.0**100
+"""What reciprocals of scales, and zero points, are taken for at most: float32 holds products with them."""
 _MOST_PLACES, _SUM_BITS = 24, 52
 
 
@@ -65,6 +70,11 @@ def fits_affine(scheme: Scheme) -> bool:
     )
 
 
+def places_of(scheme: Scheme, count: int) -> int:
+    """Return the binary places of numbers in blocks of ``count`` values."""
+    return min(_MOST_PLACES, _SUM_BITS - scheme.element.bits - (max(count, 1) - 1).bit_length())
+
+
 def fitted_parameters(
     piece: Piece, scheme: Scheme, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,8 +92,7 @@ class _Fit:
         self._piece, self._blocks, self._shape = piece, scheme.granularity, tuple(piece.x.shape)
         self._real = scheme.zero_point is ZeroPoint.REAL
         self._low, self._high = float(scheme.qmin), float(scheme.qmax)
-        count = block_length(scheme, shape)
-        places = min(_MOST_PLACES, _SUM_BITS - scheme.element.bits - (max(count, 1) - 1).bit_length())
+        places = places_of(scheme, block_length(scheme, shape))
         low, high = (reduce_blocks(piece.wide, self._blocks, kind, end) for kind, end in _ENDS)
         if not self._real:
             low, high = low.clamp(max=0), high.clamp(min=0)
@@ -96,7 +105,9 @@ class _Fit:
         self._numbers = (moved * self._spread(_power(exponent))).round()
         self._float32 = self._numbers.float()
         self._first, self._last = ((end - self._middle) / self._unit for end in (low, high))
-        self._count = self._sums(torch.ones_like(self._numbers))
+        if piece.importance is not None:
+            self._numbers = self._numbers * piece.importance
+        self._count = self._sums(self._weighted(torch.ones_like(self._numbers)))
         self._mean = self._sums(self._numbers) / self._count
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,45 +128,50 @@ class _Fit:
         best = Sums(none, none, none + 1, none)
         codes, width = self._high - self._low, self._last - self._first
         alive, misses = width > 0, none
-        for step in range(_OCTAVES * _PER_OCTAVE):
+        for shrunk in WIDTHS:
             if not bool(alive.any()):
                 break
-            inverse = torch.where(width > 0, codes / (width * (_WIDEST * 2.0 ** (-step / _PER_OCTAVE))), 0.0)
+            inverse = torch.where(width > 0, codes / (width * shrunk), 0.0)
             before = best.gain
-            for place in range(_PLACES_OF_RANGE):
-                part = place / (_PLACES_OF_RANGE - 1)
+            for place in range(PLACES_OF_RANGE):
+                part = place / (PLACES_OF_RANGE - 1)
                 zero = self._low + part * codes - (self._first + part * width) * inverse
                 best = _larger(best, self._of(inverse, zero), alive)
             misses = torch.where(best.gain > before, 0.0, misses + 1)
-            alive = alive & (misses < _PATIENCE)
+            alive = alive & (misses < PATIENCE)
         return best
 
     def _fit(self, sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the reciprocal of the scale, in the numbers' unit, and the zero point that fit codes."""
-        inverse = torch.where(sums.product > 0, sums.square / sums.product, 0.0)
+        inverse = torch.where(sums.product > 0, sums.square / sums.product, 0.0).clamp(max=MOST_INVERSE)
         return inverse, sums.mean - self._mean * inverse if self._real else sums.mean
 
     def _of(self, inverse: torch.Tensor, zero: torch.Tensor) -> Sums:
         """Return the sums of the codes under these parameters."""
+        zero = torch.where(zero.abs() <= MOST_INVERSE, zero, 0.0)
         zero = zero if self._real else zero.round().clamp(self._low, self._high)
         codes = self._float32 * self._spread(inverse.float())
         codes = codes.add_(self._spread(zero.float())).round_().clamp_(self._low, self._high).double()
-        if self._real:
-            mean = self._sums(codes) / self._count
-            product = self._sums(codes * self._numbers) - self._count * mean * self._mean
-            square = self._sums(codes * codes) - self._count * mean * mean
-        else:
-            mean = zero
+        if not self._real:
             codes -= self._spread(zero)
-            product, square = self._sums(codes * self._numbers), self._sums(codes * codes)
+        weighted = self._weighted(codes)
+        product, square = self._sums(codes * self._numbers), self._sums(weighted * codes)
+        mean = zero
+        if self._real:
+            mean = self._sums(weighted) / self._count
+            product = product - self._count * mean * self._mean
+            square = square - self._count * mean * mean
         gains = (product > 0) & (square > 0)
         gain = torch.where(gains, product * product / square, 0.0)
         return Sums(torch.where(torch.isfinite(gain), gain, 0.0), product, square, mean)
 
+    def _weighted(self, values: torch.Tensor) -> torch.Tensor:
+        return values if self._piece.importance is None else values * self._piece.importance
+
     def _sums(self, values: torch.Tensor) -> torch.Tensor:
-        if self._piece.importance is None:
-            return sum_blocks(values, self._blocks)
-        return self._piece.sums(values, self._blocks)
+        """Return sums over blocks: of exact terms, or in an order that follows from the block alone."""
+        add = sum_blocks if self._piece.importance is None else pairwise_sums
+        return add(values, self._blocks)
 
     def _spread(self, values: torch.Tensor) -> torch.Tensor:
         return spread_blocks(values, self._blocks, self._shape)

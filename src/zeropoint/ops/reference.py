@@ -101,6 +101,17 @@ def choose_params(
     return stored if scheme.search is None else tuple(scale_search.chosen(x, scheme, stored, _decoded))
 
 
+def search_params(
+    x: torch.Tensor, scheme: Scheme, start: Params, importance: torch.Tensor | None = None
+) -> Params:
+    """Return the parameters of least squared error that are found from those of ``start``, for finite ``x``.
+
+    importance: weights of the errors, float64, broadcast against ``x``; all alike if None.
+    """
+    params = QuantizationParams.of(scheme, tuple(x.shape), x.dtype, list(start))
+    return scale_search.searched(x, params, _decoded, importance=importance).stored
+
+
 def _decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
     """Return what the codes of finite ``x`` under these parameters decode to, in the wide dtype."""
     scheme, shape, wide = params.scheme, tuple(x.shape), wide_dtype(x.dtype)

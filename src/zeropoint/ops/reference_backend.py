@@ -85,6 +85,13 @@ def _quantize_dynamic(request: Request) -> Callable[..., tuple[torch.Tensor, Par
     return run
 
 
+def _search_params(request: Request) -> Callable[..., Params]:
+    def run(x: torch.Tensor, params: Params, importance: torch.Tensor | None = None) -> Params:
+        return reference.search_params(x, request.scheme, params, importance)
+
+    return run
+
+
 def _quantize(request: Request) -> Callable[..., torch.Tensor]:
     def run(x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         data = reference.quantize(x, request.scheme, params, request.code_range)
@@ -182,6 +189,7 @@ _FUNCTIONS: dict[Op, Callable[[Request], Callable[..., Any]]] = {
     Op.FAKE_QUANTIZE: _fake_quantize,
     Op.FAKE_QUANTIZE_BACKWARD: _backward,
     Op.SEARCH: _search,
+    Op.SEARCH_PARAMS: _search_params,
     Op.JOIN_BLOCKS: _join_blocks,
     Op.SPLIT_BLOCKS: _split_blocks,
     Op.TO_LINES: _to_lines,

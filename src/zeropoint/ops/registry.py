@@ -42,6 +42,12 @@ class Op(enum.Enum):
     """The gradient of codes to values, alone: a kernel's mask, and a division in plain torch."""
     DEQUANTIZE_BACKWARD = "dequantize_backward"
     """The gradient of values to codes, alone: a product in plain torch."""
+    SEARCH_PARAMS = "search_params"
+    """Parameters of least squared error, found from those of a start.
+
+    ``run(x, params, importance=None) -> Params``; importance: weights of the errors, float64, broadcast
+    against ``x``. Values are finite.
+    """
     SEARCH = "search"
     """Codes and parameters as llama.cpp searches them: ``run(x, importance=None) -> (data, Params)``."""
     JOIN_BLOCKS = "join_blocks"

@@ -63,6 +63,8 @@ def searched(
 
     importance: weights of the errors, float64, broadcast against ``x``; all alike if None.
     """
+    if x.numel() == 0:
+        return start
     weights = None if importance is None else importance.expand(x.shape)
     with torch.no_grad():
         found = [

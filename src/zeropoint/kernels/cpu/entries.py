@@ -20,6 +20,7 @@ from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, 
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .machine.transposition import turn_panels
+from .search.affine_scales import AffineFitting, affine_rows
 from .search.extreme_scales import rounded_rows
 from .search.integer_scales import Fitting, fitted_rows
 from .search.line_search import Tries
@@ -398,6 +399,31 @@ def search_fits(*args: Any) -> Any:
     ratios: float32, numbers: (5,) float64, counts: (2,) uint64, of :class:`.search.integer_scales.Fitting`.
     """
     return run_parts(_fits, args)
+
+
+@device
+def _affine(
+    x: Any, desc: Any, weights: Any, widths: Any, numbers: Any, counts: Any, scales: Any, zeros: Any,
+    first: Any, last: Any,
+) -> None:  # fmt: skip
+    fitting = AffineFitting(
+        widths, numbers[0], numbers[1], numbers[2], counts[0], counts[1], counts[2], counts[3],
+        counts[4] != 0, counts[5] != 0, counts[6],
+    )  # fmt: skip
+    affine_rows(
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), weights, fitting, scales, zeros,
+        first, last,
+    )  # fmt: skip
+
+
+@kernel
+def search_affine(*args: Any) -> Any:
+    """Search scales and zero points from those of a start; see :func:`.search.affine_scales.affine_rows`.
+
+    widths: float64, numbers: (3,) float64, counts: (7,) uint64, of
+    :class:`.search.affine_scales.AffineFitting`.
+    """
+    return run_parts(_affine, args)
 
 
 @kernel

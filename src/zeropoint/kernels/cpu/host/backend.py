@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ....ops.registry import Kernel, Op, Request
 from ....params.arithmetic import multiplies, rounder
-from . import block_searches, block_structs, chained, lines_of_words, rounded_blocks
+from . import block_searches, block_structs, chained, lines_of_words, parameter_searches, rounded_blocks
 from . import linear_codes as linear
 from . import linear_values as values
 from .operators import (
@@ -81,6 +81,7 @@ _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.FAKE_QUANTIZE: FakeQuantizeKernel,
     Op.FAKE_QUANTIZE_BACKWARD: BackwardKernel,
     Op.SEARCH: block_searches.SearchKernel,
+    Op.SEARCH_PARAMS: parameter_searches.SearchParamsKernel,
     Op.JOIN_BLOCKS: block_structs.JoinKernel,
     Op.SPLIT_BLOCKS: block_structs.SplitKernel,
     Op.TO_LINES: lines_of_words.LinesKernel,

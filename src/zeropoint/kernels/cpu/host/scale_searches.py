@@ -20,10 +20,10 @@ def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
     if scheme.search is None:
         return start
     reference.require_whole(scheme, extremes)
-    return scale_search.chosen(x, scheme, start, _decoded)
+    return scale_search.chosen(x, scheme, start, decoded)
 
 
-def _decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
+def decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
     """Return what the codes of ``x`` under these parameters decode to, in the wide dtype."""
     encoding = Request(
         op=Op.QUANTIZE, scheme=params.scheme, shape=tuple(x.shape), dtype=x.dtype, own_dtype=x.dtype,

@@ -33,7 +33,7 @@ def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any
     rule = rule_of(scheme, dtype)
     element = element_of(scheme, dtype, multiply=_multiplies(scheme, dtype))
     block = int(layout.block)
-    whole = _in_whole_blocks(view)
+    whole = in_whole_blocks(view)
     known = element.kind is not Kind.CODEBOOK and element.quotient is Narrow.NONE and not rule.unsigned
     stored = rule.how in (How.POWER, How.MINIFLOAT)
     if search.factor or search.power != 2 or not (whole and known and stored):
@@ -57,7 +57,7 @@ def fitting(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any, A
     search, rule = scheme.search, rule_of(scheme, dtype)
     assert search is not None
     plain = rule.how is How.LINEAR and not rule.unsigned and fits_codes(scheme)
-    if search.factor or search.power != 2 or not (plain and _in_whole_blocks(view)):
+    if search.factor or search.power != 2 or not (plain and in_whole_blocks(view)):
         return None
     fits = fits_of(scheme, int(view.layout.block))
     ladder = Ladder.of(scheme.scales[0], dtype)
@@ -67,7 +67,7 @@ def fitting(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any, A
     return np.array(fits.ratios, np.float32), np.array(numbers, np.float64), np.array(counts, np.uint64)
 
 
-def _in_whole_blocks(view: View) -> bool:
+def in_whole_blocks(view: View) -> bool:
     """Return whether rows are whole blocks of lengths that kernels which search know."""
     block, cols = int(view.layout.block), int(view.layout.cols)
     return block % _UNIT == 0 and block <= int(MOST) and cols % block == 0

@@ -94,6 +94,26 @@ def float32_of(typingctx: Any, x: Any) -> Any:
 
 
 @primitive
+def bits64(typingctx: Any, x: Any) -> Any:
+    """Return the bits of a float64 as uint64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], I64)
+
+    return types.uint64(types.float64), codegen
+
+
+@primitive
+def float64_of(typingctx: Any, x: Any) -> Any:
+    """Return the float64 whose bits are the given uint64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], F64)
+
+    return types.float64(types.uint64), codegen
+
+
+@primitive
 def widen_half(typingctx: Any, x: Any) -> Any:
     """Return the float16 with the given uint16 bits as float32 (exact)."""
 

@@ -76,9 +76,8 @@ def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
 
 
 for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
-    _define(getattr(operator, _symbol), _instruction, FLOATS)
-for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul")):
-    _define(getattr(operator, _symbol), _instruction, DOUBLES)
+    for _kind in (FLOATS, DOUBLES):
+        _define(getattr(operator, _symbol), _instruction, _kind)
 _define(operator.mul, "mul", WORDS)
 for _kind in (WORDS, HALVES, OCTETS):
     for _symbol in ("add", "sub", "and_", "or_", "xor"):

@@ -21,8 +21,10 @@ from ..machine.vector import (
     larger,
     larger_bits,
     larger_signed,
+    load_lanes,
     smaller,
     smaller_signed,
+    store_lanes,
     values_of,
     words_of,
 )
@@ -79,24 +81,29 @@ def root(typingctx: Any, x: Any) -> Any:
 
 @primitive
 def whole(typingctx: Any, x: Any) -> Any:
-    """Return floats rounded to whole numbers, half to even."""
+    """Return floats, or doubles, rounded to whole numbers, half to even."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(FLOATS.lanes, [FLOATS.lanes])
-        return builder.call(_tools.get_or_insert_function(builder.module, kind, "llvm.rint.v16f32"), args)
+        kind = ir.FunctionType(x.lanes, [x.lanes])
+        name = f"llvm.rint.v16f{x.scalar.bitwidth}"
+        return builder.call(_tools.get_or_insert_function(builder.module, kind, name), args)
 
-    return FLOATS(FLOATS), codegen
+    return x(x), codegen
 
 
 @primitive
 def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a * b + c``, rounded once or twice as the machine does faster: for estimates alone."""
+    """Return ``a * b + c``, rounded once or twice as the machine does faster.
+
+    For estimates, and for floats or doubles whose sums are exact.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(FLOATS.lanes, [FLOATS.lanes] * 3)
-        return builder.call(_tools.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32"), args)
+        kind = ir.FunctionType(a.lanes, [a.lanes] * 3)
+        name = f"llvm.fmuladd.v16f{a.scalar.bitwidth}"
+        return builder.call(_tools.get_or_insert_function(builder.module, kind, name), args)
 
-    return FLOATS(FLOATS, FLOATS, FLOATS), codegen
+    return a(a, a, a), codegen
 
 
 @primitive
@@ -232,6 +239,20 @@ def negative(x: Any) -> Any:
 def divided(number: Any, x: Any) -> Any:
     """Return a float32 over each lane."""
     return floats_of(number) / x
+
+
+@device
+def add_pairwise(values: Any, count: Any) -> None:
+    """Add ``count`` vectors of float64 lanes: halves of them, then those of the result, to the first."""
+    while count > np.uint64(1):
+        half = count // np.uint64(2)
+        for i in range(half):
+            pair = load_lanes(values, i * LANES) + load_lanes(values, (half + i) * LANES)
+            store_lanes(values, i * LANES, pair)
+        if count % np.uint64(2) > np.uint64(0):
+            store_lanes(values, half * LANES, load_lanes(values, (count - np.uint64(1)) * LANES))
+            half += np.uint64(1)
+        count = half
 
 
 @device

@@ -1,0 +1,450 @@
+"""Scales and zero points that fit whole codes best, 16 blocks at once, as :mod:`zeropoint.ops.affine_fits`.
+
+A lane is a block. Sums without weights are of whole numbers below ``2 ** 53``, those of codes and their
+squares below ``2 ** 24``: exact in any order, whether or not the machine fuses products with sums. Sums with
+weights are added pairwise, as those of errors are, eight terms at a time in registers.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..encode.block_scales import rounded
+from ..encode.elements import MAGIC
+from ..machine.intrinsics import bits64, device, float64_of, inlined, scratch
+from ..machine.vector import (
+    above,
+    above_doubles,
+    any_lane,
+    doubles_of,
+    floats_of,
+    larger,
+    load_lanes,
+    narrow_doubles,
+    smaller,
+    store_lanes,
+    wide_floats,
+    words_of,
+)
+from .lane_errors import affine_differences, affine_errors
+from .lanes import LANES, add_pairwise, multiply_add, where, whole
+from .windows import ONES, load_columns
+
+_LONGEST = 128 * 16
+_SUMS = 16 * 16
+"""Lanes of a sixteenth of the terms, which the first eighths of them add up to."""
+_EIGHT, _SIX, _THREE = np.uint64(8), np.uint64(6), np.uint64(3)
+_GAIN, _PRODUCT, _SQUARE, _MEAN = (np.uint64(n * 16) for n in range(4))
+"""Where sums of the best codes lie; see :class:`zeropoint.ops.affine_fits.Sums`."""
+_COUNT, _NUMBERS, _FIRST, _LAST, _MIDDLE, _UNIT, _POWER = (np.uint64(n * 16) for n in range(7))
+"""Where lie the sums of weights, the means of numbers, the ends of ranges and what numbers come from."""
+
+
+class AffineFitting(NamedTuple):
+    """What is tried; see :mod:`zeropoint.ops.affine_fits`.
+
+    widths: float64. least, most: of the format of scales. inverse: the largest reciprocal of a scale. places:
+    binary ones. steps: places of each width. pitch: how many weights lie between two rows.
+    """
+
+    widths: Any
+    least: Any
+    most: Any
+    inverse: Any
+    places: Any
+    steps: Any
+    patience: Any
+    fits: Any
+    real: Any
+    weighted: Any
+    pitch: Any
+
+
+class _Room(NamedTuple):
+    """Memory: of 16 blocks the numbers, those in fixed point, weights, and weights times numbers."""
+
+    columns: Any
+    numbers: Any
+    weights: Any
+    wides: Any
+    products: Any
+    totals: Any
+    squares: Any
+    blocks: Any
+    best: Any
+    lanes: Any
+
+
+@device
+def _power_of(exponent: Any) -> Any:
+    """Return ``2 ** exponent``, a normal number; exponent: int64."""
+    return float64_of(np.uint64(exponent + np.int64(1023)) << np.uint64(52))
+
+
+@device
+def _exponent_of(reach: Any) -> Any:
+    """Return e with ``2 ** (e - 1) <= reach < 2 ** e``, int64; 0 of zero."""
+    field = np.int64((bits64(reach) >> np.uint64(52)) & np.uint64(0x7FF))
+    return np.int64(0) if reach == np.float64(0) else field - np.int64(1022)
+
+
+@device
+def _load_weights(weights: Any, block: Any, blocks: Any, layout: Any, pitch: Any, columns: Any) -> None:
+    """Load the weights of up to 16 blocks as columns; ones fill the rest."""
+    size = layout.block
+    for b in range(LANES):
+        if b < blocks:
+            row, place = (block + b) // layout.row_blocks, (block + b) % layout.row_blocks
+            at = row * pitch + place * size
+            for i in range(size):
+                columns[i * LANES + b] = weights[at + i]
+        else:
+            for i in range(size):
+                columns[i * LANES + b] = np.float64(1)
+
+
+@device
+def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
+    """Write the numbers of 16 blocks in fixed point, times their weights, and what they come from."""
+    columns, numbers, wides, own = room.columns, room.numbers, room.wides, room.blocks
+    least = most = load_lanes(columns, np.uint64(0))
+    for i in range(size):
+        x = load_lanes(columns, i * LANES)
+        least, most = smaller(x, least), larger(x, most)
+    low, high, zero = wide_floats(least), wide_floats(most), doubles_of(np.float64(0))
+    middle = (low + high) * doubles_of(np.float64(0.5))
+    if not fitting.real:
+        low, high, middle = smaller(low, zero), larger(high, zero), zero
+    store_lanes(own, _MIDDLE, middle)
+    store_lanes(own, _UNIT, larger(high - middle, middle - low))
+    for b in range(LANES):
+        exponent = np.int64(fitting.places) - _exponent_of(own[_UNIT + b])
+        exponent = min(max(exponent, np.int64(-1000)), np.int64(1000))
+        own[_UNIT + b], own[_POWER + b] = _power_of(-exponent), _power_of(exponent)
+    unit, power = load_lanes(own, _UNIT), load_lanes(own, _POWER)
+    store_lanes(own, _FIRST, (low - middle) / unit)
+    store_lanes(own, _LAST, (high - middle) / unit)
+    for i in range(size):
+        number = whole((wide_floats(load_lanes(columns, i * LANES)) - middle) * power)
+        store_lanes(numbers, i * LANES, narrow_doubles(number))
+        weight = doubles_of(np.float64(1))
+        if fitting.weighted:
+            weight = load_lanes(room.weights, i * LANES)
+            number = number * weight
+        store_lanes(wides, i * LANES, number)
+        # Added up in other memory: sums take the place of terms.
+        store_lanes(room.squares, i * LANES, weight)
+        store_lanes(room.totals, i * LANES, number)
+    add_pairwise(room.squares, size)
+    add_pairwise(room.totals, size)
+    count = load_lanes(room.squares, np.uint64(0))
+    store_lanes(own, _COUNT, count)
+    store_lanes(own, _NUMBERS, load_lanes(room.totals, np.uint64(0)) / count)
+
+
+@inlined
+def _code(t: Any, element: Any) -> Any:
+    magic = floats_of(MAGIC)
+    return (smaller(larger(t, floats_of(element.low)), floats_of(element.high)) + magic) - magic
+
+
+@inlined
+def _add_three(room: Any, size: Any, inverse: Any, zeros: Any, element: Any) -> Any:
+    """Return sums of products, of codes and of their squares under three zero points."""
+    one, two, three = zeros
+    none, zero = doubles_of(np.float64(0)), floats_of(np.float32(0))
+    (a, b, c), (d, e, f), (g, h, k) = (none, zero, zero), (none, zero, zero), (none, zero, zero)
+    for i in range(size):
+        t, x = load_lanes(room.numbers, i * LANES) * inverse, load_lanes(room.wides, i * LANES)
+        q, r, s = _code(t + one, element), _code(t + two, element), _code(t + three, element)
+        a, b, c = multiply_add(wide_floats(q), x, a), b + q, multiply_add(q, q, c)
+        d, e, f = multiply_add(wide_floats(r), x, d), e + r, multiply_add(r, r, f)
+        g, h, k = multiply_add(wide_floats(s), x, g), h + s, multiply_add(s, s, k)
+    return (a, b, c), (d, e, f), (g, h, k)
+
+
+@inlined
+def _add_one(room: Any, size: Any, inverse: Any, zero: Any, element: Any) -> Any:
+    """Return the same under one zero point."""
+    a, b = doubles_of(np.float64(0)), floats_of(np.float32(0))
+    c = b
+    for i in range(size):
+        q = _code(load_lanes(room.numbers, i * LANES) * inverse + zero, element)
+        a = multiply_add(wide_floats(q), load_lanes(room.wides, i * LANES), a)
+        b, c = b + q, multiply_add(q, q, c)
+    return a, b, c
+
+
+@inlined
+def _terms(room: Any, i: Any, inverse: Any, zero: Any, shift: Any, element: Any) -> Any:
+    """Return the weighted product of a code and its number, the code's, and that of its square."""
+    q = wide_floats(_code(load_lanes(room.numbers, i * LANES) * inverse + zero, element) - shift)
+    weighted = q * load_lanes(room.weights, i * LANES)
+    return q * load_lanes(room.wides, i * LANES), weighted, weighted * q
+
+
+@inlined
+def _added(a: Any, b: Any) -> Any:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+
+
+@device
+def _add_weighted(room: Any, size: Any, lanes: Any, element: Any) -> None:
+    """Write weighted sums to the first lanes of ``products``, ``totals`` and ``squares``.
+
+    lanes: (48,) float32, reciprocals of scales, zero points, and what is taken off codes.
+    """
+    inverse, zero = load_lanes(lanes, np.uint64(0)), load_lanes(lanes, LANES)
+    shift = load_lanes(lanes, LANES + LANES)
+    m = size // _EIGHT
+    for j in range(m):
+        a = _terms(room, j, inverse, zero, shift, element)
+        a = _added(a, _terms(room, j + np.uint64(4) * m, inverse, zero, shift, element))
+        b = _terms(room, j + np.uint64(2) * m, inverse, zero, shift, element)
+        b = _added(b, _terms(room, j + np.uint64(6) * m, inverse, zero, shift, element))
+        a = _added(a, b)
+        b = _terms(room, j + m, inverse, zero, shift, element)
+        b = _added(b, _terms(room, j + np.uint64(5) * m, inverse, zero, shift, element))
+        c = _terms(room, j + np.uint64(3) * m, inverse, zero, shift, element)
+        c = _added(c, _terms(room, j + np.uint64(7) * m, inverse, zero, shift, element))
+        product, total, square = _added(a, _added(b, c))
+        store_lanes(room.products, j * LANES, product)
+        store_lanes(room.totals, j * LANES, total)
+        store_lanes(room.squares, j * LANES, square)
+    add_pairwise(room.products, m)
+    add_pairwise(room.totals, m)
+    add_pairwise(room.squares, m)
+
+
+@inlined
+def _keep(room: Any, alive: Any, product: Any, total: Any, square: Any, zero: Any, real: Any) -> None:
+    """Keep the sums of codes where they gain more; zero: doubles, 0 where it is taken off the codes."""
+    none, own, best = doubles_of(np.float64(0)), room.blocks, room.best
+    count, mean = load_lanes(own, _COUNT), zero
+    if real:
+        mean = total / count
+        product = product - (count * mean) * load_lanes(own, _NUMBERS)
+        square = square - (count * mean) * mean
+    gains = above_doubles(product, none) & above_doubles(square, none)
+    gain = where(gains, (product * product) / square, none)
+    gain = where(above_doubles(doubles_of(np.float64(np.inf)), gain), gain, none)
+    better = alive & above_doubles(gain, load_lanes(best, _GAIN))
+    store_lanes(best, _GAIN, where(better, gain, load_lanes(best, _GAIN)))
+    store_lanes(best, _PRODUCT, where(better, product, load_lanes(best, _PRODUCT)))
+    store_lanes(best, _SQUARE, where(better, square, load_lanes(best, _SQUARE)))
+    store_lanes(best, _MEAN, where(better, mean, load_lanes(best, _MEAN)))
+
+
+@inlined
+def _keep_exact(room: Any, alive: Any, sums: Any, zero: Any, numbers: Any, real: Any) -> None:
+    """Keep the exact sums of codes less their zero points, unless these are real; numbers: their sum."""
+    product, total, square = sums[0], wide_floats(sums[1]), wide_floats(sums[2])
+    if not real:
+        product = product - zero * numbers
+        square = (square - (zero + zero) * total) + (zero * zero) * load_lanes(room.blocks, _COUNT)
+    _keep(room, alive, product, total, square, zero, real)
+
+
+@inlined
+def _usable(zero: Any, element: Any, fitting: Any) -> Any:
+    """Return zero points as codes are taken under them, doubles."""
+    most, none = doubles_of(fitting.inverse), doubles_of(np.float64(0))
+    ones = words_of(ONES)
+    held = (above_doubles(zero, most) ^ ones) & (above_doubles(none - most, zero) ^ ones)
+    # NaN is neither above nor below.
+    held = held & (above_doubles(zero, none) | (above_doubles(none, zero)))
+    zero = where(held, zero, none)
+    if fitting.real:
+        return zero
+    return smaller(
+        larger(whole(zero), doubles_of(np.float64(element.low))), doubles_of(np.float64(element.high))
+    )
+
+
+@device
+def _take_weighted(room: Any, size: Any, lanes: Any, alive: Any, zero: Any, element: Any, real: Any) -> None:
+    """Take codes under ``zero``, doubles, and the reciprocals in ``lanes``, and keep their sums."""
+    narrow, none = narrow_doubles(zero), floats_of(np.float32(0))
+    store_lanes(lanes, LANES, narrow)
+    store_lanes(lanes, LANES + LANES, none if real else narrow)
+    _add_weighted(room, size, lanes, element)
+    product, total = load_lanes(room.products, np.uint64(0)), load_lanes(room.totals, np.uint64(0))
+    _keep(room, alive, product, total, load_lanes(room.squares, np.uint64(0)), zero, real)
+
+
+@inlined
+def _zero_at(room: Any, place: Any, inverse: Any, element: Any, fitting: Any) -> Any:
+    """Return the zero points of a place of ranges, doubles."""
+    part = np.float64(place) / np.float64(fitting.steps - np.uint64(1))
+    code = np.float64(element.low) + part * (np.float64(element.high) - np.float64(element.low))
+    first, last = load_lanes(room.blocks, _FIRST), load_lanes(room.blocks, _LAST)
+    zero = doubles_of(code) - (first + doubles_of(part) * (last - first)) * inverse
+    return _usable(zero, element, fitting)
+
+
+@device
+def _try_width(
+    room: Any, size: Any, lanes: Any, alive: Any, inverse: Any, element: Any, fitting: Any
+) -> None:
+    """Take codes under ranges of one width at all places; inverse: doubles."""
+    real, narrow = fitting.real, narrow_doubles(inverse)
+    if fitting.weighted:
+        store_lanes(lanes, np.uint64(0), narrow)
+        for place in range(fitting.steps):
+            zero = _zero_at(room, place, inverse, element, fitting)
+            _take_weighted(room, size, lanes, alive, zero, element, real)
+        return
+    numbers = load_lanes(room.blocks, _NUMBERS) * load_lanes(room.blocks, _COUNT)
+    for place in range(np.uint64(0), fitting.steps, _THREE):
+        a = _zero_at(room, place, inverse, element, fitting)
+        b = _zero_at(room, place + np.uint64(1), inverse, element, fitting)
+        c = _zero_at(room, place + np.uint64(2), inverse, element, fitting)
+        zeros = narrow_doubles(a), narrow_doubles(b), narrow_doubles(c)
+        one, two, three = _add_three(room, size, narrow, zeros, element)
+        _keep_exact(room, alive, one, a, numbers, real)
+        _keep_exact(room, alive, two, b, numbers, real)
+        _keep_exact(room, alive, three, c, numbers, real)
+
+
+@device
+def _sweep(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None:
+    """Find the best codes of 16 blocks under ranges of all widths and places."""
+    none, zero, best = doubles_of(np.float64(0)), floats_of(np.float32(0)), room.best
+    store_lanes(best, _GAIN, none)
+    store_lanes(best, _PRODUCT, none)
+    store_lanes(best, _SQUARE, doubles_of(np.float64(1)))
+    store_lanes(best, _MEAN, none)
+    width = load_lanes(room.blocks, _LAST) - load_lanes(room.blocks, _FIRST)
+    wide, codes = above_doubles(width, none), doubles_of(np.float64(element.high) - np.float64(element.low))
+    alive, misses, patience = wide, zero, floats_of(np.float32(fitting.patience))
+    for step in range(np.uint64(fitting.widths.size)):
+        if not any_lane(alive):
+            break
+        inverse = where(wide, codes / (width * doubles_of(fitting.widths[step])), none)
+        before = load_lanes(best, _GAIN)
+        _try_width(room, size, lanes, alive, inverse, element, fitting)
+        gained = above_doubles(load_lanes(best, _GAIN), before)
+        misses = where(gained, zero, misses + floats_of(np.float32(1)))
+        alive = alive & above(patience, misses)
+
+
+@device
+def _refit(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None:
+    """Take codes under the scale and zero point that fit the best ones."""
+    best, none, own = room.best, doubles_of(np.float64(0)), room.blocks
+    product, mean = load_lanes(best, _PRODUCT), load_lanes(best, _MEAN)
+    inverse = where(above_doubles(product, none), load_lanes(best, _SQUARE) / product, none)
+    inverse = smaller(inverse, doubles_of(fitting.inverse))
+    zero = mean - load_lanes(own, _NUMBERS) * inverse if fitting.real else mean
+    zero, narrow = _usable(zero, element, fitting), narrow_doubles(inverse)
+    if fitting.weighted:
+        store_lanes(lanes, np.uint64(0), narrow)
+        _take_weighted(room, size, lanes, words_of(ONES), zero, element, fitting.real)
+    else:
+        numbers = load_lanes(own, _NUMBERS) * load_lanes(own, _COUNT)
+        sums = _add_one(room, size, narrow, narrow_doubles(zero), element)
+        _keep_exact(room, words_of(ONES), sums, zero, numbers, fitting.real)
+
+
+@device
+def _whole_zero(zero: Any, start: Any, element: Any, real: Any) -> Any:
+    """Return a zero point as it is kept, float32, or that of the start where it is not finite."""
+    if real:
+        return np.float32(zero) if abs(zero) < np.float64(np.inf) else start
+    low, high = np.float64(element.low), np.float64(element.high)
+    return np.float32(np.rint(min(max(zero, low), high)))
+
+
+@device
+def _fitted(room: Any, b: Any, starts: Any, element: Any, rule: Any, fitting: Any) -> Any:
+    """Return the scale and the zero point of block ``b`` that fit its best codes, as they are stored."""
+    best, own = room.best, room.blocks
+    product, infinite = best[_PRODUCT + b], np.float64(np.inf)
+    inverse = np.float64(0)
+    if product > np.float64(0):
+        inverse = min(best[_SQUARE + b] / product, fitting.inverse)
+    zero = best[_MEAN + b]
+    if fitting.real:
+        zero -= own[_NUMBERS + b] * inverse
+    scale = np.float64(0)
+    if best[_GAIN + b] > np.float64(0):
+        scale = own[_UNIT + b] / inverse
+        zero -= own[_MIDDLE + b] / scale
+    if not (abs(scale) < infinite and abs(zero) < infinite):
+        scale = np.float64(0)
+    near = starts[b]
+    if scale > np.float64(0):
+        near = rounded(np.float32(min(max(scale, fitting.least), fitting.most)), rule.stored)
+    return near, _whole_zero(zero, starts[LANES + b], element, fitting.real)
+
+
+@device
+def _errors(room: Any, size: Any, tried: Any, element: Any, fitting: Any) -> None:
+    """Write the errors under scales and zero points to the first lanes of ``squares``."""
+    scales, zeros = tried[:LANES], tried[LANES:]
+    affine_errors(room.columns, room.weights, size, scales, zeros, element, fitting.weighted, room.squares)
+
+
+@device
+def _replace(room: Any, size: Any, best: Any, tried: Any, element: Any, fitting: Any) -> None:
+    """Replace scales and zero points by those that are tried, where these have less error."""
+    errors = room.best
+    _errors(room, size, tried, element, fitting)
+    for b in range(LANES):
+        if room.squares[b] < errors[b]:
+            errors[b], best[b], best[LANES + b] = room.squares[b], tried[b], tried[LANES + b]
+
+
+@device
+def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, best: Any) -> None:
+    """Replace the scales and zero points of 16 blocks, (32,) float32, where others have less error."""
+    tried, lanes = room.lanes[:32], room.lanes[32:]
+    _to_fixed_point(size, fitting, room)
+    _sweep(room, size, lanes, element, fitting)
+    for _ in range(fitting.fits):
+        _refit(room, size, lanes, element, fitting)
+    for b in range(LANES):
+        tried[b], tried[LANES + b] = _fitted(room, b, best, element, rule, fitting)
+    _errors(room, size, best, element, fitting)
+    store_lanes(room.best, np.uint64(0), load_lanes(room.squares, np.uint64(0)))
+    _replace(room, size, best, tried, element, fitting)
+    if not fitting.real:
+        return
+    affine_differences(
+        room.columns, room.weights, size, best[:LANES], best[LANES:], element, fitting.weighted, room.squares
+    )
+    for b in range(LANES):
+        steps = (room.squares[b] / room.blocks[_COUNT + b]) / np.float64(best[b])
+        zero = _whole_zero(np.float64(best[LANES + b]) - steps, best[LANES + b], element, True)
+        tried[b], tried[LANES + b] = best[b], zero
+    _replace(room, size, best, tried, element, fitting)
+
+
+@device
+def affine_rows(
+    x: Any, layout: Any, element: Any, rule: Any, weights: Any, fitting: Any, scales: Any, zeros: Any,
+    first: Any, last: Any,
+) -> None:  # fmt: skip
+    """Replace scales and zero points of rows ``first`` to ``last`` of ``x``, whole blocks, by better ones.
+
+    weights: float64, of errors, by rows of ``fitting.pitch``. scales, zeros: float32, of a start.
+    """
+    room = _Room(
+        scratch(_LONGEST, np.float32), scratch(_LONGEST, np.float32), scratch(_LONGEST, np.float64),
+        scratch(_LONGEST, np.float64), scratch(_SUMS, np.float64), scratch(_LONGEST, np.float64),
+        scratch(_LONGEST, np.float64), scratch(112, np.float64), scratch(64, np.float64),
+        scratch(80, np.float32),
+    )  # fmt: skip
+    best, size = scratch(32, np.float32), layout.block
+    end = last * layout.row_blocks
+    for block in range(first * layout.row_blocks, end, LANES):
+        blocks = min(LANES, end - block)
+        load_columns(x, block * size, blocks, size, layout.kind, True, room.numbers, room.columns)
+        if fitting.weighted:
+            _load_weights(weights, block, blocks, layout, fitting.pitch, room.weights)
+        for b in range(LANES):
+            best[b] = scales[block + b] if b < blocks else np.float32(1)
+            best[LANES + b] = zeros[block + b] if b < blocks else np.float32(0)
+        _search_blocks(size, element, rule, fitting, room, best)
+        for b in range(blocks):
+            scales[block + b], zeros[block + b] = best[b], best[LANES + b]

@@ -1,0 +1,118 @@
+"""The compiled searches of parameters against the reference, byte for byte."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import zeropoint as zp
+from zeropoint.ops import library
+from zeropoint.ops.registry import Op
+from zeropoint.ops.threads import gradual_underflow, thread_limit
+from zeropoint.schemes import Scheme
+
+SCHEMES = (
+    "int4:g128:asym", "uint4:g64:asym=real", "int8:g48:asym", "uint3:g16:asym=real:scale=float16",
+    "uint4:g32:asym=real:dialect=compressed-tensors",
+)  # fmt: skip
+MORE = (
+    "uint4:g32:asym:scale=bfloat16", "int2:g32:asym=real", "uint8:g112:asym=real",
+    "int4:g128:asym:scale=input", "uint4:g64:asym:dialect=compressed-tensors", "int8:g128:asym=real",
+)  # fmt: skip
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+COLUMNS = 384
+
+
+def numbers(dtype: torch.dtype, scheme: str = "", columns: int = COLUMNS) -> torch.Tensor:
+    """Return rows of many kinds: normal, heavy tails, far from zero, one sign, ties, the ends of floats."""
+    make = torch.Generator().manual_seed(columns)
+    normal = torch.randn(11, columns, generator=make)
+    x = normal.clone()
+    x[1] = normal[1] ** 5
+    x[2] += 1000
+    x[3] = normal[3].abs()
+    x[4] = (normal[4] * 3).round() / 2
+    small = dtype is torch.float16 or "=float16" in scheme
+    x[5] *= 1e-2 if small else 1e-41
+    x[6] *= 1e-3 if small else 1e-37
+    x[7] = normal[7].clamp(-3, 3) * (2e4 if small else 1e38)
+    x[8, ::50] *= 100
+    x[9, 20:200] = 0
+    x[10] = 2.5
+    return x.to(dtype)
+
+
+def importances(columns: int = COLUMNS) -> dict[str, torch.Tensor | None]:
+    """Return weights of errors: none, of columns, of elements, some of them zero, of all magnitudes."""
+    make = torch.Generator().manual_seed(5)
+    plain = torch.randn(columns, generator=make, dtype=torch.float64)
+    some = plain.exp()
+    some[:64] = 0
+    each = torch.rand(11, columns, generator=make, dtype=torch.float64)
+    return {
+        "none": None, "columns": plain.exp() ** 3, "elements": each, "some": some, "wild": 10 ** (plain * 40)
+    }  # fmt: skip
+
+
+def searched(x: torch.Tensor, scheme: str, importance: torch.Tensor | None, only: str) -> list[torch.Tensor]:
+    start = zp.quantize(x, scheme).params.stored
+    with zp.only_backend(only), gradual_underflow():
+        found = library.kernel_for(Op.SEARCH_PARAMS, x, Scheme.parse(scheme)).run(x, start, importance)
+    return [level.view(torch.uint8) for level in found]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_kernels_give_the_bytes_of_the_reference(scheme: str) -> None:
+    x = numbers(torch.bfloat16, scheme)
+    for given in ("none", "columns"):
+        importance = importances()[given]
+        assert same(searched(x, scheme, importance, "cpu"), searched(x, scheme, importance, "reference"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("given", importances())
+@pytest.mark.parametrize("scheme", [*SCHEMES, *MORE])
+def test_all_dtypes_and_weights_give_the_bytes_of_the_reference(
+    scheme: str, given: str, dtype: torch.dtype
+) -> None:
+    x, importance = numbers(dtype, scheme), importances()[given]
+    assert same(searched(x, scheme, importance, "cpu"), searched(x, scheme, importance, "reference"))
+
+
+@pytest.mark.parametrize("rows", [1, 15, 17])
+def test_blocks_past_the_last_sixteen_are_searched_and_no_more(rows: int) -> None:
+    x = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows))
+    assert same(*(searched(x, "uint4:g32:asym", None, only) for only in ("cpu", "reference")))
+
+
+@pytest.mark.parametrize(("scheme", "shape"), [
+    ("uint4:g32:asym", (6, 80)), ("uint4:channel:asym", (6, 300)), ("uint4:g20:asym=real", (6, 60)),
+    ("uint4:g32:asym", (2, 3, 64)), ("uint4:g32:asym", (64,)), ("uint4:g32:asym", (0, 64)),
+], ids=str)  # fmt: skip
+def test_shapes_that_kernels_know_or_not_make_no_difference(scheme: str, shape: tuple[int, ...]) -> None:
+    make = torch.Generator().manual_seed(0)
+    x, weights = torch.randn(shape, generator=make), torch.rand(shape[-1], generator=make).double()
+    for importance in (None, weights):
+        assert same(*(searched(x, scheme, importance, only) for only in ("cpu", "reference")))
+
+
+def test_the_number_of_threads_changes_no_byte() -> None:
+    x = torch.randn(1024, 384, generator=torch.Generator().manual_seed(1))
+    found = []
+    for count in (1, 3):
+        with thread_limit(count):
+            found.append(searched(x, "uint4:g64:asym=real", torch.rand(384).double() * 0 + 2, "cpu"))
+    assert same(*found)
+
+
+def test_neighbors_in_memory_are_not_read_as_weights() -> None:
+    x = numbers(torch.float32)
+    weights = torch.rand(COLUMNS, 2, dtype=torch.float64)[:, 0]
+    dense = searched(x, "uint4:g64:asym", weights.clone(), "cpu")
+    assert same(searched(x, "uint4:g64:asym", weights, "cpu"), dense)
+    assert same(searched(x, "uint4:g64:asym", weights.expand(11, COLUMNS), "cpu"), dense)
