@@ -11,6 +11,10 @@ of all FP8 scales, with our rounding to e2m1: its own needs a GPU), auto-round's
 llm-compressor's observers ``memoryless_mse`` and, for NVFP4, ``nvfp4_expanded_mse``, HQQ's optimizer.
 Printed is the squared error over the squares, times 1000; scales stay in float32 where a peer's file would
 round them.
+
+With ``--rewrite SOURCE OUT --names FILE --scheme SCHEME --search NAME``, the model in SOURCE is written to
+OUT with the weights that FILE names, one a line, as the codes of that search decode to in float32, and
+nothing is printed: quality.py evaluates such models.
 """
 
 from __future__ import annotations
@@ -18,18 +22,22 @@ from __future__ import annotations
 import argparse
 import copy
 import re
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import torch
 from facts import machine, record
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import zeropoint as zp
 from zeropoint.methods import method_named
 
 ROWS, COLUMNS = 256, 1536
 INTEGERS = ("int4:g32", "int4:g64", "int4:g128", "int3:g32", "int3:g64", "int3:g128")
+MANIFEST = "zeropoint_manifest.json"
+"""What zeropoint says of files that it wrote, which is not true of the model that is written."""
 Search = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -84,8 +92,9 @@ def llm_compressor(scheme: str, observer: str = "memoryless_mse") -> Search:
 
 def width(scheme: str) -> tuple[int, int]:
     """Return bits and group size of an integer scheme."""
-    found = re.fullmatch(r"int(\d):g(\d+)", scheme)
-    assert found is not None
+    found = re.fullmatch(r"u?int(\d):g(\d+)(:asym=real)?", scheme)
+    if found is None:
+        raise SystemExit(f"scheme {scheme!r} is no integer in groups")
     return int(found[1]), int(found[2])
 
 
@@ -184,6 +193,51 @@ def searches() -> dict[str, dict[str, Search]]:
     return found
 
 
+def search_named(scheme: str, name: str) -> Search:
+    """Return a search of a peer.
+
+    Args:
+        scheme: ``int4:g64``, ``uint4:g64:asym=real``, ``nvfp4`` and their like.
+        name: llm-compressor, "llm-compressor, expanded", ModelOpt, auto-round or HQQ.
+
+    Raises:
+        SystemExit: for another name or scheme.
+    """
+    peers: dict[str, Callable[[], Search]] = {
+        "llm-compressor": lambda: llm_compressor(scheme), "auto-round": lambda: auto_round(scheme),
+        "llm-compressor, expanded": lambda: llm_compressor(scheme, "nvfp4_expanded_mse"),
+        "ModelOpt": lambda: modelopt_sweep if scheme == "nvfp4" else modelopt(scheme),
+        "HQQ": lambda: hqq(scheme),
+    }  # fmt: skip
+    if name not in peers:
+        raise SystemExit(f"search {name!r} is none of {', '.join(peers)}")
+    return peers[name]()
+
+
+def rewrite(source: Path, out: Path, names: Collection[str], run: Search) -> None:
+    """Write a model whose weights are what a search makes of them.
+
+    Args:
+        source: folder with safetensors files, as Hugging Face stores models.
+        out: folder, which must not exist.
+        names: of the weights, (rows, columns) each; all others stay as they are.
+        run: the search.
+
+    Raises:
+        SystemExit: for a name that the model has not; nothing is left out silently.
+    """
+    shutil.copytree(source, out, ignore=shutil.ignore_patterns("*.safetensors", "*.py", MANIFEST))
+    left = set(names)
+    for path in sorted(source.glob("*.safetensors")):
+        tensors = load_file(path)
+        for name in sorted(left & tensors.keys()):
+            tensors[name] = run(tensors[name].float()).detach().float().contiguous()
+        left -= tensors.keys()
+        save_file(tensors, out / path.name, {"format": "pt"})
+    if left:
+        raise SystemExit(f"{source} has no weights {sorted(left)}")
+
+
 def relative_error(x: torch.Tensor, values: torch.Tensor) -> float:
     """Return the squared error over the squares, times 1000."""
     wide = x.double()
@@ -207,8 +261,15 @@ def main() -> None:
     )
     parser.add_argument("--weights", action="append", default=[], help="FILE.safetensors=NAME of a tensor")
     parser.add_argument("--only", default="", help="schemes with this in their names")
+    parser.add_argument("--rewrite", nargs=2, type=Path, default=None, metavar=("SOURCE", "OUT"))
+    parser.add_argument("--names", type=Path, default=None, help="file of names of weights, for --rewrite")
+    parser.add_argument("--scheme", default="", help="of --rewrite")
+    parser.add_argument("--search", default="", help="of --rewrite")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
+    if args.rewrite is not None:
+        rewrite(*args.rewrite, args.names.read_text().split(), search_named(args.scheme, args.search))
+        return
     data = samples() | weights(args.weights)
     found: dict[str, dict[str, dict[str, float | str]]] = {}
     for scheme, of in searches().items():

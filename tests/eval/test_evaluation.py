@@ -68,6 +68,14 @@ def assert_same(
             assert found[name].error == pytest.approx(error, rel=20 * tolerance, abs=tolerance), name
 
 
+def assert_means(found: Evaluation, expected: set[str]) -> None:
+    """Samples are numbers whose means the statistics are."""
+    for model in found.models:
+        assert model.samples.keys() == expected
+        for name, values in model.samples.items():
+            assert model.statistics[name].value == pytest.approx(values.mean()), name
+
+
 def float_model(folder: Path) -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -177,6 +185,25 @@ def test_several_models_share_the_pass_of_the_reference(folder: Path) -> None:
         assert alone.models[0] == model
 
 
+def test_differences_of_models_are_paired_token_by_token(folder: Path) -> None:
+    names = [folder / "w4", folder / "w8a8"]
+    found = zp.evaluate_checkpoint(names, folder / "llama", folder / "text.txt", **PLAIN, windows=5)
+    w4, w8 = found.models
+    pair, key = w4.difference(w8), "Mean KLD"
+    a, b = w4.statistics[key], w8.statistics[key]
+    assert pair[key].value == pytest.approx(a.value - b.value)
+    differences = w4.samples[key] - w8.samples[key]
+    assert len(differences) == 75
+    assert pair[key].error == pytest.approx(np.std(differences, ddof=1) / np.sqrt(75))
+    likely = "Mean ln(PPL(Q)/PPL(base))"
+    assert pair[likely].value == pytest.approx(w4.statistics[likely].value - w8.statistics[likely].value)
+    assert pair["Same top p"].value == -w8.difference(w4)["Same top p"].value
+    assert w4.difference(w4)[key] == Estimate(value=0.0, error=0.0)
+    other = zp.evaluate_checkpoint(names[1], folder / "llama", folder / "text.txt", **PLAIN, windows=2)
+    with pytest.raises(CalibrationError, match="other data; compare models of one evaluation"):
+        w4.difference(other.models[0])
+
+
 def test_continuations_are_those_of_the_reference_and_end_where_a_model_says_otherwise(folder: Path) -> None:
     found = zp.evaluate_checkpoint(
         folder / "w4", folder / "llama", folder / "text.txt", **PLAIN | {"continuations": 6, "windows": 2}
@@ -199,6 +226,7 @@ def test_continuations_are_those_of_the_reference_and_end_where_a_model_says_oth
     assert found.models[0].statistics["Median divergence length"].value == np.median(lengths)
     share = sum(length == 16 for length in lengths) / 6
     assert found.models[0].statistics["Same continuations"].value == pytest.approx(share)
+    assert_means(found, {"Mean KLD", "Mean ln(PPL(Q)/PPL(base))", "Same top p", "Same continuations"})
 
 
 def test_choices_between_sentences_are_by_likelihood(folder: Path, tmp_path: Path) -> None:
@@ -232,6 +260,7 @@ def test_choices_between_sentences_are_by_likelihood(folder: Path, tmp_path: Pat
     assert found.models[0].statistics["Cloze accuracy (base)"].value == pytest.approx(right / 3)
     assert 0 < found.models[0].statistics["Cloze McNemar p"].value <= 1
     assert found.data[-1].startswith("3 choices between two sentences of ")
+    assert_means(found, {"Mean KLD", "Mean ln(PPL(Q)/PPL(base))", "Same top p", "Cloze accuracy"})
 
 
 def test_an_encoder_is_compared_by_its_embeddings(tmp_path: Path) -> None:
@@ -257,6 +286,7 @@ def test_an_encoder_is_compared_by_its_embeddings(tmp_path: Path) -> None:
     assert found.models[1].statistics["Mean cosine"].value == pytest.approx(np.mean(cosines), abs=1e-5)
     assert found.models[1].statistics["Minimum cosine"].value == pytest.approx(min(cosines), abs=1e-5)
     assert 0.999 < found.models[0].statistics["Mean cosine"].value < 1
+    assert_means(found, {"Mean cosine", "Top-10 neighbor overlap"})
     with pytest.raises(CalibrationError, match="is an encoder, and the reference a causal language model"):
         evaluate([tmp_path / "bert"], _llama(tmp_path), tmp_path / "text.txt")
     # A GGUF file has no pooler; its embeddings are those of the floats that it decodes to.

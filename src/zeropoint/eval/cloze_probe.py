@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.forward_pass import ForwardPass
 from .cloze import ClozeItem
-from .estimates import Estimate, mean_of, proportion_of
-from .language_statistics import Statistics
+from .estimates import Estimate, Floats, mean_of, proportion_of
+from .language_statistics import Samples, Statistics
 from .mcnemar import mcnemar
 
 ACCURACY, TEST = "Cloze accuracy", "Cloze McNemar p"
@@ -94,7 +95,7 @@ class ClozeAnswers:
 
     def statistics(self) -> Statistics:
         """See :class:`~.probe.Answers`."""
-        own, base = (x[0::2] > x[1::2] for x in (self._own, self._base))
+        own, base = _right(self._own), _right(self._base)
         lost, gained = int((base & ~own).sum()), int((own & ~base).sum())
         return {
             ACCURACY: proportion_of(int(own.sum()), len(own)),
@@ -104,6 +105,15 @@ class ClozeAnswers:
             "Cloze answers gained": Estimate(value=gained),
             TEST: Estimate(value=mcnemar(lost, gained)),
         }
+
+    def samples(self) -> Samples:
+        """See :class:`~.probe.Answers`: a number for each choice."""
+        return {ACCURACY: _right(self._own).astype(np.float64)}
+
+
+def _right(likely: Floats) -> NDArray[np.bool_]:
+    """Return which choices are right: log-likelihoods of right and wrong sentences by turns."""
+    return likely[0::2] > likely[1::2]
 
 
 def _grouped(lengths: Sequence[int], most: int) -> list[list[int]]:

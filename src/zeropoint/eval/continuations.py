@@ -20,7 +20,7 @@ from ..checkpoint.model.calibration import Batches, RunningModel
 from ..checkpoint.model.forward_pass import ForwardPass
 from ..models.calibrate import evaluating
 from .estimates import Estimate, proportion_of
-from .language_statistics import Statistics
+from .language_statistics import Samples, Statistics
 
 LENGTH, SAME = "Median divergence length", "Same continuations"
 
@@ -116,6 +116,10 @@ class ContinuationAnswers:
             LENGTH: Estimate(value=float(np.median(self._lengths))),
             SAME: proportion_of(same, len(self._lengths)),
         }
+
+    def samples(self) -> Samples:
+        """See :class:`~.probe.Answers`: a number for each continuation."""
+        return {SAME: (np.array(self._lengths) == self._tokens).astype(np.float64)}
 
 
 def divergence_lengths(own: torch.Tensor, base: torch.Tensor) -> list[int]:

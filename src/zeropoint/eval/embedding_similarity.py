@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .estimates import Estimate, Floats, mean_of, percentile_of
-from .language_statistics import Statistics
+from .language_statistics import Samples, Statistics
 
 COSINE, RANKS, NEIGHBORS = "Mean cosine", "Spearman of similarities", "Top-10 neighbor overlap"
 _NEIGHBORS = 10
@@ -22,18 +22,37 @@ def embedding_statistics(own: Floats, base: Floats) -> Statistics:
         own: of the model: (sentences, width), at least twelve sentences.
         base: of the reference: (sentences, width).
     """
-    own, base = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (own, base))
-    cosine = (own * base).sum(1)
-    ordered = np.sort(cosine)
-    similar, base_similar = own @ own.T, base @ base.T
+    samples = embedding_samples(own, base)
+    similar, base_similar = (_similarities(x) for x in (own, base))
+    ordered = np.sort(samples[COSINE])
     pairs = np.triu_indices(len(own), 1)
     return {
-        COSINE: mean_of(cosine),
+        COSINE: mean_of(samples[COSINE]),
         "1.0% cosine": Estimate(value=percentile_of(ordered, 0.01)),
         "Minimum cosine": Estimate(value=float(ordered[0])),
         RANKS: Estimate(value=spearman(similar[pairs], base_similar[pairs])),
-        NEIGHBORS: mean_of(neighbor_overlap(similar, base_similar, _NEIGHBORS)),
+        NEIGHBORS: mean_of(samples[NEIGHBORS]),
     }
+
+
+def embedding_samples(own: Floats, base: Floats) -> Samples:
+    """Return the numbers of each sentence whose means are statistics.
+
+    Args:
+        own: of the model: (sentences, width), at least twelve sentences.
+        base: of the reference: (sentences, width).
+    """
+    similar, base_similar = (_similarities(x) for x in (own, base))
+    own, base = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (own, base))
+    return {
+        COSINE: (own * base).sum(1), NEIGHBORS: neighbor_overlap(similar, base_similar, _NEIGHBORS)
+    }  # fmt: skip
+
+
+def _similarities(embeddings: Floats) -> Floats:
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    found: Floats = unit @ unit.T
+    return found
 
 
 def spearman(a: Floats, b: Floats) -> float:

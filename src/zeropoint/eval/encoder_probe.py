@@ -19,8 +19,9 @@ from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.forward_pass import ForwardPass
 from ..checkpoint.read.source import Source
 from ..errors import CalibrationError
-from .embedding_similarity import embedding_statistics
-from .language_statistics import Statistics
+from .embedding_similarity import embedding_samples, embedding_statistics
+from .estimates import Floats
+from .language_statistics import Samples, Statistics
 
 _LEAST = 12
 """Sentences: one with ten neighbors, and another one."""
@@ -133,5 +134,12 @@ class EncoderAnswers:
 
     def statistics(self) -> Statistics:
         """See :class:`~.probe.Answers`."""
-        own, base = (torch.cat(x).double().numpy().astype(np.float64) for x in (self._own, self._base))
-        return embedding_statistics(own, base)
+        return embedding_statistics(_joined(self._own), _joined(self._base))
+
+    def samples(self) -> Samples:
+        """See :class:`~.probe.Answers`: a number for each sentence."""
+        return embedding_samples(_joined(self._own), _joined(self._base))
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> Floats:
+    return torch.cat(list(parts)).double().numpy().astype(np.float64)

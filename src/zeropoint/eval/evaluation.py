@@ -23,7 +23,8 @@ from .cloze import cloze_items
 from .cloze_probe import ClozeProbe
 from .continuations import ContinuationProbe, greedy_continuations, prompts_of
 from .encoder_probe import EncoderProbe, sentences_of, takes_first_vector
-from .language_statistics import Statistics
+from .estimates import mean_of
+from .language_statistics import Samples, Statistics
 from .probe import Probe, ask
 from .reference_cache import ReferenceCache, reference_key
 from .text_windows import TEXT_OF_IDS, TextTokenizer, TextWindows, TokenizedText, read_ids, read_text
@@ -84,6 +85,7 @@ class ModelQuality:
         statistics: by name; shares are shares, not percent.
         notes: sentences, such as how inputs are quantized.
         is_noise_floor: whether it is the reference in another dtype.
+        samples: the numbers of each token, sentence or choice whose means are among the statistics.
     """
 
     name: str
@@ -91,6 +93,26 @@ class ModelQuality:
     statistics: Statistics
     notes: tuple[str, ...] = ()
     is_noise_floor: bool = False
+    samples: Samples = field(default_factory=dict, repr=False, compare=False)
+
+    def difference(self, other: ModelQuality) -> Statistics:
+        """Return the means of this model less those of another one on the same data, with paired errors.
+
+        What both find hard does not count, so that the error is often far below those of the two means.
+
+        Args:
+            other: a model of the same evaluation, or of one on the same data.
+
+        Raises:
+            CalibrationError: where the two were evaluated on other data.
+        """
+        if {key: len(x) for key, x in self.samples.items()} != {
+            key: len(x) for key, x in other.samples.items()
+        }:
+            raise CalibrationError(
+                f"{self.name} and {other.name} were evaluated on other data; compare models of one evaluation"
+            )
+        return {key: mean_of(own - other.samples[key]) for key, own in self.samples.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,8 +246,9 @@ def evaluate(
                         f"{shown(source.given)} knows {own.model.vocabulary} tokens, and the reference "
                         f"{base.model.vocabulary}; compare models of one vocabulary"
                     )
+                statistics, samples = ask(own, base, asked.probes)
                 found.append(ModelQuality(
-                    name=name, nbytes=source.entries.nbytes, statistics=ask(own, base, asked.probes),
+                    name=name, nbytes=source.entries.nbytes, statistics=statistics, samples=samples,
                     notes=own.notes, is_noise_floor=floor,
                 ))  # fmt: skip
     return Evaluation(

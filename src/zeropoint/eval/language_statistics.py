@@ -22,6 +22,8 @@ FLIPS = "Flip rate"
 BITS, BASE_BITS = "Bits per byte", "Bits per byte (base)"
 Statistics = Mapping[str, Estimate]
 """Numbers by name."""
+Samples = Mapping[str, Floats]
+"""The numbers whose means are statistics, by the names of these: (n,) each, in the order of the data."""
 
 
 def language_statistics(scores: TokenScores, nbytes: int | None = None) -> Statistics:
@@ -42,6 +44,17 @@ def language_statistics(scores: TokenScores, nbytes: int | None = None) -> Stati
     return dict(
         [*_perplexities(scores), *_divergences(scores), *_probabilities(scores), *_bits(scores, nbytes)]
     )
+
+
+def language_samples(scores: TokenScores) -> Samples:
+    """Return the numbers of each token whose means are statistics.
+
+    Args:
+        scores: of all tokens.
+    """
+    return {
+        RATIO: scores.nll - scores.base_nll, KLD: scores.kld, SAME_TOP: scores.same_top.astype(np.float64)
+    }  # fmt: skip
 
 
 def _perplexities(scores: TokenScores) -> Iterator[tuple[str, Estimate]]:

@@ -11,8 +11,8 @@ import torch
 
 from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.forward_pass import ForwardPass
-from .estimates import Estimate
-from .language_statistics import Statistics
+from .estimates import Estimate, Floats
+from .language_statistics import Samples, Statistics
 
 
 class Answers(Protocol):
@@ -29,6 +29,10 @@ class Answers(Protocol):
 
     def statistics(self) -> Statistics:
         """Return the numbers that follow from all batches."""
+        ...
+
+    def samples(self) -> Samples:
+        """Return the numbers whose means are among the statistics, so that models can be paired."""
         ...
 
 
@@ -59,7 +63,7 @@ class Probe(Protocol):
         ...
 
 
-def ask(own: ForwardPass, base: ForwardPass, probes: list[Probe]) -> Statistics:
+def ask(own: ForwardPass, base: ForwardPass, probes: list[Probe]) -> tuple[Statistics, Samples]:
     """Return what probes learn of a model next to the reference, which have run on the batches of all.
 
     Args:
@@ -68,6 +72,7 @@ def ask(own: ForwardPass, base: ForwardPass, probes: list[Probe]) -> Statistics:
         probes: in the order of their batches in the passes.
     """
     found: dict[str, Estimate] = {}
+    samples: dict[str, Floats] = {}
     at = 0
     for probe in probes:
         answers = probe.answers()
@@ -75,4 +80,5 @@ def ask(own: ForwardPass, base: ForwardPass, probes: list[Probe]) -> Statistics:
             answers.add(batch, probe.read(own, at, batch), probe.read(base, at, batch))
             at += 1
         found |= answers.statistics()
-    return found
+        samples |= answers.samples()
+    return found, samples

@@ -8,7 +8,7 @@ import torch
 
 from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.forward_pass import ForwardPass
-from .language_statistics import Statistics, language_statistics
+from .language_statistics import Samples, Statistics, language_samples, language_statistics
 from .text_windows import TextWindows
 from .token_scores import TokenScores, scores_of
 
@@ -72,3 +72,7 @@ class WindowAnswers:
     def statistics(self) -> Statistics:
         """See :class:`~.probe.Answers`."""
         return language_statistics(self.scores, self._windows.nbytes)
+
+    def samples(self) -> Samples:
+        """See :class:`~.probe.Answers`: a number for each scored token."""
+        return language_samples(self.scores)
