@@ -1,4 +1,4 @@
-"""The tables of quality: peers' models, what is paired with what, and runs that go on where they stopped."""
+"""The tables of quality: peers' models, what is paired with what, and runs that resume."""
 
 from __future__ import annotations
 
