@@ -9,7 +9,7 @@ from tests.oracles import normal_grids
 from transformers.integrations.higgs import get_higgs_grid
 
 import zeropoint as zp
-from zeropoint.formats import get_format
+from zeropoint.formats import VectorFormat, get_format
 from zeropoint.methods import method_named
 from zeropoint.schemes import Scheme
 
@@ -18,7 +18,9 @@ ERRORS = {"normal64": 29.533588, "normal256": 7.727725}
 
 
 def grid_of(name: str) -> np.ndarray:
-    return np.array(get_format(f"vector2[{name}]").rows, dtype=np.float64)  # type: ignore[attr-defined]
+    grid = get_format(f"vector2[{name}]")
+    assert isinstance(grid, VectorFormat)
+    return np.array(grid.rows, dtype=np.float64)
 
 
 def test_integrals_over_cells_are_those_that_are_known() -> None:

@@ -8,7 +8,6 @@ from ..errors import FormatError, UnsupportedError, near_misses
 from ..formats.catalog import CATALOG
 from ..recipes import Activation, Assignment
 from ..schemes import PRESETS, Scheme
-from ..schemes.scale_rules import any_format, signs
 from ..schemes.text import overridden, words
 from .protocol import Codec, LayerScheme
 
@@ -80,18 +79,11 @@ def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
             weight=Scheme.parse(overridden(preset.weight, options)),
             input=_held(static, codec),
         )
-    parts = words(text)
-    cast = "cast" in parts
-    rule = parts.get("scale", "")
-    # Signed scales have no dialect but our own.
-    given = [*parts, "dialect"] if signs(rule) else parts
-    missing = [(key, value) for key, value in codec.defaults.items() if key not in given]
-    missing += [
-        ("scale", value) for key, value in codec.defaults.items() if key == "scale" and any_format(rule)
-    ]
-    extra = "".join(f":{key}={value}" for key, value in missing if not (cast and key == "scale"))
+    cast = "cast" in words(text)
+    taken = {key: value for key, value in codec.defaults.items() if not (cast and key == "scale")}
+    defaults = "".join(f":{key}={value}" for key, value in taken.items())
     try:
-        weight = Scheme.parse(f"{head}{extra}{colon}{options}")
+        weight = Scheme.parse(overridden(f"{head}{defaults}", options))
     except FormatError as error:
         known = [*codec.presets, *PRESETS, *CATALOG]
         raise FormatError(f"{head!r} is neither a preset nor a format; {near_misses(head, known)}") from error

@@ -6,7 +6,7 @@ This is the only place in the library where a numeric fact of a format is writte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -220,7 +220,7 @@ def _table(kind: str, length: str | None, digits: str | None, text: str) -> Form
     grid = GRIDS.get(text.strip())
     if grid is not None and kind == f"vector{grid.per_code}":
         return grid
-    values = _numbers(text)
+    values = _numbers(text, [name for name, grid in GRIDS.items() if kind == f"vector{grid.per_code}"])
     if length is not None:
         return VectorFormat(rows_of(values, int(length)))
     return CodebookFormat(values) if digits is None else DigitsFormat(CodebookFormat(values), int(digits))
@@ -234,11 +234,14 @@ def _choice(first: Format, second: Format) -> ChoiceFormat:
     return ChoiceFormat(first, second)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _numbers(text: str, grids: Sequence[str]) -> tuple[float, ...]:
     try:
         return tuple(float(v) for v in text.split(","))
     except ValueError as error:
-        raise FormatError(f"values {text!r} of a codebook must be numbers separated by commas") from error
+        known = f", or one of {', '.join(grids)}" if grids else ""
+        raise FormatError(
+            f"values {text!r} of a codebook must be numbers separated by commas{known}"
+        ) from error
 
 
 def format_name(fmt: Format) -> str:

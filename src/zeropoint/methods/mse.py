@@ -3,10 +3,11 @@
     minimize over s, z:   sum_i (dequantize(quantize(w_i; s, z)) - w_i)^2        for each block
 
 Of schemes for which it is known which scales can be best, it is rule ``search``
-(:mod:`zeropoint.ops.scale_search`), which kernels run. Of others, whose zero points, signs or coarser levels
-are searched too, it starts from what round-to-nearest gives; blocks of a coarser level are searched before
-those of a finer one. No block is worse than under ``nearest``. Offsets, and a scale of the whole tensor above
-others, stay as they are: rows are independent.
+(:mod:`zeropoint.ops.scale_search`), which kernels run; signed scales are what it finds for the numbers or for
+their negatives. Of others, whose zero points or coarser levels are searched too, it starts from what
+round-to-nearest gives; blocks of a coarser level are searched before those of a finer one. No block is worse
+than under ``nearest``. Offsets, and a scale of the whole tensor above others, stay as they are: rows are
+independent.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import torch
 
 from ..errors import UnsupportedError
 from ..formats import RoundingMode
-from ..functional import quantize
+from ..formats.torch_dtypes import wide_dtype
+from ..functional import choose_params, quantize
 from ..ops import library, scale_search
 from ..ops.registry import Op
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
+from ..params.ladder import Ladder
 from ..schemes import Granularity, Scheme
-from ..schemes.scale_rules import Search, Store
+from ..schemes.dialects import ZEROPOINT
+from ..schemes.scale_rules import LINEAR, Pick, Search, Store
 from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
@@ -73,9 +77,11 @@ class LeastSquaredError:
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
-        by_rule = _searching(scheme)
+        one_sign, by_rule = _of_one_sign(scheme), _searching(scheme)
         if by_rule is None:
-            return searched(weight, NEAREST.quantize(weight, scheme, data).q)
+            start = NEAREST.quantize(weight, scheme, data).q
+            alike = one_sign is None or weight.numel() == 0
+            return searched(weight, start) if alike else _of_either_sign(weight, start, one_sign)
         out = None if data.out is None else _under(by_rule, data.out)
         q = NEAREST.quantize(weight, by_rule, replace(data, out=out)).q
         return LayerResult(q=_under(scheme, q))
@@ -92,6 +98,35 @@ def _searching(scheme: Scheme) -> Scheme | None:
     if isinstance(finest.rule, Search) or finest.granularity == Granularity.tensor():
         return None
     return replace(scheme, scales=(replace(finest, rule=Search()), *coarser))
+
+
+def _of_one_sign(scheme: Scheme) -> Scheme | None:
+    """Return the scheme whose rule ``search`` finds the magnitudes of signed scales, or None."""
+    if len(scheme.scales) != 1 or not scheme.scales[0].picks(Pick.SIGNED) or scheme.offsets:
+        return None
+    unsigned = replace(scheme, scales=(replace(scheme.scales[0], rule=LINEAR),), dialect=ZEROPOINT)
+    if not scale_search.has_window(unsigned):
+        return None
+    return replace(unsigned, scales=(replace(scheme.scales[0], rule=Search()),))
+
+
+def _of_either_sign(weight: torch.Tensor, start: QuantizedTensor, one_sign: Scheme) -> LayerResult:
+    """Return ``weight`` under scales of least error: those of ``start``, or searched ones of either sign.
+
+    The codes of x under a scale -s are those of -x under s.
+    """
+    x, ladder, found = weight.detach(), Ladder.of(start.scheme.scales[0], weight.dtype), [start.params]
+    for sign in (1, -1):
+        scale = sign * ladder.load(choose_params(sign * x, one_sign).scales[0])
+        found.append(replace(start.params, scales=(ladder.store(scale),)))
+    with gradual_underflow():
+        params = scale_search.best_of(x, found, _decoded)
+    return LayerResult(q=quantize(weight, params, out=start))
+
+
+def _decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
+    """Return what the codes of ``x`` under these parameters decode to, in the wide dtype."""
+    return quantize(x, params).dequantize(wide_dtype(x.dtype))
 
 
 def _under(scheme: Scheme, q: QuantizedTensor) -> QuantizedTensor:

@@ -13,8 +13,8 @@ parameters need no trial.
 Candidates shrink the range of a block, in steps of a factor ``2 ** (1 / 16)`` from 1.19 times its
 width down, while that helps now and then; of each width there are nine places, from that which keeps the low
 end of the range to that which keeps the high one. Codes of the best one are then fitted and taken anew,
-`FITS` times. On normal and heavier-tailed numbers the error is within 0.3 % of that of four times as many
-widths and places, each fitted by itself.
+`FITS` times. On heavy-tailed numbers, also of one sign, the error of 96 blocks is within 0.6 % of that of
+four times as many widths and twice as many places, each fitted by itself, and within 0.1 % for 3 bits.
 
 Numbers are taken in fixed point, of 24 binary places at most, so that sums of products without weights are
 exact and no order of adding changes a digit. Sums with weights are added pairwise
@@ -32,6 +32,7 @@ from ..layout.blocks import pairwise_sums, reduce_blocks, spread_blocks, sum_blo
 from ..params.scale_windows import block_length
 from ..schemes import Scheme, ZeroPoint
 from .block_errors import Piece
+from .integer_fits import power
 
 _PER_OCTAVE, PLACES_OF_RANGE = 16, 9
 PATIENCE = _PER_OCTAVE // 2
@@ -100,9 +101,9 @@ class _Fit:
         reach = torch.maximum((high - self._middle).abs(), (low - self._middle).abs())
         # Powers of two are normal numbers, also for what float64 alone can hold.
         exponent = (places - torch.frexp(reach).exponent).clamp(-1000, 1000)
-        self._unit = _power(-exponent)
+        self._unit = power(-exponent)
         moved = piece.wide - self._spread(self._middle)
-        self._numbers = (moved * self._spread(_power(exponent))).round()
+        self._numbers = (moved * self._spread(power(exponent))).round()
         self._float32 = self._numbers.float()
         self._first, self._last = ((end - self._middle) / self._unit for end in (low, high))
         if piece.importance is not None:
@@ -184,8 +185,3 @@ def _larger(best: Sums, found: Sums, where: torch.Tensor | None = None) -> Sums:
     """Return ``best`` with the blocks replaced, among those of ``where``, that gain more."""
     mask = found.gain > best.gain if where is None else where & (found.gain > best.gain)
     return Sums(*(torch.where(mask, a, b) for a, b in zip(found, best, strict=True)))
-
-
-def _power(exponent: torch.Tensor) -> torch.Tensor:
-    """Return powers of two, float64, built from bits."""
-    return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)

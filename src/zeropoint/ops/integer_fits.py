@@ -31,7 +31,6 @@ from ..formats import IntFormat
 from ..layout.blocks import reduce_blocks, spread_blocks, sum_blocks
 from ..params.scale_windows import block_length, window_of
 from ..schemes import Scheme
-from ..schemes.scale_rules import Linear, Pick
 from .block_errors import Piece
 
 _PER_OCTAVE = 32
@@ -59,7 +58,7 @@ class Fits(NamedTuple):
 
 
 def fits_codes(scheme: Scheme) -> bool:
-    """Return whether the scales are those of whole numbers alone, of either sign, with nothing above them."""
+    """Return whether the scales are those of whole numbers alone, with nothing above them."""
     whole = isinstance(scheme.element, IntFormat) and scheme.element_step == 1
     return whole and len(scheme.scales) == 1 and scheme.qmin < 0 < scheme.qmax
 
@@ -81,18 +80,7 @@ def fitted_scales(piece: Piece, scheme: Scheme, shape: tuple[int, ...]) -> torch
 
     shape: of the whole tensor.
     """
-    blocks = _Blocks(piece, scheme, fits_of(scheme, block_length(scheme, shape)))
-    found, gain = blocks.scales()
-    if not is_signed(scheme):
-        return found
-    other, more = blocks.scales(-1.0)
-    return torch.where(more > gain, -other, found)
-
-
-def is_signed(scheme: Scheme) -> bool:
-    """Return whether scales take either sign, so that the code without a counterpart serves either end."""
-    rule = scheme.scales[0].rule
-    return isinstance(rule, Linear) and rule.pick is Pick.SIGNED
+    return _Blocks(piece, scheme, fits_of(scheme, block_length(scheme, shape))).scales()
 
 
 class _Blocks:
@@ -104,32 +92,31 @@ class _Blocks:
         self._amax = self._largest(piece.wide)
         # Powers of two are normal numbers, also for what float64 alone can hold.
         self._exponent = (fits.places - torch.frexp(self._amax).exponent).clamp(-1000, 1000)
-        self._numbers = (piece.wide * self._spread(_power(self._exponent))).round()
+        self._numbers = (piece.wide * self._spread(power(self._exponent))).round()
         self._float32 = self._numbers.float()
 
-    def scales(self, sign: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the best magnitudes of scales of one sign, 0 where none fits, and their gains."""
+    def scales(self) -> torch.Tensor:
+        """Return the best scales, 0 where none fits."""
         largest = self._largest(self._float32)
         # A number over a tensor is rounded twice by torch: the reciprocal, and its product.
-        first = torch.where(largest > 0, torch.full_like(largest, self._fits.first) / largest, 0.0) * sign
+        first = torch.where(largest > 0, torch.full_like(largest, self._fits.first) / largest, 0.0)
         best = torch.zeros_like(self._amax), torch.ones_like(self._amax)
         for ratio in self._fits.ratios:
-            best = self._better(best, first * ratio, sign)
+            best = self._better(best, first * ratio)
         for _ in range(FITS):
             product, square = best
-            inverse = torch.where(product > 0, square.float() / product.float(), 0.0)
-            best = self._better(best, inverse * sign, sign)
+            best = self._better(best, torch.where(product > 0, square.float() / product.float(), 0.0))
         product, square = best
-        fitted = torch.maximum(product / square * _power(-self._exponent), self._amax * self._fits.least)
-        return torch.where(product > 0, fitted, 0.0), product * product / square
+        fitted = torch.maximum(product / square * power(-self._exponent), self._amax * self._fits.least)
+        return torch.where(product > 0, fitted, 0.0)
 
     def _better(
-        self, best: tuple[torch.Tensor, torch.Tensor], inverse: torch.Tensor, sign: float
+        self, best: tuple[torch.Tensor, torch.Tensor], inverse: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sums of products and squares of the codes that gain more; of equals the later ones."""
         codes = (self._float32 * self._spread(inverse)).round()
         codes = codes.clamp(self._scheme.qmin, self._scheme.qmax).double()
-        product = sum_blocks(self._numbers * codes, self._blocks) * sign
+        product = sum_blocks(self._numbers * codes, self._blocks)
         square = sum_blocks(codes * codes, self._blocks)
         better = (product > 0) & (product * product * best[1] >= best[0] * best[0] * square)
         return torch.where(better, product, best[0]), torch.where(better, square, best[1])
@@ -141,6 +128,6 @@ class _Blocks:
         return spread_blocks(values, self._blocks, self._shape)
 
 
-def _power(exponent: torch.Tensor) -> torch.Tensor:
+def power(exponent: torch.Tensor) -> torch.Tensor:
     """Return powers of two, float64, built from bits."""
     return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)

@@ -82,6 +82,16 @@ def searched(
     return _joined(start, found)
 
 
+def best_of(x: torch.Tensor, candidates: Sequence[QuantizationParams], decode: Decode) -> QuantizationParams:
+    """Return for each block the finest scale of least error, of equals the first; all else is alike."""
+    found = []
+    with torch.no_grad():
+        for pieces in zip(*(_pieces(x.detach(), params) for params in candidates), strict=True):
+            piece = Piece(x=pieces[0][1], importance=None, decode=decode)
+            found.append(_best_of_piece(piece, [params for _, _, params in pieces]))
+    return _joined(candidates[0], found)
+
+
 def searched_levels(scheme: Scheme) -> list[int]:
     """Return the levels that are searched, coarsest first: not that of the tensor above others."""
     last = len(scheme.scales) - 1
@@ -116,9 +126,17 @@ def _better_of_two(piece: Piece, params: QuantizationParams, factor: float) -> Q
         coarser = spread_grid(coarser, tail.granularity, blocks, params.shape)
     amax = reduce_blocks(x.abs(), blocks, "amax", 0.0).to(wide_dtype(x.dtype))
     other = finest_scales(scheme, amax, coarser, x.dtype, factor=factor)
-    tried = replace(params, scales=(other, *params.scales[1:]))
-    better = piece.errors(tried, blocks) < piece.errors(params, blocks)
-    return replace(params, scales=(picked(better, other, params.scales[0]), *params.scales[1:]))
+    return _best_of_piece(piece, [params, replace(params, scales=(other, *params.scales[1:]))])
+
+
+def _best_of_piece(piece: Piece, candidates: Sequence[QuantizationParams]) -> QuantizationParams:
+    best, blocks = candidates[0], candidates[0].scheme.granularity
+    least = piece.errors(best, blocks)
+    for params in candidates[1:]:
+        error = piece.errors(params, blocks)
+        scale = picked(error < least, params.scales[0], best.scales[0])
+        best, least = replace(best, scales=(scale, *best.scales[1:])), torch.minimum(error, least)
+    return best
 
 
 def _heights(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:

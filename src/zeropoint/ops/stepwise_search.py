@@ -1,8 +1,7 @@
 """A search from scales and zero points that are there: for what has no window of candidates.
 
-Zero points of whole codes are fitted with their scales (:mod:`.affine_fits`), signed scales of whole codes
-from either side of zero (:mod:`.integer_fits`). Coarse scales, those under offsets, and other powers of
-errors are searched in steps. Each block keeps what is best of what was tried.
+Zero points of whole codes are fitted with their scales (:mod:`.affine_fits`). Coarse scales, those under
+offsets, and other powers of errors are searched in steps. Each block keeps what is best of what was tried.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from ..params.scale_windows import SHRINKING
 from ..schemes import ZeroPoint
 from .affine_fits import fits_affine, fitted_parameters
 from .block_errors import Piece
-from .integer_fits import fits_codes, fitted_scales, is_signed
 
 _ZERO_POINT_MOVES = 4
 
@@ -49,10 +47,6 @@ class StepwiseSearch:
             # A rule promises how far scales shrink, and not all fits do as it says.
             best = self._fitted(start if scheme.search is None else self._stepped(start))
             return self._made(best.scale, best.zero)
-        if piece.power == 2 and piece.importance is None and fits_codes(scheme) and is_signed(scheme):
-            scale = fitted_scales(piece, scheme, self._params.shape)
-            best = self._better(start, torch.where(scale != 0, self._ladder.near(scale), start.scale), None)
-            return self._made(best.scale, None)
         best = self._stepped(start)
         return self._made(best.scale, best.zero)
 

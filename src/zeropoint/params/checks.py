@@ -71,7 +71,7 @@ def _check_level(
     # llama.cpp writes zero for a super-block of zeros.
     zero_allowed |= len(scheme.scales) > 1 and scheme.chained is not None
     negative = fmt.min < 0 and (negative or params.scheme.chained is not None)
-    _check_scale(words, values.abs() if negative else values, _least_scale(params), zero_allowed=zero_allowed)
+    _check_scale(words, values, _least_scale(params), zero_allowed=zero_allowed, negative=negative)
 
 
 def _least_scale(params: QuantizationParams) -> float:
@@ -133,7 +133,10 @@ def _check_codes(name: str, scale: torch.Tensor, fmt: Format) -> None:
         )
 
 
-def _check_scale(name: str, values: torch.Tensor, least: float, *, zero_allowed: bool) -> None:
+def _check_scale(
+    name: str, stored: torch.Tensor, least: float, *, zero_allowed: bool, negative: bool
+) -> None:
+    values = stored.abs() if negative else stored
     if values.numel():
         low, high = (float(end) for end in torch.aminmax(values.detach()))  # both are NaN where one number is
         if low > 0 and low >= least and math.isfinite(high):
@@ -141,7 +144,8 @@ def _check_scale(name: str, values: torch.Tensor, least: float, *, zero_allowed:
     good = torch.isfinite(values) & (values > 0) & (values >= least) | (zero_allowed & (values == 0))
     if not bool(good.all()):
         where = tuple(torch.nonzero(~good)[0].tolist())
+        wanted = f"at least 2**{math.frexp(least)[1] - 1}" if least else "not 0" if negative else "positive"
+        size = " in magnitude" if least and negative else ""
         raise RangeError(
-            f"{name} (={float(values[where])}) of block {where} must be finite and "
-            + (f"at least 2**{math.frexp(least)[1] - 1}" if least else "positive")
+            f"{name} (={float(stored[where])}) of block {where} must be finite and {wanted}{size}"
         )

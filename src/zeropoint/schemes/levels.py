@@ -32,15 +32,9 @@ _DEFAULTS = {"scale": LINEAR, "offset": MINIMUM, "center": MEAN}
 
 def chained(scheme: Scheme) -> str | None:
     """Return what ``scheme`` has beyond positive scales in formats of floats, or None."""
-    if (
-        beyond_factors(scheme) is None
-        and scheme.zero_point.value == "none"
-        and _one_linear(scheme)
-        and scheme.dialect.small_scales.of_zeros == 0.0
-        and not scheme.scales[0].picks(Pick.SIGNED)
-    ):
-        return "scales of zero"
-    return _beyond(scheme, signed=False)
+    found = _beyond(scheme, signed=False)
+    plain = found is None and scheme.zero_point.value == "none" and _one_linear(scheme)
+    return "scales of zero" if plain and scheme.dialect.small_scales.of_zeros == 0.0 else found
 
 
 def beyond_factors(scheme: Scheme) -> str | None:

@@ -36,6 +36,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import SchemeError, near_misses
+from .dialects import DIALECTS, Arithmetic
 from .granularity import Granularity
 from .presets import PRESETS
 from .scale_rules import any_format, rule_named, signs
@@ -98,10 +99,12 @@ def overridden(text: str, options: str) -> str:
 
 
 def _lay_over(parts: dict[str, str], options: Sequence[str], text: str) -> None:
-    """Set options; with signed scales, which have no dialect but our own, that of a preset goes."""
+    """Set options; with signed scales, a dialect of earlier ones that does not define them goes."""
     read = [_option(option, text) for option in options]
-    if any(key == "scale" and signs(value) for key, value in read):
-        parts.pop("dialect", None)
+    signed = any(key == "scale" and signs(value) for key, value in read)
+    dialect = DIALECTS.get(parts.get("dialect", ""))
+    if signed and dialect is not None and dialect.arithmetic is Arithmetic.INPUT:
+        del parts["dialect"]
     for key, value in read:
         _override(parts, key, value)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,31 @@ def test_after_a_failed_sync_nothing_that_was_waiting_is_ever_journaled(
     with pytest.raises(CheckpointError, match=r"cannot be written: Input/output error; check the directory"):
         commit.flush()
     commit.flush()
+    commit.close()
+    assert len(journal) == 0
+    journal.close()
+
+
+def test_what_follows_a_write_that_will_fail_is_not_journaled_either(
+    cut: tuple[Unit, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, syncs = threading.Event(), itertools.count()
+    sync = os.fdatasync
+
+    def fail_first(descriptor: int) -> None:
+        if next(syncs) == 0:
+            both.wait()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", fail_first)
+    commit, journal = committing(tmp_path, cut)
+    for number in (0, 1):
+        commit.add(done(number))
+        commit.start()
+    both.set()
+    with pytest.raises(CheckpointError, match="cannot be written: Input/output error"):
+        commit.flush()
     commit.close()
     assert len(journal) == 0
     journal.close()

@@ -91,10 +91,11 @@ def _pieces(
 
 
 def _about(weight: Placement, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
-    scales = weight.layer.weight.scales
-    # Rules that compare errors clip, as methods do, and so do signed scales; files do not tell them.
-    clips = bool(scales) and (isinstance(scales[0].rule, Search) or scales[0].rule == SIGNED)
-    chosen = scales[0].rule.text if clips and weight.method == NEAREST else weight.method
+    layer = weight.layer
+    rule = layer.weight.scales[0].rule if layer.weight.scales else None
+    # Rules that compare errors clip, as methods do, and so do signed scales, of which some files do not tell.
+    clips = isinstance(rule, Search) or (rule == SIGNED and layer.codec.negative_scales)
+    chosen = rule.text if rule is not None and clips and weight.method == NEAREST else weight.method
     method = {} if chosen == NEAREST else {"method": chosen}
     return {**_statistics(error_of(number, all_units, done)), **method}
 

@@ -72,9 +72,9 @@ class _Steps:
         self.charsmap, self.prefix, self.merged = b"", False, False
         self.unlike: list[str] = []
         self._marked = self._stripped = self._by_whitespace = self._late = False
-        for step in _flat(parsed.get("normalizer"), "normalizers"):
+        for step in steps_of(parsed.get("normalizer")):
             self._normalize(step)
-        for step in _flat(parsed.get("pre_tokenizer"), "pretokenizers"):
+        for step in steps_of(parsed.get("pre_tokenizer")):
             self._cut(step)
         self._differences()
 
@@ -117,15 +117,16 @@ class _Steps:
             self.unlike.append("a text that begins with a space gets another one")
 
 
-def _flat(step: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a sequence, at any depth."""
+def steps_of(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a normalizer or a pre-tokenizer, those of a sequence one after the other."""
     if step is None:
         return
-    if step["type"] != "Sequence":
+    inner = step.get("normalizers", step.get("pretokenizers"))
+    if inner is None:
         yield step
         return
-    for each in step[inner]:
-        yield from _flat(each, inner)
+    for each in inner:
+        yield from steps_of(each)
 
 
 def unigram_parts(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from .pre_tokenizers import pre_name
 from .sentencepiece_model import sentencepiece_table
 from .token_table import PREFIX, SPACE, TokenTable, TokenType, piece_type, put_added
 from .unigram import KIND as UNIGRAM
-from .unigram import unigram_of_json
+from .unigram import steps_of, unigram_of_json
 
 FileReader = Callable[[str], bytes | None]
 """From the name of a file of the checkpoint to its bytes, or None where it is not there."""
@@ -161,20 +161,14 @@ def _of_json(parsed: Mapping[str, Any], size: int | None) -> TokenTable:
     return put_added(found, added)
 
 
-def _inner(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer or a pre-tokenizer, those of a sequence one after the other."""
-    if step is not None:
-        yield from step.get("normalizers", step.get("pretokenizers", [step]))
-
-
 def _is_byte_level(parsed: Mapping[str, Any]) -> bool:
-    steps = (step for part in ("normalizer", "pre_tokenizer") for step in _inner(parsed.get(part)))
+    steps = (step for part in ("normalizer", "pre_tokenizer") for step in steps_of(parsed.get(part)))
     return any(step.get("type") == "ByteLevel" for step in steps)
 
 
 def _changing(parsed: Mapping[str, Any]) -> Iterator[str]:
     """Yield the steps that change characters; NFC does not change those of most texts."""
-    kinds = (str(step.get("type")) for step in _inner(parsed.get("normalizer")))
+    kinds = (str(step.get("type")) for step in steps_of(parsed.get("normalizer")))
     return (kind for kind in kinds if kind not in ("NFC", "ByteLevel"))
 
 
@@ -212,7 +206,7 @@ def _word_pieces(
 
 def _in_case(parsed: Mapping[str, Any], found: TokenTable) -> TokenTable:
     """Return WordPiece tokens with what is done to the case and accents of letters, unless that is usual."""
-    for step in _inner(parsed.get("normalizer")):
+    for step in steps_of(parsed.get("normalizer")):
         if step.get("type") == "BertNormalizer":
             lower = step.get("lowercase", True) is True
             strip = step.get("strip_accents")
@@ -221,9 +215,9 @@ def _in_case(parsed: Mapping[str, Any], found: TokenTable) -> TokenTable:
                 found.values[f"{PREFIX}normalizer.strip_accents"] = strip is True
         else:
             found.unlike.append(f"its normalizer {step.get('type')} is that of BERT")
-    if not any(step.get("type") == "BertNormalizer" for step in _inner(parsed.get("normalizer"))):
+    if not any(step.get("type") == "BertNormalizer" for step in steps_of(parsed.get("normalizer"))):
         found.unlike.append("letters are put in lower case")
-    cuts = [step.get("type") for step in _inner(parsed.get("pre_tokenizer"))]
+    cuts = [step.get("type") for step in steps_of(parsed.get("pre_tokenizer"))]
     if cuts != ["BertPreTokenizer"]:
         found.unlike.append("texts are cut as BERT does")
     return found
