@@ -191,7 +191,12 @@ def test_a_bare_scheme_takes_the_dialect_and_the_input_scales() -> None:
     assert layer_scheme("w4a16:g64").weight == layer_scheme("int4:g64").weight
 
 
-def test_signed_scales_have_no_dialect_and_the_format_of_the_default() -> None:
+def test_signed_scales_keep_a_dialect_that_defines_them() -> None:
+    assert str(Scheme.parse("q4_0:scale=signed")) == "int4:g32:scale=signed/float16:dialect=ggml"
+    assert layer_scheme("q4_0:scale=signed").weight == Scheme.parse("q4_0:scale=signed")
+
+
+def test_signed_scales_have_no_dialect_of_inputs_and_the_format_of_the_default() -> None:
     for text in ("int4:g64:scale=signed", "w4a16:g64:scale=signed"):
         assert str(layer_scheme(text).weight) == "int4:g64:scale=signed/input"
     with pytest.raises(SchemeError, match="rounds intermediates to the input's dtype"):

@@ -80,8 +80,9 @@ class LeastSquaredError:
         one_sign, by_rule = _of_one_sign(scheme), _searching(scheme)
         if by_rule is None:
             start = NEAREST.quantize(weight, scheme, data).q
-            alike = one_sign is None or weight.numel() == 0
-            return searched(weight, start) if alike else _of_either_sign(weight, start, one_sign)
+            if one_sign is None or weight.numel() == 0:
+                return searched(weight, start)
+            return _of_either_sign(weight, start, one_sign)
         out = None if data.out is None else _under(by_rule, data.out)
         q = NEAREST.quantize(weight, by_rule, replace(data, out=out)).q
         return LayerResult(q=_under(scheme, q))

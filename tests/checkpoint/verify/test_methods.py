@@ -9,7 +9,8 @@ from tests.checkpoint.damage import change_tensor
 from tests.oracles import synthetic_llama
 
 import zeropoint as zp
-from zeropoint.checkpoint.verify.integrity import Manifest
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.verify.integrity import Manifest, read_manifest
 from zeropoint.checkpoint.verify.verification import verify
 
 LAYER = "model.layers.0.self_attn.q_proj"
@@ -79,7 +80,21 @@ def test_bounds_of_negative_scales_are_those_of_their_magnitudes() -> None:
     with pytest.raises(zp.RangeError, match="finite and at least"):
         opposite.validate()
     opposite.validate(negative_scales=True)
+    tiny = replace(params, scales=(torch.full_like(params.scales[0], -(2.0**-140)),))
+    with pytest.raises(zp.RangeError, match=r"\(=-7\.17.*e-43\) .* at least 2\*\*-128 in magnitude"):
+        tiny.validate(negative_scales=True)
     (low, high), (from_, to) = params.representable(), opposite.representable()
     assert torch.equal(from_, -high)
     assert torch.equal(to, -low)
     assert torch.equal(opposite.rounding_bound(), params.rounding_bound())
+
+
+@pytest.mark.parametrize("types", ["q4_0", "q6_k", "q3_k"])
+def test_a_layout_that_tells_signed_scales_keeps_the_bound_of_its_scheme(
+    types: str, source: Path, tmp_path: Path
+) -> None:
+    zp.quantize_checkpoint(source, tmp_path / "out", types, format="gguf")
+    manifest = read_manifest(open_source(tmp_path / "out"))
+    assert manifest is not None
+    assert manifest.method(LAYER) == "nearest"
+    assert verify(tmp_path / "out", source).problems == ()
