@@ -109,10 +109,10 @@ def _put(name: str, tensor: torch.Tensor) -> Callable[[Tensors], None]:
     ("to", "change", "rule"),
     [
         ("w4a16", _flip_code, "times the proven bound"),
-        ("w4a16", _scale(0.0), "must be finite and positive"),
+        ("w4a16", _scale(0.0), "must be finite and not 0"),
         ("w4a16", _scale(-1.0), "times the proven bound"),
-        ("w4a16", _scale(float("nan")), "must be finite and positive"),
-        ("w4a16", _scale(float("inf")), "must be finite and positive"),
+        ("w4a16", _scale(float("nan")), "must be finite and not 0"),
+        ("w4a16", _scale(float("inf")), "must be finite and not 0"),
         ("w4a16", _scale(3.0e38), "non-finite|times the proven bound"),
         ("nvfp4a16", _scale(float("nan")), "must be finite and positive"),
         ("nvfp4a16", _scale(-2.0), "a scale is negative"),
