@@ -313,7 +313,7 @@ _TENSORS: Mapping[str, Sequence[tuple[Changes, str]]] = MappingProxyType({
         ),
         (
             given(scales=torch.full((2, 32), -float("inf")).half()),
-            "columns from 0 on: scale 1 (=inf) of block (0, 0) must be",
+            "columns from 0 on: scale 1 (=-inf) of block (0, 0) must be",
         ),
         (given(g_idx=torch.arange(63, dtype=_I32)), "g_idx is I32 of shape [63], but must be I32 of [64]"),
         (given(g_idx=torch.full((64, ), -1, dtype=_I32)), "g_idx has groups -1 to -1, but there are 0 to 1"),
@@ -351,7 +351,7 @@ _TENSORS: Mapping[str, Sequence[tuple[Changes, str]]] = MappingProxyType({
         ),
         (
             given(scales=torch.full((2, 32), -float("inf")).half()),
-            "columns from 0 on: scale 1 (=inf) of block (0, 0) must be",
+            "columns from 0 on: scale 1 (=-inf) of block (0, 0) must be",
         ),
     ),
     "modelopt": (
