@@ -29,7 +29,10 @@ from zeropoint.schemes import Scheme
 from zeropoint.stats import MeanSquare, Statistics
 
 SCHEMES = ("nvfp4a16", "mxfp4", "mxfp8", "int4:g128")
-BY_METHOD = ("int4:g128:asym", "uint4:g64:asym=real", "int8:g128:asym")
+BY_METHOD = (
+    "int4:g128", "int4:g128:asym", "uint4:g64:asym=real", "int8:g128:asym", "nf4:g64", "float8_e4m3fn:g128",
+    "nvfp4a16", "mxfp4",
+)  # fmt: skip
 METHODS = ("mse", "mse_weighted")
 PEER = {"nvfp4a16": "NVFP4A16", "mxfp4": "MXFP4A16", "int4:g128": "W4A16"}
 """Schemes of compressed-tensors with the same codes and blocks."""

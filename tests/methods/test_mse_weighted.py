@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 
+import zeropoint as zp
 from zeropoint.errors import CalibrationError, UnsupportedError
 from zeropoint.layout.blocks import pairwise_sums
 from zeropoint.methods import LayerData, method_named
@@ -47,6 +49,27 @@ def test_no_block_has_a_larger_weighted_error_than_under_nearest_and_the_sum_is_
         errors.append(pairwise_sums(left * importance, scheme.granularity))
     assert bool((errors[0] <= errors[2] * (1 + 1e-9)).all())
     assert all(float(a.sum()) < float(b.sum()) for a, b in pairwise(errors))
+
+
+# Of eight bits, steps of 4 % leave little of the squares and much of the error.
+@pytest.mark.parametrize(("text", "slack"), [
+    ("int4:g32", 1.002), ("int3:g16", 1.002), ("nf4:g32", 1.002), ("e2m3:g32:scale=float32", 1.15),
+    ("int8:g48", 1.15),
+])  # fmt: skip
+def test_a_dense_sweep_of_scales_finds_little_more(text: str, slack: float) -> None:
+    scheme, w, x = Scheme.parse(text), weight(), inputs()
+    size, importance = scheme.granularity.block_shape((24, 96))[1], x.double().square().mean(0)
+    start = NEAREST.quantize(w, scheme).q.params
+    blocks, weights = w.double().reshape(24, -1, size), importance.reshape(1, -1, size)
+    least = torch.full(blocks.shape[:2], torch.inf, dtype=torch.float64)
+    for factor in torch.linspace(-3.0, 1.5, 700).exp2().tolist():
+        params = replace(start, scales=(start.scales[0] * factor,))
+        values = zp.quantize(w, params).dequantize(torch.float64).reshape(blocks.shape)
+        least = torch.minimum(least, ((values - blocks).square() * weights).sum(-1))
+    values = WEIGHTED.quantize(w, scheme, given(x)).q.dequantize(torch.float64).reshape(blocks.shape)
+    found, squares = (((v - u).square() * weights).sum(-1) for v, u in ((values, blocks), (blocks, 0.0)))
+    assert bool((found <= least + 0.0005 * squares).all())
+    assert float(found.sum()) <= slack * float(least.sum())
 
 
 def test_columns_of_equal_importance_give_the_codes_of_mse() -> None:

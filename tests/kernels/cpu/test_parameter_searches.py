@@ -13,11 +13,14 @@ from zeropoint.schemes import Scheme
 
 SCHEMES = (
     "int4:g128:asym", "uint4:g64:asym=real", "int8:g48:asym", "uint3:g16:asym=real:scale=float16",
-    "uint4:g32:asym=real:dialect=compressed-tensors",
+    "uint4:g32:asym=real:dialect=compressed-tensors", "int4:g128", "nf4:g64", "nvfp4a16", "mxfp8",
+    "float8_e4m3fn:g128:scale=bfloat16",
 )  # fmt: skip
 MORE = (
     "uint4:g32:asym:scale=bfloat16", "int2:g32:asym=real", "uint8:g112:asym=real",
     "int4:g128:asym:scale=input", "uint4:g64:asym:dialect=compressed-tensors", "int8:g128:asym=real",
+    "int3:g16:scale=float16", "int4:g32:scale=input:dialect=compressed-tensors", "int8_mx:g32:scale=e8m0",
+    "mxfp4", "e2m3:g32:scale=ue5m3", "e3m0:g32", "iq4:g48", "int4:g16:scale=ue4m3", "uint4:g32", "nvfp4",
 )  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 COLUMNS = 384
@@ -32,7 +35,7 @@ def numbers(dtype: torch.dtype, scheme: str = "", columns: int = COLUMNS) -> tor
     x[2] += 1000
     x[3] = normal[3].abs()
     x[4] = (normal[4] * 3).round() / 2
-    small = dtype is torch.float16 or "=float16" in scheme
+    small = dtype is torch.float16 or "=float16" in scheme or "=ue" in scheme
     x[5] *= 1e-2 if small else 1e-41
     x[6] *= 1e-3 if small else 1e-37
     x[7] = normal[7].clamp(-3, 3) * (2e4 if small else 1e38)

@@ -28,6 +28,7 @@ from .search.minima import MinimaKind, MinimaLevels, minima_rows
 from .search.plain import MXFP4, TABLE, Numbers, PlainKind, plain_rows, square_rows
 from .search.signed import THREE, SignedKind, moved_rows, six_bit_rows, three_bit_rows
 from .search.table_scales import FOUR, table_rows, table_super_rows
+from .search.tried_scales import ScaleTries, tried_rows
 from .search.windows import Candidates, searched_rows
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import measure_rows
@@ -424,6 +425,30 @@ def search_affine(*args: Any) -> Any:
     :class:`.search.affine_scales.AffineFitting`.
     """
     return run_parts(_affine, args)
+
+
+@device
+def _tried(
+    x: Any, desc: Any, weights: Any, parts: Any, table: Any, halved: Any, values: Any, ratios: Any,
+    numbers: Any, counts: Any, scales: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    rule = unpack_rule(desc)
+    tries = ScaleTries(
+        parts, table, halved, counts[0], values, ratios[0], ratios[1], ratios[2], ratios[3], numbers[0],
+        numbers[1], numbers[2], numbers[3], numbers[4], ratios[4], counts[1] != 0, counts[2], counts[3] != 0,
+        counts[4],
+    )  # fmt: skip
+    tried_rows(x, unpack_layout(desc), unpack_element(desc), rule, weights, tries, scales, first, last)
+
+
+@kernel
+def search_scales(*args: Any) -> Any:
+    """Search scales from those of a start; see :func:`.search.tried_scales.tried_rows`.
+
+    parts: float64, table: float32, halved: uint8, values: float32, ratios: (5,) float32, numbers: (5,)
+    float64, counts: (5,) uint64, of :class:`.search.tried_scales.ScaleTries`.
+    """
+    return run_parts(_tried, args)
 
 
 @kernel

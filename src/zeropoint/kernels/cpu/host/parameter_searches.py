@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ....ops import affine_fits, lowering, scale_search
-from ....ops.registry import Request
+from ....formats import CodebookFormat
+from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
+from ....ops import affine_fits, lowering, scale_search, window_search
+from ....ops.integer_fits import fits_codes
+from ....ops.lowering import LoweredRule, Narrow
+from ....ops.registry import Op, Request, kernel_of
 from ....ops.threads import share
 from ....params import QuantizationParams
+from ....params.effective import over_reciprocal
 from ....params.ladder import Ladder
+from ....params.scale_windows import Window, window_of
+from ....params.stored import load_scale
 from ....params.tensors import Params
-from ....schemes import Scheme, ZeroPoint
+from ....schemes import Granularity, Scheme, ZeroPoint
 from .. import entries
-from ..machine.descriptor import pack
-from .arrays import flat_array
-from .scale_searches import decoded
+from ..machine.descriptor import THRESHOLDS, pack
+from .arrays import code_order, code_step, flat_array, value_table
 from .views import View, view_of
 from .window_ends import in_whole_blocks
 
@@ -31,35 +39,76 @@ class SearchParamsKernel:
     """Parameters of least squared error."""
 
     def __init__(self, request: Request) -> None:
-        self._request = request
-        self._search = _search_of(request.scheme, request.shape, request.dtype)
+        self._scheme = request.scheme
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None) -> Params:
         """See :class:`zeropoint.ops.registry.Op`."""
-        if self._search is not None and x.numel():
-            return self._search(x, params, importance)
-        start = QuantizationParams.of(self._request.scheme, tuple(x.shape), x.dtype, params)
-        return scale_search.searched(x, start, decoded, importance=importance).stored
+        return search_params(x, self._scheme, params, importance)
 
 
-def _search_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> _Search | None:
+def search_params(
+    x: torch.Tensor, scheme: Scheme, start: Params, importance: torch.Tensor | None = None
+) -> Params:
+    """Return parameters of least squared error for finite ``x``, found from those of ``start``."""
+    search = _search_of(scheme, tuple(x.shape), x.dtype, importance is not None) if x.numel() else None
+    if search is not None:
+        return search(x, start, importance)
+    params = QuantizationParams.of(scheme, tuple(x.shape), x.dtype, start)
+    power = 2.0 if scheme.search is None else scheme.search.power
+    return scale_search.searched(x, params, decoded, importance=importance, power=power).stored
+
+
+def decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
+    """Return what the codes of ``x`` under these parameters decode to, in the wide dtype."""
+    encoding = Request(
+        op=Op.QUANTIZE, scheme=params.scheme, shape=tuple(x.shape), dtype=x.dtype, own_dtype=x.dtype,
+        device=x.device,
+    )  # fmt: skip
+    decoding = Request(
+        op=Op.DEQUANTIZE, scheme=params.scheme, shape=tuple(x.shape), dtype=wide_dtype(x.dtype),
+        own_dtype=x.dtype, device=x.device,
+    )  # fmt: skip
+    values: torch.Tensor = kernel_of(decoding).run(kernel_of(encoding).run(x, params.stored), params.stored)
+    return values
+
+
+@functools.lru_cache(maxsize=1024)
+def _search_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, weighted: bool) -> _Search | None:
     """Return the search by a kernel, or None where plain torch searches."""
     view = view_of(scheme, shape, dtype)
-    if not isinstance(view, View) or not view.one_pass or not in_whole_blocks(view):
+    if not isinstance(view, View) or not view.one_pass or not in_whole_blocks(view) or scheme.offsets:
         return None
-    if affine_fits.fits_affine(scheme) and scheme.search is None and not scheme.offsets:
-        return AffineSearch(scheme, shape, dtype).run
-    return None
+    if affine_fits.fits_affine(scheme) and scheme.search is None:
+        return AffineSearch(scheme, shape, view, dtype).run
+    return ScaleSearch(scheme, shape, view, dtype, weighted).run if _tries(scheme, dtype, weighted) else None
+
+
+def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
+    """Return whether the kernel that tries scales knows the scheme: a scale above is that of the tensor."""
+    if not scale_search.has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
+        return False
+    coarser = [level.granularity for level in scheme.scales[1:]]
+    alone = Ladder.of(scheme.scales[0], dtype).table is None
+    by_codes = alone and not weighted and fits_codes(scheme)
+    squares = scheme.search is None or (scheme.search.power == 2 and not scheme.search.factor)
+    return squares and not by_codes and coarser in ([], [Granularity.tensor()])
+
+
+_NARROW = {torch.bfloat16: Narrow.BFLOAT16, torch.float16: Narrow.FLOAT16}
+
+
+def _rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
+    """Return what kernels need to know of given scales: to what they are rounded, and the codes' step."""
+    kind = storage_dtype(scheme.scales[0].format_for(format_of(dtype)))
+    return lowering.GIVEN._replace(stored=_NARROW.get(kind, Narrow.NONE), unit=float(code_step(scheme)))
 
 
 class AffineSearch:
     """Scales and zero points of whole codes; see :mod:`zeropoint.ops.affine_fits`."""
 
-    def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        view = view_of(scheme, shape, dtype)
-        assert isinstance(view, View)
+    def __init__(self, scheme: Scheme, shape: tuple[int, ...], view: View, dtype: torch.dtype) -> None:
         element = lowering.element_of(scheme, dtype, multiply=False)
-        self._descriptor = pack(view.layout, element, lowering.rule_of(scheme, dtype))
+        self._descriptor = pack(view.layout, element, _rule_of(scheme, dtype))
         self._rows, self._shape = view.rows, shape
         ladder = Ladder.of(scheme.scales[0], dtype)
         places = affine_fits.places_of(scheme, int(view.layout.block))
@@ -77,6 +126,64 @@ class AffineSearch:
         outputs = flat_array(scale), flat_array(zero)
         share(entries.search_affine, (*args, *outputs), self._rows, math.prod(self._shape))
         return scale.to(params[0].dtype), zero.to(params[1].dtype)
+
+
+class ScaleSearch:
+    """Scales of blocks of any elements; see :mod:`zeropoint.ops.window_search`."""
+
+    def __init__(
+        self, scheme: Scheme, shape: tuple[int, ...], view: View, dtype: torch.dtype, weighted: bool
+    ) -> None:
+        self._scheme, self._shape, self._rows, self._dtype = scheme, shape, view.rows, dtype
+        element = lowering.element_of(scheme, dtype, multiply=False)
+        self._descriptor = pack(view.layout, element, _rule_of(scheme, dtype))
+        self._ladder, window = Ladder.of(scheme.scales[0], dtype), scale_window(scheme, view, weighted)
+        table = [] if self._ladder.table is None else self._ladder.table.tolist()
+        known = set(table)
+        self._table = np.array(table, np.float32)
+        self._halved = np.array([value / 2 in known for value in table], np.uint8)
+        self._doubled = sum(2 * value in known for value in table)
+        self._over = over_reciprocal(scheme, 0)
+        reach = window_search.reach_of(window)
+        self._ratios = window.halving, window.empty, window.doubling, reach
+        limits = (0.0, 0.0) if table else (self._ladder.least, self._ladder.most)
+        self._numbers = np.array(
+            (window.most * window_search.SAFE, window_search.SAFE, window.halving, *limits), np.float64
+        )
+        self._checked = window_search.checked_after(by_largest=not weighted)
+        self._parts = np.array(window_search.PARTS, np.float64)
+        self._values = _values_in_order(scheme)
+
+    def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        fine, *coarser = params
+        scale = self._ladder.load(fine).to(torch.float32).contiguous()
+        weights, pitch = _weights_of(importance, self._shape)
+        coarse = float(self._coarse(coarser[0])) if coarser else 1.0
+        ratios = np.array((*self._ratios, coarse), np.float32)
+        counts = self._doubled, self._over, self._checked, importance is not None, pitch
+        tried = self._parts, self._table, self._halved, self._values, ratios, self._numbers
+        args = flat_array(x), self._descriptor, weights, *tried, np.array(counts, np.uint64)
+        share(entries.search_scales, (*args, flat_array(scale)), self._rows, math.prod(self._shape))
+        found = self._ladder.store(scale.double())
+        return window_search.picked(scale > 0, found, fine), *coarser
+
+    def _coarse(self, stored: torch.Tensor) -> torch.Tensor:
+        fmt = self._scheme.scales[1].format_for(format_of(self._dtype))
+        return load_scale(stored, fmt, torch.float32).reshape(-1)[0]
+
+
+def scale_window(scheme: Scheme, view: View, weighted: bool) -> Window:
+    """Return the window of scales; any weights of errors leave no lower end."""
+    window = window_of(scheme, int(view.layout.block), 2.0)
+    return replace(window, doubling=math.inf) if weighted else window
+
+
+def _values_in_order(scheme: Scheme) -> Any:
+    """Return the values of a codebook's codes in their order, (16,) float32."""
+    if not isinstance(scheme.element, CodebookFormat):
+        return np.zeros(THRESHOLDS + 1, np.float32)
+    return value_table(scheme)[code_order(scheme)]
 
 
 def _weights_of(importance: torch.Tensor | None, shape: tuple[int, ...]) -> tuple[Any, int]:

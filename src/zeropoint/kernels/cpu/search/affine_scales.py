@@ -26,14 +26,11 @@ from ..machine.vector import (
     wide_floats,
     words_of,
 )
-from .lane_errors import affine_differences, affine_errors
+from .lane_errors import LONGEST, SUMS, add_differences, add_errors, decode_affine, load_weights
 from .lanes import LANES, add_pairwise, multiply_add, where, whole
 from .windows import ONES, load_columns
 
-_LONGEST = 128 * 16
-_SUMS = 16 * 16
-"""Lanes of a sixteenth of the terms, which the first eighths of them add up to."""
-_EIGHT, _SIX, _THREE = np.uint64(8), np.uint64(6), np.uint64(3)
+_EIGHT, _THREE = np.uint64(8), np.uint64(3)
 _GAIN, _PRODUCT, _SQUARE, _MEAN = (np.uint64(n * 16) for n in range(4))
 """Where sums of the best codes lie; see :class:`zeropoint.ops.affine_fits.Sums`."""
 _COUNT, _NUMBERS, _FIRST, _LAST, _MIDDLE, _UNIT, _POWER = (np.uint64(n * 16) for n in range(7))
@@ -61,10 +58,11 @@ class AffineFitting(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """Memory: of 16 blocks the numbers, those in fixed point, weights, and weights times numbers."""
+    """Memory: of 16 blocks the numbers, those in fixed point, what they decode to, and weights."""
 
     columns: Any
     numbers: Any
+    decoded: Any
     weights: Any
     wides: Any
     products: Any
@@ -86,21 +84,6 @@ def _exponent_of(reach: Any) -> Any:
     """Return e with ``2 ** (e - 1) <= reach < 2 ** e``, int64; 0 of zero."""
     field = np.int64((bits64(reach) >> np.uint64(52)) & np.uint64(0x7FF))
     return np.int64(0) if reach == np.float64(0) else field - np.int64(1022)
-
-
-@device
-def _load_weights(weights: Any, block: Any, blocks: Any, layout: Any, pitch: Any, columns: Any) -> None:
-    """Load the weights of up to 16 blocks as columns; ones fill the rest."""
-    size = layout.block
-    for b in range(LANES):
-        if b < blocks:
-            row, place = (block + b) // layout.row_blocks, (block + b) % layout.row_blocks
-            at = row * pitch + place * size
-            for i in range(size):
-                columns[i * LANES + b] = weights[at + i]
-        else:
-            for i in range(size):
-                columns[i * LANES + b] = np.float64(1)
 
 
 @device
@@ -127,10 +110,8 @@ def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
     for i in range(size):
         number = whole((wide_floats(load_lanes(columns, i * LANES)) - middle) * power)
         store_lanes(numbers, i * LANES, narrow_doubles(number))
-        weight = doubles_of(np.float64(1))
-        if fitting.weighted:
-            weight = load_lanes(room.weights, i * LANES)
-            number = number * weight
+        weight = load_lanes(room.weights, i * LANES)
+        number = number * weight
         store_lanes(wides, i * LANES, number)
         # Added up in other memory: sums take the place of terms.
         store_lanes(room.squares, i * LANES, weight)
@@ -379,17 +360,17 @@ def _fitted(room: Any, b: Any, starts: Any, element: Any, rule: Any, fitting: An
 
 
 @device
-def _errors(room: Any, size: Any, tried: Any, element: Any, fitting: Any) -> None:
+def _errors(room: Any, size: Any, tried: Any, element: Any) -> None:
     """Write the errors under scales and zero points to the first lanes of ``squares``."""
-    scales, zeros = tried[:LANES], tried[LANES:]
-    affine_errors(room.columns, room.weights, size, scales, zeros, element, fitting.weighted, room.squares)
+    decode_affine(room.columns, size, tried[:LANES], tried[LANES:], element, room.decoded)
+    add_errors(room.columns, room.decoded, room.weights, size, room.squares)
 
 
 @device
-def _replace(room: Any, size: Any, best: Any, tried: Any, element: Any, fitting: Any) -> None:
+def _replace(room: Any, size: Any, best: Any, tried: Any, element: Any) -> None:
     """Replace scales and zero points by those that are tried, where these have less error."""
     errors = room.best
-    _errors(room, size, tried, element, fitting)
+    _errors(room, size, tried, element)
     for b in range(LANES):
         if room.squares[b] < errors[b]:
             errors[b], best[b], best[LANES + b] = room.squares[b], tried[b], tried[LANES + b]
@@ -405,19 +386,18 @@ def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, 
         _refit(room, size, lanes, element, fitting)
     for b in range(LANES):
         tried[b], tried[LANES + b] = _fitted(room, b, best, element, rule, fitting)
-    _errors(room, size, best, element, fitting)
+    _errors(room, size, best, element)
     store_lanes(room.best, np.uint64(0), load_lanes(room.squares, np.uint64(0)))
-    _replace(room, size, best, tried, element, fitting)
+    _replace(room, size, best, tried, element)
     if not fitting.real:
         return
-    affine_differences(
-        room.columns, room.weights, size, best[:LANES], best[LANES:], element, fitting.weighted, room.squares
-    )
+    decode_affine(room.columns, size, best[:LANES], best[LANES:], element, room.decoded)
+    add_differences(room.columns, room.decoded, room.weights, size, room.squares)
     for b in range(LANES):
         steps = (room.squares[b] / room.blocks[_COUNT + b]) / np.float64(best[b])
         zero = _whole_zero(np.float64(best[LANES + b]) - steps, best[LANES + b], element, True)
         tried[b], tried[LANES + b] = best[b], zero
-    _replace(room, size, best, tried, element, fitting)
+    _replace(room, size, best, tried, element)
 
 
 @device
@@ -430,18 +410,17 @@ def affine_rows(
     weights: float64, of errors, by rows of ``fitting.pitch``. scales, zeros: float32, of a start.
     """
     room = _Room(
-        scratch(_LONGEST, np.float32), scratch(_LONGEST, np.float32), scratch(_LONGEST, np.float64),
-        scratch(_LONGEST, np.float64), scratch(_SUMS, np.float64), scratch(_LONGEST, np.float64),
-        scratch(_LONGEST, np.float64), scratch(112, np.float64), scratch(64, np.float64),
-        scratch(80, np.float32),
+        scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32),
+        scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(SUMS, np.float64),
+        scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(112, np.float64),
+        scratch(64, np.float64), scratch(80, np.float32),
     )  # fmt: skip
     best, size = scratch(32, np.float32), layout.block
     end = last * layout.row_blocks
     for block in range(first * layout.row_blocks, end, LANES):
         blocks = min(LANES, end - block)
         load_columns(x, block * size, blocks, size, layout.kind, True, room.numbers, room.columns)
-        if fitting.weighted:
-            _load_weights(weights, block, blocks, layout, fitting.pitch, room.weights)
+        load_weights(weights, block, blocks, layout, fitting.weighted, fitting.pitch, room.weights)
         for b in range(LANES):
             best[b] = scales[block + b] if b < blocks else np.float32(1)
             best[LANES + b] = zeros[block + b] if b < blocks else np.float32(0)

@@ -1,0 +1,295 @@
+"""Scales of least error for blocks of any elements, 16 at once: as :mod:`zeropoint.ops.window_search`.
+
+A lane is a block. Errors are those of the reference, in float64 and its order, with or without weights; each
+scale that the reference tries is tried.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..machine.descriptor import NO_ROUNDING, TO_BFLOAT16
+from ..machine.intrinsics import device, float64_of, inlined, scratch
+from ..machine.vector import (
+    above,
+    above_doubles,
+    any_lane,
+    bits_of,
+    doubles_of,
+    first_float16,
+    float16_of_floats,
+    floats_of,
+    larger,
+    load_lanes,
+    narrow_doubles,
+    smaller,
+    store_lanes,
+    values_of,
+    wide_floats,
+    words_of,
+)
+from .lane_errors import LONGEST, SUMS, add_clipped, add_errors, add_fits, decode_lanes, load_weights
+from .lanes import LANES, magnitudes, where
+from .windows import ONES, load_columns
+
+_PARTS, _NONE = np.uint64(16), np.uint64(0)
+_AMAX, _START, _TRIED, _BEST, _FACTORS = (np.uint64(n * 16) for n in range(5))
+"""Where floats of blocks lie: their largest magnitudes, and scales."""
+_LIMIT, _ERROR = np.uint64(0), LANES
+"""Where errors lie: of the start, and the least one."""
+
+
+class ScaleTries(NamedTuple):
+    """What is tried; see :class:`zeropoint.ops.window_search.WindowSearch`.
+
+    parts: (16,) float64, the steps of an octave. table: float32, all scales, ascending, or none. halved:
+    uint8, whether half of each is a scale. doubled: of how many the double is one. values: (16,) float32, of
+    a codebook's codes in their order. halving, empty, doubling: of the window. reach: largest magnitude over
+    a scale that is taken. end: largest magnitude of a value. safe: outweighs roundings. top: as halving.
+    least, largest: of the format of scales. coarse, over: the scale above, and whether it divides. checked:
+    after how many steps it is asked whether all else clips too much.
+    """
+
+    parts: Any
+    table: Any
+    halved: Any
+    doubled: Any
+    values: Any
+    halving: Any
+    empty: Any
+    doubling: Any
+    reach: Any
+    end: Any
+    safe: Any
+    top: Any
+    least: Any
+    largest: Any
+    coarse: Any
+    over: Any
+    checked: Any
+    weighted: Any
+    pitch: Any
+
+
+class _Room(NamedTuple):
+    """Memory: of 16 blocks the numbers, what they decode to and weights; sums; scales and errors."""
+
+    columns: Any
+    decoded: Any
+    weights: Any
+    sums: Any
+    more: Any
+    scales: Any
+    errors: Any
+    places: Any
+
+
+@inlined
+def _factors(scales: Any, tries: Any) -> Any:
+    if tries.over:
+        return scales / floats_of(tries.coarse)
+    return scales * floats_of(tries.coarse)
+
+
+@device
+def _factor(scale: Any, tries: Any) -> Any:
+    return np.float32(scale / tries.coarse) if tries.over else np.float32(scale * tries.coarse)
+
+
+@inlined
+def _stored(scales: Any, tries: Any, to: Any) -> Any:
+    """Return doubles as scales without a table are stored."""
+    held = smaller(larger(scales, doubles_of(tries.least)), doubles_of(tries.largest))
+    x = narrow_doubles(held)
+    if to == TO_BFLOAT16:
+        bits = bits_of(x)
+        odd = (bits >> words_of(np.uint32(16))) & words_of(np.uint32(1))
+        return values_of((bits + words_of(np.uint32(0x7FFF)) + odd) & words_of(np.uint32(0xFFFF0000)))
+    if to != NO_ROUNDING:
+        return first_float16(float16_of_floats(x, x))
+    return x
+
+
+@device
+def _measure(room: Any, size: Any, at: Any, element: Any, rule: Any, tries: Any) -> None:
+    """Write the errors under the scales at ``at`` to the first lanes of ``sums``."""
+    factors = _factors(load_lanes(room.scales, at), tries)
+    store_lanes(room.scales, _FACTORS, factors)
+    decode_lanes(room.columns, size, room.scales[_FACTORS:], element, rule.unit, tries.values, room.decoded)
+    add_errors(room.columns, room.decoded, room.weights, size, room.sums)
+
+
+@device
+def _clip(room: Any, size: Any, tries: Any) -> None:
+    """Write to ``sums`` what clipping alone adds to the errors under the scales that are tried."""
+    factors = _factors(load_lanes(room.scales, _TRIED), tries)
+    end = wide_floats(factors) * doubles_of(tries.end)
+    if tries.weighted:
+        store_lanes(room.more, _NONE, end)
+        add_clipped(room.columns, room.weights, size, room.more, room.sums)
+        return
+    past = wide_floats(load_lanes(room.scales, _AMAX)) - end
+    past = larger(past, doubles_of(np.float64(0)))
+    store_lanes(room.sums, _NONE, past * past)
+
+
+@inlined
+def _may_be_better(room: Any, size: Any, alive: Any, tries: Any) -> Any:
+    """Return the blocks of ``alive`` that the scales which are tried do not clip too much."""
+    _clip(room, size, tries)
+    least = smaller(load_lanes(room.errors, _ERROR), load_lanes(room.errors, _LIMIT))
+    worse = above_doubles(load_lanes(room.sums, _NONE), least * doubles_of(tries.safe))
+    return alive & (worse ^ words_of(ONES))
+
+
+@inlined
+def _keep(room: Any, better: Any) -> None:
+    """Keep the scales that are tried where they are better, and their errors from ``sums``."""
+    found, error = load_lanes(room.sums, _NONE), load_lanes(room.errors, _ERROR)
+    store_lanes(room.errors, _ERROR, where(better, found, error))
+    best, tried = load_lanes(room.scales, _BEST), load_lanes(room.scales, _TRIED)
+    store_lanes(room.scales, _BEST, where(better, tried, best))
+
+
+@inlined
+def _no_worse(room: Any) -> Any:
+    found, error = load_lanes(room.sums, _NONE), load_lanes(room.errors, _ERROR)
+    return above_doubles(found, error) ^ words_of(ONES)
+
+
+@device
+def _count_below(amax: Any, ratio: Any, equal: Any, tries: Any) -> Any:
+    """Return of how many scales the product with ``ratio`` is below ``amax``, or equal if ``equal``."""
+    least, most = np.int64(0), np.int64(tries.table.size)
+    while least < most:
+        middle = (least + most) // np.int64(2)
+        end = np.float32(_factor(tries.table[middle], tries) * ratio)
+        if end < amax or (equal and end == amax):
+            least = middle + np.int64(1)
+        else:
+            most = middle
+    return least
+
+
+@device
+def _ends(amax: Any, tries: Any) -> Any:
+    """Return the places of the smallest and the largest scale that can be best for a block."""
+    low = min(_count_below(amax, tries.doubling, True, tries), np.int64(tries.doubled))
+    high = _count_below(amax, tries.halving, False, tries) - np.int64(1)
+    for place in range(np.int64(tries.table.size)):
+        if not tries.halved[place] and np.float32(_factor(tries.table[place], tries) * tries.empty) < amax:
+            high = max(high, np.int64(place))
+    return low, high
+
+
+@device
+def _try_table(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
+    """Try the scales of a table that can be best, the largest first."""
+    scales, places, zero = room.scales, room.places, floats_of(np.float32(0))
+    for b in range(LANES):
+        places[b], places[LANES + b] = _ends(scales[_AMAX + b], tries)
+        some = places[LANES + b] >= places[b] and room.errors[_LIMIT + b] > np.float64(0)
+        scales[_TRIED + b] = np.float32(1) if some else np.float32(0)
+    alive = above(load_lanes(scales, _TRIED), zero)
+    while any_lane(alive):
+        for b in range(LANES):
+            scales[_TRIED + b] = tries.table[max(places[LANES + b], np.int64(0))]
+        alive = _may_be_better(room, size, alive, tries)
+        if not any_lane(alive):
+            return
+        _measure(room, size, _TRIED, element, rule, tries)
+        _keep(room, alive & _no_worse(room))
+        for b in range(LANES):
+            places[LANES + b] -= np.int64(1)
+            scales[_TRIED + b] = np.float32(1) if places[LANES + b] >= places[b] else np.float32(0)
+        alive = alive & above(load_lanes(scales, _TRIED), zero)
+
+
+@inlined
+def _inside(room: Any, tries: Any) -> Any:
+    """Return where scales that are tried are above the lower end of the window, or nearly."""
+    factors = _factors(load_lanes(room.scales, _TRIED), tries)
+    return above(factors * floats_of(tries.reach), load_lanes(room.scales, _AMAX))
+
+
+@device
+def _try_steps(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
+    """Try scales in steps of a factor from the upper end of the window down."""
+    scales, none = room.scales, doubles_of(np.float64(0))
+    amax, start = load_lanes(scales, _AMAX), load_lanes(scales, _START)
+    top, step = wide_floats(amax) / doubles_of(tries.top), np.uint64(0)
+    alive = above(amax, floats_of(np.float32(0))) & above_doubles(load_lanes(room.errors, _LIMIT), none)
+    while any_lane(alive):
+        octave = float64_of((np.uint64(1023) - step // _PARTS) << np.uint64(52))
+        near = top * doubles_of(tries.parts[step % _PARTS] * octave)
+        tried = where(above_doubles(near, none), _stored(near, tries, rule.stored), start)
+        store_lanes(scales, _TRIED, tried)
+        alive = alive & above_doubles(near, doubles_of(tries.least)) & _inside(room, tries)
+        step += np.uint64(1)
+        if step % tries.checked == np.uint64(0):
+            alive = _may_be_better(room, size, alive, tries)
+        if not any_lane(alive):
+            return
+        _measure(room, size, _TRIED, element, rule, tries)
+        _keep(room, alive & _no_worse(room))
+
+
+@device
+def _fit(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
+    """Try the least-squares scales of the best codes."""
+    best, one, none = load_lanes(room.scales, _BEST), doubles_of(np.float64(1)), doubles_of(np.float64(0))
+    store_lanes(room.scales, _FACTORS, _factors(best, tries))
+    decode_lanes(room.columns, size, room.scales[_FACTORS:], element, rule.unit, tries.values, room.decoded)
+    add_fits(room.columns, room.decoded, room.weights, size, room.sums, room.more)
+    share = load_lanes(room.sums, _NONE) / load_lanes(room.more, _NONE)
+    usable = above_doubles(share, none) & above_doubles(doubles_of(np.float64(np.inf)), share)
+    tried = _stored(wide_floats(best) * where(usable, share, one), tries, rule.stored)
+    store_lanes(room.scales, _TRIED, tried)
+    _measure(room, size, _TRIED, element, rule, tries)
+    better = above_doubles(load_lanes(room.errors, _ERROR), load_lanes(room.sums, _NONE))
+    _keep(room, better & _inside(room, tries))
+
+
+@device
+def _search_blocks(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
+    """Find the best scales of 16 blocks, whose starts are known."""
+    scales, amax = room.scales, floats_of(np.float32(0))
+    for i in range(size):
+        amax = larger(magnitudes(load_lanes(room.columns, i * LANES)), amax)
+    store_lanes(scales, _AMAX, amax)
+    store_lanes(scales, _BEST, load_lanes(scales, _START))
+    _measure(room, size, _START, element, rule, tries)
+    store_lanes(room.errors, _LIMIT, load_lanes(room.sums, _NONE))
+    store_lanes(room.errors, _ERROR, doubles_of(np.float64(np.inf)))
+    if tries.table.size > 0:
+        _try_table(room, size, element, rule, tries)
+        return
+    _try_steps(room, size, element, rule, tries)
+    _fit(room, size, element, rule, tries)
+    _fit(room, size, element, rule, tries)
+
+
+@device
+def tried_rows(
+    x: Any, layout: Any, element: Any, rule: Any, weights: Any, tries: Any, scales: Any, first: Any, last: Any
+) -> None:
+    """Replace the scales of rows ``first`` to ``last`` of ``x``, whole blocks, by better ones, others by 0.
+
+    weights: float64, of errors, by rows of ``tries.pitch``. scales: float32, of a start, the level's own.
+    """
+    room = _Room(
+        scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float64),
+        scratch(SUMS, np.float64), scratch(SUMS, np.float64), scratch(96, np.float32),
+        scratch(32, np.float64), scratch(32, np.int64),
+    )  # fmt: skip
+    size, end = layout.block, last * layout.row_blocks
+    for block in range(first * layout.row_blocks, end, LANES):
+        blocks = min(LANES, end - block)
+        load_columns(x, block * size, blocks, size, layout.kind, True, room.decoded, room.columns)
+        load_weights(weights, block, blocks, layout, tries.weighted, tries.pitch, room.weights)
+        for b in range(LANES):
+            room.scales[_START + b] = scales[block + b] if b < blocks else np.float32(1)
+        _search_blocks(room, size, element, rule, tries)
+        for b in range(blocks):
+            better = room.errors[_ERROR + b] < room.errors[_LIMIT + b]
+            scales[block + b] = room.scales[_BEST + b] if better else np.float32(0)
