@@ -19,7 +19,10 @@ from zeropoint.schemes import Scheme
 from zeropoint.stats import GramMatrix, MeanSquare, Statistics
 
 WEIGHTED, MSE, NEAREST = (method_named(name) for name in ("mse_weighted", "mse", "nearest"))
-SCHEMES = ("int4:g32", "int2:g16", "uint4:g32:asym", "int4:g32:asym=real", "mxfp4", "nvfp4", "int4:channel")
+SCHEMES = (
+    "int4:g32", "int2:g16", "uint4:g32:asym", "int4:g32:asym=real", "mxfp4", "nvfp4", "int4:channel",
+    "int4:g32:scale=signed/float32",
+)  # fmt: skip
 
 
 def inputs(columns: int = 96, *, seed: int = 3) -> torch.Tensor:

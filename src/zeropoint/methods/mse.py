@@ -27,6 +27,7 @@ from ..ops.registry import Op
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..params.ladder import Ladder
+from ..params.tensors import Params
 from ..schemes import Granularity, Scheme
 from ..schemes.dialects import ZEROPOINT
 from ..schemes.scale_rules import LINEAR, Pick, Search, Store
@@ -77,12 +78,9 @@ class LeastSquaredError:
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
-        one_sign, by_rule = _of_one_sign(scheme), _searching(scheme)
+        by_rule = _searching(scheme)
         if by_rule is None:
-            start = NEAREST.quantize(weight, scheme, data).q
-            if one_sign is None or weight.numel() == 0:
-                return searched(weight, start)
-            return _of_either_sign(weight, start, one_sign)
+            return searched(weight, NEAREST.quantize(weight, scheme, data).q)
         out = None if data.out is None else _under(by_rule, data.out)
         q = NEAREST.quantize(weight, by_rule, replace(data, out=out)).q
         return LayerResult(q=_under(scheme, q))
@@ -111,18 +109,27 @@ def _of_one_sign(scheme: Scheme) -> Scheme | None:
     return replace(unsigned, scales=(replace(scheme.scales[0], rule=Search()),))
 
 
-def _of_either_sign(weight: torch.Tensor, start: QuantizedTensor, one_sign: Scheme) -> LayerResult:
-    """Return ``weight`` under scales of least error: those of ``start``, or searched ones of either sign.
+def _of_either_sign(
+    x: torch.Tensor, start: QuantizationParams, one_sign: Scheme, importance: torch.Tensor | None
+) -> QuantizationParams:
+    """Return the scales of least error: those of ``start``, or searched ones of either sign.
 
     The codes of x under a scale -s are those of -x under s.
     """
-    x, ladder, found = weight.detach(), Ladder.of(start.scheme.scales[0], weight.dtype), [start.params]
+    ladder, found = Ladder.of(start.scheme.scales[0], x.dtype), [start]
     for sign in (1, -1):
-        scale = sign * ladder.load(choose_params(sign * x, one_sign).scales[0])
-        found.append(replace(start.params, scales=(ladder.store(scale),)))
-    with gradual_underflow():
-        params = scale_search.best_of(x, found, _decoded)
-    return LayerResult(q=quantize(weight, params, out=start))
+        scale = sign * ladder.load(_of_magnitudes(sign * x, one_sign, importance))
+        found.append(replace(start, scales=(ladder.store(scale),)))
+    return scale_search.best_of(x, found, _decoded, importance=importance)
+
+
+def _of_magnitudes(x: torch.Tensor, one_sign: Scheme, importance: torch.Tensor | None) -> torch.Tensor:
+    """Return the stored scales that the search finds."""
+    if importance is None:
+        return choose_params(x, one_sign).scales[0]
+    start = choose_params(x, one_sign.start).stored
+    stored: Params = library.kernel_for(Op.SEARCH_PARAMS, x, one_sign.start).run(x, start, importance)
+    return stored[0]
 
 
 def _decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
@@ -155,9 +162,13 @@ def searched(
     """
     if weight.numel() == 0:
         return LayerResult(q=start)
-    scheme = start.params.scheme
+    scheme, x = start.params.scheme, weight.detach()
+    one_sign = _of_one_sign(scheme)
     with gradual_underflow():
-        kernel = library.kernel_for(Op.SEARCH_PARAMS, weight, scheme)
-        stored = kernel.run(weight.detach(), start.params.stored, importance)
-    params = QuantizationParams.of(scheme, tuple(weight.shape), weight.dtype, stored)
+        if one_sign is not None:
+            params = _of_either_sign(x, start.params, one_sign, importance)
+        else:
+            kernel = library.kernel_for(Op.SEARCH_PARAMS, x, scheme)
+            stored = kernel.run(x, start.params.stored, importance)
+            params = QuantizationParams.of(scheme, tuple(x.shape), x.dtype, stored)
     return LayerResult(q=quantize(weight, params, out=start))

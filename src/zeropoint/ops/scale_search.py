@@ -82,12 +82,20 @@ def searched(
     return _joined(start, found)
 
 
-def best_of(x: torch.Tensor, candidates: Sequence[QuantizationParams], decode: Decode) -> QuantizationParams:
-    """Return for each block the finest scale of least error, of equals the first; all else is alike."""
-    found = []
+def best_of(
+    x: torch.Tensor, candidates: Sequence[QuantizationParams], decode: Decode, *,
+    importance: torch.Tensor | None = None,
+) -> QuantizationParams:  # fmt: skip
+    """Return for each block the finest scale of least error, of equals the first; all else is alike.
+
+    importance: as of :func:`searched`.
+    """
+    found, weights = [], None if importance is None else importance.expand(x.shape)
     with torch.no_grad():
         for pieces in zip(*(_pieces(x.detach(), params) for params in candidates), strict=True):
-            piece = Piece(x=pieces[0][1], importance=None, decode=decode)
+            rows, values, _ = pieces[0]
+            own = None if weights is None else weights[rows]
+            piece = Piece(x=values, importance=own, decode=decode)
             found.append(_best_of_piece(piece, [params for _, _, params in pieces]))
     return _joined(candidates[0], found)
 

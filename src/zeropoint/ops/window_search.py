@@ -28,6 +28,7 @@ from ..layout.blocks import reduce_blocks, spread_blocks
 from ..params import QuantizationParams
 from ..params.ladder import Ladder
 from ..params.scale_windows import Window, block_length, window_of
+from ..schemes import Scheme
 from .block_errors import Piece, powers
 from .integer_fits import fits_codes, fitted_scales
 
@@ -54,8 +55,7 @@ class WindowSearch:
         # Any weights of errors leave no lower end.
         self._window = window if piece.importance is None else replace(window, doubling=torch.inf)
         self._ladder = Ladder.of(scheme.scales[0], piece.x.dtype)
-        length = block_length(scheme, params.shape)
-        self._by_largest = piece.importance is None and length <= _SHORT
+        self._by_largest = clips_by_largest(scheme, params.shape, piece.importance is not None)
         # Compared with scales in the wide dtype, in which kernels compare them, too.
         self._amax = reduce_blocks(piece.x.abs(), self._blocks, "amax", 0.0).to(wide_dtype(piece.x.dtype))
 
@@ -175,6 +175,11 @@ class WindowSearch:
             better = (found < error) & self._inside(tried)
             stored, error = picked(better, tried, stored), torch.where(better, found, error)
         return stored, error
+
+
+def clips_by_largest(scheme: Scheme, shape: tuple[int, ...], weighted: bool) -> bool:
+    """Return whether the largest magnitude of a block says enough about what is clipped."""
+    return not weighted and block_length(scheme, shape) <= _SHORT
 
 
 def checked_after(*, by_largest: bool) -> int:

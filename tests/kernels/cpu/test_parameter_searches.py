@@ -14,12 +14,13 @@ from zeropoint.schemes import Scheme
 SCHEMES = (
     "int4:g128:asym", "uint4:g64:asym=real", "int8:g48:asym", "uint3:g16:asym=real:scale=float16",
     "uint4:g32:asym=real:dialect=compressed-tensors", "int4:g128", "nf4:g64", "nvfp4a16", "mxfp8",
-    "float8_e4m3fn:g128:scale=bfloat16",
+    "float8_e4m3fn:g128:scale=bfloat16", "int8:channel",
 )  # fmt: skip
 MORE = (
     "uint4:g32:asym:scale=bfloat16", "int2:g32:asym=real", "uint8:g112:asym=real",
     "int4:g128:asym:scale=input", "uint4:g64:asym:dialect=compressed-tensors", "int8:g128:asym=real",
     "int3:g16:scale=float16", "int4:g32:scale=input:dialect=compressed-tensors", "int8_mx:g32:scale=e8m0",
+    "float8_e4m3fn:channel:scale=bfloat16", "nf4:g192", "int4:channel:scale=ue4m3", "e2m3:tensor",
     "mxfp4", "e2m3:g32:scale=ue5m3", "e3m0:g32", "iq4:g48", "int4:g16:scale=ue4m3", "uint4:g32", "nvfp4",
 )  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -35,10 +36,13 @@ def numbers(dtype: torch.dtype, scheme: str = "", columns: int = COLUMNS) -> tor
     x[2] += 1000
     x[3] = normal[3].abs()
     x[4] = (normal[4] * 3).round() / 2
-    small = dtype is torch.float16 or "=float16" in scheme or "=ue" in scheme
-    x[5] *= 1e-2 if small else 1e-41
-    x[6] *= 1e-3 if small else 1e-37
-    x[7] = normal[7].clamp(-3, 3) * (2e4 if small else 1e38)
+    small = dtype is torch.float16 or "=float16" in scheme or "=ue5" in scheme
+    tiny, little, large = (1e-2, 1e-3, 2e4) if small else (1e-41, 1e-37, 1e38)
+    if "=ue4" in scheme:
+        tiny, little, large = 0.5, 0.25, 50.0
+    x[5] *= tiny
+    x[6] *= little
+    x[7] = normal[7].clamp(-3, 3) * large
     x[8, ::50] *= 100
     x[9, 20:200] = 0
     x[10] = 2.5
@@ -94,7 +98,8 @@ def test_blocks_past_the_last_sixteen_are_searched_and_no_more(rows: int) -> Non
 
 
 @pytest.mark.parametrize(("scheme", "shape"), [
-    ("uint4:g32:asym", (6, 80)), ("uint4:channel:asym", (6, 300)), ("uint4:g20:asym=real", (6, 60)),
+    ("uint4:g32:asym", (6, 80)), ("uint4:channel:asym", (6, 300)), ("nf4:channel", (6, 300)),
+    ("float8_e4m3fn:channel", (3, 5, 336)), ("int8:channel", (700, 336)), ("uint4:g20:asym=real", (6, 60)),
     ("uint4:g32:asym", (2, 3, 64)), ("uint4:g32:asym", (64,)), ("uint4:g32:asym", (0, 64)),
 ], ids=str)  # fmt: skip
 def test_shapes_that_kernels_know_or_not_make_no_difference(scheme: str, shape: tuple[int, ...]) -> None:

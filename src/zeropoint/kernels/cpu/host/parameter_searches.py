@@ -17,7 +17,7 @@ from ....ops import affine_fits, lowering, scale_search, window_search
 from ....ops.integer_fits import fits_codes
 from ....ops.lowering import LoweredRule, Narrow
 from ....ops.registry import Op, Request, kernel_of
-from ....ops.threads import share
+from ....ops.threads import parts_for, share
 from ....params import QuantizationParams
 from ....params.effective import over_reciprocal
 from ....params.ladder import Ladder
@@ -76,11 +76,19 @@ def decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
 def _search_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, weighted: bool) -> _Search | None:
     """Return the search by a kernel, or None where plain torch searches."""
     view = view_of(scheme, shape, dtype)
-    if not isinstance(view, View) or not view.one_pass or not in_whole_blocks(view) or scheme.offsets:
+    if not isinstance(view, View) or not view.one_pass or scheme.offsets or not _in_vectors(view):
+        return None
+    if affine_fits.fits_affine(scheme) and not in_whole_blocks(view):
         return None
     if affine_fits.fits_affine(scheme) and scheme.search is None:
         return AffineSearch(scheme, shape, view, dtype).run
     return ScaleSearch(scheme, shape, view, dtype, weighted).run if _tries(scheme, dtype, weighted) else None
+
+
+def _in_vectors(view: View) -> bool:
+    """Return whether rows are whole blocks of whole vectors."""
+    block, cols = int(view.layout.block), int(view.layout.cols)
+    return block % 16 == 0 and cols % block == 0
 
 
 def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
@@ -150,7 +158,12 @@ class ScaleSearch:
         self._numbers = np.array(
             (window.most * window_search.SAFE, window_search.SAFE, window.halving, *limits), np.float64
         )
-        self._checked = window_search.checked_after(by_largest=not weighted)
+        self._block, by_largest = (
+            int(view.layout.block),
+            window_search.clips_by_largest(scheme, shape, weighted),
+        )
+        checked, row = window_search.checked_after(by_largest=by_largest), not in_whole_blocks(view)
+        self._counts, self._row = (self._doubled, self._over, checked, by_largest, row), row
         self._parts = np.array(window_search.PARTS, np.float64)
         self._values = _values_in_order(scheme)
 
@@ -161,10 +174,16 @@ class ScaleSearch:
         weights, pitch = _weights_of(importance, self._shape)
         coarse = float(self._coarse(coarser[0])) if coarser else 1.0
         ratios = np.array((*self._ratios, coarse), np.float32)
-        counts = self._doubled, self._over, self._checked, importance is not None, pitch
+        slots = parts_for(scale.numel(), math.prod(self._shape)) if self._row else 0
+        counts = *self._counts, importance is not None, pitch, slots
+        floats, doubles = (
+            np.empty(max(1, slots * part * self._block), kind)
+            for part, kind in ((2, np.float32), (3, np.float64))
+        )
         tried = self._parts, self._table, self._halved, self._values, ratios, self._numbers
         args = flat_array(x), self._descriptor, weights, *tried, np.array(counts, np.uint64)
-        share(entries.search_scales, (*args, flat_array(scale)), self._rows, math.prod(self._shape))
+        outputs = flat_array(scale), floats, doubles
+        share(entries.search_scales, (*args, *outputs), slots or self._rows, math.prod(self._shape))
         found = self._ladder.store(scale.double())
         return window_search.picked(scale > 0, found, fine), *coarser
 

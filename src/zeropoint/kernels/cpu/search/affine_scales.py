@@ -363,7 +363,7 @@ def _fitted(room: Any, b: Any, starts: Any, element: Any, rule: Any, fitting: An
 def _errors(room: Any, size: Any, tried: Any, element: Any) -> None:
     """Write the errors under scales and zero points to the first lanes of ``squares``."""
     decode_affine(room.columns, size, tried[:LANES], tried[LANES:], element, room.decoded)
-    add_errors(room.columns, room.decoded, room.weights, size, room.squares)
+    add_errors(room.columns, room.decoded, room.weights, size, False, room.squares)
 
 
 @device

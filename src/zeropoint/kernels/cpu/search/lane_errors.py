@@ -166,8 +166,31 @@ def _error(columns: Any, decoded: Any, weights: Any, i: Any) -> Any:
 
 
 @device
-def add_errors(columns: Any, decoded: Any, weights: Any, size: Any, sums: Any) -> None:
-    """Write the squared errors of 16 blocks to the first lanes of ``sums``, float64."""
+def add_row(values: Any, count: Any) -> None:
+    """Add ``count`` vectors of float64, the numbers of one block, pairwise; all first lanes take the sum."""
+    count = count * LANES
+    while count > np.uint64(1):
+        half = count // np.uint64(2)
+        for i in range(half):
+            values[i] = values[i] + values[half + i]
+        if count % np.uint64(2) > np.uint64(0):
+            values[half] = values[count - np.uint64(1)]
+            half += np.uint64(1)
+        count = half
+    store_lanes(values, np.uint64(0), doubles_of(values[0]))
+
+
+@device
+def add_errors(columns: Any, decoded: Any, weights: Any, size: Any, row: Any, sums: Any) -> None:
+    """Write the squared errors of 16 blocks to the first lanes of ``sums``, float64.
+
+    row: whether it is one block, of ``size`` vectors of neighbors; all lanes have its sum then.
+    """
+    if row:
+        for i in range(size):
+            store_lanes(sums, i * LANES, _error(columns, decoded, weights, i))
+        add_row(sums, size)
+        return
     m = size // _EIGHT
     two, four = m + m, m + m + m + m
     for j in range(m):
@@ -194,8 +217,21 @@ def _pair(columns: Any, decoded: Any, weights: Any, i: Any, j: Any) -> Any:
 
 
 @device
-def add_fits(columns: Any, decoded: Any, weights: Any, size: Any, products: Any, squares: Any) -> None:
-    """Write the sums of products of values and numbers, and of squares of values, to the first lanes."""
+def add_fits(
+    columns: Any, decoded: Any, weights: Any, size: Any, row: Any, products: Any, squares: Any
+) -> None:
+    """Write the sums of products of values and numbers, and of squares of values, to the first lanes.
+
+    row: as of :func:`add_errors`.
+    """
+    if row:
+        for i in range(size):
+            product, square = _fit(columns, decoded, weights, i)
+            store_lanes(products, i * LANES, product)
+            store_lanes(squares, i * LANES, square)
+        add_row(products, size)
+        add_row(squares, size)
+        return
     m = size // _EIGHT
     two, four = m + m, m + m + m + m
     for j in range(m):
@@ -218,9 +254,17 @@ def _past(columns: Any, weights: Any, i: Any, end: Any) -> Any:
 
 
 @device
-def add_clipped(columns: Any, weights: Any, size: Any, ends: Any, sums: Any) -> None:
-    """Write weighted squares of what lies past ``ends``, (16,) float64, to the first lanes of ``sums``."""
+def add_clipped(columns: Any, weights: Any, size: Any, row: Any, ends: Any, sums: Any) -> None:
+    """Write weighted squares of what lies past ``ends``, (16,) float64, to the first lanes of ``sums``.
+
+    row: as of :func:`add_errors`.
+    """
     end, m = load_lanes(ends, np.uint64(0)), size // _EIGHT
+    if row:
+        for i in range(size):
+            store_lanes(sums, i * LANES, _past(columns, weights, i, end))
+        add_row(sums, size)
+        return
     two, four = m + m, m + m + m + m
     for j in range(m):
         k, n, p = j + m, j + two, j + two + m

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..machine.descriptor import NO_ROUNDING, TO_BFLOAT16
 from ..machine.intrinsics import device, float64_of, inlined, scratch
+from ..machine.tile import load
 from ..machine.vector import (
     above,
     above_doubles,
@@ -29,7 +30,7 @@ from ..machine.vector import (
     words_of,
 )
 from .lane_errors import LONGEST, SUMS, add_clipped, add_errors, add_fits, decode_lanes, load_weights
-from .lanes import LANES, magnitudes, where
+from .lanes import LANES, magnitudes, most_lane, where
 from .windows import ONES, load_columns
 
 _PARTS, _NONE = np.uint64(16), np.uint64(0)
@@ -47,7 +48,8 @@ class ScaleTries(NamedTuple):
     a codebook's codes in their order. halving, empty, doubling: of the window. reach: largest magnitude over
     a scale that is taken. end: largest magnitude of a value. safe: outweighs roundings. top: as halving.
     least, largest: of the format of scales. coarse, over: the scale above, and whether it divides. checked:
-    after how many steps it is asked whether all else clips too much.
+    after how many steps it is asked whether all else clips too much. largest_clips: whether the largest
+    number alone says so. row: whether the numbers of one block fill all lanes, which then agree.
     """
 
     parts: Any
@@ -67,6 +69,8 @@ class ScaleTries(NamedTuple):
     coarse: Any
     over: Any
     checked: Any
+    largest_clips: Any
+    row: Any
     weighted: Any
     pitch: Any
 
@@ -116,7 +120,7 @@ def _measure(room: Any, size: Any, at: Any, element: Any, rule: Any, tries: Any)
     factors = _factors(load_lanes(room.scales, at), tries)
     store_lanes(room.scales, _FACTORS, factors)
     decode_lanes(room.columns, size, room.scales[_FACTORS:], element, rule.unit, tries.values, room.decoded)
-    add_errors(room.columns, room.decoded, room.weights, size, room.sums)
+    add_errors(room.columns, room.decoded, room.weights, size, tries.row, room.sums)
 
 
 @device
@@ -124,9 +128,9 @@ def _clip(room: Any, size: Any, tries: Any) -> None:
     """Write to ``sums`` what clipping alone adds to the errors under the scales that are tried."""
     factors = _factors(load_lanes(room.scales, _TRIED), tries)
     end = wide_floats(factors) * doubles_of(tries.end)
-    if tries.weighted:
+    if not tries.largest_clips:
         store_lanes(room.more, _NONE, end)
-        add_clipped(room.columns, room.weights, size, room.more, room.sums)
+        add_clipped(room.columns, room.weights, size, tries.row, room.more, room.sums)
         return
     past = wide_floats(load_lanes(room.scales, _AMAX)) - end
     past = larger(past, doubles_of(np.float64(0)))
@@ -240,7 +244,7 @@ def _fit(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
     best, one, none = load_lanes(room.scales, _BEST), doubles_of(np.float64(1)), doubles_of(np.float64(0))
     store_lanes(room.scales, _FACTORS, _factors(best, tries))
     decode_lanes(room.columns, size, room.scales[_FACTORS:], element, rule.unit, tries.values, room.decoded)
-    add_fits(room.columns, room.decoded, room.weights, size, room.sums, room.more)
+    add_fits(room.columns, room.decoded, room.weights, size, tries.row, room.sums, room.more)
     share = load_lanes(room.sums, _NONE) / load_lanes(room.more, _NONE)
     usable = above_doubles(share, none) & above_doubles(doubles_of(np.float64(np.inf)), share)
     tried = _stored(wide_floats(best) * where(usable, share, one), tries, rule.stored)
@@ -256,6 +260,8 @@ def _search_blocks(room: Any, size: Any, element: Any, rule: Any, tries: Any) ->
     scales, amax = room.scales, floats_of(np.float32(0))
     for i in range(size):
         amax = larger(magnitudes(load_lanes(room.columns, i * LANES)), amax)
+    if tries.row:
+        amax = floats_of(most_lane(amax))
     store_lanes(scales, _AMAX, amax)
     store_lanes(scales, _BEST, load_lanes(scales, _START))
     _measure(room, size, _START, element, rule, tries)
@@ -293,3 +299,32 @@ def tried_rows(
         for b in range(blocks):
             better = room.errors[_ERROR + b] < room.errors[_LIMIT + b]
             scales[block + b] = room.scales[_BEST + b] if better else np.float32(0)
+
+
+@device
+def long_rows(
+    x: Any, layout: Any, element: Any, rule: Any, weights: Any, tries: Any, scales: Any, memory: Any,
+    first: Any, last: Any,
+) -> None:  # fmt: skip
+    """Do what :func:`tried_rows` does with blocks ``first`` to ``last``, one at a time.
+
+    memory: float32 and float64, of twice and thrice the numbers of a block.
+    """
+    floats, doubles = memory
+    size = layout.block
+    room = _Room(
+        floats[:size], floats[size:], doubles[:size], doubles[size : size + size], doubles[size + size :],
+        scratch(96, np.float32), scratch(32, np.float64), scratch(32, np.int64),
+    )  # fmt: skip
+    for i in range(size):
+        room.weights[i] = np.float64(1)
+    for block in range(first, last):
+        load(x, block * size, size, layout.kind, room.columns)
+        row, place = block // layout.row_blocks, block % layout.row_blocks
+        if tries.weighted:
+            for i in range(size):
+                room.weights[i] = weights[row * tries.pitch + place * size + i]
+        store_lanes(room.scales, _START, floats_of(scales[block]))
+        _search_blocks(room, size // LANES, element, rule, tries)
+        better = room.errors[_ERROR] < room.errors[_LIMIT]
+        scales[block] = room.scales[_BEST] if better else np.float32(0)
