@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.interrupted import stop_after
 from tests.checkpoint.written import digests
-from tests.oracles import synthetic_llama
+from tests.oracles import synthetic_llama, tiny_models
 from typer.testing import CliRunner
 
 import zeropoint as zp
@@ -69,6 +69,19 @@ def test_a_checkpoint_gets_the_bytes_of_its_model_quantized_in_memory(source: Pa
     assert digests(tmp_path / "plain") != digests(tmp_path / "files")
     assert zp.verify_checkpoint(tmp_path / "files").ok
     assert plain.error.relative < result.error.relative  # plain errors of weights are what mse minimizes
+
+
+def test_numbers_of_positions_in_the_files_do_not_say_what_weights_are(tmp_path: Path) -> None:
+    tiny_models.write(tmp_path / "bert", "bert", dtype=torch.float32)
+    path, config = tmp_path / "bert/model.safetensors", tmp_path / "bert/config.json"
+    positions = {"embeddings.position_ids": torch.arange(32)[None]}
+    save_file(positions | load_file(path), path, {"format": "pt"})
+    said = {key: value for key, value in json.loads(config.read_text()).items() if "dtype" not in key}
+    config.write_text(json.dumps(said))
+    options = {"method": "mse_weighted", "calibration": ids(4, 16) % 64}
+    zp.quantize_checkpoint(tmp_path / "bert", tmp_path / "out", "int4:g32", **options)
+    assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "bert").ok
+    assert torch.equal(tensors(tmp_path / "out")[next(iter(positions))], next(iter(positions.values())))
 
 
 def test_any_cut_stop_and_second_calibration_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:

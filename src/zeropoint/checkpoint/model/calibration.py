@@ -218,9 +218,9 @@ def _empty_model(source: Source, folder: Path, remedy: str, dtype: torch.dtype |
             folder, local_files_only=True, trust_remote_code=False
         )
         vars(config).pop(CONFIG_KEY, None)  # its weights are decoded
-        dtype = dtype or config.dtype or next(
-            TORCH_DTYPES[entry.dtype] for entry in source.entries.values() if entry.dtype in TORCH_DTYPES
-        )  # fmt: skip
+        # Files of BERT may hold numbers of positions, too, which are no floats.
+        kinds = (TORCH_DTYPES.get(entry.dtype) for entry in source.entries.values())
+        dtype = dtype or config.dtype or next(kind for kind in kinds if kind and kind.is_floating_point)
         with _parameters_on_meta():
             model = getattr(transformers, name)._from_config(config, dtype=dtype)
         pooled = any(entry.startswith("pooler.") for entry in source.entries)
