@@ -20,7 +20,7 @@ import zeropoint as zp
 from zeropoint.checkpoint.read.source import open_source
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-NEEDED = ("facts", "peer_accuracy", "quality")
+NEEDED = ("facts", "peer_accuracy", "quality", "quality_draws")
 
 
 @pytest.fixture
@@ -60,6 +60,24 @@ def test_a_weight_that_the_model_has_not_is_an_error(
         modules["peer_accuracy"].rewrite(bert, tmp_path / "out", ["absent"], torch.clone)
     with pytest.raises(SystemExit, match="search 'other' is none of llm-compressor, auto-round"):
         modules["peer_accuracy"].search_named("int4:g32", "other")
+
+
+def test_a_draw_moves_the_named_weights_by_a_twentieth_of_a_step_at_most(
+    modules: dict[str, ModuleType], bert: Path, tmp_path: Path
+) -> None:
+    names = [f"{weight.module}.weight" for weight in zp.plan_checkpoint(bert, "int4:g32").weights]
+    draws = [modules["quality_draws"].moved(bert, tmp_path / str(seed), names, seed) for seed in (0, 1)]
+    before, first, second = (load_file(folder / "model.safetensors") for folder in (bert, *draws))
+    for name, values in before.items():
+        if name in names:
+            # The step of int4 is the largest magnitude over 7.5; an ulp of float32 besides.
+            most = values.reshape(-1, 32).abs().amax(1, keepdim=True) / 7.5 * 0.05 + 1e-7
+            change = (first[name] - values).reshape(-1, 32).abs()
+            assert (change <= most).all()
+            assert change.mean() > 0.3 * most.mean()
+            assert not torch.equal(first[name], second[name])
+        else:
+            assert torch.equal(first[name], values)
 
 
 def test_a_table_pairs_rows_with_nearest_and_ours_with_peers(
