@@ -23,6 +23,7 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.protocol import Codec, LayerScheme
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, UnsupportedError
+from zeropoint.schemes import ZeroPoint
 from zeropoint.tensor import QuantizedTensor
 
 LAYER = "model.layers.0"
@@ -126,6 +127,21 @@ def test_mxfp4_becomes_nvfp4_with_one_tensor_scale_for_layers_that_engines_run_a
     scales = [stored[f"{LAYER}.self_attn.{x}_proj.weight_global_scale"] for x in "qkv"]
     assert torch.equal(scales[0], scales[1])
     assert torch.equal(scales[0], scales[2])
+
+
+@pytest.mark.parametrize(("layout", "suffix"), [("compressed-tensors", "weight_scale"), ("gptq", "scales")])
+def test_negative_scales_of_q4_0_stay_in_layouts_that_have_them(
+    layout: str, suffix: str, floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", "q4_0", "gguf")
+    plan = plan_of(source, layout)
+    assert all(placed.layer.weight.zero_point is ZeroPoint.NONE for placed in plan.weights)
+    run(plan, tmp_path / "out")
+    stored = tensors_of(tmp_path / "out")
+    assert bool((stored[f"{LAYER}.mlp.up_proj.{suffix}"] < 0).any())
+    assert not [name for name in stored if name.endswith("zero_point")]
+    found, expected = decoded(tmp_path / "out", tmp_path / "b"), decoded(source, tmp_path / "a")
+    assert all(torch.equal(found[name], values) for name, values in expected.items())
 
 
 def test_rows_of_heads_lie_as_llama_cpp_has_them_and_the_way_back_undoes_it(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from ...methods.lossless import unrelated
 from ...recipes import Activation
 from ...schemes import Granularity, RangeRule, Rounding, ScaleLevel, Scheme, ZeroPoint
 from ...schemes.dialects import ZEROPOINT, get_dialect
-from ...schemes.scale_rules import LINEAR, MINIMUM, Pick
+from ...schemes.scale_rules import LINEAR, MINIMUM, SIGNED, Pick
 from ...schemes.scales import INPUT
 from ...schemes.structure import stored_numbers
 from ..read.source import Source
@@ -170,7 +170,12 @@ def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Sc
     signed = any(level.picks(Pick.SIGNED) for level in weight.scales)
     dialects = (get_dialect(codec.defaults.get("dialect", ZEROPOINT.name)), ZEROPOINT)
     plain = replace(weight, range_rule=RangeRule.FULL, rounding=Rounding(), overflow=Overflow.SATURATE)
-    # A negative scale has an equal where there are zero points.
+    if signed and codec.negative_scales and len(weight.scales) == 1:
+        kept = (replace(weight.scales[0], rule=SIGNED),)
+        for dialect in dialects:
+            with contextlib.suppress(SchemeError):
+                yield replace(plain, scales=kept, dialect=dialect)
+    # Elsewhere, a negative scale has an equal where there are zero points.
     for zero_point in (weight.zero_point, ZeroPoint.INTEGER)[signed:]:
         for scales, dialect in itertools.product(_formats(weight, dtype, codec), dialects):
             with contextlib.suppress(SchemeError):
