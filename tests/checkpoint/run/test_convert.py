@@ -113,7 +113,9 @@ def test_every_value_is_what_it_was_and_the_way_back_has_it_too(
     found, expected = decoded(tmp_path / "out", tmp_path / "b"), decoded(source, tmp_path / "a")
     assert found.keys() == expected.keys() == {*SHAPES, KEPT}
     assert all(torch.equal(found[name], values) for name, values in expected.items())
-    assert zp.verify_checkpoint(tmp_path / "out", source).ok
+    verified = zp.verify_checkpoint(tmp_path / "out", source)
+    assert verified.ok
+    assert {layer.error.largest for layer in verified.layers if layer.error is not None} == {0.0}
 
 
 def test_mxfp4_becomes_nvfp4_with_one_tensor_scale_for_layers_that_engines_run_as_one(

@@ -208,7 +208,7 @@ def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
     granularity, scheme = q.scheme.granularity, q.scheme
     if not granularity.extents:
         return 0, 0
-    found = _bits(q.scales[0]) == _zero_bits(scheme, q.dtype)
+    found = _bits(q.scales[0]) == _zero_bits(scheme, q.params.dtype)
     if not found.any():
         return 0, 0
     height, width = granularity.block_shape(tuple(x.shape))

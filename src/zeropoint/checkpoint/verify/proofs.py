@@ -12,7 +12,7 @@ import contextlib
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
@@ -230,14 +230,16 @@ class LayerPart(Check):
         self, q: QuantizedTensor, decoded: torch.Tensor, lines: dict[str, torch.Tensor], buffer: bytearray
     ) -> None:
         assert self.check.weight is not None
+        origin = self.check.weight.origin
         if self._kept(lines):
-            self.error = self._measured(decoded.to(q.dtype), q)
+            self.error = self._measured(decoded, q)
             return
         if self._by_rows:
             first = self.expert * self.check.layer.shape[0] + self.start
-            x = self.check.weight.read(self.check.files, first, self.rows, buffer).to(q.dtype)
+            x = self.check.weight.read(self.check.files, first, self.rows, buffer)
         else:
-            x = self.check.weight.read_columns(self.check.files, self.start, self.rows, buffer).to(q.dtype)
+            x = self.check.weight.read_columns(self.check.files, self.start, self.rows, buffer)
+        x = x if origin.layer is not None else x.to(q.dtype)
         layer = self.check.layer
         drift = layer.codec.drift(layer.layer, lines, start=self.start, shape=q.shape)
         self.ratio = _of_bound((x, decoded), q, self.check.bound, drift)
@@ -262,6 +264,7 @@ class LayerPart(Check):
         return f"{expert}{'rows' if self._by_rows else 'columns'} from {self.start} on"
 
     def _measured(self, x: torch.Tensor, q: QuantizedTensor) -> TensorError:
+        q = replace(q, dtype=x.dtype)
         if self._by_rows:
             return measure(x, q)
         layer = self.check.layer

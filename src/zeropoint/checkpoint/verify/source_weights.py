@@ -99,7 +99,10 @@ class Original:
         return None if fused is None or matrix is None else self._weight(fused, matrix)
 
     def weight_of(self, layer: StoredLayer) -> OriginalWeight | None:
-        """Return what a layer was quantized from, or None where nothing has its name and shape."""
+        """Return what a layer was quantized from, or None where nothing has its name and shape.
+
+        Codes are decoded to float32, which holds each of their values that the layer may hold, too.
+        """
         if layer.experts is None:
             weight = self.matrix(layer.module)
         else:
@@ -109,8 +112,11 @@ class Original:
         rows, columns = (layer.experts or 1) * layer.shape[0], layer.shape[1]
         if weight is None or weight.shape != (rows, columns):
             return None
-        form = layer.codes.form
-        return weight if form is None else replace(weight, origin=weight.origin.in_form(form))
+        form, origin = layer.codes.form, weight.origin
+        if origin.layer is not None:
+            entry = replace(origin.entry, dtype="F32", nbytes=rows * columns * torch.float32.itemsize)
+            origin = replace(origin, entry=entry)
+        return replace(weight, origin=origin if form is None else origin.in_form(form))
 
     def known(self, module: str) -> Known | None:
         """Return shape and dtype of the weight of a module."""
