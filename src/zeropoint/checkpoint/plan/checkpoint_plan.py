@@ -125,7 +125,7 @@ class CheckpointPlan:
     @property
     def summary(self) -> tuple[str, ...]:
         """The sizes, bits and memory of the whole, a line each."""
-        lines = [f"{size_of(self.source_bytes)} -> {size_of(self.output_bytes)} ({self._change})"]
+        lines = [f"{size_of(self._read_bytes)} -> {size_of(self.output_bytes)} ({self._change})"]
         if self.weights:
             layouts = ", ".join(dict.fromkeys(layer.layout for layer in self.layers))
             values = count(self.quantized_values, "value")
@@ -142,8 +142,13 @@ class CheckpointPlan:
 
     @property
     def _change(self) -> str:
-        ratio = self.source_bytes / max(1, self.output_bytes)
+        ratio = self._read_bytes / max(1, self.output_bytes)
         return f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
+
+    @property
+    def _read_bytes(self) -> int:
+        """Bytes of all tensors of the source, and of the files that are copied, which count in the output."""
+        return self.source_bytes + sum(self.companions.values())
 
     def __repr__(self) -> str:
         return "\n".join((*self.summary, self.memory))
