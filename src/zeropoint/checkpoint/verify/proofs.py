@@ -239,7 +239,8 @@ class LayerPart(Check):
             x = self.check.weight.read(self.check.files, first, self.rows, buffer)
         else:
             x = self.check.weight.read_columns(self.check.files, self.start, self.rows, buffer)
-        x = x if origin.layer is not None else x.to(q.dtype)
+        # What is quantized from codes is quantized from floats of the model's dtype.
+        x = x if origin.layer is not None and torch.equal(x, decoded) else x.to(q.dtype)
         layer = self.check.layer
         drift = layer.codec.drift(layer.layer, lines, start=self.start, shape=q.shape)
         self.ratio = _of_bound((x, decoded), q, self.check.bound, drift)
