@@ -347,7 +347,8 @@ def texts() -> list[Path]:
     paths = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     for folder in TEXT_FOLDERS:
         paths += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
-    foreign = ("__pycache__", ".peers", ".peers-quark", ".peers-search", ".llama_cpp", ".engines", ".engines-quark")
+    peers = (".peers", ".peers-quark", ".peers-search", ".llama_cpp", ".engines", ".engines-quark")
+    foreign = ("__pycache__", *peers)
     return sorted(p for p in paths if p.suffix in TEXT_SUFFIXES and not set(foreign) & set(p.parts))
 
 
