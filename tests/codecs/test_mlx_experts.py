@@ -54,11 +54,17 @@ def tensors(family: str) -> Tensors:
     return {name: x.bfloat16() for name, x in found.items()}
 
 
-def checkpoint(folder: Path, family: str, *, shards: int = 1, said: dict[str, Any] | None = None) -> Path:
-    """Write such a layer, its tensors dealt out to several files."""
+def checkpoint(
+    folder: Path, family: str, *, shards: int = 1, said: dict[str, Any] | None = None, apart: bool = False
+) -> Path:
+    """Write such a layer, its tensors dealt out to files; apart: the second has later experts alone."""
     folder.mkdir()
     every = tensors(family)
     places = {name: f"model-{n % shards + 1:05}-of-{shards:05}.safetensors" for n, name in enumerate(every)}
+    if apart:
+        later = {name: ".experts." in name and ".experts.0." not in name for name in every}
+        files = [f"model-{n}-of-00003.safetensors" for n in ("00001", "00002", "00003")]
+        places = {name: files[1 if later[name] else 2 * ("norm" in name)] for name in every}
     for place in set(places.values()):
         file = "model.safetensors" if shards == 1 else place
         save_file({name: x for name, x in every.items() if places[name] == place}, folder / file)
@@ -103,6 +109,17 @@ def test_each_expert_is_quantized_as_a_matrix_and_stacked(tmp_path: Path, family
     assert index["weight_map"].keys() == written(tmp_path / "out").keys()
     assert index["metadata"]["total_size"] == sum(x.nbytes for x in written(tmp_path / "out").values())
     assert zp.verify_checkpoint(tmp_path / "out", source).ok
+
+
+def test_a_shard_whose_experts_all_go_elsewhere_is_left_out(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "in", "mixtral", shards=3, apart=True)
+    zp.quantize_checkpoint(source, tmp_path / "out", "mlx_int4", format="mlx")
+    assert [file.name for file in sorted((tmp_path / "out").glob("*.safetensors"))] == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+    ]  # fmt: skip
+    assert zp.verify_checkpoint(tmp_path / "out", source).ok
+    zp.convert_checkpoint(tmp_path / "out", tmp_path / "floats", to="bfloat16")
+    assert written(tmp_path / "floats").keys() == tensors("mixtral").keys()
 
 
 @pytest.mark.parametrize("family", BLOCKS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..read.index import NUMBERED
 from .texts import Text
 
 
@@ -27,3 +29,16 @@ class OutputShard:
     def header(self) -> bytes:
         """Its first bytes."""
         return bytes(self.head)
+
+
+def without_gaps(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of files, those that say ``NUMBER-of-COUNT`` numbered anew where some are left out.
+
+    >>> without_gaps(["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"])
+    ('model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors')
+    """
+    found = [NUMBERED.fullmatch(name) for name in names]
+    if any(match is None or int(match["count"]) == len(names) for match in found):
+        return tuple(names)
+    stems = [match["stem"] for match in found if match is not None]
+    return tuple(f"{stem}-{n:05}-of-{len(names):05}.safetensors" for n, stem in enumerate(stems, start=1))

@@ -1,6 +1,7 @@
 """Where everything comes out: the tensors of the output, their files and their offsets.
 
-Output shards have the names of the input's, and each tensor stays in its shard. Inside a file, tensors lie in
+Output shards have the names of the input's, and each tensor stays in its shard; experts that a file stacks go
+to that of the first, and shards that this leaves without tensors are left out. Inside a file, tensors lie in
 the order that safetensors' own writer gives them: falling dtype, then name. What is kept of each tensor is
 its offset and what it comes from; the rest follows from that when it is asked for.
 """
@@ -40,7 +41,7 @@ from .file_heads import model_files
 from .joined_rows import FiledTensor, joined_rows
 from .limits import value_bytes
 from .origin import Origin
-from .output_shards import OutputShard
+from .output_shards import OutputShard, without_gaps
 from .texts import Text
 
 Files = Mapping[Place, OpenFile]
@@ -235,7 +236,7 @@ class Placements:
         self._begins = array("q", [0]) * len(self._kind)
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
         kept, self._base = len(actions.kept), len(actions.kept) + len(self._origins)
-        self._gather()
+        renamed = self._gather()
         self.all: Sequence[Placement] = Made(self._base + len(self._entry), self._placement)
         self.kept: Sequence[Placement] = Made(kept, self._written)
         self.restored: Sequence[Placement] = Made(len(actions.restored), lambda n: self._written(kept + n))
@@ -245,15 +246,16 @@ class Placements:
         self._order = array("I", sorted(range(len(names)), key=names.__getitem__))
         self._require_unique(names)
         metadata = {
-            file: codec.model_format.metadata(
+            renamed[file]: codec.model_format.metadata(
                 replace(
                     model_files(source, name, self.layers, actions.mixture),
-                    tensors=self._contents(file),
+                    tensors=self._contents(renamed[file]),
                     metadata=actions.floats.source.metadata[name],
                     rewritten=actions.rewrite(codec),
                 )
             )
             for name, file in zip(source.shards, files, strict=True)
+            if file in renamed
         }
         self.shards = tuple(self._lay_out(metadata))
         self.by_name: Sequence[Placed] = Made(len(names), lambda n: self.at(self._order[n]))
@@ -334,15 +336,20 @@ class Placements:
             if shares[share] < 2:
                 self._share[number] = -1
 
-    def _gather(self) -> None:
-        """Give the parts of one tensor of a file the file of the first of them."""
+    def _gather(self) -> dict[str, str]:
+        """Give parts of one tensor the file of the first of them; return the new names of what is left."""
         files: dict[str, int] = {}
         if not self._codec.model_format.stack or len(self._shards) == 1:
-            return
+            return {name: name for name in self._shards}
         for number, file in enumerate(self._file):
             form = self._filed(number).form
             if form.part is not None:
                 self._file[number] = files.setdefault(form.name, file)
+        left = sorted(set(self._file))
+        self._file = array("I", map({old: new for new, old in enumerate(left)}.__getitem__, self._file))
+        before = [self._shards[number] for number in left]
+        self._shards = without_gaps(before)
+        return dict(zip(before, self._shards, strict=True))
 
     def _matrices(self, entry: TensorEntry, layer: LayerScheme) -> list[WeightMatrix]:
         return _matrices(entry, self._actions.floats.experts, fused=layer.codec.fuses(layer))

@@ -28,28 +28,24 @@ from ..encode.block_scales import rounded
 from ..encode.elements import INFINITE, MAGIC, is_identity
 from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.steps import can_encode_steps
-from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL, TO_BFLOAT16
+from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
 from ..machine.tile import NOT_FINITE, TILE
 from ..machine.vector import (
     above,
     above_doubles,
     any_lane,
-    bits_of,
     doubles_of,
-    first_float16,
-    float16_of_floats,
     floats_of,
     larger,
     load_lanes,
     narrow_doubles,
     smaller,
     store_lanes,
-    values_of,
     wide_floats,
     words_of,
 )
-from .lanes import LANES, magnitudes, multiply_add, where, whole
+from .lanes import LANES, add_pairwise, magnitudes, multiply_add, narrowed, where, whole
 from .windows import ONES, load_columns, start_scales
 
 LONGEST = 128 * 16
@@ -284,19 +280,6 @@ def _fit(parts: Any, size: Any, element: Any, fitting: Any, lanes: Any, found: A
     store_lanes(found, LANES, best[1])
 
 
-@inlined
-def _quotients(x: Any, by: Any, inverse: Any, element: Any) -> Any:
-    """Return numbers in units of scales, as the element's encoding rounds them."""
-    t = x * inverse if element.scaling == RECIPROCAL else x / by
-    if element.quotient == TO_BFLOAT16:
-        bits = bits_of(t)
-        odd = (bits >> words_of(np.uint32(16))) & words_of(np.uint32(1))
-        return values_of((bits + words_of(np.uint32(0x7FFF)) + odd) & words_of(np.uint32(0xFFFF0000)))
-    if element.quotient != NO_ROUNDING:
-        return first_float16(float16_of_floats(t, t))
-    return t
-
-
 @device
 def _squared_errors(columns: Any, size: Any, scales: Any, element: Any, squares: Any) -> None:
     """Write the squared errors of 16 blocks to the first lanes of ``squares``, float64, added pairwise."""
@@ -305,20 +288,11 @@ def _squared_errors(columns: Any, size: Any, scales: Any, element: Any, squares:
     least, most, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
     for i in range(size):
         x = load_lanes(columns, i * LANES)
-        t = _quotients(x, by, inverse, element)
+        t = narrowed(x * inverse if element.scaling == RECIPROCAL else x / by, element.quotient)
         q = (smaller(larger(t, least), most) + magic) - magic
         off = wide_floats(q * by) - wide_floats(x)
         store_lanes(squares, i * LANES, off * off)
-    count = size
-    while count > np.uint64(1):
-        half = count // np.uint64(2)
-        for i in range(half):
-            pair = load_lanes(squares, i * LANES) + load_lanes(squares, (half + i) * LANES)
-            store_lanes(squares, i * LANES, pair)
-        if count % np.uint64(2) > np.uint64(0):
-            store_lanes(squares, half * LANES, load_lanes(squares, (count - np.uint64(1)) * LANES))
-            half += np.uint64(1)
-        count = half
+    add_pairwise(squares, size)
 
 
 @inlined

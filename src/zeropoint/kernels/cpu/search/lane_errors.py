@@ -12,10 +12,8 @@ from ..encode.elements import EXPONENT, INFINITE, MAGIC
 from ..machine.descriptor import (
     FLOAT,
     INTEGER,
-    NO_ROUNDING,
     RECIPROCAL,
     THRESHOLDS,
-    TO_BFLOAT16,
     ZERO_INSIDE,
 )
 from ..machine.intrinsics import device, inlined, shl32
@@ -23,8 +21,6 @@ from ..machine.vector import (
     above,
     bits_of,
     doubles_of,
-    first_float16,
-    float16_of_floats,
     floats_of,
     larger,
     larger_bits,
@@ -35,25 +31,13 @@ from ..machine.vector import (
     wide_floats,
     words_of,
 )
-from .lanes import LANES, add_pairwise, magnitudes, where
+from .lanes import LANES, add_neighbors, add_pairwise, magnitudes, narrowed, where
 
 LONGEST = 128 * 16
 """Numbers of 16 of the longest blocks."""
 SUMS = 16 * 16
 """Sums of eight terms each of 16 of the longest blocks."""
 _EIGHT, _SIGN = np.uint64(8), np.uint32(0x80000000)
-
-
-@inlined
-def narrowed(t: Any, element: Any) -> Any:
-    """Return numbers rounded as the element's quotients are."""
-    if element.quotient == TO_BFLOAT16:
-        bits = bits_of(t)
-        odd = (bits >> words_of(np.uint32(16))) & words_of(np.uint32(1))
-        return values_of((bits + words_of(np.uint32(0x7FFF)) + odd) & words_of(np.uint32(0xFFFF0000)))
-    if element.quotient != NO_ROUNDING:
-        return first_float16(float16_of_floats(t, t))
-    return t
 
 
 @device
@@ -64,9 +48,9 @@ def decode_affine(columns: Any, size: Any, scales: Any, zeros: Any, element: Any
     low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
     for i in range(size):
         x = load_lanes(columns, i * LANES)
-        t = narrowed(x * inverse if element.scaling == RECIPROCAL else x / by, element)
+        t = narrowed(x * inverse if element.scaling == RECIPROCAL else x / by, element.quotient)
         if element.zero_place == ZERO_INSIDE:
-            t = narrowed(t + zero, element)
+            t = narrowed(t + zero, element.quotient)
             q = ((smaller(larger(t, low), high) + magic) - magic) - zero
         else:
             q = (smaller(larger(t, low - zero), high - zero) + magic) - magic
@@ -75,7 +59,7 @@ def decode_affine(columns: Any, size: Any, scales: Any, zeros: Any, element: Any
 
 @inlined
 def _quotient(x: Any, by: Any, inverse: Any, element: Any) -> Any:
-    return narrowed(x * inverse if element.scaling == RECIPROCAL else x / by, element)
+    return narrowed(x * inverse if element.scaling == RECIPROCAL else x / by, element.quotient)
 
 
 @device
@@ -168,15 +152,7 @@ def _error(columns: Any, decoded: Any, weights: Any, i: Any) -> Any:
 @device
 def add_row(values: Any, count: Any) -> None:
     """Add ``count`` vectors of float64, the numbers of one block, pairwise; all first lanes take the sum."""
-    count = count * LANES
-    while count > np.uint64(1):
-        half = count // np.uint64(2)
-        for i in range(half):
-            values[i] = values[i] + values[half + i]
-        if count % np.uint64(2) > np.uint64(0):
-            values[half] = values[count - np.uint64(1)]
-            half += np.uint64(1)
-        count = half
+    add_neighbors(values, count * LANES)
     store_lanes(values, np.uint64(0), doubles_of(values[0]))
 
 

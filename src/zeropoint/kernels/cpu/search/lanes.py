@@ -8,6 +8,7 @@ from numba import types
 from numba.core import cgutils
 
 from ..linear.panels import columns_at
+from ..machine.descriptor import NO_ROUNDING, TO_BFLOAT16
 from ..machine.intrinsics import F32, I64, address, bits32, device, inlined, primitive, x86_has
 from ..machine.vector import (
     FLOATS,
@@ -15,6 +16,8 @@ from ..machine.vector import (
     WORDS,
     any_below,
     bits_of,
+    first_float16,
+    float16_of_floats,
     floats_of,
     floats_of_integers,
     indices,
@@ -239,6 +242,31 @@ def negative(x: Any) -> Any:
 def divided(number: Any, x: Any) -> Any:
     """Return a float32 over each lane."""
     return floats_of(number) / x
+
+
+@inlined
+def narrowed(t: Any, to: Any) -> Any:
+    """Return numbers rounded as descriptors say: to bfloat16, to float16, or not at all."""
+    if to == TO_BFLOAT16:
+        bits = bits_of(t)
+        odd = (bits >> words_of(np.uint32(16))) & words_of(np.uint32(1))
+        return values_of((bits + words_of(np.uint32(0x7FFF)) + odd) & words_of(np.uint32(0xFFFF0000)))
+    if to != NO_ROUNDING:
+        return first_float16(float16_of_floats(t, t))
+    return t
+
+
+@device
+def add_neighbors(values: Any, count: Any) -> None:
+    """Add ``count`` numbers of float64: halves of them, then those of the result, to the first."""
+    while count > np.uint64(1):
+        half = count // np.uint64(2)
+        for i in range(half):
+            values[i] = values[i] + values[half + i]
+        if count % np.uint64(2) > np.uint64(0):
+            values[half] = values[count - np.uint64(1)]
+            half += np.uint64(1)
+        count = half
 
 
 @device

@@ -8,29 +8,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..machine.descriptor import NO_ROUNDING, TO_BFLOAT16
 from ..machine.intrinsics import device, float64_of, inlined, scratch
 from ..machine.tile import load
 from ..machine.vector import (
     above,
     above_doubles,
     any_lane,
-    bits_of,
     doubles_of,
-    first_float16,
-    float16_of_floats,
     floats_of,
     larger,
     load_lanes,
     narrow_doubles,
     smaller,
     store_lanes,
-    values_of,
     wide_floats,
     words_of,
 )
 from .lane_errors import LONGEST, SUMS, add_clipped, add_errors, add_fits, decode_lanes, load_weights
-from .lanes import LANES, magnitudes, most_lane, where
+from .lanes import LANES, magnitudes, most_lane, narrowed, where
 from .windows import ONES, load_columns
 
 _PARTS, _NONE = np.uint64(16), np.uint64(0)
@@ -104,14 +99,7 @@ def _factor(scale: Any, tries: Any) -> Any:
 def _stored(scales: Any, tries: Any, to: Any) -> Any:
     """Return doubles as scales without a table are stored."""
     held = smaller(larger(scales, doubles_of(tries.least)), doubles_of(tries.largest))
-    x = narrow_doubles(held)
-    if to == TO_BFLOAT16:
-        bits = bits_of(x)
-        odd = (bits >> words_of(np.uint32(16))) & words_of(np.uint32(1))
-        return values_of((bits + words_of(np.uint32(0x7FFF)) + odd) & words_of(np.uint32(0xFFFF0000)))
-    if to != NO_ROUNDING:
-        return first_float16(float16_of_floats(x, x))
-    return x
+    return narrowed(narrow_doubles(held), to)
 
 
 @device

@@ -50,6 +50,7 @@ from ..machine.vector import (
 )
 from .lanes import (
     LANES,
+    add_neighbors,
     closest_quarters,
     integers,
     magnitudes,
@@ -138,15 +139,7 @@ def squared_error(values: Any, size: Any, factor: Any, element: Any, unit: Any, 
         x = values[i] if element.kind == INTEGER else np.float32(abs(values[i]))
         off = np.float64(np.float32(q * factor)) - np.float64(x)
         squares[i] = off * off
-    count = size
-    while count > np.uint64(1):
-        half = count // np.uint64(2)
-        for i in range(half):
-            squares[i] = squares[i] + squares[half + i]
-        if count % np.uint64(2) > np.uint64(0):
-            squares[half] = squares[count - np.uint64(1)]
-            half += np.uint64(1)
-        count = half
+    add_neighbors(squares, size)
     return squares[0]
 
 
