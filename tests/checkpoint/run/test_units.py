@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import pickle
 from collections import defaultdict
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import xxhash
 from tests.checkpoint.interrupted import plan_of
 from tests.checkpoint.written import LINEAR, save, weight
 from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.plan.identity import stamps
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.run.hashes import Hashes
 from zeropoint.checkpoint.run.tensor_error import TensorError, exact_sum
 from zeropoint.checkpoint.run.units import groups, units
-from zeropoint.checkpoint.run.work import Done
+from zeropoint.checkpoint.run.work import Done, Results
 
 
 @pytest.mark.usefixtures("small_units")
@@ -98,6 +102,19 @@ def test_the_record_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
         Done(number=whole.number, digests=("",), error=None),
     ):
         assert Done.parse(json.loads(json.dumps(done.document())), found) == done
+
+
+def test_a_run_keeps_the_hash_that_it_reads_back_with_and_no_record_does(tmp_path: Path) -> None:
+    found = units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128)})))
+    hashes = Hashes()
+    hashes.update(memoryview(b"some "))
+    hashes.update(memoryview(b"bytes"))
+    done = Done.of(found[0], [hashes, Hashes()])
+    assert done.digests[0] == hashlib.sha256(b"some bytes").hexdigest()
+    assert done.checks[0] == xxhash.xxh3_128(b"some bytes").hexdigest()
+    assert Results(len(found), {0: done})[0] == done
+    assert "xxh3" not in json.dumps(done.document())
+    assert replace(done, checks=()).document() == done.document()
 
 
 def test_exact_sums_depend_on_no_order_and_no_grouping() -> None:

@@ -186,7 +186,9 @@ def measure(x: torch.Tensor, q: QuantizedTensor, known: RowErrors | None = None)
 
 
 def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorError:
-    """Return how far ``q``, the codes of some columns ``x`` of a weight, is from it, whatever the columns.
+    """Return how far ``q``, the codes of some columns ``x`` of a weight, is from it, however many they are.
+
+    A unit has the columns that the plan gives it; those that are checked at once follow from memory.
 
     width: columns that are always together, of which there is a multiple; sums are exact beyond these. Blocks
     must lie in rows and divide ``width``.

@@ -8,7 +8,6 @@ on their size.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -33,7 +32,8 @@ from ..plan.limits import Limits
 from ..plan.placement import Files, Placed, Placement
 from ..read.storage import OpenFile, open_file, shown
 from .directory import Partials, copy_range, write_at
-from .tensor_error import TensorError, exact_sum, measure, measure_columns
+from .hashes import Hashes
+from .tensor_error import TensorError, exact_sum, measure
 from .tiles import Scratch, extremes_of, scales_in, widest
 from .units import Span, Unit
 
@@ -71,13 +71,20 @@ def mean_scale(found: Collection[Scanned]) -> float | None:
 class Done:
     """The result of the unit of this number.
 
-    digests: SHA-256 of what it wrote into each of its spans, in hexadecimal. error: what quantization did to
-    it; None for a copy.
+    digests: SHA-256 of what it wrote into each of its spans, in hexadecimal. checks: XXH3 of the same, where
+    this process wrote it; empty for what a record says. error: what quantization did to it; None for a copy.
     """
 
     number: int
     digests: tuple[str, ...]
+    checks: tuple[str, ...] = ()
     error: TensorError | None
+
+    @staticmethod
+    def of(unit: Unit, hashes: Sequence[Hashes], error: TensorError | None = None) -> Done:
+        """Return the result of a unit from the hashes of its spans."""
+        digests, checks = zip(*(each.digests for each in hashes), strict=True)
+        return Done(number=unit.number, digests=digests, checks=checks, error=error)
 
     def document(self) -> dict[str, Any]:
         """Return it as values that JSON holds; :meth:`parse` is the inverse, without loss."""
@@ -147,16 +154,16 @@ class Results(MutableMapping[int, Done]):
         self.update(found or {})
 
     def __getitem__(self, number: int) -> Done:
-        data = self._packed[number]
-        count = data[0]
-        digests = tuple(data[1 + 32 * n : 33 + 32 * n].hex() for n in range(count))
-        error = data[1 + 32 * count :]
-        return Done(number=number, digests=digests, error=TensorError.unpack(error) if error else None)
+        data = memoryview(self._packed[number])
+        digests, rest = _split(data[2:], data[0], 32)
+        checks, error = _split(rest, data[1], 16)
+        found = TensorError.unpack(bytes(error)) if error else None
+        return Done(number=number, digests=digests, checks=checks, error=found)
 
     def __setitem__(self, number: int, done: Done) -> None:
-        digests = b"".join(map(bytes.fromhex, done.digests))
+        hashes = b"".join(map(bytes.fromhex, (*done.digests, *done.checks)))
         error = b"" if done.error is None else done.error.pack()
-        self._packed[number] = bytes([len(done.digests)]) + digests + error
+        self._packed[number] = bytes([len(done.digests), len(done.checks)]) + hashes + error
 
     def __delitem__(self, number: int) -> None:
         del self._packed[number]
@@ -169,6 +176,11 @@ class Results(MutableMapping[int, Done]):
 
     def __len__(self) -> int:
         return len(self._packed)
+
+
+def _split(data: memoryview, count: int, size: int) -> tuple[tuple[str, ...], memoryview]:
+    """Return the first ``count`` hashes of ``size`` bytes each, in hexadecimal, and what follows them."""
+    return tuple(data[n * size : (n + 1) * size].hex() for n in range(count)), data[count * size :]
 
 
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
@@ -226,10 +238,9 @@ def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: L
         if unit.placement.to is None:
             for tile in parts:
                 _restore_tile(unit, files, tile.rows, scratch.buffer, writers[0])
-            return Done(number=unit.number, digests=(writers[0].digest(),), error=None)
+            return Done.of(unit, [writers[0].hashes])
         errors = [_quantize_tile(unit.placement, files, tile, (data, scratch), writers) for tile in parts]
-    digests = tuple(writer.digest() for writer in writers)
-    return Done(number=unit.number, digests=digests, error=TensorError.merge(errors))
+    return Done.of(unit, [writer.hashes for writer in writers], TensorError.merge(errors))
 
 
 class _Writer:
@@ -241,14 +252,14 @@ class _Writer:
         self._target = target
         self._done = 0
         self._lines: torch.Tensor | None = None
-        self._hash = hashlib.sha256()
+        self._hashes = Hashes()
 
     def write(self, tensor: torch.Tensor) -> None:
         """Write the bytes of a tensor behind those before, some at a time, which stay in cache till then."""
         data = memoryview(flat_bytes(tensor).numpy())  # type: ignore[arg-type]
         for begin in range(0, len(data), PIECE):
             piece = data[begin : begin + PIECE]
-            self._hash.update(piece)
+            self._hashes.update(piece)
             write_at(self._target, piece, self.span.begin + self._done)
             self._done += len(piece)
 
@@ -267,10 +278,11 @@ class _Writer:
             self.write(self._lines)
         return None
 
-    def digest(self) -> str:
-        """Return the SHA-256 of the span, all of which must have been written."""
+    @property
+    def hashes(self) -> Hashes:
+        """The hashes of the span, all of which must have been written."""
         assert self._done == self.span.size, self.span
-        return self._hash.hexdigest()
+        return self._hashes
 
 
 def _quantize_tile(
@@ -297,8 +309,7 @@ def _quantize_tile(
             q = layer.codec.decode(layer, tensors | constants, start=start, shape=q.shape, dtype=q.dtype)
             known = known if known is not None and x is given and _same(q, made.q) else None
             q = replace(q, dtype=x.dtype)
-        whole = by_rows or known is not None
-        measured = measure(x, q, known) if whole else measure_columns(x, q, weight.alignment)
+        measured = measure(x, q, known)
         if weight.method == LOSSLESS and (measured.errors or measured.largest):
             _require_equal(layer, x, q)
     except ZeropointError as error:
@@ -346,27 +357,28 @@ def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writ
 
 def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
     """Hash what the source holds and copy it, in the kernel where it can; an object is fetched once."""
-    digest, (span,) = hashlib.sha256(), unit.spans
+    hashes, (span,) = Hashes(), unit.spans
     begin = unit.placement.source.begin + unit.start
     local = source.descriptor is not None
     piece = memoryview(buffer)[: PIECE if local else len(buffer)]
     for done in range(0, unit.nbytes, len(piece)):
         part = piece[: unit.nbytes - done]
         source.read_into(part, begin + done)
-        digest.update(part)
+        hashes.update(part)
         to = span.begin + done
         if local:
             copy_range(source, target, begin=begin + done, to=to, size=len(part))
         else:
             write_at(target, part, to)
-    return Done(number=unit.number, digests=(digest.hexdigest(),), error=None)
+    return Done.of(unit, [hashes])
 
 
 def _add(unit: Unit, data: bytes, target: int) -> Done:
     """Write and hash bytes that lie in no file."""
-    (span,) = unit.spans
+    hashes, (span,) = Hashes(), unit.spans
+    hashes.update(memoryview(data))
     write_at(target, memoryview(data), span.begin)
-    return Done(number=unit.number, digests=(hashlib.sha256(data).hexdigest(),), error=None)
+    return Done.of(unit, [hashes])
 
 
 @contextlib.contextmanager
