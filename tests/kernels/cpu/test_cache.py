@@ -7,6 +7,8 @@ import os
 import resource
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,17 @@ def _copied(folder: Path) -> Path:
     for part in ("kernels", "ops"):
         shutil.copytree(package / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
+
+
+def test_kernels_on_disk_are_loaded_without_what_only_compiling_needs() -> None:
+    program = (
+        "import sys, torch, zeropoint as zp\n"
+        "zp.quantize(torch.ones(2, 256), 'int4:g128').dequantize()\n"
+        "sys.exit('numba.np.linalg' in sys.modules)"
+    )
+    for _ in range(2):  # the first may have to compile them
+        found = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
 
 
 def _twice(x: int) -> int:

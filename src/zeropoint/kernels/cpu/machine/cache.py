@@ -28,6 +28,7 @@ import llvmlite
 import numba
 from numba.core.caching import FunctionCache
 from numba.core.compiler import CompileResult
+from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 # Numba ships no types.
@@ -105,7 +106,9 @@ class KernelCache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function for ``sig``, or None where there is none that is whole."""
-        target_context.refresh()
+        # Machine code needs Numba's runtime alone. What refresh() imports besides, for a quarter of a second,
+        # only compiling needs, which calls it.
+        rtsys.initialize(target_context)
         path = self._path(sig, target_context.codegen())
         if path is None:
             return None
