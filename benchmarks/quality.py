@@ -61,19 +61,23 @@ CHARACTERS = 4.4
 class Row:
     """A way to quantize a model.
 
-    to: scheme, preset, or name of a recipe. layout: of the files. method: or None for nearest. peer: whose
-    search it is, or None. ours: of a peer, the name of our row to compare it with.
+    to: scheme, preset, or name of a recipe. layout: of the files. method: or None for nearest. random:
+    whether its data are random tokens. peer: whose search it is, or None. ours: of a peer, the name of our
+    row to compare it with.
     """
 
     to: str
     layout: str = "compressed-tensors"
     method: str | None = None
+    random: bool = False
     peer: str | None = None
     ours: str = ""
 
     @property
     def by(self) -> str:
-        """The method, or the peer."""
+        """The method and its data, or the peer."""
+        if self.random:
+            return f"{self.method}, random tokens"
         return self.peer or self.method or ("nearest" if self.recipe is None else "mse")
 
     @property
@@ -100,7 +104,7 @@ class Row:
     @property
     def nearest(self) -> str:
         """The name of the row of the largest-magnitude rule."""
-        return replace(self, to=SCALE.sub("", self.to), method=None, peer=None).name
+        return replace(self, to=SCALE.sub("", self.to), method=None, random=False, peer=None).name
 
 
 SCALE = re.compile(r":scale=[^:]+")
@@ -113,42 +117,48 @@ def rows(to: str, *methods: str | None, layout: str = "compressed-tensors") -> l
     return [Row(to=to, layout=layout, method=method) for method in methods]
 
 
+def without_data(to: str, layout: str = "compressed-tensors") -> Row:
+    """Return the row of the best that is done without data."""
+    return Row(to=to, layout=layout, method="mse_weighted", random=True)
+
+
 def peers(to: str, ours: Row, *names: str) -> list[Row]:
     """Return a row for each peer's search, next to ours."""
-    return [replace(ours, to=to, method=None, peer=name, ours=ours.name) for name in names]
+    return [Row(to=to, layout=ours.layout, peer=name, ours=ours.name) for name in names]
 
 
 def integer(to: str, *methods: str | None) -> list[Row]:
     """Return rows of an integer with symmetric codes: our methods, signed scales, and peers."""
-    signed = Row(to=to + SIGNED, method="mse")
+    best, signed = without_data(to), without_data(to + SIGNED)
     return [
-        *rows(to, None, "mse", *methods), *rows(to + SIGNED, None, "mse"),
-        *peers(to, Row(to=to, method="mse"), "llm-compressor", "ModelOpt"), *peers(to, signed, "auto-round"),
+        *rows(to, None, "mse", *methods), best, *rows(to + SIGNED, None, "mse"), signed,
+        *peers(to, best, "llm-compressor", "ModelOpt"), *peers(to, signed, "auto-round"),
     ]  # fmt: skip
 
 
 def real(to: str) -> list[Row]:
     """Return rows of an integer with real zero points, which HQQ has."""
-    return [
-        *rows(to, None, "hqq", "mse", layout="hqq"),
-        *peers(to, Row(to=to, layout="hqq", method="hqq"), "HQQ"),
-    ]
+    best = without_data(to, "hqq")
+    return [*rows(to, None, "hqq", "mse", layout="hqq"), best, *peers(to, best, "HQQ")]
 
 
 NVFP4 = (
     *(Row(to=f"nvfp4a16{rule}") for rule in ("", ":scale=four_over_six", ":scale=search")),
+    without_data("nvfp4a16"),
     *peers(
-        "nvfp4a16", Row(to="nvfp4a16:scale=search"), "llm-compressor", "llm-compressor, expanded", "ModelOpt",
+        "nvfp4a16", without_data("nvfp4a16"), "llm-compressor", "llm-compressor, expanded", "ModelOpt",
         "auto-round",
     ),
 )  # fmt: skip
 MXFP4 = (
     *(Row(to=f"mxfp4a16{rule}") for rule in ("", ":scale=floor", ":scale=ceil7.25", ":scale=search")),
-    *peers("mxfp4a16", Row(to="mxfp4a16:scale=search"), "llm-compressor", "auto-round"),
+    without_data("mxfp4a16"),
+    *peers("mxfp4a16", without_data("mxfp4a16"), "llm-compressor", "auto-round"),
 )
 LANGUAGE = (
     *rows("w8a16:g64", None), *rows("fp8_dynamic", None),
-    *integer("int4:g64", "mse_weighted"), *integer("int3:g64", "mse_weighted"), *NVFP4, *MXFP4,
+    *integer("int4:g64", "mse_weighted"), *integer("int3:g64", "mse_weighted"),
+    *rows("int4:g64:scale=search2.4", None), *rows("int3:g64:scale=search2.4", None), *NVFP4, *MXFP4,
     *rows("nf4", None, layout="bitsandbytes"), *rows("q4_0", None, "ggml", layout="gguf"),
     *rows("iq4_nl", "ggml", layout="gguf"), *rows("q4_k_m", "ggml", layout="gguf"),
     *rows("q3_k_m", "ggml", layout="gguf"), *rows("llama", None), *rows("llama:g64", None),
@@ -227,7 +237,8 @@ def quantized(source: Path, row: Row, folder: Path, calibration: Path, python: s
     """Write a model under a row, and return its folder or file."""
     if row.peer is not None:
         return rewritten(source, row, folder, python)
-    given: dict[str, Any] = {"calibration": calibration} if row.method == "mse_weighted" else {}
+    data = "random" if row.random else calibration
+    given: dict[str, Any] = {"calibration": data} if row.method == "mse_weighted" else {}
     given |= {"format": row.layout, "method": row.method} if row.recipe is None else {}
     zp.quantize_checkpoint(source, folder, row.recipe or row.to, **given)
     found = list(folder.glob("*.gguf"))
@@ -239,16 +250,8 @@ def rewritten(source: Path, row: Row, folder: Path, python: str) -> Path:
     assert row.peer is not None
     names = folder.with_suffix(".names")
     names.write_text("\n".join(f"{module}.weight" for module in layers(source, row)))
-    given = [
-        python,
-        str(HERE / "peer_accuracy.py"),
-        "--rewrite",
-        str(source),
-        str(folder),
-        "--names",
-        str(names),
-    ]
-    given += ["--scheme", row.to.removesuffix("a16"), "--search", row.peer]
+    given = [python, str(HERE / "peer_accuracy.py"), "--rewrite", str(source), str(folder)]
+    given += ["--names", str(names), "--scheme", row.to.removesuffix("a16"), "--search", row.peer]
     own = os.environ | {"PYTHONPATH": os.pathsep.join((str(HERE.parent / "src"), str(HERE)))}
     done = subprocess.run(given, check=False, env=own, capture_output=True, text=True)
     if done.returncode:
@@ -267,12 +270,7 @@ def measured(
         )  # fmt: skip
     else:
         found = zp.evaluate_checkpoint(
-            model,
-            source,
-            texts["text"],
-            context=CONTEXT,
-            max_memory=4 << 30,
-            **options,
+            model, source, texts["text"], context=CONTEXT, max_memory=4 << 30, **options
         )
     return list(found.models)
 
@@ -287,7 +285,6 @@ def figures(
         "method": row.by if row else "", "peer": bool(row and row.peer), "bytes": quality.nbytes,
         "layers": number,
         "statistics": numbers, "notes": list(quality.notes), "seconds": round(seconds, 1),
-        "nearest": row.nearest if row else "", "ours": row.ours if row else "",
         "samples": {key: values.tolist() for key, values in quality.samples.items()},
     }  # fmt: skip
 
@@ -301,8 +298,11 @@ def paired(found: list[dict[str, Any]], kind: str) -> None:
         )
         for row in found
     }  # fmt: skip
+    table = {row.name: row for row in TABLES[kind]}
     for row in found:
-        own, nearest, ours = (models.get(row[key]) for key in ("name", "nearest", "ours"))
+        of, own = table.get(row["name"]), models[row["name"]]
+        row["nearest"], row["ours"] = (of.nearest, of.ours) if of else ("", "")
+        nearest, ours = models.get(row["nearest"]), models.get(row["ours"])
         pairs = {"less nearest": (own, nearest), "ours less it": (ours, own)}
         row["paired"] = {
             key: one.difference(other)[PAIRED[kind]]

@@ -86,8 +86,9 @@ def quantize_checkpoint(
         include: patterns of tensors to quantize although they are kept by default.
         ignore: patterns of tensors to keep.
         overwrite: write into a directory that is not empty.
-        calibration: for methods that need data: a file of text, token ids (windows, length), or a
-            .safetensors file that holds them. The model runs on it, a block in memory at a time.
+        calibration: for methods that need data: a file of text, token ids (windows, length), a .safetensors
+            file that holds them, or ``"random"`` for random tokens. The model runs on it, a block in memory
+            at a time.
         imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
             have none.
         max_memory: bytes that the process may take; 2 GiB if None.

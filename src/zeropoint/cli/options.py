@@ -70,8 +70,8 @@ Method = Annotated[
 Calibration = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE", parser=parse_path,
-        help="Text, or token ids in .safetensors, for methods that need data, such as mse_weighted.",
+        metavar="FILE|random", parser=parse_path,
+        help="Text, token ids in .safetensors, or random tokens, for methods that need data: mse_weighted.",
     ),
 ]  # fmt: skip
 Imatrix = Annotated[

@@ -26,6 +26,7 @@ import torch
 from ..checkpoint.choose.selection import module_of
 from ..checkpoint.choose.tied import tied_heads
 from ..checkpoint.model.importance import importance_in, with_importance
+from ..checkpoint.model.tokens import random_tokens
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.imatrix_file import read_imatrix
@@ -59,8 +60,7 @@ def windows_of(source: Source, given: Text) -> TextWindows:
         words = (config.get("text_config") or config).get("vocab_size")
         if not isinstance(words, int) or words < 1:
             raise UnsupportedError("config.json has no vocab_size for random tokens; pass --text FILE")
-        ids = torch.randint(0, words, (WINDOWS * CONTEXT,), generator=torch.Generator().manual_seed(0))
-        return TokenizedText(ids=ids).windows(CONTEXT, WINDOWS)
+        return TokenizedText(ids=random_tokens(words, WINDOWS, CONTEXT).reshape(-1)).windows(CONTEXT, WINDOWS)
     if str(given).endswith(TEXT_OF_IDS):
         return TokenizedText(ids=read_ids(given)).windows(CONTEXT, WINDOWS)
     return TextTokenizer(source)(read_text(given)).windows(CONTEXT, WINDOWS)

@@ -71,6 +71,39 @@ def test_a_checkpoint_gets_the_bytes_of_its_model_quantized_in_memory(source: Pa
     assert plain.error.relative < result.error.relative  # plain errors of weights are what mse minimizes
 
 
+def test_random_tokens_stand_for_data_that_nobody_has(source: Path, tmp_path: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    length = min(512, config["max_position_embeddings"])
+    tokens = torch.randint(0, config["vocab_size"], (8, length), generator=torch.Generator().manual_seed(0))
+    for name, given in {"random": "random", "ids": tokens}.items():
+        zp.quantize_checkpoint(
+            source, tmp_path / name, "w4a16", method="mse_weighted", calibration=given
+        )  # fmt: skip
+    assert digests(tmp_path / "random") == digests(tmp_path / "ids")
+    arguments = ["quantize", str(source), str(tmp_path / "cli"), "--to", "w4a16", "--method", "mse_weighted"]
+    found = CliRunner().invoke(app, [*arguments, "--calibration", "random"])
+    assert found.exit_code == 0, found.output
+    assert digests(tmp_path / "cli") == digests(tmp_path / "ids")
+
+
+def test_a_file_called_random_is_one_by_its_path(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match=r"calibration '?.*random'? cannot be read"):
+        calibrated(plan_of(source), str(tmp_path / "random"))
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        calibrated(plan_of(source), Path("random"))
+
+
+def test_random_tokens_give_no_scales_of_inputs_or_of_a_cache(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        CalibrationError, match="static inputs take their scales from calibration, and random"
+    ):
+        zp.quantize_checkpoint(source, tmp_path / "out", "fp8", calibration="random")
+    zp.quantize_checkpoint(source, tmp_path / "codes", "fp8_dynamic")
+    with pytest.raises(CalibrationError, match="scales of a cache need keys and values of text"):
+        zp.add_kv_scales(tmp_path / "codes", tmp_path / "out", "random")
+    assert not (tmp_path / "out").exists()
+
+
 def test_numbers_of_positions_in_the_files_do_not_say_what_weights_are(tmp_path: Path) -> None:
     tiny_models.write(tmp_path / "bert", "bert", dtype=torch.float32)
     path, config = tmp_path / "bert/model.safetensors", tmp_path / "bert/config.json"

@@ -28,6 +28,7 @@ from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
 from .calibration import RunningModel, running
 from .parameter_names import WEIGHT
+from .tokens import is_random
 
 _REMEDY = "calibrate it with the tool that wrote it"
 _PROJECTIONS = ("k_proj", "qkv_proj")
@@ -46,6 +47,8 @@ def with_cache_scales(
     model that is not run here; CalibrationError for bad data, and for a layer of which no scale follows;
     CheckpointError for a checkpoint that is not quantized, or has such scales.
     """
+    if is_random(given):
+        raise CalibrationError("scales of a cache need keys and values of text; random tokens have others")
     codec, limits = _codec(source), limits or Limits.default()
     texts, place = with_cache(source, codec), codec.cache
     assert place is not None

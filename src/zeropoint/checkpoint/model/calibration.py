@@ -42,7 +42,7 @@ from .loading import Files, fill, read_tensor
 from .model_folder import model_folder
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
 from .parts import input_tensors
-from .tokens import windows_of
+from .tokens import is_random, windows_of
 
 
 def calibrated(
@@ -50,10 +50,11 @@ def calibrated(
 ) -> CheckpointPlan:
     """Return ``plan`` with what its methods and static inputs need, of the inputs of layers under ``given``.
 
-    given: token ids, or a file of these or of text; see :func:`~.tokens.windows_of`. progress: whether to
-    show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need of any, and a layer
-    that no token reached; UnsupportedError for a checkpoint that is not run here; CheckpointError where
-    its tensors are not those of its model, or --max-memory is too little.
+    given: token ids, a file of these or of text, or ``"random"``; see :func:`~.tokens.windows_of`. progress:
+    whether to show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need of any, a
+    layer that no token reached, and static inputs under random tokens; UnsupportedError for a checkpoint
+    that is not run here; CheckpointError where its tensors are not those of its model, or --max-memory is too
+    little.
     """
     static = static_inputs(plan)
     wanted = {w.module: w for w in plan.weights if method_named(w.method).needs or w.layer in static}
@@ -61,6 +62,11 @@ def calibrated(
         raise CalibrationError(
             "no method of this plan needs calibration data, and no inputs take scales from them; leave them "
             "out, or name a method that needs them"
+        )
+    if static and is_random(given):
+        raise CalibrationError(
+            "static inputs take their scales from calibration, and random tokens are not what the model will "
+            "see; give text, or make inputs dynamic"
         )
     odd = next((module for module in wanted if is_transposed(module, plan.source.config or {})), None)
     if odd is not None:

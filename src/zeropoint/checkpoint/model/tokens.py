@@ -1,4 +1,4 @@
-"""Calibration data of language models: windows of token ids, from a tensor, a file of them, or plain text.
+"""Calibration data of models: windows of token ids, from a tensor, a file of them, plain text, or at random.
 
 Text is cut by the tokenizer of the checkpoint, without special tokens, into windows of equal length that
 follow each other; what is left at the end is dropped. Code of a checkpoint is never executed.
@@ -18,6 +18,22 @@ from ..read.storage import shown
 
 WINDOW, MOST = 512, 128
 """Tokens of a window, and windows: those of llama.cpp's imatrix, and of GPTQ (arXiv:2210.17323)."""
+RANDOM, _RANDOM_WINDOWS = "random", 8
+"""What stands for random tokens in place of a file, and how many windows of them there are."""
+
+
+def random_tokens(vocabulary: int, windows: int, length: int) -> torch.Tensor:
+    """Return random token ids, (windows, length) int64, the same ones each time.
+
+    They are no data, and yet they show which inputs of a layer are large: norms and outliers of channels
+    belong to the model.
+    """
+    return torch.randint(0, vocabulary, (windows, length), generator=torch.Generator().manual_seed(0))
+
+
+def is_random(given: object) -> bool:
+    """Return whether random tokens are asked for."""
+    return isinstance(given, str) and given == RANDOM
 
 
 def windows_of(
@@ -26,8 +42,8 @@ def windows_of(
     """Return windows of token ids, each (1, length) int64.
 
     Args:
-        given: (windows, length) or (tokens,) integers; a .safetensors file that holds one such tensor; or a
-            file of text in UTF-8.
+        given: (windows, length) or (tokens,) integers; a .safetensors file that holds one such tensor; a file
+            of text in UTF-8; or :data:`RANDOM`.
         root: the checkpoint, for its tokenizer.
         vocabulary: number of tokens that the model knows.
         longest: most tokens that the model takes at once.
@@ -39,6 +55,8 @@ def windows_of(
         UnsupportedError: where text is given and the checkpoint has no tokenizer.
     """
     length = min(WINDOW, longest)
+    if is_random(given):
+        return list(random_tokens(vocabulary, _RANDOM_WINDOWS, length).unsqueeze(1))
     name = "calibration" if isinstance(given, torch.Tensor) else shown(given)
     ids = given if isinstance(given, torch.Tensor) else _ids(Path(given), root, transformers)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool or ids.ndim not in (1, 2):

@@ -226,7 +226,7 @@ def require_statistics(plan: CheckpointPlan) -> None:
         if needs.keys() - plan.statistics.get(weight.module, {}).keys():
             raise CalibrationError(
                 f"{printable(weight.module)}: method {weight.method} needs the {' and '.join(needs)} of its "
-                "inputs; pass --calibration FILE with text, or calibration= in Python"
+                "inputs; pass --calibration FILE with text, or random, or calibration= in Python"
             )
 
 
