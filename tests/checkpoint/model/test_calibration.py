@@ -71,7 +71,7 @@ def test_a_checkpoint_gets_the_bytes_of_its_model_quantized_in_memory(source: Pa
     assert plain.error.relative < result.error.relative  # plain errors of weights are what mse minimizes
 
 
-def test_random_tokens_stand_for_data_that_nobody_has(source: Path, tmp_path: Path) -> None:
+def test_random_tokens_take_the_place_of_data(source: Path, tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     length = min(512, config["max_position_embeddings"])
     tokens = torch.randint(0, config["vocab_size"], (8, length), generator=torch.Generator().manual_seed(0))

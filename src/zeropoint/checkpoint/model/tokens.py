@@ -19,7 +19,7 @@ from ..read.storage import shown
 WINDOW, MOST = 512, 128
 """Tokens of a window, and windows: those of llama.cpp's imatrix, and of GPTQ (arXiv:2210.17323)."""
 RANDOM, _RANDOM_WINDOWS = "random", 8
-"""What stands for random tokens in place of a file, and how many windows of them there are."""
+"""The word for random tokens in place of a file, and how many windows of them there are."""
 
 
 def random_tokens(vocabulary: int, windows: int, length: int) -> torch.Tensor:
