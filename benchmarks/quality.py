@@ -155,13 +155,16 @@ MXFP4 = (
     without_data("mxfp4a16"),
     *peers("mxfp4a16", without_data("mxfp4a16"), "llm-compressor", "auto-round"),
 )
+GGUF = (
+    *rows("q4_k_m", "ggml", layout="gguf"), Row(to="q4_k_m", layout="gguf", method="ggml", random=True),
+    *rows("q3_k_m", "ggml", layout="gguf"), Row(to="q3_k_m", layout="gguf", method="ggml", random=True),
+)  # fmt: skip
 LANGUAGE = (
     *rows("w8a16:g64", None), *rows("fp8_dynamic", None),
     *integer("int4:g64", "mse_weighted"), *integer("int3:g64", "mse_weighted"),
     *rows("int4:g64:scale=search2.4", None), *rows("int3:g64:scale=search2.4", None), *NVFP4, *MXFP4,
     *rows("nf4", None, layout="bitsandbytes"), *rows("q4_0", None, "ggml", layout="gguf"),
-    *rows("iq4_nl", "ggml", layout="gguf"), *rows("q4_k_m", "ggml", layout="gguf"),
-    *rows("q3_k_m", "ggml", layout="gguf"), *rows("llama", None), *rows("llama:g64", None),
+    *rows("iq4_nl", "ggml", layout="gguf"), *GGUF, *rows("llama", None), *rows("llama:g64", None),
     *rows("int4:g64:asym", None, "mse"), *real("uint4:g64:asym=real"), *real("uint3:g64:asym=real"),
     *integer("int4:g32"), *integer("int3:g32"),
 )  # fmt: skip
@@ -238,7 +241,7 @@ def quantized(source: Path, row: Row, folder: Path, calibration: Path, python: s
     if row.peer is not None:
         return rewritten(source, row, folder, python)
     data = "random" if row.random else calibration
-    given: dict[str, Any] = {"calibration": data} if row.method == "mse_weighted" else {}
+    given: dict[str, Any] = {"calibration": data} if row.random or row.method == "mse_weighted" else {}
     given |= {"format": row.layout, "method": row.method} if row.recipe is None else {}
     zp.quantize_checkpoint(source, folder, row.recipe or row.to, **given)
     found = list(folder.glob("*.gguf"))

@@ -12,8 +12,10 @@ import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
+from zeropoint.checkpoint.model.importance import name_in_llama_cpp
 from zeropoint.checkpoint.read.imatrix_file import read_imatrix
 from zeropoint.checkpoint.verbs import quantize_checkpoint
 from zeropoint.cli.app import app
@@ -116,6 +118,29 @@ def test_the_command_says_which_weights_have_no_importance(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     assert "note: 1 of 2 weights have no importance in" in result.stderr
     assert "model.layers.0.self_attn.k_proj the first" in result.stderr
+
+
+def test_calibration_gives_k_quants_the_importance_that_an_imatrix_of_the_same_tokens_has(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("transformers")
+    source = synthetic_llama.write(tmp_path / "in")
+    options = {"format": "gguf", "method": "ggml"}
+    found = quantize_checkpoint(source, tmp_path / "random", "q4_k_m", calibration="random", **options)
+    means = {
+        str(name_in_llama_cpp(module)): need["mean_square"].accumulator.mean(need["mean_square"].state)
+        for module, need in found.plan.statistics.items()
+    }
+    assert len(means) == len(found.plan.weights) - 1
+    assert "1 of 16 weights have no importance, model.embed_tokens the first" in str(found.notes)
+    imatrix = tmp_path / "imatrix.dat"
+    imatrix.write_bytes(dat({name: mean.float().numpy() for name, mean in means.items()}, calls=1))
+    quantize_checkpoint(source, tmp_path / "file", "q4_k_m", imatrix=imatrix, **options)
+    quantize_checkpoint(source, tmp_path / "plain", "q4_k_m", **options)
+    random, file, plain = (
+        (tmp_path / name / "model.gguf").read_bytes() for name in ("random", "file", "plain")
+    )
+    assert random == file != plain
 
 
 def test_an_imatrix_that_nothing_takes_or_that_fits_nothing_is_refused(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from ..plan.placement import Placement
 from ..read.config_text import CONFIG_KEY
 from ..read.source import Source
 from ..read.storage import shown
+from .importance import takes_importance, weighted
 from .loading import Files, fill, read_tensor
 from .model_folder import model_folder
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
@@ -56,12 +57,13 @@ def calibrated(
     that is not run here; CheckpointError where its tensors are not those of its model, or --max-memory is too
     little.
     """
+    plan = weighted(plan)
     static = static_inputs(plan)
-    wanted = {w.module: w for w in plan.weights if method_named(w.method).needs or w.layer in static}
+    wanted = {w.module: w for w in plan.weights if takes_importance(w.method) or w.layer in static}
     if not wanted:
         raise CalibrationError(
-            "no method of this plan needs calibration data, and no inputs take scales from them; leave them "
-            "out, or name a method that needs them"
+            "no method of this plan takes calibration data, and no inputs take scales from them; leave them "
+            "out, or name a method that takes them, such as mse_weighted"
         )
     if static and is_random(given):
         raise CalibrationError(
@@ -73,10 +75,11 @@ def calibrated(
         raise UnsupportedError(f"{printable(odd)} is stored transposed, its columns are outputs; {_REMEDY}")
     with running(plan.source, given, plan.limits, remedy=_REMEDY) as model:
         rows = [found for found in model.rows if found.module in wanted]
-        missing = wanted.keys() - {found.module for found in rows}
-        if missing:
+        missing = sorted(wanted.keys() - {found.module for found in rows})
+        needed = [module for module in missing if method_named(wanted[module].method).needs]
+        if needed:
             raise UnsupportedError(
-                f"{printable(min(missing))} is no Linear layer of {type(model.root).__name__}, so that "
+                f"{printable(needed[0])} is no Linear layer of {type(model.root).__name__}, so that "
                 "it has no statistics of inputs; give it another method by a rule, or --ignore it"
             )
         found = calibrate_sequential(
@@ -84,6 +87,9 @@ def calibrated(
         )
     seen = {own.module: found.statistics.get(own.layer) for own in rows}
     plan = replace(plan, statistics={module: needs for module, needs in seen.items() if needs is not None})
+    if missing:
+        without = f"{len(missing)} of {len(plan.weights)} weights have no importance, {missing[0]} the first"
+        plan = replace(plan, notes=(*plan.notes, f"{without}: they are no Linear layers of the model"))
     if not static:
         return plan
     params = {own.module: found.params.get(f"{own.layer}.input") for own in rows}
@@ -102,6 +108,8 @@ def _scales_of_inputs(
                 yield NewTensor(f"{weight.module}.{suffix}", weight.source, value)
 
 
+_IMPORTANCE = Assignment.of(weight="int8:channel", method="mse_weighted")
+"""What asks for the importance of inputs, in place of types of GGUF, which no model in memory has."""
 _REMEDY = "quantize it by method mse, which needs no data"
 Batches = list[dict[str, torch.Tensor]]
 """What a model runs on: by the names of its arguments, token ids as input_ids."""
@@ -181,6 +189,8 @@ def _recipe(
 
 def _assignment(weight: Placement, *, static: bool) -> Assignment:
     layer = weight.layer
+    if not method_named(weight.method).needs and takes_importance(weight.method):
+        return _IMPORTANCE
     return Assignment(weight=layer.weight, input=layer.input if static else None, method=weight.method)
 
 

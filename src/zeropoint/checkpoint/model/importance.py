@@ -54,8 +54,8 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
     CheckpointError where it is none, CalibrationError where no method of the plan takes importance, no weight
     of it is named, and for one of another width.
     """
-    plan = _weighted(plan)
-    wanted = [weight for weight in plan.weights if _weighs(weight.method)]
+    plan = weighted(plan)
+    wanted = [weight for weight in plan.weights if takes_importance(weight.method)]
     if not wanted:
         raise CalibrationError(
             "no method of this plan takes an importance matrix; use --method ggml, or leave it out"
@@ -77,7 +77,8 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
     return replace(plan, statistics=statistics), missing
 
 
-def _weighs(method: str) -> bool:
+def takes_importance(method: str) -> bool:
+    """Return whether a method weighs errors by the mean squares of inputs, where it knows them."""
     return method == "ggml" or NEED in method_named(method).needs
 
 
@@ -103,7 +104,7 @@ def importance_in(
     return values
 
 
-def _weighted(plan: CheckpointPlan) -> CheckpointPlan:
+def weighted(plan: CheckpointPlan) -> CheckpointPlan:
     """Return ``plan`` with the types that its mixture, if it has one, has with importance."""
     mixture = plan.recipe.mixture(plan.codec)
     if mixture is None or mixture.endswith(WEIGHTED):
