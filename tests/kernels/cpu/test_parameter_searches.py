@@ -126,3 +126,9 @@ def test_neighbors_in_memory_are_not_read_as_weights() -> None:
     dense = searched(x, "uint4:g64:asym", weights.clone(), "cpu")
     assert same(searched(x, "uint4:g64:asym", weights, "cpu"), dense)
     assert same(searched(x, "uint4:g64:asym", weights.expand(11, COLUMNS), "cpu"), dense)
+
+
+@pytest.mark.parametrize("scheme", ["int4:g128", "int4:g128:asym", "int8:channel"])
+def test_each_element_may_have_a_weight_of_its_own(scheme: str) -> None:
+    x, each = numbers(torch.bfloat16, scheme), importances()["elements"]
+    assert same(*(searched(x, scheme, each, only) for only in ("cpu", "reference")))
