@@ -93,6 +93,14 @@ def test_a_file_called_random_is_one_by_its_path(source: Path, tmp_path: Path) -
         calibrated(plan_of(source), Path("random"))
 
 
+def test_a_file_alone_is_no_model_that_runs(source: Path) -> None:
+    file = sorted(source.glob("*.safetensors"))[0]
+    with pytest.raises(
+        UnsupportedError, match=r"is one file, and a model runs on data by its config\.json; pass"
+    ):
+        calibrated(plan_of(file), "random")
+
+
 def test_random_tokens_give_no_scales_of_inputs_or_of_a_cache(source: Path, tmp_path: Path) -> None:
     with pytest.raises(
         CalibrationError, match="static inputs take their scales from calibration, and random"

@@ -63,7 +63,7 @@ def calibrated(
     if not wanted:
         raise CalibrationError(
             "no method of this plan takes calibration data, and no inputs take scales from them; leave them "
-            "out, or name a method that takes them, such as mse_weighted"
+            "out, or pass --method mse_weighted, or ggml for types of GGUF"
         )
     if static and is_random(given):
         raise CalibrationError(
@@ -205,6 +205,10 @@ def _require_runnable(source: Source, remedy: str) -> None:
     if not isinstance(source.root, Path):
         raise UnsupportedError(
             f"{shown(source.root)} is not local, and its model is run on data; download it"
+        )
+    if source.config is None and source.given != source.root:
+        raise UnsupportedError(
+            f"{shown(source.given)} is one file, and a model runs on data by its config.json; pass its folder"
         )
     if source.config is None or not source.config.get("architectures"):
         raise UnsupportedError(f"{shown(source.root)} has no config.json with architectures; {remedy}")

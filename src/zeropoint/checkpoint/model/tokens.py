@@ -93,8 +93,8 @@ def _ids(path: Path, root: Path, transformers: Any) -> torch.Tensor:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, SafetensorError) as error:
         raise CalibrationError(
-            f"calibration {shown(path)} cannot be read: {error}; give text in UTF-8, or token ids in a "
-            ".safetensors file"
+            f"calibration {shown(path)} cannot be read: {error}; give text in UTF-8, token ids in a "
+            f".safetensors file, or the word {RANDOM}"
         ) from error
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
