@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.amd_quark import CODEC
+from zeropoint.codecs.registry import get_codec
 
 pytest.importorskip("quark.torch", reason="tests/oracles/more_peers.sh")
 transformers = pytest.importorskip("transformers", reason="extra `hf`")
@@ -77,3 +78,27 @@ def test_bytes_values_and_logits_are_those_of_quark(case: str, tmp_path: Path) -
     tokens = torch.arange(12)[None]
     with torch.no_grad():
         assert torch.equal(first(tokens).logits, second(tokens).logits)
+
+
+@pytest.mark.parametrize("text", ["int4:g32", "int4:channel", "int8:g32", "int8:channel", "q4_0"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_negative_scales_are_decoded_by_quark(text: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model(dtype).save_pretrained(tmp_path / "in")
+    if text == "q4_0":
+        run(make_plan(open_source(tmp_path / "in"), text, codec=get_codec("gguf")), tmp_path / "gguf")
+        run(conversion_plan(open_source(tmp_path / "gguf"), None, CODEC), tmp_path / "ours")
+    else:
+        run(make_plan(open_source(tmp_path / "in"), f"{text}:scale=signed", codec=CODEC), tmp_path / "ours")
+    stored = load_file(tmp_path / "ours" / "model.safetensors")
+    scales = [tensor for name, tensor in stored.items() if name.endswith("weight_scale")]
+    assert len(scales) == 7
+    assert all(bool((scale < 0).any() and (scale > 0).any()) for scale in scales)
+    every = Selection(dequantize=DequantizePolicy.EVERY)
+    run(make_plan(open_source(tmp_path / "ours"), KEEP, selection=every), tmp_path / "decoded")
+    values = load_file(tmp_path / "decoded" / "model.safetensors")
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=dtype).eval()
+    for name, module in found.named_modules():
+        if hasattr(module, "_get_qweight"):
+            scales.pop()
+            assert torch.equal(values[f"{name}.weight"], module._get_qweight(module.weight).to(dtype)), name
+    assert not scales

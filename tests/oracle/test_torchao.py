@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.registry import get_codec
 from zeropoint.codecs.torchao import CODEC
 
 quantization = pytest.importorskip("torchao.quantization", reason="tests/oracles/more_peers.sh")
@@ -53,15 +54,20 @@ def config(case: str) -> Any:
     return made[case]()
 
 
-@pytest.fixture(params=SCHEMES)
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    found: str = request.param
+def plain(folder: Path) -> None:
+    """Write a small Llama in bfloat16."""
     shape = transformers.LlamaConfig(
         num_hidden_layers=1, hidden_size=64, intermediate_size=128, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=64,
     )  # fmt: skip
     torch.manual_seed(7)
-    transformers.LlamaForCausalLM(shape).bfloat16().save_pretrained(tmp_path / "in")
+    transformers.LlamaForCausalLM(shape).bfloat16().save_pretrained(folder)
+
+
+@pytest.fixture(params=SCHEMES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    found: str = request.param
+    plain(tmp_path / "in")
     given = transformers.TorchAoConfig(config(found))
     load = transformers.AutoModelForCausalLM.from_pretrained
     load(tmp_path / "in", quantization_config=given, dtype=torch.bfloat16).save_pretrained(
@@ -113,3 +119,24 @@ def test_both_are_read_with_the_values_of_torchao_and_ours_is_loaded(case: str, 
         with torch.no_grad():
             assert bool(torch.isfinite(model(torch.arange(12)[None]).logits).all())
     assert not zp.verify_checkpoint(tmp_path / "ours", tmp_path / "in").problems
+
+
+@pytest.mark.parametrize("text", ["int4:g32", "int3:channel", "int8:g32", "int8:channel", "q4_0"])
+def test_negative_scales_are_decoded_by_torchao(text: str, tmp_path: Path) -> None:
+    plain(tmp_path / "in")
+    if text == "q4_0":
+        run(make_plan(open_source(tmp_path / "in"), text, codec=get_codec("gguf")), tmp_path / "gguf")
+        run(conversion_plan(open_source(tmp_path / "gguf"), None, CODEC), tmp_path / "ours")
+    else:
+        run(make_plan(open_source(tmp_path / "in"), f"{text}:scale=signed", codec=CODEC), tmp_path / "ours")
+    assert not zp.verify_checkpoint(tmp_path / "ours").problems
+    every = Selection(dequantize=DequantizePolicy.EVERY)
+    run(make_plan(open_source(tmp_path / "ours"), KEEP, selection=every), tmp_path / "decoded")
+    values = load_file(tmp_path / "decoded" / "model.safetensors")
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.bfloat16)
+    weights = {key: value for key, value in found.named_parameters() if "_proj" in key}
+    assert len(weights) == 7
+    for key, weight in weights.items():
+        assert bool((weight.scale < 0).any()), key
+        assert bool((weight.scale > 0).any()), key
+        assert torch.equal(values[key], weight.dequantize().to(values[key].dtype)), key

@@ -180,6 +180,7 @@ class Quark(Codec):
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     methods = (QUANT_METHOD,)
+    negative_scales = True
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`."""

@@ -68,7 +68,7 @@ def kind_of(weight: Scheme) -> QuarkKind | None:
     int4 per_group
     """
     dtype = next((name for name, text in ELEMENTS.items() if weight.element == get_format(text)), None)
-    if dtype is None or weight.chained is not None or len(weight.scales) != 1 or weight.offsets:
+    if dtype is None or weight.beyond_factors is not None or len(weight.scales) != 1 or weight.offsets:
         return None
     (rows, group), (level,) = blocks(weight), weight.scales
     whole = weight.granularity == Granularity.tensor()

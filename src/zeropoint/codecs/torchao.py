@@ -83,7 +83,12 @@ def class_of(weight: Scheme) -> str | None:
     found = packed.class_of(weight)
     if found is not None:
         return found
-    if weight.chained is not None or len(weight.scales) != 1 or weight.offsets or blocks(weight)[0] != 1:
+    if (
+        weight.beyond_factors is not None
+        or len(weight.scales) != 1
+        or weight.offsets
+        or blocks(weight)[0] != 1
+    ):
         return None
     element, (level,), group = weight.element, weight.scales, blocks(weight)[1]
     stored = None if level.format is None else FILE_DTYPES.get(storage_dtype(level.format))
@@ -315,6 +320,7 @@ class Torchao(Codec):
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     methods = (QUANT_METHOD,)
+    negative_scales = True
     model_format = TorchaoFormat()
 
     def layout(self, layer: LayerScheme) -> str:

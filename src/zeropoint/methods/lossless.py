@@ -36,9 +36,9 @@ from ..ops.row_errors import RowErrors
 from ..params import QuantizationParams
 from ..params.powers_of_two import scale_exponent
 from ..params.stored import round_to, store
-from ..schemes import Granularity, RangeRule, Rounding, Scheme, ZeroPoint
+from ..schemes import Granularity, RangeRule, Rounding, ScaleLevel, Scheme, ZeroPoint
 from ..schemes.dialects import ZEROPOINT
-from ..schemes.scale_rules import FLOOR, LINEAR, Linear
+from ..schemes.scale_rules import FLOOR, LINEAR, SIGNED, Linear, Pick
 from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
@@ -157,9 +157,7 @@ def recoded(
         params = QuantizationParams.of(scheme, q.shape, q.dtype, levels)
     # Rules are about numbers between two codes, about codes that are not chosen, and about other scales.
     dialect = scheme.dialect if inverted else ZEROPOINT
-    scales = tuple(
-        replace(each, rule=LINEAR) if isinstance(each.rule, Linear) else each for each in scheme.scales
-    )
+    scales = tuple(_without_choice(level) for level in scheme.scales)
     plain = replace(scheme, scales=scales, dialect=dialect, rounding=Rounding(), range_rule=RangeRule.FULL)
     data = quantize(values, replace(params, scheme=plain)).data
     return QuantizedTensor(data=data, params=params, shape=q.shape, dtype=q.dtype)
@@ -201,6 +199,8 @@ def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, *, rounded
         scale = scale.abs()  # and codes are mirrored, as zero points are
     kind = level.format_for(format_of(q.dtype))
     kept = round_to(scale.abs(), kind, up=False)
+    if _takes_a_sign(scheme):
+        kept = kept.copysign(scale)
     lost = kept != scale
     if not rounded and bool(lost.any()):
         lost &= reduce_blocks(values.abs(), level.granularity, "amax", 0.0) > 0
@@ -208,10 +208,23 @@ def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, *, rounded
         scale = kept
     elif bool(lost.any()):
         place = tuple(torch.nonzero(lost)[0].tolist())
-        raise UnsupportedError(
-            f"scale {float(scale[place])!r} of block {list(place)} is no number of the scales of {scheme}"
-        )
+        number = float(scale[place])
+        negative = number < 0 and float(kept[place]) > 0
+        why = "is negative, and so are no scales" if negative else "is no number of the scales"
+        raise UnsupportedError(f"scale {number!r} of block {list(place)} {why} of {scheme}")
     return store(scale.where((kept == scale) & (scale != 0), 1.0), kind)
+
+
+def _without_choice(level: ScaleLevel) -> ScaleLevel:
+    """Return a level whose scales are given, with what its rule says of their sign alone."""
+    if not isinstance(level.rule, Linear):
+        return level
+    return replace(level, rule=SIGNED if level.picks(Pick.SIGNED) else LINEAR)
+
+
+def _takes_a_sign(scheme: Scheme) -> bool:
+    """Return whether scales of ``scheme`` may be negative."""
+    return bool(scheme.offsets) or scheme.scales[0].picks(Pick.SIGNED)
 
 
 def _spread(numbers: torch.Tensor, q: QuantizedTensor, scheme: Scheme) -> torch.Tensor:

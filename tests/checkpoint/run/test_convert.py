@@ -87,7 +87,15 @@ PAIRS = [
     ("gguf", "q8_0", "gptq"),
     ("gguf", "q4_0", "compressed-tensors"),
     ("gguf", "q4_0", "awq"),
+    ("gguf", "q4_0", "mlx"),
+    ("gguf", "q4_0", "hqq"),
+    ("gguf", "q5_0", "torchao"),
     ("gguf", "mxfp4_e2m1", "compressed-tensors"),
+    ("gptq", "int4:g64:scale=signed", "gguf"),
+    ("gptq", "int4:g64:scale=signed", "mlx"),
+    ("awq", "int4:g64:asym", "quark"),
+    ("gptq", "int8:g64:asym", "quark"),
+    ("quark", "uint4:g64:asym", "awq"),
     ("modelopt", "fp8_dynamic", "compressed-tensors"),
     ("modelopt", "mxfp8", "compressed-tensors"),
     ("bitsandbytes", "nf4", "bitsandbytes"),
@@ -131,7 +139,15 @@ def test_mxfp4_becomes_nvfp4_with_one_tensor_scale_for_layers_that_engines_run_a
     assert torch.equal(scales[0], scales[2])
 
 
-@pytest.mark.parametrize(("layout", "suffix"), [("compressed-tensors", "weight_scale"), ("gptq", "scales")])
+@pytest.mark.parametrize(
+    ("layout", "suffix"),
+    [
+        ("compressed-tensors", "weight_scale"),
+        ("gptq", "scales"),
+        ("quark", "weight_scale"),
+        ("torchao", "_weight_scale"),
+    ],
+)
 def test_negative_scales_of_q4_0_stay_in_layouts_that_have_them(
     layout: str, suffix: str, floats: Path, tmp_path: Path
 ) -> None:
@@ -141,9 +157,16 @@ def test_negative_scales_of_q4_0_stay_in_layouts_that_have_them(
     run(plan, tmp_path / "out")
     stored = tensors_of(tmp_path / "out")
     assert bool((stored[f"{LAYER}.mlp.up_proj.{suffix}"] < 0).any())
-    assert not [name for name in stored if name.endswith("zero_point")]
+    zeros = [tensor for name, tensor in stored.items() if name.endswith("zero_point")]
+    assert not any(bool(tensor.any()) for tensor in zeros)  # Quark and torchao store zeros
     found, expected = decoded(tmp_path / "out", tmp_path / "b"), decoded(source, tmp_path / "a")
     assert all(torch.equal(found[name], values) for name, values in expected.items())
+
+
+def test_a_negative_scale_of_codes_without_a_mirror_is_named(floats: Path, tmp_path: Path) -> None:
+    source = quantized(floats, tmp_path / "source", "int8:g64:scale=signed", "gptq")
+    with pytest.raises(UnsupportedError, match=r"of block .* is negative, and so are no scales of int8:g32"):
+        run(plan_of(source, "gguf"), tmp_path / "out")
 
 
 def test_rows_of_heads_lie_as_llama_cpp_has_them_and_the_way_back_undoes_it(tmp_path: Path) -> None:

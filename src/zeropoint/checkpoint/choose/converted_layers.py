@@ -29,7 +29,7 @@ from ...methods.lossless import unrelated
 from ...recipes import Activation
 from ...schemes import Granularity, RangeRule, Rounding, ScaleLevel, Scheme, ZeroPoint
 from ...schemes.dialects import ZEROPOINT, get_dialect
-from ...schemes.scale_rules import LINEAR, MINIMUM, SIGNED, Pick
+from ...schemes.scale_rules import EDGE, LINEAR, MINIMUM, SIGNED, Pick
 from ...schemes.scales import INPUT
 from ...schemes.structure import stored_numbers
 from ..read.source import Source
@@ -167,7 +167,7 @@ def same_inputs(a: Activation, b: Activation) -> bool:
 def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Scheme]:
     """Yield schemes that hold the values of ``weight``, those that change least first."""
     yield from _presets(weight, dtype, codec)
-    signed = any(level.picks(Pick.SIGNED) for level in weight.scales)
+    signed = _signed(weight)
     dialects = (get_dialect(codec.defaults.get("dialect", ZEROPOINT.name)), ZEROPOINT)
     plain = replace(weight, range_rule=RangeRule.FULL, rounding=Rounding(), overflow=Overflow.SATURATE)
     if signed and codec.negative_scales and len(weight.scales) == 1:
@@ -180,6 +180,7 @@ def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Sc
         for scales, dialect in itertools.product(_formats(weight, dtype, codec), dialects):
             with contextlib.suppress(SchemeError):
                 yield replace(plain, scales=scales, zero_point=zero_point, dialect=dialect)
+    yield from _with_other_codes(plain, weight, dtype, codec)
     for preset in preset_layers(codec):
         if _holds_parts(preset.weight, weight):
             yield preset.weight
@@ -188,16 +189,39 @@ def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Sc
     yield weight
 
 
+def _signed(weight: Scheme) -> bool:
+    return any(level.picks(Pick.SIGNED) for level in weight.scales)
+
+
+def _is_of_integers(weight: Scheme) -> bool:
+    """Return whether values are codes, less their zero points, times one scale."""
+    return isinstance(weight.element, IntFormat) and len(weight.scales) == 1 and not weight.offsets
+
+
+def _with_other_codes(plain: Scheme, weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Scheme]:
+    """Yield integers of the other kind, with a sign or without, whose zero points are moved as they are."""
+    if not _is_of_integers(weight) or weight.zero_point is ZeroPoint.REAL:
+        return
+    assert isinstance(weight.element, IntFormat)
+    element = get_format(f"{'u' * weight.element.signed}int{weight.element.bits}")
+    dialects = (get_dialect(codec.defaults.get("dialect", ZEROPOINT.name)), ZEROPOINT)
+    for scales, dialect in itertools.product(_formats(weight, dtype, codec), dialects):
+        with contextlib.suppress(SchemeError, FormatError):
+            zero_point = ZeroPoint.INTEGER
+            yield replace(plain, element=element, scales=scales, zero_point=zero_point, dialect=dialect)
+
+
 def _with_offsets(weight: Scheme) -> Iterator[Scheme]:
     """Yield integers from 0 on with the value of the smallest code, in place of those of ``weight``.
 
     That of symmetric integers is a power of two times the scale, and so in its format; others need float32.
     """
-    if not isinstance(weight.element, IntFormat) or weight.chained is not None or len(weight.scales) != 1:
+    if not _is_of_integers(weight):
         return
     wide = get_format("float32")
+    rule = EDGE if _signed(weight) else LINEAR
     for fmt in (weight.scales[0].format, wide) if weight.zero_point is ZeroPoint.NONE else (wide,):
-        level = replace(weight.scales[0], format=fmt, rule=LINEAR)
+        level = replace(weight.scales[0], format=fmt, rule=rule)
         with contextlib.suppress(SchemeError, FormatError):
             element = get_format(f"uint{weight.element.bits}")
             yield Scheme(element=element, scales=(level,), offsets=(replace(level, rule=MINIMUM),))
@@ -205,7 +229,7 @@ def _with_offsets(weight: Scheme) -> Iterator[Scheme]:
 
 def _with_real_zeros(weight: Scheme) -> Iterator[Scheme]:
     """Yield integers from 0 on with zero points that are floats, in place of those of ``weight``."""
-    if not isinstance(weight.element, IntFormat) or weight.chained is not None or len(weight.scales) != 1:
+    if not _is_of_integers(weight):
         return
     for fmt in (weight.scales[0].format, get_format("float32")):
         level = replace(weight.scales[0], format=fmt, rule=LINEAR)
