@@ -217,7 +217,7 @@ class Codec(Protocol):
         container: name of the container, in ``containers.CONTAINERS``.
         defaults: options that a weight scheme takes where it does not say otherwise.
         parts: suffixes of its tensors, and whether one alone says that a weight is in this layout.
-        negative_scales: whether scales of integers may be negative, as auto-round writes them and engines decode them.
+        negative_scales: whether engines decode negative scales of integers, as auto-round writes them.
         input_names: of tensors for static inputs, or None where it holds none.
         cache: where scales of a cache of keys and values lie, or None where it holds none.
         usual: engines that its files are for, the first of which may refuse a result.
