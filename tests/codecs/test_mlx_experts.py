@@ -16,7 +16,7 @@ from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.mlx import affine
 from zeropoint.codecs.mlx_experts import MlxFormat, stacked
-from zeropoint.errors import CheckpointError
+from zeropoint.errors import CheckpointError, NonFiniteError, ZeropointError
 
 EXPERTS, INNER, HIDDEN = 3, 64, 128
 BLOCKS = {
@@ -188,6 +188,66 @@ def test_one_stack_has_one_scheme(tmp_path: Path) -> None:
         zp.quantize_checkpoint(
             source, tmp_path / "out", RecipeText.read(tmp_path / "recipe.yaml"), format="mlx"
         )
+
+
+def changed(folder: Path, part: str, value: torch.Tensor | None) -> Path:
+    """Change a part of the first stack of a file of MLX, or leave it out; there is no manifest."""
+    found = load_file(folder / "model.safetensors")
+    name = f"{stack('mixtral', 0)}.{part}"
+    stored = found.pop(name, None)
+    if value is not None:
+        assert stored is None or value.dtype == stored.dtype
+        found[name] = value
+    save_file(found, folder / "model.safetensors")
+    for left in ("zeropoint_manifest.json", "model.safetensors.index.json"):
+        (folder / left).unlink(missing_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize(("part", "shape", "value", "message"), [
+    ("weight", (1, 3, 64, 16), 0, "weight has shape [1, 3, 64, 16]; only matrices are read, and experts as"),
+    ("weight", (2, 64, 16), 0, "'model.layers.0.block_sparse_moe.experts.2.w1': weight is missing"),
+    ("weight", (3, 64, 0), 0, "'model.layers.0.block_sparse_moe.experts.0.w1': weight is missing"),
+    ("weight", (3, 64, 12), 0, "last axis 96 is not a multiple of the group, 64"),
+    ("scales", (2, 64, 2), 1, "'model.layers.0.block_sparse_moe.experts.2.w1': scales is missing"),
+    ("scales", (3, 64, 3), 1, "scales is BF16 of shape [64, 3], but must be BF16 of shape [64, 2]"),
+    ("scales", (3, 64, 2), float("nan"), "scale 1 (=nan) of block (0, 0) must be finite"),
+    ("biases", (3, 64, 2), float("inf"), "offset 1 must be finite in every block"),
+    ("biases", (4, 64, 2), 0, "'model.layers.0.block_sparse_moe.experts.3.w1': weight is missing"),
+    ("scales", None, 0, "'model.layers.0.block_sparse_moe.experts.0.w1': scales is missing"),
+    ("biases", None, 0, "'model.layers.0.block_sparse_moe.experts.0.w1': biases is missing"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_stack_is_one_sentence(
+    tmp_path: Path, part: str, shape: tuple[int, ...] | None, value: float, message: str
+) -> None:
+    zp.quantize_checkpoint(checkpoint(tmp_path / "in", "mixtral"), tmp_path / "out", "mlx_int4", format="mlx")
+    dtype = torch.uint32 if part == "weight" else torch.bfloat16
+    wrong = None if shape is None else torch.full(shape, value, dtype=dtype)
+    folder = changed(tmp_path / "out", part, wrong)
+    assert any(message in str(problem) for problem in zp.verify_checkpoint(folder).problems)
+    with pytest.raises(ZeropointError):
+        zp.convert_checkpoint(folder, tmp_path / "again", "mlx")
+    with pytest.raises(ZeropointError):
+        zp.convert_checkpoint(folder, tmp_path / "floats", to="float32")
+    unread = "missing" in message or "shape" in message or "last axis" in message
+    assert ("some layers cannot be read" in "".join(zp.inspect_checkpoint(folder).summary)) == unread
+
+
+def test_numbers_that_are_not_finite_are_not_carried_into_another_file(tmp_path: Path) -> None:
+    zp.quantize_checkpoint(checkpoint(tmp_path / "in", "mixtral"), tmp_path / "out", "mlx_int4", format="mlx")
+    folder = changed(tmp_path / "out", "biases", torch.full((3, 64, 2), float("inf"), dtype=torch.bfloat16))
+    with pytest.raises(NonFiniteError, match="contains 8,192 non-finite values, first at row 0, column 0"):
+        zp.convert_checkpoint(folder, tmp_path / "again", "mlx")
+
+
+def test_experts_that_the_configuration_does_not_count_are_named(tmp_path: Path) -> None:
+    zp.quantize_checkpoint(checkpoint(tmp_path / "in", "mixtral"), tmp_path / "out", "mlx_int4", format="mlx")
+    folder = changed(tmp_path / "out", "nothing", None)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_local_experts": 2}))
+    problems = [str(problem) for problem in zp.verify_checkpoint(folder).problems]
+    assert len(problems) == 3
+    assert all("of expert 2, but config.json counts 2 experts" in problem for problem in problems)
 
 
 @pytest.mark.parametrize(("said", "number"), [

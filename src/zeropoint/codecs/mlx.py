@@ -58,7 +58,7 @@ from .engines import (
     not_read,
     rules,
 )  # fmt: skip
-from .mlx_experts import MlxFormat, stacked
+from .mlx_experts import MlxFormat, expert_count, stacked
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES
@@ -134,6 +134,7 @@ class MlxReader(Reader):
     def __init__(self, listing: Listing, codec: Codec) -> None:
         self._config, self._codec = listing.quantization, codec
         self._dtype = model_dtype(listing.config, torch.bfloat16)
+        self._experts = expert_count(listing.config)
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""
@@ -141,11 +142,12 @@ class MlxReader(Reader):
         if not isinstance(said, dict):
             raise CheckpointError(f"the configuration says {said!r:.40} of it, but it has scales")
         weight = _scheme(said.get("mode", AFFINE), said.get("bits"), said.get("group_size"))
-        codes, scales = needed(tensors, WEIGHT, "MLX"), needed(tensors, SCALES, "MLX")
+        codes = needed(tensors, WEIGHT, "MLX")
         if len(codes.shape) != 2:
             raise UnsupportedError(
                 f"{WEIGHT} has shape {list(codes.shape)}; only matrices are read, and experts as {_STACKED}"
             )
+        scales = needed(tensors, SCALES, "MLX")
         dtype = self._dtype if known is None else known.dtype
         if weight.offsets:
             own = {name: dtype for dtype, name in FILE_DTYPES.items() if name in SCALE_DTYPES}
@@ -155,6 +157,13 @@ class MlxReader(Reader):
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         shape = (codes.shape[0], codes.shape[1] * WORD // weight.bits)
         return record_of(layer, key, tensors, shape=shape, dtype=dtype)
+
+    def contradiction(self, module: str, layer: LayerScheme) -> str | None:
+        """See :class:`Reader`: experts that config.json does not count."""
+        found = stacked(module)
+        if found is None or self._experts is None or found[1] < self._experts:
+            return None
+        return f"it is of expert {found[1]}, but config.json counts {self._experts} experts, from 0 on"
 
 
 def _engine(facts: Facts) -> Iterator[Problem]:

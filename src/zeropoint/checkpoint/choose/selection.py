@@ -272,9 +272,10 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
         if known or (entry.use is None and is_quantized(entry.name, entry.dtype)):
             raise CheckpointError(
                 f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}), but its "
-                f"configuration does not say how; {_UNREADABLE}"
+                f"configuration does not say how; {_UNREADABLE if config else _NO_CONFIG}"
             )
 
 
 _DEQUANTIZE = "pass the original checkpoint, or add --dequantize-first to dequantize it first"
 _UNREADABLE = "pass the original checkpoint"
+_NO_CONFIG = "pass the directory whose config.json says how, or the original checkpoint"

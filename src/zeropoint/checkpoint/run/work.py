@@ -310,6 +310,8 @@ def _quantize_tile(
             known = known if known is not None and x is given and _same(q, made.q) else None
             q = replace(q, dtype=x.dtype)
         measured = measure(x, q, known)
+        if codes is not None and not math.isfinite(sum(measured.errors)):
+            raise NonFiniteError(f"{codes.scheme} decodes to non-finite values")
         if weight.method == LOSSLESS and (measured.errors or measured.largest):
             _require_equal(layer, x, q)
     except ZeropointError as error:

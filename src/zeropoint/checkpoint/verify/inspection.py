@@ -127,7 +127,8 @@ class Inspection:
                 f"packed by {self.packed_by}{width}; this layout is not read here, so values are not counted"
             )
         if self.values is None or bits is None:
-            return f"quantized by {method}; its layers cannot be read, so values are not counted"
+            which = "some" if self.schemes else "its"
+            return f"quantized by {method}; {which} layers cannot be read, so values are not counted"
         state = "not quantized" if method is None else f"quantized by {method}"
         return f"{count(self.values, 'value')} at {bits:.3f} bits, {state}"
 
@@ -163,7 +164,7 @@ def inspect(path: Place | str) -> Inspection:
             problems += map(str, damaged)
     except ZeropointError as error:
         problems.append(str(error))
-    read = stored is not None or (packed_by is None and not problems)
+    read = not stored.unread if stored is not None else packed_by is None and not problems
     others = source.entries.values() if stored is None else stored.others
     return Inspection(
         source=source,
