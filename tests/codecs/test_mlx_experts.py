@@ -240,6 +240,21 @@ def test_numbers_that_are_not_finite_are_not_carried_into_another_file(tmp_path:
         zp.convert_checkpoint(folder, tmp_path / "again", "mlx")
 
 
+def test_scales_of_whole_experts_are_refused_and_not_left_out(tmp_path: Path) -> None:
+    source, scheme = checkpoint(tmp_path / "in", "mixtral"), "float4_e2m1fn:g16:scale=float8_ue4m3fn"
+    zp.quantize_checkpoint(source, tmp_path / "out", scheme, format="mlx")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    found[f"{stack('mixtral', 0)}.global_scale"] = torch.ones(EXPERTS)  # of quantize_model(global_scale=True)
+    save_file(found, tmp_path / "out" / "model.safetensors")
+    for left in ("zeropoint_manifest.json", "model.safetensors.index.json"):
+        (tmp_path / "out" / left).unlink(missing_ok=True)
+    problems = [str(problem) for problem in zp.verify_checkpoint(tmp_path / "out").problems]
+    assert len(problems) == EXPERTS
+    assert all("global_scale has no place in nvfp4" in problem for problem in problems)
+    with pytest.raises(ZeropointError, match="global_scale has no place in nvfp4"):
+        zp.convert_checkpoint(tmp_path / "out", tmp_path / "floats", to="float32")
+
+
 def test_experts_that_the_configuration_does_not_count_are_named(tmp_path: Path) -> None:
     zp.quantize_checkpoint(checkpoint(tmp_path / "in", "mixtral"), tmp_path / "out", "mlx_int4", format="mlx")
     folder = changed(tmp_path / "out", "nothing", None)

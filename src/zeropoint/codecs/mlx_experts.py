@@ -5,6 +5,7 @@ For E experts (X is ``model.layers.0.mlp``, or ``model.layers.0.block_sparse_moe
     X.experts.{e}.gate_proj.weight (N, K)  ->  X.switch_mlp.gate_proj.weight [E, N, ...]
 
 and so of ``up_proj`` and ``down_proj``, ``scales``, ``biases`` and ``bias``; one matrix lies after the other.
+``global_scale`` [E] has the scale of each expert in NVFP4, with which it is not read.
 
 Source: mlx-lm 0.32.2 (models/switch_layers.py, and ``sanitize`` of models/mixtral.py and qwen3_moe.py). This
 module opens no file.
@@ -25,14 +26,14 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _SHORT = dict(zip(_PROJECTIONS, ("w1", "w3", "w2"), strict=True))
 _BLOCK = "block_sparse_moe"
 """The module under which transformers calls the projections of experts w1, w3 and w2."""
-_AXES = {"weight": 3, "scales": 3, "biases": 3, "bias": 2}
+_AXES = {"weight": 3, "scales": 3, "biases": 3, "bias": 2, "global_scale": 1}
 _OF_MODEL = re.compile(
     r"(?P<stem>(?:.*\.)?(?P<block>[^.]+))\.experts\.(?P<n>\d+)\."
     r"(?P<projection>gate_proj|up_proj|down_proj|w1|w2|w3)(?P<part>\.(?:weight|scales|biases|bias))?"
 )
 _OF_FILE = re.compile(
     r"(?P<stem>(?:.*\.)?(?P<block>[^.]+))\.switch_mlp\.(?P<projection>gate_proj|up_proj|down_proj)"
-    r"\.(?P<part>weight|scales|biases|bias)"
+    r"\.(?P<part>weight|scales|biases|bias|global_scale)"
 )
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _NUM_EXPERTS = frozenset(("qwen2_moe", "qwen3_moe", "olmoe"))
