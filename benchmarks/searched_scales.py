@@ -1,7 +1,7 @@
 """How long searching the scales of blocks takes, against rounding to nearest, a copy, and peers' searches.
 
-After the rules come the methods ``mse`` and ``mse_weighted``, from a weight to its codes, by kernels and, of
-a few rows, in plain torch.
+After the rules come others that other kernels search, and the methods ``mse`` and ``mse_weighted``, from a
+weight to its codes, by kernels and, of a few rows, in plain torch.
 
     python benchmarks/searched_scales.py [--rows 1024] [--columns 4096] [--rounds 7]
 
@@ -34,6 +34,11 @@ BY_METHOD = (
     "nvfp4a16", "mxfp4",
 )  # fmt: skip
 METHODS = ("mse", "mse_weighted")
+BY_RULE = (
+    "int4:g128:scale=search2.4", "int8:g128:scale=search2.4", "float8_e4m3fn:g128:scale=search2.4",
+    "nf4:g64:scale=search2.4", "nvfp4a16:scale=search2.4", "mxfp4:scale=search2.4",
+)  # fmt: skip
+"""Rules that the kernels of the first table do not know."""
 PEER = {"nvfp4a16": "NVFP4A16", "mxfp4": "MXFP4A16", "int4:g128": "W4A16"}
 """Schemes of compressed-tensors with the same codes and blocks."""
 CHECKED = 16
@@ -94,6 +99,16 @@ def method_row(x: torch.Tensor, scheme: str, rounds: int) -> list[str]:
     return row
 
 
+def rule_row(x: torch.Tensor, scheme: str, rounds: int) -> str:
+    """Return how many values a second a rule takes, of kernels after plain torch."""
+    require_same_bytes(x, scheme)
+    speed = x.numel() / best_time(lambda: zp.quantize(x, scheme), rounds) / 1e6
+    part = x[:CHECKED].contiguous()
+    with zp.only_backend("reference"):
+        plain = part.numel() / best_time(lambda: zp.quantize(part, scheme), 1) / 1e6
+    return f"{scheme} | {speed:.1f} M/s | plain torch {plain:.2f} M/s"
+
+
 def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(torch.uint8)
 
@@ -149,6 +164,8 @@ def main() -> None:
             error = relative_error(part, call().float())
             line.append(f"llm-compressor {part.numel() / taken / 1e6:.1f} M/s, error {error:.3f}")
         print(" | ".join(line), flush=True)
+    for scheme in BY_RULE:
+        print(rule_row(x, scheme, options.rounds), flush=True)
     for scheme in BY_METHOD:
         print(" | ".join(method_row(x, scheme, options.rounds)), flush=True)
 

@@ -53,13 +53,23 @@ def powers(x: torch.Tensor, power: float) -> torch.Tensor:
     >>> powers(torch.tensor([-4.0, 0.0], dtype=torch.float64), 2.5)
     tensor([32.,  0.], dtype=torch.float64)
     """
-    whole, part = divmod(round(power * (1 << _FRACTION_BITS)), 1 << _FRACTION_BITS)
+    _, squares, odd, part = factors_of(power)
     root = x.abs()
-    result = root if whole % 2 else torch.ones_like(root)
-    for _ in range(whole // 2):
+    result = root if odd else torch.ones_like(root)
+    for _ in range(squares):
         result = result * (x * x)
     for place in reversed(range(_FRACTION_BITS if part else 0)):
         root = root.sqrt()
         if part >> place & 1:
             result = result * root
     return result
+
+
+def factors_of(power: float) -> tuple[float, int, bool, int]:
+    """Return what :func:`powers` makes of a power: that, squares, whether one factor more, and 1024ths.
+
+    >>> factors_of(3.25)
+    (3.25, 1, True, 256)
+    """
+    whole, part = divmod(round(power * (1 << _FRACTION_BITS)), 1 << _FRACTION_BITS)
+    return whole + part / (1 << _FRACTION_BITS), whole // 2, bool(whole % 2), part

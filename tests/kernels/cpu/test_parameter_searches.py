@@ -132,3 +132,53 @@ def test_neighbors_in_memory_are_not_read_as_weights() -> None:
 def test_each_element_may_have_a_weight_of_its_own(scheme: str) -> None:
     x, each = numbers(torch.bfloat16, scheme), importances()["elements"]
     assert same(*(searched(x, scheme, each, only) for only in ("cpu", "reference")))
+
+
+POWERS = ("int4:g128:scale=search2.4", "float8_e4m3fn:g64:scale=search3", "nvfp4:scale=search1.5")
+MORE_POWERS = (
+    "int8:g128:scale=search2.4", "int3:g48:scale=search4", "int2:g16:scale=search1.25/float16",
+    "mxfp4:scale=search2.4", "mxfp8:scale=search8", "nf4:g64:scale=search3.5", "int4:channel:scale=search2.4",
+    "float8_e4m3fn:g192:scale=search5.0009765625", "int4:g32:scale=search2.4/ue4m3", "e3m0:g32:scale=search6",
+    "int4:g128:scale=search1", "nvfp4:scale=search1", "int4:g32:scale=search2.4/bfloat16",
+)  # fmt: skip
+
+
+def quantized(x: torch.Tensor, scheme: str, only: str) -> list[torch.Tensor]:
+    with zp.only_backend(only):
+        q = zp.quantize(x, scheme)
+    return [level.contiguous().view(torch.uint8) for level in (q.data, *q.params.stored)]
+
+
+def whole_numbers(dtype: torch.dtype) -> torch.Tensor:
+    """Return rows of few values, under which errors are equal or none, and one of zeros."""
+    make = torch.Generator().manual_seed(7)
+    x = torch.randint(-7, 8, (12, COLUMNS), generator=make).to(dtype)
+    x[1:4] *= torch.tensor([0.5, 0.125, 3.0]).to(dtype)[:, None]
+    x[4:6] = x[4:6].sign()
+    x[6] = 0
+    return x
+
+
+@pytest.mark.parametrize("scheme", POWERS)
+def test_other_powers_have_kernels_with_the_bytes_of_the_reference(scheme: str) -> None:
+    for x in (numbers(torch.bfloat16, scheme), whole_numbers(torch.float32)):
+        assert same(*(quantized(x, scheme, only) for only in ("cpu", "reference")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", [*POWERS, *MORE_POWERS])
+def test_all_dtypes_give_the_bytes_of_the_reference_under_other_powers(
+    scheme: str, dtype: torch.dtype
+) -> None:
+    make = torch.Generator().manual_seed(3)
+    many = torch.randn(200, COLUMNS, generator=make).to(dtype)
+    for x in (numbers(dtype, scheme), whole_numbers(dtype), many):
+        assert same(*(quantized(x, scheme, only) for only in ("cpu", "reference")))
+
+
+def test_the_power_of_an_error_that_is_measured_nearly_decides_nothing_that_is_close() -> None:
+    x = torch.randn(64, COLUMNS, generator=torch.Generator().manual_seed(4)).repeat(1, 2)
+    x[:, COLUMNS:] *= 1 + 2.0**-20
+    for scheme in ("int4:g128:scale=search2.4", "int4:g16:scale=search2.001/ue4m3"):
+        assert same(*(quantized(x, scheme, only) for only in ("cpu", "reference")))

@@ -26,6 +26,7 @@ from .search.integer_scales import Fitting, fitted_rows
 from .search.line_search import Tries
 from .search.minima import MinimaKind, MinimaLevels, minima_rows
 from .search.plain import MXFP4, TABLE, Numbers, PlainKind, plain_rows, square_rows
+from .search.powers import Power
 from .search.signed import THREE, SignedKind, moved_rows, six_bit_rows, three_bit_rows
 from .search.table_scales import FOUR, table_rows, table_super_rows
 from .search.tried_scales import ScaleTries, long_rows, tried_rows
@@ -433,15 +434,16 @@ def _tried(
     numbers: Any, counts: Any, scales: Any, floats: Any, doubles: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
     layout, element, rule = unpack_layout(desc), unpack_element(desc), unpack_rule(desc)
+    power = Power(ratios[5], counts[7], counts[8] != 0, counts[9])
     tries = ScaleTries(
         parts, table, halved, counts[0], values, ratios[0], ratios[1], ratios[2], ratios[3], numbers[0],
         numbers[1], numbers[2], numbers[3], numbers[4], ratios[4], counts[1] != 0, counts[2], counts[3] != 0,
-        counts[4] != 0, counts[5] != 0, counts[6],
+        counts[4] != 0, counts[5] != 0, counts[6], power,
     )  # fmt: skip
     if not tries.row:
         tried_rows(x, layout, element, rule, weights, tries, scales, first, last)
         return
-    blocks, slots = np.uint64(scales.size), counts[7]
+    blocks, slots = np.uint64(scales.size), counts[10]
     for slot in range(first, last):
         own = floats[slot * (layout.block + layout.block) :]
         more = doubles[slot * (layout.block + layout.block + layout.block) :]
@@ -453,9 +455,9 @@ def _tried(
 def search_scales(*args: Any) -> Any:
     """Search scales from those of a start; see :func:`.search.tried_scales.tried_rows`.
 
-    parts: float64, table: float32, halved: uint8, values: float32, ratios: (5,) float32, numbers: (5,)
-    float64, counts: (7,) uint64, of :class:`.search.tried_scales.ScaleTries`, and how many slots there are
-    where these are rows; floats, doubles: room for a long block in each.
+    parts: float64, table: float32, halved: uint8, values: float32, ratios: (6,) float32, numbers: (5,)
+    float64, counts: (10,) uint64, of :class:`.search.tried_scales.ScaleTries` and its power, and how many
+    slots there are where these are rows; floats, doubles: room for a long block in each.
     """
     return run_parts(_tried, args)
 

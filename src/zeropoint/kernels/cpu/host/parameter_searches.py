@@ -13,7 +13,7 @@ import torch
 
 from ....formats import CodebookFormat
 from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
-from ....ops import affine_fits, lowering, scale_search, window_search
+from ....ops import affine_fits, block_errors, lowering, scale_search, window_search
 from ....ops.integer_fits import fits_codes
 from ....ops.lowering import LoweredRule, Narrow
 from ....ops.registry import Op, Request, kernel_of
@@ -54,7 +54,7 @@ def search_params(
     if search is not None:
         return search(x, start, importance)
     params = QuantizationParams.of(scheme, tuple(x.shape), x.dtype, start)
-    power = 2.0 if scheme.search is None else scheme.search.power
+    power = _power_of(scheme)
     return scale_search.searched(x, params, decoded, importance=importance, power=power).stored
 
 
@@ -98,8 +98,13 @@ def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
     coarser = [level.granularity for level in scheme.scales[1:]]
     alone = Ladder.of(scheme.scales[0], dtype).table is None
     by_codes = alone and not weighted and fits_codes(scheme)
-    squares = scheme.search is None or (scheme.search.power == 2 and not scheme.search.factor)
-    return squares and not by_codes and coarser in ([], [Granularity.tensor()])
+    power = _power_of(scheme)
+    known = power == 2 or not (weighted or scheme.search is None or scheme.search.factor)
+    return known and not (by_codes and power == 2) and coarser in ([], [Granularity.tensor()])
+
+
+def _power_of(scheme: Scheme) -> float:
+    return 2.0 if scheme.search is None else scheme.search.power
 
 
 _NARROW = {torch.bfloat16: Narrow.BFLOAT16, torch.float16: Narrow.FLOAT16}
@@ -154,6 +159,8 @@ class ScaleSearch:
         self._over = over_reciprocal(scheme, 0)
         reach = window_search.reach_of(window)
         self._ratios = window.halving, window.empty, window.doubling, reach
+        exponent, *self._power = block_errors.factors_of(_power_of(scheme))
+        self._exponent = exponent
         limits = (0.0, 0.0) if table else (self._ladder.least, self._ladder.most)
         self._numbers = np.array(
             (window.most * window_search.SAFE, window_search.SAFE, window.halving, *limits), np.float64
@@ -173,9 +180,9 @@ class ScaleSearch:
         scale = self._ladder.load(fine).to(torch.float32).contiguous()
         weights, pitch = _weights_of(importance, self._shape)
         coarse = float(self._coarse(coarser[0])) if coarser else 1.0
-        ratios = np.array((*self._ratios, coarse), np.float32)
+        ratios = np.array((*self._ratios, coarse, self._exponent), np.float32)
         slots = parts_for(scale.numel(), math.prod(self._shape)) if self._row else 0
-        counts = *self._counts, importance is not None, pitch, slots
+        counts = *self._counts, importance is not None, pitch, *self._power, slots
         floats, doubles = (
             np.empty(max(1, slots * part * self._block), kind)
             for part, kind in ((2, np.float32), (3, np.float64))
@@ -194,7 +201,7 @@ class ScaleSearch:
 
 def scale_window(scheme: Scheme, view: View, weighted: bool) -> Window:
     """Return the window of scales; any weights of errors leave no lower end."""
-    window = window_of(scheme, int(view.layout.block), 2.0)
+    window = window_of(scheme, int(view.layout.block), _power_of(scheme))
     return replace(window, doubling=math.inf) if weighted else window
 
 

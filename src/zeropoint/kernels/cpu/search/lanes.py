@@ -73,13 +73,14 @@ def where(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
 
 @primitive
 def root(typingctx: Any, x: Any) -> Any:
-    """Return square roots, rounded."""
+    """Return square roots of floats, or doubles, rounded."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(FLOATS.lanes, [FLOATS.lanes])
-        return builder.call(_tools.get_or_insert_function(builder.module, kind, "llvm.sqrt.v16f32"), args)
+        kind = ir.FunctionType(x.lanes, [x.lanes])
+        name = f"llvm.sqrt.v16f{x.scalar.bitwidth}"
+        return builder.call(_tools.get_or_insert_function(builder.module, kind, name), args)
 
-    return FLOATS(FLOATS), codegen
+    return x(x), codegen
 
 
 @primitive

@@ -1,7 +1,9 @@
 """Scales of least error for blocks of any elements, 16 at once: as :mod:`zeropoint.ops.window_search`.
 
 A lane is a block. Errors are those of the reference, in float64 and its order, with or without weights; each
-scale that the reference tries is tried.
+scale that the reference tries is tried. Powers other than the second, whose exact errors take long, are first
+measured nearly (:mod:`.powers`): only 16 blocks of which one has scales whose order is not certain are
+searched again by exact ones.
 """
 
 from typing import Any, NamedTuple
@@ -26,13 +28,30 @@ from ..machine.vector import (
 )
 from .lane_errors import LONGEST, SUMS, add_clipped, add_errors, add_fits, decode_lanes, load_weights
 from .lanes import LANES, magnitudes, most_lane, narrowed, where
+from .powers import (
+    LEAST_SUM,
+    add_clipped_powers,
+    add_near_clipped_powers,
+    add_near_powers,
+    add_powers,
+    apart_of,
+    is_square,
+    near_powers_of,
+    powers_of,
+    units_of,
+)
 from .windows import ONES, load_columns
 
 _PARTS, _NONE = np.uint64(16), np.uint64(0)
-_AMAX, _START, _TRIED, _BEST, _FACTORS = (np.uint64(n * 16) for n in range(5))
-"""Where floats of blocks lie: their largest magnitudes, and scales."""
-_LIMIT, _ERROR = np.uint64(0), LANES
-"""Where errors lie: of the start, and the least one."""
+_AMAX, _START, _TRIED, _BEST, _FACTORS, _DIVISORS, _UNITS = (np.uint64(n * 16) for n in range(7))
+"""Where floats of blocks lie: their largest magnitudes, scales, and units of near powers."""
+FLOATS_OF_BLOCKS = 112
+_LIMIT, _ERROR, _SECOND, _FOUND, _EXACT = (np.uint64(n * 16) for n in range(5))
+"""Where errors lie: of the start, the least one, the least of all other scales, and those of two compared."""
+_TAME, _SMALL = np.float32(2.0**60), np.float32(2.0**-60)
+"""Near powers are of largest magnitudes between these, or zero."""
+_CLIPPED = np.float64(1 + 2.0**-12)
+"""By how much what is clipped, nearly measured, is more than errors that are less for certain."""
 
 
 class ScaleTries(NamedTuple):
@@ -44,7 +63,8 @@ class ScaleTries(NamedTuple):
     a scale that is taken. end: largest magnitude of a value. safe: outweighs roundings. top: as halving.
     least, largest: of the format of scales. coarse, over: the scale above, and whether it divides. checked:
     after how many steps it is asked whether all else clips too much. largest_clips: whether the largest
-    number alone says so. row: whether the numbers of one block fill all lanes, which then agree.
+    number alone says so. row: whether the numbers of one block fill all lanes, which then agree. power: of
+    errors, :class:`.powers.Power`; others than the second are without weights.
     """
 
     parts: Any
@@ -68,6 +88,7 @@ class ScaleTries(NamedTuple):
     row: Any
     weighted: Any
     pitch: Any
+    power: Any
 
 
 class _Room(NamedTuple):
@@ -103,41 +124,69 @@ def _stored(scales: Any, tries: Any, to: Any) -> Any:
 
 
 @device
-def _measure(room: Any, size: Any, at: Any, element: Any, rule: Any, tries: Any) -> None:
-    """Write the errors under the scales at ``at`` to the first lanes of ``sums``."""
+def _measure(room: Any, size: Any, at: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
+    """Write the errors under the scales at ``at`` to the first lanes of ``sums``, nearly if ``near``."""
     factors = _factors(load_lanes(room.scales, at), tries)
     store_lanes(room.scales, _FACTORS, factors)
     decode_lanes(room.columns, size, room.scales[_FACTORS:], element, rule.unit, tries.values, room.decoded)
-    add_errors(room.columns, room.decoded, room.weights, size, tries.row, room.sums)
-
-
-@device
-def _clip(room: Any, size: Any, tries: Any) -> None:
-    """Write to ``sums`` what clipping alone adds to the errors under the scales that are tried."""
-    factors = _factors(load_lanes(room.scales, _TRIED), tries)
-    end = wide_floats(factors) * doubles_of(tries.end)
-    if not tries.largest_clips:
-        store_lanes(room.more, _NONE, end)
-        add_clipped(room.columns, room.weights, size, tries.row, room.more, room.sums)
-        return
-    past = wide_floats(load_lanes(room.scales, _AMAX)) - end
-    past = larger(past, doubles_of(np.float64(0)))
-    store_lanes(room.sums, _NONE, past * past)
+    if is_square(tries.power):
+        add_errors(room.columns, room.decoded, room.weights, size, tries.row, room.sums)
+    elif near:
+        units = room.scales[_UNITS:]
+        add_near_powers(room.columns, room.decoded, size, tries.row, tries.power, units, room.sums)
+    else:
+        add_powers(room.columns, room.decoded, size, tries.row, tries.power, room.sums)
 
 
 @inlined
-def _may_be_better(room: Any, size: Any, alive: Any, tries: Any) -> Any:
+def _power_past(room: Any, past: Any, tries: Any, near: Any) -> Any:
+    """Return powers of doubles that are not negative."""
+    if is_square(tries.power):
+        return past * past
+    if near:
+        units = load_lanes(room.scales, _UNITS)
+        return wide_floats(near_powers_of(narrow_doubles(past), units, tries.power))
+    return powers_of(past, tries.power)
+
+
+@device
+def _clip(room: Any, size: Any, tries: Any, near: Any) -> None:
+    """Write to ``sums`` what clipping alone adds to the errors under the scales that are tried."""
+    factors = _factors(load_lanes(room.scales, _TRIED), tries)
+    end = wide_floats(factors) * doubles_of(tries.end)
+    if tries.largest_clips:
+        past = larger(wide_floats(load_lanes(room.scales, _AMAX)) - end, doubles_of(np.float64(0)))
+        store_lanes(room.sums, _NONE, _power_past(room, past, tries, near))
+        return
+    store_lanes(room.more, _NONE, end)
+    if is_square(tries.power):
+        add_clipped(room.columns, room.weights, size, tries.row, room.more, room.sums)
+    elif near:
+        units = room.scales[_UNITS:]
+        add_near_clipped_powers(room.columns, size, tries.row, tries.power, units, room.more, room.sums)
+    else:
+        add_clipped_powers(room.columns, size, tries.row, tries.power, room.more, room.sums)
+
+
+@inlined
+def _may_be_better(room: Any, size: Any, alive: Any, tries: Any, near: Any) -> Any:
     """Return the blocks of ``alive`` that the scales which are tried do not clip too much."""
-    _clip(room, size, tries)
+    _clip(room, size, tries, near)
     least = smaller(load_lanes(room.errors, _ERROR), load_lanes(room.errors, _LIMIT))
-    worse = above_doubles(load_lanes(room.sums, _NONE), least * doubles_of(tries.safe))
+    safe = tries.safe * (_CLIPPED if near else np.float64(1))
+    worse = above_doubles(load_lanes(room.sums, _NONE), least * doubles_of(safe))
     return alive & (worse ^ words_of(ONES))
 
 
 @inlined
-def _keep(room: Any, better: Any) -> None:
-    """Keep the scales that are tried where they are better, and their errors from ``sums``."""
+def _keep(room: Any, alive: Any, better: Any) -> None:
+    """Keep the scales that are tried where they are better, and their errors from ``sums``.
+
+    alive: blocks for which they are no others.
+    """
     found, error = load_lanes(room.sums, _NONE), load_lanes(room.errors, _ERROR)
+    other = where(better, error, where(alive, found, doubles_of(np.float64(np.inf))))
+    store_lanes(room.errors, _SECOND, smaller(other, load_lanes(room.errors, _SECOND)))
     store_lanes(room.errors, _ERROR, where(better, found, error))
     best, tried = load_lanes(room.scales, _BEST), load_lanes(room.scales, _TRIED)
     store_lanes(room.scales, _BEST, where(better, tried, best))
@@ -175,7 +224,7 @@ def _ends(amax: Any, tries: Any) -> Any:
 
 
 @device
-def _try_table(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
+def _try_table(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
     """Try the scales of a table that can be best, the largest first."""
     scales, places, zero = room.scales, room.places, floats_of(np.float32(0))
     for b in range(LANES):
@@ -186,11 +235,11 @@ def _try_table(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> Non
     while any_lane(alive):
         for b in range(LANES):
             scales[_TRIED + b] = tries.table[max(places[LANES + b], np.int64(0))]
-        alive = _may_be_better(room, size, alive, tries)
+        alive = _may_be_better(room, size, alive, tries, near)
         if not any_lane(alive):
             return
-        _measure(room, size, _TRIED, element, rule, tries)
-        _keep(room, alive & _no_worse(room))
+        _measure(room, size, _TRIED, element, rule, tries, near)
+        _keep(room, alive, alive & _no_worse(room))
         for b in range(LANES):
             places[LANES + b] -= np.int64(1)
             scales[_TRIED + b] = np.float32(1) if places[LANES + b] >= places[b] else np.float32(0)
@@ -205,7 +254,7 @@ def _inside(room: Any, tries: Any) -> Any:
 
 
 @device
-def _try_steps(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
+def _try_steps(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
     """Try scales in steps of a factor from the upper end of the window down."""
     scales, none = room.scales, doubles_of(np.float64(0))
     amax, start = load_lanes(scales, _AMAX), load_lanes(scales, _START)
@@ -213,21 +262,54 @@ def _try_steps(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> Non
     alive = above(amax, floats_of(np.float32(0))) & above_doubles(load_lanes(room.errors, _LIMIT), none)
     while any_lane(alive):
         octave = float64_of((np.uint64(1023) - step // _PARTS) << np.uint64(52))
-        near = top * doubles_of(tries.parts[step % _PARTS] * octave)
-        tried = where(above_doubles(near, none), _stored(near, tries, rule.stored), start)
+        scale = top * doubles_of(tries.parts[step % _PARTS] * octave)
+        tried = where(above_doubles(scale, none), _stored(scale, tries, rule.stored), start)
         store_lanes(scales, _TRIED, tried)
-        alive = alive & above_doubles(near, doubles_of(tries.least)) & _inside(room, tries)
+        alive = alive & above_doubles(scale, doubles_of(tries.least)) & _inside(room, tries)
         step += np.uint64(1)
         if step % tries.checked == np.uint64(0):
-            alive = _may_be_better(room, size, alive, tries)
+            alive = _may_be_better(room, size, alive, tries, near)
         if not any_lane(alive):
             return
-        _measure(room, size, _TRIED, element, rule, tries)
-        _keep(room, alive & _no_worse(room))
+        _measure(room, size, _TRIED, element, rule, tries, near)
+        _keep(room, alive, alive & _no_worse(room))
+
+
+@inlined
+def _is_unsure(a: Any, b: Any, power: Any) -> Any:
+    """Return for which blocks the order of near errors is not certain."""
+    apart = doubles_of(apart_of(power))
+    certain = above_doubles(a, b * apart) | above_doubles(b, a * apart)
+    certain = certain & above_doubles(smaller(a, b), doubles_of(LEAST_SUM))
+    return certain ^ words_of(ONES)
+
+
+@inlined
+def _differ(room: Any, first: Any, second: Any) -> Any:
+    a, b = load_lanes(room.scales, first), load_lanes(room.scales, second)
+    return above(a, b) | above(b, a)
+
+
+@inlined
+def _less(
+    room: Any, size: Any, scales: Any, errors: Any, asked: Any, element: Any, rule: Any, tries: Any, near: Any
+) -> Any:
+    """Return for which blocks of ``asked`` the first of two scales has less error than the second.
+
+    scales, errors: where both lie. Where near errors do not say, both are measured exactly.
+    """
+    first, second = load_lanes(room.errors, errors[0]), load_lanes(room.errors, errors[1])
+    less = asked & above_doubles(second, first)
+    if near and any_lane(asked & _is_unsure(first, second, tries.power)):
+        _measure(room, size, scales[0], element, rule, tries, False)
+        store_lanes(room.errors, _EXACT, load_lanes(room.sums, _NONE))
+        _measure(room, size, scales[1], element, rule, tries, False)
+        less = asked & above_doubles(load_lanes(room.sums, _NONE), load_lanes(room.errors, _EXACT))
+    return less
 
 
 @device
-def _fit(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
+def _fit(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
     """Try the least-squares scales of the best codes."""
     best, one, none = load_lanes(room.scales, _BEST), doubles_of(np.float64(1)), doubles_of(np.float64(0))
     store_lanes(room.scales, _FACTORS, _factors(best, tries))
@@ -237,9 +319,45 @@ def _fit(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
     usable = above_doubles(share, none) & above_doubles(doubles_of(np.float64(np.inf)), share)
     tried = _stored(wide_floats(best) * where(usable, share, one), tries, rule.stored)
     store_lanes(room.scales, _TRIED, tried)
-    _measure(room, size, _TRIED, element, rule, tries)
-    better = above_doubles(load_lanes(room.errors, _ERROR), load_lanes(room.sums, _NONE))
-    _keep(room, better & _inside(room, tries))
+    asked = _differ(room, _TRIED, _BEST) & _inside(room, tries)
+    _measure(room, size, _TRIED, element, rule, tries, near)
+    store_lanes(room.errors, _FOUND, load_lanes(room.sums, _NONE))
+    places = (_TRIED, _BEST), (_FOUND, _ERROR)
+    better = _less(room, size, places[0], places[1], asked, element, rule, tries, near)
+    store_lanes(room.sums, _NONE, load_lanes(room.errors, _FOUND))
+    _keep(room, asked, better)
+
+
+@device
+def _search_from(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> Any:
+    """Write the best scales of 16 blocks, or 0 where these are those of the start, to _BEST.
+
+    near: whether to measure nearly. Returns whether that was enough.
+    """
+    scales, zero, infinite = room.scales, floats_of(np.float32(0)), doubles_of(np.float64(np.inf))
+    store_lanes(scales, _BEST, load_lanes(scales, _START))
+    _measure(room, size, _START, element, rule, tries, near)
+    store_lanes(room.errors, _LIMIT, load_lanes(room.sums, _NONE))
+    store_lanes(room.errors, _ERROR, infinite)
+    store_lanes(room.errors, _SECOND, infinite)
+    if tries.table.size > 0:
+        _try_table(room, size, element, rule, tries, near)
+    else:
+        _try_steps(room, size, element, rule, tries, near)
+    amax = load_lanes(scales, _AMAX)
+    some = above(amax, zero)
+    if near:
+        tame = above(floats_of(_TAME), amax) & above(amax, floats_of(_SMALL))
+        error, second = load_lanes(room.errors, _ERROR), load_lanes(room.errors, _SECOND)
+        if any_lane(some & ((tame ^ words_of(ONES)) | _is_unsure(error, second, tries.power))):
+            return False
+    if tries.table.size == 0:
+        for _ in range(2):
+            _fit(room, size, element, rule, tries, near)
+    asked = some & _differ(room, _BEST, _START)
+    better = _less(room, size, (_BEST, _START), (_ERROR, _LIMIT), asked, element, rule, tries, near)
+    store_lanes(scales, _BEST, where(better, load_lanes(scales, _BEST), zero))
+    return True
 
 
 @device
@@ -251,16 +369,9 @@ def _search_blocks(room: Any, size: Any, element: Any, rule: Any, tries: Any) ->
     if tries.row:
         amax = floats_of(most_lane(amax))
     store_lanes(scales, _AMAX, amax)
-    store_lanes(scales, _BEST, load_lanes(scales, _START))
-    _measure(room, size, _START, element, rule, tries)
-    store_lanes(room.errors, _LIMIT, load_lanes(room.sums, _NONE))
-    store_lanes(room.errors, _ERROR, doubles_of(np.float64(np.inf)))
-    if tries.table.size > 0:
-        _try_table(room, size, element, rule, tries)
-        return
-    _try_steps(room, size, element, rule, tries)
-    _fit(room, size, element, rule, tries)
-    _fit(room, size, element, rule, tries)
+    store_lanes(scales, _UNITS, units_of(amax))
+    if is_square(tries.power) or not _search_from(room, size, element, rule, tries, True):
+        _search_from(room, size, element, rule, tries, False)
 
 
 @device
@@ -273,8 +384,8 @@ def tried_rows(
     """
     room = _Room(
         scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float64),
-        scratch(SUMS, np.float64), scratch(SUMS, np.float64), scratch(96, np.float32),
-        scratch(32, np.float64), scratch(32, np.int64),
+        scratch(LONGEST, np.float64), scratch(SUMS, np.float64), scratch(FLOATS_OF_BLOCKS, np.float32),
+        scratch(80, np.float64), scratch(32, np.int64),
     )  # fmt: skip
     size, end = layout.block, last * layout.row_blocks
     for block in range(first * layout.row_blocks, end, LANES):
@@ -285,8 +396,7 @@ def tried_rows(
             room.scales[_START + b] = scales[block + b] if b < blocks else np.float32(1)
         _search_blocks(room, size, element, rule, tries)
         for b in range(blocks):
-            better = room.errors[_ERROR + b] < room.errors[_LIMIT + b]
-            scales[block + b] = room.scales[_BEST + b] if better else np.float32(0)
+            scales[block + b] = room.scales[_BEST + b]
 
 
 @device
@@ -302,7 +412,7 @@ def long_rows(
     size = layout.block
     room = _Room(
         floats[:size], floats[size:], doubles[:size], doubles[size : size + size], doubles[size + size :],
-        scratch(96, np.float32), scratch(32, np.float64), scratch(32, np.int64),
+        scratch(FLOATS_OF_BLOCKS, np.float32), scratch(80, np.float64), scratch(32, np.int64),
     )  # fmt: skip
     for i in range(size):
         room.weights[i] = np.float64(1)
@@ -314,5 +424,4 @@ def long_rows(
                 room.weights[i] = weights[row * tries.pitch + place * size + i]
         store_lanes(room.scales, _START, floats_of(scales[block]))
         _search_blocks(room, size // LANES, element, rule, tries)
-        better = room.errors[_ERROR] < room.errors[_LIMIT]
-        scales[block] = room.scales[_BEST] if better else np.float32(0)
+        scales[block] = room.scales[_BEST]

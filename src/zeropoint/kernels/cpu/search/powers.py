@@ -1,0 +1,195 @@
+"""Powers of errors and their sums: as :func:`zeropoint.ops.block_errors.powers`, and nearly, in float32.
+
+The exact ones take up to ten square roots a number. Near ones are ``2 ** (power * log2 t)`` by polynomials,
+of ``t = u |x|`` with u a power of two that makes the largest magnitude of a block lie in 1..2. With t = m 2^e
+and m within a factor ``sqrt(2)`` of 1, ``power e`` is exact for powers of up to 8, and the logarithm of m is
+off by at most 2 ** -24 and its roundings, so that a near power is within
+
+    (power + 2) * 2 ** -22    of itself
+
+(a tenth of that is the most that was seen), besides at most ``2 ** -124`` for those that are held between
+``2 ** -125`` and ``2 ** 125``. Their sums are made in float64. So, of sums above :data:`LEAST_SUM`, one that
+is above the other by a factor of :func:`apart_of`, four times as much, is above it for certain.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..machine.intrinsics import device, inlined
+from ..machine.vector import (
+    bits_of,
+    doubles_of,
+    floats_of,
+    floats_of_integers,
+    larger,
+    load_lanes,
+    narrow_doubles,
+    shift_signed,
+    smaller,
+    store_lanes,
+    sum_of_doubles,
+    values_of,
+    wide_floats,
+    words_of,
+)
+from .lane_errors import add_row
+from .lanes import LANES, add_pairwise, integers, magnitudes, multiply_add, root, whole
+
+_PLACES = np.uint64(10)
+"""Binary places of a power."""
+_ROOT_OF_HALF, _EXPONENT = np.uint32(0x3F3504F3), np.uint32(0x7F800000)
+_MOST = np.float32(125)
+LEAST_SUM = np.float64(2.0**-80)
+"""Near sums of up to 2 ** 22 powers above this are not of those that are held."""
+
+
+class Power(NamedTuple):
+    """A power: float32; how many squares, whether there is one factor more, and 1024ths past whole ones."""
+
+    exponent: Any
+    squares: Any
+    odd: Any
+    part: Any
+
+
+@inlined
+def is_square(power: Any) -> Any:
+    """Return whether errors are squared."""
+    return power.exponent == np.float32(2)
+
+
+@inlined
+def apart_of(power: Any) -> Any:
+    """Return by which factor near sums lie apart whose order is certain, float64."""
+    return np.float64(1) + (np.float64(power.exponent) + np.float64(2)) * np.float64(2.0**-20)
+
+
+@inlined
+def powers_of(x: Any, power: Any) -> Any:
+    """Return exact powers of magnitudes of doubles."""
+    own = larger(x, doubles_of(np.float64(0)) - x)
+    square, result = x * x, own if power.odd else doubles_of(np.float64(1))
+    for _ in range(power.squares):
+        result = result * square
+    place = np.uint64(1) << _PLACES
+    part = power.part
+    while part > np.uint64(0):
+        own, place = root(own), place >> np.uint64(1)
+        if part & place:
+            result = result * own
+            part = part - place
+    return result
+
+
+@inlined
+def units_of(amax: Any) -> Any:
+    """Return the powers of two that make largest magnitudes lie in 1..2."""
+    return values_of(words_of(np.uint32(254 << 23)) - (bits_of(amax) & words_of(_EXPONENT)))
+
+
+@inlined
+def near_powers_of(x: Any, units: Any, power: Any) -> Any:
+    """Return near powers of magnitudes of floats times units."""
+    bits = bits_of(magnitudes(x) * units)
+    # Words are as signed here: those of numbers below 1 are negative.
+    exponent = shift_signed(bits - words_of(_ROOT_OF_HALF), words_of(np.uint32(23)))
+    f = values_of(bits - (exponent << words_of(np.uint32(23)))) - floats_of(np.float32(1))
+    log = floats_of(np.float32(0.12250134789361726))
+    log = multiply_add(log, f, floats_of(np.float32(-0.20884729383782616)))
+    log = multiply_add(log, f, floats_of(np.float32(0.21786986108292694)))
+    log = multiply_add(log, f, floats_of(np.float32(-0.23878532177605574)))
+    log = multiply_add(log, f, floats_of(np.float32(0.2876273287734744)))
+    log = multiply_add(log, f, floats_of(np.float32(-0.3607061250927224)))
+    log = multiply_add(log, f, floats_of(np.float32(0.48092338602087426)))
+    log = multiply_add(log, f, floats_of(np.float32(-0.7213473799503507)))
+    log = multiply_add(log, f, floats_of(np.float32(1.4426948570498614))) * f
+    by = floats_of(power.exponent)
+    most = floats_of(_MOST)
+    first = floats_of_integers(exponent) * by
+    steps = whole(first)
+    second = multiply_add(log, by, first - steps)
+    more = whole(second)
+    steps = larger(smaller(steps + more, most), floats_of(-_MOST))
+    f = second - more
+    result = floats_of(np.float32(0.0001546973197855427))
+    result = multiply_add(result, f, floats_of(np.float32(0.0013400432165384063)))
+    result = multiply_add(result, f, floats_of(np.float32(0.009618025602932087)))
+    result = multiply_add(result, f, floats_of(np.float32(0.0555032721420917)))
+    result = multiply_add(result, f, floats_of(np.float32(0.2402265121359557)))
+    result = multiply_add(result, f, floats_of(np.float32(0.6931472067106204)))
+    result = multiply_add(result, f, floats_of(np.float32(1)))
+    return values_of(bits_of(result) + (integers(steps) << words_of(np.uint32(23))))
+
+
+@inlined
+def _off(columns: Any, decoded: Any, i: Any) -> Any:
+    return load_lanes(decoded, i * LANES) - load_lanes(columns, i * LANES)
+
+
+@inlined
+def _past(columns: Any, i: Any, end: Any) -> Any:
+    past = wide_floats(magnitudes(load_lanes(columns, i * LANES))) - end
+    return larger(past, doubles_of(np.float64(0)))
+
+
+@device
+def _add(sums: Any, size: Any, row: Any) -> None:
+    if row:
+        add_row(sums, size)
+    else:
+        add_pairwise(sums, size)
+
+
+@inlined
+def _joined(total: Any, row: Any) -> Any:
+    return doubles_of(sum_of_doubles(total)) if row else total
+
+
+@device
+def add_powers(columns: Any, decoded: Any, size: Any, row: Any, power: Any, sums: Any) -> None:
+    """Write the errors of 16 blocks, exact powers, to the first lanes of ``sums``.
+
+    row: as of :func:`.lane_errors.add_errors`. sums: float64, room for all numbers.
+    """
+    for i in range(size):
+        at = i * LANES
+        off = wide_floats(load_lanes(decoded, at)) - wide_floats(load_lanes(columns, at))
+        store_lanes(sums, at, powers_of(off, power))
+    _add(sums, size, row)
+
+
+@device
+def add_near_powers(
+    columns: Any, decoded: Any, size: Any, row: Any, power: Any, units: Any, sums: Any
+) -> None:
+    """Write the same nearly; units: (16,) float32."""
+    unit, total = load_lanes(units, np.uint64(0)), doubles_of(np.float64(0))
+    for i in range(size):
+        total = total + wide_floats(near_powers_of(_off(columns, decoded, i), unit, power))
+    store_lanes(sums, np.uint64(0), _joined(total, row))
+
+
+@device
+def add_clipped_powers(columns: Any, size: Any, row: Any, power: Any, ends: Any, sums: Any) -> None:
+    """Write exact powers of what lies past ``ends``, (16,) float64, to the first lanes of ``sums``."""
+    end = load_lanes(ends, np.uint64(0))
+    for i in range(size):
+        store_lanes(sums, i * LANES, powers_of(_past(columns, i, end), power))
+    _add(sums, size, row)
+
+
+@device
+def add_near_clipped_powers(
+    columns: Any, size: Any, row: Any, power: Any, units: Any, ends: Any, sums: Any
+) -> None:
+    """Write the same nearly; units: (16,) float32."""
+    end, unit, total = (
+        load_lanes(ends, np.uint64(0)),
+        load_lanes(units, np.uint64(0)),
+        doubles_of(np.float64(0)),
+    )
+    for i in range(size):
+        past = narrow_doubles(_past(columns, i, end))
+        total = total + wide_floats(near_powers_of(past, unit, power))
+    store_lanes(sums, np.uint64(0), _joined(total, row))
