@@ -36,6 +36,7 @@ def numbers(dtype: torch.dtype, scheme: str = "", columns: int = COLUMNS) -> tor
     x[2] += 1000
     x[3] = normal[3].abs()
     x[4] = (normal[4] * 3).round() / 2
+    scheme = scheme.replace("/", "=")
     small = dtype is torch.float16 or "=float16" in scheme or "=ue5" in scheme
     tiny, little, large = (1e-2, 1e-3, 2e4) if small else (1e-41, 1e-37, 1e38)
     if "=ue4" in scheme:
@@ -149,6 +150,10 @@ def quantized(x: torch.Tensor, scheme: str, only: str) -> list[torch.Tensor]:
     return [level.contiguous().view(torch.uint8) for level in (q.data, *q.params.stored)]
 
 
+LONG = ("int8:channel", "int4:g192", "int4:channel")
+MORE_LONG = ("int3:g192", "int2:channel:scale=bfloat16", "int8:g192:scale=float16", "int4:g48", "int5:tensor")
+
+
 def whole_numbers(dtype: torch.dtype) -> torch.Tensor:
     """Return rows of few values, under which errors are equal or none, and one of zeros."""
     make = torch.Generator().manual_seed(7)
@@ -182,3 +187,21 @@ def test_the_power_of_an_error_that_is_measured_nearly_decides_nothing_that_is_c
     x[:, COLUMNS:] *= 1 + 2.0**-20
     for scheme in ("int4:g128:scale=search2.4", "int4:g16:scale=search2.001/ue4m3"):
         assert same(*(quantized(x, scheme, only) for only in ("cpu", "reference")))
+
+
+@pytest.mark.parametrize("scheme", LONG)
+def test_integers_in_long_blocks_have_the_bytes_of_the_reference(scheme: str) -> None:
+    for x in (numbers(torch.bfloat16, scheme), whole_numbers(torch.float32)):
+        assert same(*(searched(x, scheme, None, only) for only in ("cpu", "reference")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", [*LONG, *MORE_LONG])
+def test_all_dtypes_of_integers_in_long_blocks_have_the_bytes_of_the_reference(
+    scheme: str, dtype: torch.dtype
+) -> None:
+    make = torch.Generator().manual_seed(3)
+    long = torch.randn(3, 40960, generator=make).to(dtype)
+    for x in (numbers(dtype, scheme), whole_numbers(dtype), long, long**3):
+        assert same(*(searched(x, scheme, None, only) for only in ("cpu", "reference")))

@@ -24,6 +24,7 @@ from .search.affine_scales import AffineFitting, affine_rows
 from .search.extreme_scales import rounded_rows
 from .search.integer_scales import Fitting, fitted_rows
 from .search.line_search import Tries
+from .search.long_fits import long_fitted_rows
 from .search.minima import MinimaKind, MinimaLevels, minima_rows
 from .search.plain import MXFP4, TABLE, Numbers, PlainKind, plain_rows, square_rows
 from .search.powers import Power
@@ -401,6 +402,33 @@ def search_fits(*args: Any) -> Any:
     ratios: float32, numbers: (5,) float64, counts: (2,) uint64, of :class:`.search.integer_scales.Fitting`.
     """
     return run_parts(_fits, args)
+
+
+@device
+def _long_fits(
+    x: Any, desc: Any, ratios: Any, numbers: Any, counts: Any, scales: Any, floats: Any, doubles: Any,
+    first: Any, last: Any,
+) -> None:  # fmt: skip
+    layout, element, rule = unpack_layout(desc), unpack_element(desc), unpack_rule(desc)
+    fitting = Fitting(
+        counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
+        counts[1],
+    )  # fmt: skip
+    blocks, slots, two = np.uint64(scales.size), counts[2], layout.block + layout.block
+    for slot in range(first, last):
+        own = floats[slot * two :], doubles[slot * two :]
+        begin, end = blocks * slot // slots, blocks * (slot + ONE) // slots
+        long_fitted_rows(x, layout, element, rule, fitting, scales, own, begin, end)
+
+
+@kernel
+def search_long_fits(*args: Any) -> Any:
+    """Search the scales that fit codes; see :func:`.search.long_fits.long_fitted_rows`. Rows are slots.
+
+    Arguments are those of :func:`search_fits`, and in counts the number of slots; floats, doubles: room for
+    two blocks in each.
+    """
+    return run_parts(_long_fits, args)
 
 
 @device

@@ -29,7 +29,7 @@ from .. import entries
 from ..machine.descriptor import THRESHOLDS, pack
 from .arrays import code_order, code_step, flat_array, value_table
 from .views import View, view_of
-from .window_ends import in_whole_blocks
+from .window_ends import in_whole_blocks, tried_fits
 
 _NO_WEIGHTS = np.zeros(1, np.float64)
 _Search = Callable[[torch.Tensor, Params, torch.Tensor | None], Params]
@@ -82,6 +82,8 @@ def _search_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, weigh
         return None
     if affine_fits.fits_affine(scheme) and scheme.search is None:
         return AffineSearch(scheme, shape, view, dtype).run
+    if _fits(scheme, dtype, weighted):
+        return LongFits(scheme, shape, view, dtype).run
     return ScaleSearch(scheme, shape, view, dtype, weighted).run if _tries(scheme, dtype, weighted) else None
 
 
@@ -96,11 +98,15 @@ def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
     if not scale_search.has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
         return False
     coarser = [level.granularity for level in scheme.scales[1:]]
-    alone = Ladder.of(scheme.scales[0], dtype).table is None
-    by_codes = alone and not weighted and fits_codes(scheme)
-    power = _power_of(scheme)
-    known = power == 2 or not (weighted or scheme.search is None or scheme.search.factor)
-    return known and not (by_codes and power == 2) and coarser in ([], [Granularity.tensor()])
+    either = scheme.search is not None and scheme.search.factor
+    known = not either and (_power_of(scheme) == 2 or not weighted)
+    return known and coarser in ([], [Granularity.tensor()])
+
+
+def _fits(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
+    """Return whether scales are those that fit integer codes."""
+    alone = scale_search.has_window(scheme) and Ladder.of(scheme.scales[0], dtype).table is None
+    return alone and not weighted and _power_of(scheme) == 2 and fits_codes(scheme)
 
 
 def _power_of(scheme: Scheme) -> float:
@@ -197,6 +203,27 @@ class ScaleSearch:
     def _coarse(self, stored: torch.Tensor) -> torch.Tensor:
         fmt = self._scheme.scales[1].format_for(format_of(self._dtype))
         return load_scale(stored, fmt, torch.float32).reshape(-1)[0]
+
+
+class LongFits:
+    """Scales that fit integer codes, in blocks of any length; see :mod:`zeropoint.ops.integer_fits`."""
+
+    def __init__(self, scheme: Scheme, shape: tuple[int, ...], view: View, dtype: torch.dtype) -> None:
+        element = lowering.element_of(scheme, dtype, multiply=False)
+        self._descriptor = pack(view.layout, element, _rule_of(scheme, dtype))
+        self._size, self._block = math.prod(shape), int(view.layout.block)
+        self._ladder = Ladder.of(scheme.scales[0], dtype)
+        *self._tried, self._counts = tried_fits(scheme, self._block, dtype)
+
+    def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:  # noqa: ARG002
+        """See :class:`zeropoint.ops.registry.Op`; there are no weights of errors."""
+        (fine,) = params
+        scale = fine.to(torch.float32, copy=True).contiguous()
+        slots = parts_for(scale.numel(), self._size)
+        room = (np.empty(2 * slots * self._block, kind) for kind in (np.float32, np.float64))
+        args = flat_array(x), self._descriptor, *self._tried, np.array((*self._counts, slots), np.uint64)
+        share(entries.search_long_fits, (*args, flat_array(scale), *room), slots, self._size)
+        return (window_search.picked(scale > 0, self._ladder.store(scale.double()), fine),)
 
 
 def scale_window(scheme: Scheme, view: View, weighted: bool) -> Window:

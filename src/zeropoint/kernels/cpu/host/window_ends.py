@@ -59,9 +59,13 @@ def fitting(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any, A
     plain = rule.how is How.LINEAR and not rule.unsigned and fits_codes(scheme)
     if search.factor or search.power != 2 or not (plain and in_whole_blocks(view)):
         return None
-    fits = fits_of(scheme, int(view.layout.block))
-    ladder = Ladder.of(scheme.scales[0], dtype)
-    reach = reach_of(window_of(scheme, int(view.layout.block), search.power))
+    return tried_fits(scheme, int(view.layout.block), dtype)
+
+
+def tried_fits(scheme: Scheme, block: int, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """Return what is tried for blocks of so many values; see :func:`fitting`."""
+    fits, ladder = fits_of(scheme, block), Ladder.of(scheme.scales[0], dtype)
+    reach = reach_of(window_of(scheme, block, 2.0))
     numbers = fits.first, fits.least, reach, ladder.least, ladder.most
     counts = fits.places, FITS
     return np.array(fits.ratios, np.float32), np.array(numbers, np.float64), np.array(counts, np.uint64)

@@ -1,0 +1,185 @@
+"""The scales that fit integer codes best, one block at a time: :mod:`zeropoint.ops.integer_fits` again.
+
+Blocks may be of any length: 16 neighbors fill the lanes. Numbers in fixed point and their codes are whole
+numbers that float32 holds, and sums of their products, in float64, are exact in any order.
+
+**What is left out.** Numbers that take the last code of their sign do so under all smaller scales. If A are
+these, and ``R_A = min over t of sum over A (x_i - t q_i)^2``, no codes q under smaller scales gain more than
+``||x||^2 - R_A``: where others gain more, none of these is tried.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..encode.block_scales import rounded
+from ..encode.elements import MAGIC
+from ..machine.intrinsics import bits64, device, float64_of, inlined, scratch
+from ..machine.tile import load
+from ..machine.vector import (
+    above,
+    doubles_of,
+    floats_of,
+    larger,
+    load_lanes,
+    narrow_doubles,
+    smaller,
+    store_lanes,
+    sum_of_doubles,
+    wide_floats,
+)
+from .lane_errors import add_errors, decode_lanes
+from .lanes import LANES, magnitudes, most_lane, multiply_add, where, whole
+
+_NONE, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
+_CHUNK = np.uint64(1024)
+"""Vectors whose squares of codes of up to 8 bits float32 adds exactly."""
+_EVERY = np.uint64(16)
+"""After how many scales it is asked what smaller ones clip."""
+_SLACK = np.float64(2.0**-30)
+"""Outweighs the roundings of sums in float64."""
+
+
+@device
+def power_of(exponent: Any) -> Any:
+    """Return ``2 ** exponent``, a normal number; exponent: int64."""
+    return float64_of(np.uint64(exponent + np.int64(1023)) << np.uint64(52))
+
+
+@device
+def exponent_of(reach: Any) -> Any:
+    """Return e with ``2 ** (e - 1) <= reach < 2 ** e``, int64; 0 of zero."""
+    field = np.int64((bits64(reach) >> np.uint64(52)) & np.uint64(0x7FF))
+    return np.int64(0) if reach == np.float64(0) else field - np.int64(1022)
+
+
+@inlined
+def _code(t: Any, element: Any) -> Any:
+    magic = floats_of(MAGIC)
+    return (smaller(larger(t, floats_of(element.low)), floats_of(element.high)) + magic) - magic
+
+
+@inlined
+def _sums(numbers: Any, size: Any, first: Any, second: Any, element: Any) -> Any:
+    """Return sums of products of numbers and codes, and of squares of codes, under two inverse scales."""
+    by, more = floats_of(first), floats_of(second)
+    zero, none = floats_of(np.float32(0)), doubles_of(np.float64(0))
+    a, b, c, d = none, none, none, none
+    for begin in range(_NONE, size, _CHUNK):
+        e, f = zero, zero
+        for i in range(begin, min(size, begin + _CHUNK)):
+            x = load_lanes(numbers, i * LANES)
+            q, r, wide = _code(x * by, element), _code(x * more, element), wide_floats(x)
+            a, b = multiply_add(wide_floats(q), wide, a), multiply_add(wide_floats(r), wide, b)
+            e, f = multiply_add(q, q, e), multiply_add(r, r, f)
+        c, d = c + wide_floats(e), d + wide_floats(f)
+    return sum_of_doubles(a), sum_of_doubles(c), sum_of_doubles(b), sum_of_doubles(d)
+
+
+@inlined
+def _better(best: Any, product: Any, square: Any) -> Any:
+    gains = product > np.float64(0) and product * product * best[1] >= best[0] * best[0] * square
+    return (product, square) if gains else best
+
+
+@device
+def _smaller_clip_too_much(numbers: Any, size: Any, inverse: Any, best: Any, total: Any, element: Any) -> Any:
+    """Return whether no smaller scales gain as much; total: the sum of squares of numbers."""
+    by, half, zero = floats_of(inverse), np.float32(0.5), floats_of(np.float32(0))
+    high, low = floats_of(element.high), floats_of(element.low)
+    over, under = floats_of(element.high - half), floats_of(element.low + half)
+    none = doubles_of(np.float64(0))
+    squares, products, codes = none, none, none
+    for i in range(size):
+        x = load_lanes(numbers, i * LANES)
+        t = x * by
+        beyond, below = above(t, over), above(under, t)
+        code = wide_floats(where(beyond, high, where(below, low, zero)))
+        own = wide_floats(where(beyond | below, x, zero))
+        squares, products = multiply_add(own, own, squares), multiply_add(own, code, products)
+        codes = multiply_add(code, code, codes)
+    square, product, count = sum_of_doubles(squares), sum_of_doubles(products), sum_of_doubles(codes)
+    if count == np.float64(0):
+        return False
+    return square - product * (product / count) > total - best[0] * (best[0] / best[1]) + total * _SLACK
+
+
+@device
+def _fit(numbers: Any, size: Any, largest: Any, total: Any, element: Any, fitting: Any) -> Any:
+    """Return the sums of products and of squares of the best codes of a block."""
+    best = np.float64(0), np.float64(1)
+    first = np.float32(fitting.first / largest)
+    for k in range(_NONE, np.uint64(fitting.ratios.size), _TWO):
+        one, two = np.float32(first * fitting.ratios[k]), np.float32(first * fitting.ratios[k + _ONE])
+        product, square, more, other = _sums(numbers, size, one, two, element)
+        best = _better(_better(best, product, square), more, other)
+        if (k + _TWO) % _EVERY == _NONE and best[0] > np.float64(0):
+            if _smaller_clip_too_much(numbers, size, two, best, total, element):
+                break
+    for _ in range(fitting.fits):
+        inverse = np.float32(0)
+        if best[0] > np.float64(0):
+            inverse = np.float32(np.float32(best[1]) / np.float32(best[0]))
+        product, square, _more, _other = _sums(numbers, size, inverse, inverse, element)
+        best = _better(best, product, square)
+    return best
+
+
+@device
+def _fitted(columns: Any, numbers: Any, size: Any, element: Any, rule: Any, fitting: Any) -> Any:
+    """Return the scale that fits a block best, as it is stored, or 0 where there is none."""
+    largest, total = floats_of(np.float32(0)), doubles_of(np.float64(0))
+    for i in range(size):
+        largest = larger(magnitudes(load_lanes(columns, i * LANES)), largest)
+    amax = most_lane(largest)
+    if amax == np.float32(0):
+        return np.float32(0)
+    exponent = np.int64(fitting.places) - exponent_of(np.float64(amax))
+    by, largest = doubles_of(power_of(exponent)), floats_of(np.float32(0))
+    for i in range(size):
+        number = whole(wide_floats(load_lanes(columns, i * LANES)) * by)
+        narrow = narrow_doubles(number)
+        largest, total = larger(magnitudes(narrow), largest), multiply_add(number, number, total)
+        store_lanes(numbers, i * LANES, narrow)
+    squares = sum_of_doubles(total)
+    product, square = _fit(numbers, size, most_lane(largest), squares, element, fitting)
+    if not product > np.float64(0):
+        return np.float32(0)
+    scale = max(product / square * power_of(-exponent), np.float64(amax) * fitting.least)
+    s = rounded(np.float32(min(max(scale, fitting.smallest), fitting.largest)), rule.stored)
+    return s if np.float32(s * fitting.reach) > amax else np.float32(0)
+
+
+@device
+def _error(columns: Any, size: Any, scale: Any, element: Any, rule: Any, room: Any) -> Any:
+    decoded, ones, sums, factors, values = room
+    store_lanes(factors, _NONE, floats_of(scale))
+    decode_lanes(columns, size, factors, element, rule.unit, values, decoded)
+    add_errors(columns, decoded, ones, size, True, sums)
+    return sums[0]
+
+
+@device
+def long_fitted_rows(
+    x: Any, layout: Any, element: Any, rule: Any, fitting: Any, scales: Any, memory: Any, first: Any,
+    last: Any,
+) -> None:  # fmt: skip
+    """Replace the scales of blocks ``first`` to ``last`` of ``x`` by better ones, others by 0.
+
+    fitting: :class:`.integer_scales.Fitting`. memory: float32 and float64, of twice the numbers of a block.
+    scales: float32, of a start.
+    """
+    floats, doubles = memory
+    block, size = layout.block, layout.block // LANES
+    columns, decoded, ones, sums = floats[:block], floats[block:], doubles[:block], doubles[block:]
+    room = decoded, ones, sums, scratch(32, np.float32), scratch(16, np.float32)
+    for i in range(block):
+        ones[i] = np.float64(1)
+    for n in range(first, last):
+        load(x, n * block, block, layout.kind, columns)
+        scale = _fitted(columns, decoded, size, element, rule, fitting)
+        if scale > np.float32(0):
+            limit = _error(columns, size, scales[n], element, rule, room)
+            better = _error(columns, size, scale, element, rule, room) < limit
+            scale = scale if better else np.float32(0)
+        scales[n] = scale
