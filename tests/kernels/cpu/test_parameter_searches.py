@@ -139,7 +139,7 @@ POWERS = ("int4:g128:scale=search2.4", "float8_e4m3fn:g64:scale=search3", "nvfp4
 MORE_POWERS = (
     "int8:g128:scale=search2.4", "int3:g48:scale=search4", "int2:g16:scale=search1.25/float16",
     "mxfp4:scale=search2.4", "mxfp8:scale=search8", "nf4:g64:scale=search3.5", "int4:channel:scale=search2.4",
-    "float8_e4m3fn:g192:scale=search5.0009765625", "int4:g32:scale=search2.4/ue4m3", "e3m0:g32:scale=search6",
+    "float8_e4m3fn:g192:scale=search5.001", "int4:g32:scale=search2.4/ue4m3", "e3m0:g32:scale=search6",
     "int4:g128:scale=search1", "nvfp4:scale=search1", "int4:g32:scale=search2.4/bfloat16",
 )  # fmt: skip
 

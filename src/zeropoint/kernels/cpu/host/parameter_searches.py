@@ -215,7 +215,7 @@ class LongFits:
         self._ladder = Ladder.of(scheme.scales[0], dtype)
         *self._tried, self._counts = tried_fits(scheme, self._block, dtype)
 
-    def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:  # noqa: ARG002
+    def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
         """See :class:`zeropoint.ops.registry.Op`; there are no weights of errors."""
         (fine,) = params
         scale = fine.to(torch.float32, copy=True).contiguous()

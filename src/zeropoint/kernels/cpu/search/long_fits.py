@@ -113,9 +113,9 @@ def _fit(numbers: Any, size: Any, largest: Any, total: Any, element: Any, fittin
         one, two = np.float32(first * fitting.ratios[k]), np.float32(first * fitting.ratios[k + _ONE])
         product, square, more, other = _sums(numbers, size, one, two, element)
         best = _better(_better(best, product, square), more, other)
-        if (k + _TWO) % _EVERY == _NONE and best[0] > np.float64(0):
-            if _smaller_clip_too_much(numbers, size, two, best, total, element):
-                break
+        asked = (k + _TWO) % _EVERY == _NONE and best[0] > np.float64(0)
+        if asked and _smaller_clip_too_much(numbers, size, two, best, total, element):
+            break
     for _ in range(fitting.fits):
         inverse = np.float32(0)
         if best[0] > np.float64(0):
