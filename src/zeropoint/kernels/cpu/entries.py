@@ -24,7 +24,7 @@ from .search.affine_scales import AffineFitting, affine_rows
 from .search.extreme_scales import rounded_rows
 from .search.integer_scales import Fitting, fitted_rows
 from .search.line_search import Tries
-from .search.long_fits import long_fitted_rows
+from .search.long_fits import long_fitted_slots
 from .search.minima import MinimaKind, MinimaLevels, minima_rows
 from .search.plain import MXFP4, TABLE, Numbers, PlainKind, plain_rows, square_rows
 from .search.powers import Power
@@ -380,18 +380,22 @@ def search_windows(*args: Any) -> Any:
     return run_parts(_windows, args)
 
 
+@inlined
+def _fitting(ratios: Any, numbers: Any, counts: Any) -> Any:
+    return Fitting(
+        counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
+        counts[1],
+    )  # fmt: skip
+
+
 @device
 def _fits(
     x: Any, desc: Any, ratios: Any, numbers: Any, counts: Any, order: Any, scales: Any, out: Any, first: Any,
     last: Any,
 ) -> Any:  # fmt: skip
-    fitting = Fitting(
-        counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
-        counts[1],
-    )  # fmt: skip
     return fitted_rows(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), fitting, order, scales, out, first,
-        last,
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), _fitting(ratios, numbers, counts),
+        order, scales, out, first, last,
     )  # fmt: skip
 
 
@@ -409,24 +413,17 @@ def _long_fits(
     x: Any, desc: Any, ratios: Any, numbers: Any, counts: Any, scales: Any, floats: Any, doubles: Any,
     first: Any, last: Any,
 ) -> None:  # fmt: skip
-    layout, element, rule = unpack_layout(desc), unpack_element(desc), unpack_rule(desc)
-    fitting = Fitting(
-        counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
-        counts[1],
+    long_fitted_slots(
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), _fitting(ratios, numbers, counts),
+        counts[2], scales, floats, doubles, first, last,
     )  # fmt: skip
-    blocks, slots, two = np.uint64(scales.size), counts[2], layout.block + layout.block
-    for slot in range(first, last):
-        own = floats[slot * two :], doubles[slot * two :]
-        begin, end = blocks * slot // slots, blocks * (slot + ONE) // slots
-        long_fitted_rows(x, layout, element, rule, fitting, scales, own, begin, end)
 
 
 @kernel
 def search_long_fits(*args: Any) -> Any:
-    """Search the scales that fit codes; see :func:`.search.long_fits.long_fitted_rows`. Rows are slots.
+    """Search the scales that fit codes; see :func:`.search.long_fits.long_fitted_slots`. Rows are slots.
 
-    Arguments are those of :func:`search_fits`, and in counts the number of slots; floats, doubles: room for
-    two blocks in each.
+    counts: those of :func:`search_fits`, and the number of slots.
     """
     return run_parts(_long_fits, args)
 

@@ -160,26 +160,36 @@ def _error(columns: Any, size: Any, scale: Any, element: Any, rule: Any, room: A
 
 
 @device
-def long_fitted_rows(
-    x: Any, layout: Any, element: Any, rule: Any, fitting: Any, scales: Any, memory: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
-    """Replace the scales of blocks ``first`` to ``last`` of ``x`` by better ones, others by 0.
+def _fit_block(
+    x: Any, n: Any, layout: Any, element: Any, rule: Any, fitting: Any, scales: Any, columns: Any, room: Any
+) -> None:
+    """Replace the scale of block ``n`` by a better one, else by 0."""
+    size = layout.block // LANES
+    load(x, n * layout.block, layout.block, layout.kind, columns)
+    scale = _fitted(columns, room[0], size, element, rule, fitting)
+    if scale > np.float32(0):
+        limit = _error(columns, size, scales[n], element, rule, room)
+        better = _error(columns, size, scale, element, rule, room) < limit
+        scale = scale if better else np.float32(0)
+    scales[n] = scale
 
-    fitting: :class:`.integer_scales.Fitting`. memory: float32 and float64, of twice the numbers of a block.
-    scales: float32, of a start.
+
+@device
+def long_fitted_slots(
+    x: Any, layout: Any, element: Any, rule: Any, fitting: Any, slots: Any, scales: Any, floats: Any,
+    doubles: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    """Replace the scales of blocks of ``x`` by better ones, others by 0, in slots ``first`` to ``last``.
+
+    fitting: :class:`.integer_scales.Fitting`. scales: float32, of a start. floats, doubles: room for two
+    blocks in each of ``slots``.
     """
-    floats, doubles = memory
-    block, size = layout.block, layout.block // LANES
-    columns, decoded, ones, sums = floats[:block], floats[block:], doubles[:block], doubles[block:]
-    room = decoded, ones, sums, scratch(32, np.float32), scratch(16, np.float32)
-    for i in range(block):
-        ones[i] = np.float64(1)
-    for n in range(first, last):
-        load(x, n * block, block, layout.kind, columns)
-        scale = _fitted(columns, decoded, size, element, rule, fitting)
-        if scale > np.float32(0):
-            limit = _error(columns, size, scales[n], element, rule, room)
-            better = _error(columns, size, scale, element, rule, room) < limit
-            scale = scale if better else np.float32(0)
-        scales[n] = scale
+    block, blocks = layout.block, np.uint64(scales.size)
+    for slot in range(first, last):
+        own, more = floats[slot * (block + block) :], doubles[slot * (block + block) :]
+        ones = more[:block]
+        room = own[block:], ones, more[block:], scratch(32, np.float32), scratch(16, np.float32)
+        for i in range(block):
+            ones[i] = np.float64(1)
+        for n in range(blocks * slot // slots, blocks * (slot + _ONE) // slots):
+            _fit_block(x, n, layout, element, rule, fitting, scales, own[:block], room)
