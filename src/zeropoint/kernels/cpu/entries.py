@@ -22,7 +22,7 @@ from .machine.team import run_parts
 from .machine.transposition import turn_panels
 from .search.affine_scales import AffineFitting, affine_rows
 from .search.extreme_scales import rounded_rows
-from .search.integer_scales import Fitting, fitted_rows
+from .search.integer_scales import fitted_rows, fitting_of
 from .search.line_search import Tries
 from .search.long_fits import long_fitted_slots
 from .search.minima import MinimaKind, MinimaLevels, minima_rows
@@ -380,21 +380,13 @@ def search_windows(*args: Any) -> Any:
     return run_parts(_windows, args)
 
 
-@inlined
-def _fitting(ratios: Any, numbers: Any, counts: Any) -> Any:
-    return Fitting(
-        counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
-        counts[1],
-    )  # fmt: skip
-
-
 @device
 def _fits(
     x: Any, desc: Any, ratios: Any, numbers: Any, counts: Any, order: Any, scales: Any, out: Any, first: Any,
     last: Any,
 ) -> Any:  # fmt: skip
     return fitted_rows(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), _fitting(ratios, numbers, counts),
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), fitting_of(ratios, numbers, counts),
         order, scales, out, first, last,
     )  # fmt: skip
 
@@ -414,7 +406,7 @@ def _long_fits(
     first: Any, last: Any,
 ) -> None:  # fmt: skip
     long_fitted_slots(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), _fitting(ratios, numbers, counts),
+        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), fitting_of(ratios, numbers, counts),
         counts[2], scales, floats, doubles, first, last,
     )  # fmt: skip
 

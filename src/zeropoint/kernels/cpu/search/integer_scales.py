@@ -76,6 +76,15 @@ class Fitting(NamedTuple):
     fits: Any
 
 
+@inlined
+def fitting_of(ratios: Any, numbers: Any, counts: Any) -> Any:
+    """Return what is tried from arrays: float32, (5,) float64 and uint64."""
+    return Fitting(
+        counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
+        counts[1],
+    )  # fmt: skip
+
+
 @device
 def _power_of(exponent: Any) -> Any:
     """Return ``2 ** exponent``, a normal number; exponent: int64."""
