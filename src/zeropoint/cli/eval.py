@@ -9,7 +9,6 @@ import typer
 
 from . import layers
 from .arguments import parse_path
-from .main import let_scipy_in
 from .options import READ, AsJson, Memory
 from .output import show, show_json
 
@@ -65,7 +64,6 @@ def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint eval OUT --against MODEL --text wiki.txt --cloze brown.txt --windows 32 --json
     """  # noqa: D301
     start = time.perf_counter()
-    let_scipy_in()
     found = layers.evaluate_checkpoint(
         models, against, text, context=context, windows=windows, continuations=continuations, tagged=cloze,
         noise_floor=noise_floor, cache=cache, max_memory=max_memory, progress=True,

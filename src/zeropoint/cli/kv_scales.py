@@ -9,7 +9,6 @@ import typer
 
 from . import layers
 from .arguments import parse_path
-from .main import let_scipy_in
 from .options import AsJson, Checkpoint, Everything, Memory, Workers
 from .writing import BreakLock, Overwrite, Restart, Target, Way, show_run, write
 
@@ -45,7 +44,6 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     """  # noqa: D301
     start = time.perf_counter()
     limits = layers.Limits.default(workers, max_memory)
-    let_scipy_in()
     plan = layers.with_cache_scales(layers.open_source(source), calibration, limits=limits, progress=True)
     way = Way(overwrite=overwrite, restart=restart, break_lock=unlock, spool=None, executor=layers.local)
     show_run(write(plan, out, way, "copying"), start, everything=everything, as_json=as_json)

@@ -51,16 +51,7 @@ def _said(error: BaseException) -> str:
     return "; ".join((str(error), *getattr(error, "__notes__", ())))
 
 
-def let_scipy_in() -> None:
-    """Let scipy be imported, which :func:`run` keeps out: where it is installed, transformers asks for it."""
-    if sys.modules.get("scipy.linalg", main) is None:
-        del sys.modules["scipy.linalg"]
-
-
 def run() -> None:
     """Carry out this process's command line."""
     end_at_once()
-    # Where scipy is installed, numba loads its BLAS in a third of a second, and no kernel calls it. None
-    # makes that import fail (Python's reference, "The module cache"), as where scipy is not installed.
-    sys.modules.setdefault("scipy.linalg", None)  # type: ignore[arg-type]
     sys.exit(main(sys.argv[1:]))

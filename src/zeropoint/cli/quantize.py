@@ -10,7 +10,6 @@ import typer
 
 from . import layers
 from .arguments import one_of, parse_plan, require_no_data
-from .main import let_scipy_in
 from .options import (
     AsJson,
     Calibration,
@@ -141,7 +140,6 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     if calibration is not None and imatrix is not None:
         raise typer.BadParameter("--calibration and --imatrix both say what inputs are; give one of them")
     if calibration is not None:
-        let_scipy_in()
         made = layers.calibrated(made, calibration, progress=True)
     made = made if imatrix is None or budget is not None else important(made, imatrix)
     way = Way(

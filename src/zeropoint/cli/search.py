@@ -11,7 +11,6 @@ import typer
 
 from . import layers
 from .arguments import parse_budget, parse_candidates, parse_path
-from .main import let_scipy_in
 from .options import (
     AsJson,
     Checkpoint,
@@ -159,9 +158,7 @@ def under_budget(
 ) -> SearchResult:
     """Return the best choice within a budget; raises typer.BadParameter for a text that nothing runs on."""
     (importance, text, refine), limits = runs, asked.limits or layers.Limits.default()
-    if importance is not ImportanceName.EQUAL or refine:
-        let_scipy_in()
-    elif text is not None:
+    if importance is ImportanceName.EQUAL and not refine and text is not None:
         raise typer.BadParameter("--text is what the model runs on; add --importance linearity or --refine N")
     return layers.search(
         layers.open_source(source), asked, state=state,
