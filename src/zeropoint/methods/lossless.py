@@ -157,7 +157,9 @@ def recoded(
         params = QuantizationParams.of(scheme, q.shape, q.dtype, levels)
     # Rules are about numbers between two codes, about codes that are not chosen, and about other scales.
     dialect = scheme.dialect if inverted else ZEROPOINT
-    scales = tuple(_without_choice(level) for level in scheme.scales)
+    # Kernels are for scales of which none is negative.
+    negative = any(bool((each.float() < 0).any()) for each in params.scales)
+    scales = tuple(_without_choice(level, negative) for level in scheme.scales)
     plain = replace(scheme, scales=scales, dialect=dialect, rounding=Rounding(), range_rule=RangeRule.FULL)
     data = quantize(values, replace(params, scheme=plain)).data
     return QuantizedTensor(data=data, params=params, shape=q.shape, dtype=q.dtype)
@@ -215,11 +217,11 @@ def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, *, rounded
     return store(scale.where((kept == scale) & (scale != 0), 1.0), kind)
 
 
-def _without_choice(level: ScaleLevel) -> ScaleLevel:
-    """Return a level whose scales are given, with what its rule says of their sign alone."""
+def _without_choice(level: ScaleLevel, negative: bool) -> ScaleLevel:
+    """Return a level whose scales are given; its rule says that some are negative, where they may be."""
     if not isinstance(level.rule, Linear):
         return level
-    return replace(level, rule=SIGNED if level.picks(Pick.SIGNED) else LINEAR)
+    return replace(level, rule=SIGNED if negative and level.picks(Pick.SIGNED) else LINEAR)
 
 
 def _takes_a_sign(scheme: Scheme) -> bool:
