@@ -75,6 +75,14 @@ def test_every_value_stays_what_it_was(source: str, target: str, dtype: torch.dt
     )
 
 
+@pytest.mark.parametrize("target", ["q4_0", "int4:g32:scale=signed/float16"])
+def test_codes_under_positive_scales_come_from_a_kernel_where_scales_may_be_negative(target: str) -> None:
+    q = zp.quantize(weight(), "int4:g32:scale=float16")
+    with zp.only_backend("cpu"):
+        result = converted(q, target).q
+    assert torch.equal(result.dequantize(), q.dequantize())
+
+
 @pytest.mark.parametrize("dialect", ["", ":dialect=compressed-tensors"])
 @pytest.mark.parametrize("extremes", [None, (0.0, 0.0)])
 def test_zeros_have_parameters_that_are_numbers(dialect: str, extremes: tuple[float, float] | None) -> None:

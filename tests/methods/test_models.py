@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from zeropoint.errors import CalibrationError, RecipeError, UnsupportedError
-from zeropoint.methods import LayerData, LayerResult, Scope, methods, registry
+from zeropoint.methods import LayerData, LayerResult, Scope, method_named, methods, registry
 from zeropoint.methods.method import NO_DATA
 from zeropoint.methods.nearest import METHOD as NEAREST
-from zeropoint.models import calibrate, calibrate_sequential, prepare, quantize_model
+from zeropoint.models import calibrate, calibrate_sequential, dequantize_model, prepare, quantize_model
 from zeropoint.models.graph import prepare_graph, quantize_graph
 from zeropoint.models.sequential import Steps
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
@@ -33,6 +33,7 @@ class Curious:
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
         {"gram": lambda features: GramMatrix(features=features)}
     )
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = needs
     seen: list[Statistics] = field(default_factory=list)
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002
@@ -105,6 +106,23 @@ def test_with_quantized_inputs_a_method_sees_what_the_quantized_blocks_before_gi
     assert torch.allclose(found.statistics["2"]["gram"]["gram"], x.T @ x, rtol=1e-5)
     plain = calibrate(layers, recipe, batches()).statistics["2"]["gram"]["gram"]
     assert not torch.allclose(plain, x.T @ x, rtol=1e-5)
+
+
+def test_a_method_that_takes_statistics_uses_them_where_they_are_and_does_without() -> None:
+    layers = nn.Sequential(nn.Linear(256, 8, bias=False))
+    recipe = Recipe(default=Rule(gives=Assignment.of(weight="q4_k", method="ggml")))
+    assert not recipe.needs_calibration
+    data = torch.randn(64, 256, generator=torch.Generator().manual_seed(2)) * torch.logspace(-2, 2, 256)
+    found = calibrate(layers, recipe, [data])
+    ggml, scheme = method_named("ggml"), Scheme.parse("q4_k")
+    known, mean = LayerData(statistics=found.statistics["0"]), found.statistics["0"]["mean_square"]
+    assert torch.allclose(mean.accumulator.mean(mean.state), data.double().square().mean(0))
+    weight = layers[0].weight.detach()
+    plain, weighed = (ggml.quantize(weight, scheme, given).q.dequantize() for given in (NO_DATA, known))
+    for calibration, wanted in ((None, plain), (found, weighed)):
+        made = dequantize_model(quantize_model(layers, recipe, calibration=calibration).model)
+        assert torch.equal(made[0].weight, wanted)
+    assert not torch.equal(plain, weighed)
 
 
 def test_a_method_without_its_statistics_is_an_error_that_names_the_layer(curious: Curious) -> None:

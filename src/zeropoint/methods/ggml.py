@@ -29,6 +29,7 @@ from ..schemes import Scheme
 from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED, importance_of
 
 
@@ -42,6 +43,7 @@ class GgmlSearch:
     )
     source: ClassVar[str] = "ggml_quantize_chunk of llama.cpp, bit for bit"
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MSE_WEIGHTED.takes
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (all types have blocks within rows)
         """Rows: weights of errors depend on the mean square of a row, or of a block."""

@@ -53,6 +53,7 @@ class Incoherence:
     )
     source: ClassVar[str] = "QuIP# (arXiv:2402.04396); HIGGS (arXiv:2411.17525)"
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     size: int | None = None
     seed: int = 0

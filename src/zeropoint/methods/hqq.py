@@ -56,6 +56,7 @@ class HalfQuadratic:
     )
     source: ClassVar[str] = "HQQ (Badri and Shaji, 2023)"
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
         """Blocks, unless the whole tensor is one."""

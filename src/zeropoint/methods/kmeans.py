@@ -40,6 +40,7 @@ class FittedCodebook:
     formula: ClassVar[str] = "argmin over the table t of sum (s min_j |t_j - w / s|)^2, s as under nearest"
     source: ClassVar[str] = "k-means of numbers by dynamic programming (Wu, 1991; arXiv:1701.07204)"
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (the same for all)
         """Layers: the table is that of a whole weight."""

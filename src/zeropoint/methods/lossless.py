@@ -56,6 +56,7 @@ class Lossless:
     formula: ClassVar[str] = "dequantize(result) = dequantize(codes of the weight)"
     source: ClassVar[str] = "the equation of both schemes; proven for each weight by decoding"
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002
         """Rows: codes are read in rows."""
@@ -212,8 +213,8 @@ def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, *, rounded
         place = tuple(torch.nonzero(lost)[0].tolist())
         number = float(scale[place])
         negative = number < 0 and float(kept[place]) > 0
-        why = "is negative, and so are no scales" if negative else "is no number of the scales"
-        raise UnsupportedError(f"scale {number!r} of block {list(place)} {why} of {scheme}")
+        why = "is negative, unlike" if negative else "is no number of"
+        raise UnsupportedError(f"scale {number!r} of block {list(place)} {why} the scales of {scheme}")
     return store(scale.where((kept == scale) & (scale != 0), 1.0), kind)
 
 

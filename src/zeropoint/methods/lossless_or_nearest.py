@@ -37,6 +37,7 @@ class LosslessOrNearest:
     formula: ClassVar[str] = "that of lossless where it holds, else q = round(w / s + z)"
     source: ClassVar[str] = "lossless and nearest"
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
         """Rows, as ``lossless``."""

@@ -144,7 +144,8 @@ class Method(Protocol):
 
     name: that of its module, as recipes and the command line spell it. formula: what it minimizes or
     computes. source: the paper or standard. needs: by name, the accumulator of the layer's inputs for their
-    number of features; empty for a method without data.
+    number of features; empty for a method without data. takes: those that it uses where they are there, what
+    it needs among them.
     """
 
     @property
@@ -158,6 +159,9 @@ class Method(Protocol):
 
     @property
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
+
+    @property
+    def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
 
     def scope(self, scheme: Scheme) -> Scope:
         """Return what must be held at once under ``scheme``.

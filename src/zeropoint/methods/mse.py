@@ -47,6 +47,7 @@ class LeastSquaredError:
         "a sweep over the codes of block scales, as ScaleSweep does for NVFP4; a line search for others"
     )
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
         """Blocks, unless the scale that is searched is that of the whole tensor."""

@@ -40,6 +40,7 @@ class WeightedSquaredError:
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
         {NEED: lambda features: MeanSquare(features=features)}
     )
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = needs
 
     def scope(self, scheme: Scheme) -> Scope:
         """Rows, whose columns are those of the statistics, or the layer where ``mse`` needs all of it."""

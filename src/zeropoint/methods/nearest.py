@@ -28,6 +28,7 @@ class Nearest:
     formula: ClassVar[str] = "q = round(w / s + z), s and z from the range of each block"
     source: ClassVar[str] = "the scheme's own rule, such as OCP MX 1.0, section 6.3"
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
         """Blocks: a scale of the whole tensor follows from its extremes, unless its rule compares errors."""

@@ -133,7 +133,7 @@ def require_places(places: Sized, kind: str, others: str) -> None:
     """
     if not places:
         raise CalibrationError(
-            f"recipe gives no layer of this {kind} a static input or output, nor a method that needs data, "
+            f"recipe gives no layer of this {kind} a static input or output, nor a method that takes data, "
             f"so there is nothing to learn; pass it to {others} without calibration"
         )
 
@@ -203,7 +203,7 @@ class Watch:
         statistics: list[Statistic] = []
         for name, module, decision in self.decided:
             gives = decision.gives
-            self._add_needs(name, module, gives)
+            self._add_statistics(name, module, gives)
             shapes = layer_type(module).shapes(module)
             activations = (None, None) if gives is None else (gives.input, gives.output)
             for side, activation, shape in zip(SIDES, activations, shapes, strict=True):
@@ -224,18 +224,21 @@ class Watch:
                     )
         require_places(self._places, "model", "quantize_model or prepare")
 
-    def _add_needs(self, name: str, module: nn.Module, gives: Assignment | None) -> None:
+    def _add_statistics(self, name: str, module: nn.Module, gives: Assignment | None) -> None:
         """Observe the inputs of a layer for the method of its weight."""
-        if gives is None or gives.weight is None or not gives.weight_method.needs:
+        if gives is None or gives.weight is None:
             return
+        method = gives.weight_method
         if not isinstance(module, nn.Linear):
+            if not method.needs:
+                return
             kind = type(module).__name__
             raise UnsupportedError(
                 f"layer {name or 'model'} (a {kind}): method {gives.method} needs statistics of inputs, "
                 "which are taken of Linear layers; give it method nearest by a rule"
             )
         place = f"{name}.input".lstrip(".")
-        for need, accumulator in gives.weight_method.needs.items():
+        for need, accumulator in method.takes.items():
             made = accumulator(module.in_features)
             # Equal ones are one, by which a tensor that several layers read is measured once.
             made = self._accumulators.setdefault(made, made)
@@ -442,8 +445,6 @@ def method_data(calibration: Calibration | None, name: str, gives: Assignment) -
     Raises CalibrationError where the method needs statistics that are missing.
     """
     method = gives.weight_method
-    if not method.needs:
-        return LayerData()
     found = {} if calibration is None else calibration.statistics.get(name, {})
     missing = [need for need in method.needs if need not in found]
     if missing:
@@ -451,4 +452,4 @@ def method_data(calibration: Calibration | None, name: str, gives: Assignment) -
             f"method {method.name} needs the {' and '.join(missing)} of its inputs: pass "
             "calibration=zp.calibrate(model, recipe, data), with this method in the recipe"
         )
-    return LayerData(statistics={need: found[need] for need in method.needs})
+    return LayerData(statistics={name: found[name] for name in method.takes if name in found})

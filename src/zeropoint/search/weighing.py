@@ -25,7 +25,7 @@ import torch
 
 from ..checkpoint.choose.selection import module_of
 from ..checkpoint.choose.tied import tied_heads
-from ..checkpoint.model.importance import importance_in, with_importance
+from ..checkpoint.model.importance import importance_in, takes_importance, with_importance
 from ..checkpoint.model.tokens import random_tokens
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.limits import Limits
@@ -35,7 +35,6 @@ from ..errors import CalibrationError, RecipeError, UnsupportedError, count, pri
 from ..eval.divergence_meter import DivergenceMeter, divergence_meter
 from ..eval.text_windows import TEXT_OF_IDS, TextTokenizer, TextWindows, TokenizedText, read_ids, read_text
 from ..eval.window_probe import WindowProbe
-from ..methods import method_named
 from .offers import Choices, SearchedLayer
 from .search_state import SearchState
 from .searching import Bar, Weigh, Weighing, equal
@@ -195,4 +194,4 @@ def weigh_by(importance: str, text: Text, imatrix: Path | str | None, limits: Li
 def _with_importance(plan: CheckpointPlan, path: Path | str) -> CheckpointPlan:
     """Return a plan with importance where its method takes any."""
     method = plan.weights[0].method
-    return with_importance(plan, path)[0] if method == "ggml" or method_named(method).needs else plan
+    return with_importance(plan, path)[0] if takes_importance(method) else plan

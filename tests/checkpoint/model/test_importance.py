@@ -132,7 +132,7 @@ def test_calibration_gives_k_quants_the_importance_that_an_imatrix_of_the_same_t
         for module, need in found.plan.statistics.items()
     }
     assert len(means) == len(found.plan.weights) - 1
-    assert "1 of 16 weights have no importance, model.embed_tokens the first" in str(found.notes)
+    assert "1 of 16 weights have no importance, 'model.embed_tokens' the first" in str(found.notes)
     imatrix = tmp_path / "imatrix.dat"
     imatrix.write_bytes(dat({name: mean.float().numpy() for name, mean in means.items()}, calls=1))
     quantize_checkpoint(source, tmp_path / "file", "q4_k_m", imatrix=imatrix, **options)

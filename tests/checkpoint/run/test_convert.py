@@ -165,7 +165,7 @@ def test_negative_scales_of_q4_0_stay_in_layouts_that_have_them(
 
 def test_a_negative_scale_of_codes_without_a_mirror_is_named(floats: Path, tmp_path: Path) -> None:
     source = quantized(floats, tmp_path / "source", "int8:g64:scale=signed", "gptq")
-    with pytest.raises(UnsupportedError, match=r"of block .* is negative, and so are no scales of int8:g32"):
+    with pytest.raises(UnsupportedError, match=r"of block .* is negative, unlike the scales of int8:g32"):
         run(plan_of(source, "gguf"), tmp_path / "out")
 
 

@@ -38,7 +38,7 @@ from ..plan.placement import Placement
 from ..read.config_text import CONFIG_KEY
 from ..read.source import Source
 from ..read.storage import shown
-from .importance import takes_importance, weighted
+from .importance import weighted
 from .loading import Files, fill, read_tensor
 from .model_folder import model_folder
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
@@ -59,7 +59,7 @@ def calibrated(
     """
     plan = weighted(plan)
     static = static_inputs(plan)
-    wanted = {w.module: w for w in plan.weights if takes_importance(w.method) or w.layer in static}
+    wanted = {w.module: w for w in plan.weights if method_named(w.method).takes or w.layer in static}
     if not wanted:
         raise CalibrationError(
             "no method of this plan takes calibration data, and no inputs take scales from them; leave them "
@@ -88,8 +88,9 @@ def calibrated(
     seen = {own.module: found.statistics.get(own.layer) for own in rows}
     plan = replace(plan, statistics={module: needs for module, needs in seen.items() if needs is not None})
     if missing:
-        without = f"{len(missing)} of {len(plan.weights)} weights have no importance, {missing[0]} the first"
-        plan = replace(plan, notes=(*plan.notes, f"{without}: they are no Linear layers of the model"))
+        without = f"{len(missing)} of {len(plan.weights)} weights have no importance"
+        note = f"{without}, {printable(missing[0])} the first: they are no Linear layers of the model"
+        plan = replace(plan, notes=(*plan.notes, note))
     if not static:
         return plan
     params = {own.module: found.params.get(f"{own.layer}.input") for own in rows}
@@ -108,8 +109,6 @@ def _scales_of_inputs(
                 yield NewTensor(f"{weight.module}.{suffix}", weight.source, value)
 
 
-_IMPORTANCE = Assignment.of(weight="int8:channel", method="mse_weighted")
-"""What asks for the importance of inputs, in place of types of GGUF, which no model in memory has."""
 _REMEDY = "quantize it by method mse, which needs no data"
 Batches = list[dict[str, torch.Tensor]]
 """What a model runs on: by the names of its arguments, token ids as input_ids."""
@@ -189,8 +188,6 @@ def _recipe(
 
 def _assignment(weight: Placement, *, static: bool) -> Assignment:
     layer = weight.layer
-    if not method_named(weight.method).needs and takes_importance(weight.method):
-        return _IMPORTANCE
     return Assignment(weight=layer.weight, input=layer.input if static else None, method=weight.method)
 
 

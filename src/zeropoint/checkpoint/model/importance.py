@@ -79,7 +79,7 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
 
 def takes_importance(method: str) -> bool:
     """Return whether a method weighs errors by the mean squares of inputs, where it knows them."""
-    return method == "ggml" or NEED in method_named(method).needs
+    return NEED in method_named(method).takes
 
 
 def importance_in(

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..encode.block_scales import rounded
-from ..encode.elements import MAGIC
-from ..machine.intrinsics import bits64, device, float64_of, inlined, scratch
+from ..machine.intrinsics import device, inlined, scratch
 from ..machine.vector import (
     above,
     above_doubles,
@@ -27,7 +26,7 @@ from ..machine.vector import (
     words_of,
 )
 from .lane_errors import LONGEST, SUMS, add_differences, add_errors, decode_affine, load_weights
-from .lanes import LANES, add_pairwise, multiply_add, where, whole
+from .lanes import LANES, add_pairwise, code_of, exponent_of, multiply_add, power_of, where, whole
 from .windows import ONES, load_columns
 
 _EIGHT, _THREE = np.uint64(8), np.uint64(3)
@@ -74,19 +73,6 @@ class _Room(NamedTuple):
 
 
 @device
-def _power_of(exponent: Any) -> Any:
-    """Return ``2 ** exponent``, a normal number; exponent: int64."""
-    return float64_of(np.uint64(exponent + np.int64(1023)) << np.uint64(52))
-
-
-@device
-def _exponent_of(reach: Any) -> Any:
-    """Return e with ``2 ** (e - 1) <= reach < 2 ** e``, int64; 0 of zero."""
-    field = np.int64((bits64(reach) >> np.uint64(52)) & np.uint64(0x7FF))
-    return np.int64(0) if reach == np.float64(0) else field - np.int64(1022)
-
-
-@device
 def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
     """Write the numbers of 16 blocks in fixed point, times their weights, and what they come from."""
     columns, numbers, wides, own = room.columns, room.numbers, room.wides, room.blocks
@@ -101,9 +87,9 @@ def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
     store_lanes(own, _MIDDLE, middle)
     store_lanes(own, _UNIT, larger(high - middle, middle - low))
     for b in range(LANES):
-        exponent = np.int64(fitting.places) - _exponent_of(own[_UNIT + b])
+        exponent = np.int64(fitting.places) - exponent_of(own[_UNIT + b])
         exponent = min(max(exponent, np.int64(-1000)), np.int64(1000))
-        own[_UNIT + b], own[_POWER + b] = _power_of(-exponent), _power_of(exponent)
+        own[_UNIT + b], own[_POWER + b] = power_of(-exponent), power_of(exponent)
     unit, power = load_lanes(own, _UNIT), load_lanes(own, _POWER)
     store_lanes(own, _FIRST, (low - middle) / unit)
     store_lanes(own, _LAST, (high - middle) / unit)
@@ -124,12 +110,6 @@ def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
 
 
 @inlined
-def _code(t: Any, element: Any) -> Any:
-    magic = floats_of(MAGIC)
-    return (smaller(larger(t, floats_of(element.low)), floats_of(element.high)) + magic) - magic
-
-
-@inlined
 def _add_three(room: Any, size: Any, inverse: Any, zeros: Any, element: Any) -> Any:
     """Return sums of products, of codes and of their squares under three zero points."""
     one, two, three = zeros
@@ -137,7 +117,7 @@ def _add_three(room: Any, size: Any, inverse: Any, zeros: Any, element: Any) -> 
     (a, b, c), (d, e, f), (g, h, k) = (none, zero, zero), (none, zero, zero), (none, zero, zero)
     for i in range(size):
         t, x = load_lanes(room.numbers, i * LANES) * inverse, load_lanes(room.wides, i * LANES)
-        q, r, s = _code(t + one, element), _code(t + two, element), _code(t + three, element)
+        q, r, s = code_of(t + one, element), code_of(t + two, element), code_of(t + three, element)
         a, b, c = multiply_add(wide_floats(q), x, a), b + q, multiply_add(q, q, c)
         d, e, f = multiply_add(wide_floats(r), x, d), e + r, multiply_add(r, r, f)
         g, h, k = multiply_add(wide_floats(s), x, g), h + s, multiply_add(s, s, k)
@@ -150,7 +130,7 @@ def _add_one(room: Any, size: Any, inverse: Any, zero: Any, element: Any) -> Any
     a, b = doubles_of(np.float64(0)), floats_of(np.float32(0))
     c = b
     for i in range(size):
-        q = _code(load_lanes(room.numbers, i * LANES) * inverse + zero, element)
+        q = code_of(load_lanes(room.numbers, i * LANES) * inverse + zero, element)
         a = multiply_add(wide_floats(q), load_lanes(room.wides, i * LANES), a)
         b, c = b + q, multiply_add(q, q, c)
     return a, b, c
@@ -159,7 +139,7 @@ def _add_one(room: Any, size: Any, inverse: Any, zero: Any, element: Any) -> Any
 @inlined
 def _terms(room: Any, i: Any, inverse: Any, zero: Any, shift: Any, element: Any) -> Any:
     """Return the weighted product of a code and its number, the code's, and that of its square."""
-    q = wide_floats(_code(load_lanes(room.numbers, i * LANES) * inverse + zero, element) - shift)
+    q = wide_floats(code_of(load_lanes(room.numbers, i * LANES) * inverse + zero, element) - shift)
     weighted = q * load_lanes(room.weights, i * LANES)
     return q * load_lanes(room.wides, i * LANES), weighted, weighted * q
 

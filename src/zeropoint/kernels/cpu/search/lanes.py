@@ -9,7 +9,18 @@ from numba.core import cgutils
 
 from ..linear.panels import columns_at
 from ..machine.descriptor import NO_ROUNDING, TO_BFLOAT16
-from ..machine.intrinsics import F32, I64, address, bits32, device, inlined, primitive, x86_has
+from ..machine.intrinsics import (
+    F32,
+    I64,
+    address,
+    bits32,
+    bits64,
+    device,
+    float64_of,
+    inlined,
+    primitive,
+    x86_has,
+)
 from ..machine.vector import (
     FLOATS,
     STEP,
@@ -71,28 +82,23 @@ def where(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
     return a(WORDS, a, a), codegen
 
 
-@primitive
-def root(typingctx: Any, x: Any) -> Any:
-    """Return square roots of floats, or doubles, rounded."""
+def _each(name: str) -> Any:
+    """Build a function of each lane of floats, or doubles, of this name in LLVM."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(x.lanes, [x.lanes])
-        name = f"llvm.sqrt.v16f{x.scalar.bitwidth}"
-        return builder.call(_tools.get_or_insert_function(builder.module, kind, name), args)
+    @primitive
+    def each(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.FunctionType(x.lanes, [x.lanes])
+            full = f"llvm.{name}.v16f{x.scalar.bitwidth}"
+            return builder.call(_tools.get_or_insert_function(builder.module, kind, full), args)
 
-    return x(x), codegen
+        return x(x), codegen
+
+    return each
 
 
-@primitive
-def whole(typingctx: Any, x: Any) -> Any:
-    """Return floats, or doubles, rounded to whole numbers, half to even."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(x.lanes, [x.lanes])
-        name = f"llvm.rint.v16f{x.scalar.bitwidth}"
-        return builder.call(_tools.get_or_insert_function(builder.module, kind, name), args)
-
-    return x(x), codegen
+root, whole = _each("sqrt"), _each("rint")
+"""Square roots, rounded, and whole numbers, rounded half to even."""
 
 
 @primitive
@@ -199,9 +205,28 @@ def rounded(x: Any, low: Any, high: Any) -> Any:
 
 @inlined
 def rounded_within(x: Any, low: Any, high: Any) -> Any:
-    """Return ``x``, of at most 2**22, rounded half to even, within floats ``low`` and ``high``."""
+    """Return ``x`` rounded half to even, within whole floats ``low`` and ``high`` of at most 2**22."""
     magic = floats_of(_MAGIC)
     return larger(smaller((x + magic) - magic, high), low)
+
+
+@inlined
+def code_of(t: Any, element: Any) -> Any:
+    """Return the codes of an integer, as floats, that are nearest to ``t``."""
+    return rounded_within(t, floats_of(element.low), floats_of(element.high))
+
+
+@device
+def power_of(exponent: Any) -> Any:
+    """Return ``2 ** exponent``, a normal float64; exponent: int64."""
+    return float64_of(np.uint64(exponent + np.int64(1023)) << np.uint64(52))
+
+
+@device
+def exponent_of(reach: Any) -> Any:
+    """Return e with ``2 ** (e - 1) <= reach < 2 ** e``, int64, of a float64; 0 of zero."""
+    field = np.int64((bits64(reach) >> np.uint64(52)) & np.uint64(0x7FF))
+    return np.int64(0) if reach == np.float64(0) else field - np.int64(1022)
 
 
 @device

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..encode.block_scales import rounded
-from ..encode.elements import MAGIC
-from ..machine.intrinsics import bits64, device, float64_of, inlined, scratch
+from ..machine.intrinsics import device, inlined, scratch
 from ..machine.tile import load
 from ..machine.vector import (
     above,
@@ -23,13 +22,22 @@ from ..machine.vector import (
     larger,
     load_lanes,
     narrow_doubles,
-    smaller,
     store_lanes,
     sum_of_doubles,
     wide_floats,
 )
 from .lane_errors import add_errors, decode_lanes
-from .lanes import LANES, magnitudes, most_lane, multiply_add, where, whole
+from .lanes import (
+    LANES,
+    code_of,
+    exponent_of,
+    magnitudes,
+    most_lane,
+    multiply_add,
+    power_of,
+    where,
+    whole,
+)
 
 _NONE, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 _CHUNK = np.uint64(1024)
@@ -38,25 +46,6 @@ _EVERY = np.uint64(16)
 """After how many scales it is asked what smaller ones clip."""
 _SLACK = np.float64(2.0**-30)
 """Outweighs the roundings of sums in float64."""
-
-
-@device
-def power_of(exponent: Any) -> Any:
-    """Return ``2 ** exponent``, a normal number; exponent: int64."""
-    return float64_of(np.uint64(exponent + np.int64(1023)) << np.uint64(52))
-
-
-@device
-def exponent_of(reach: Any) -> Any:
-    """Return e with ``2 ** (e - 1) <= reach < 2 ** e``, int64; 0 of zero."""
-    field = np.int64((bits64(reach) >> np.uint64(52)) & np.uint64(0x7FF))
-    return np.int64(0) if reach == np.float64(0) else field - np.int64(1022)
-
-
-@inlined
-def _code(t: Any, element: Any) -> Any:
-    magic = floats_of(MAGIC)
-    return (smaller(larger(t, floats_of(element.low)), floats_of(element.high)) + magic) - magic
 
 
 @inlined
@@ -69,7 +58,7 @@ def _sums(numbers: Any, size: Any, first: Any, second: Any, element: Any) -> Any
         e, f = zero, zero
         for i in range(begin, min(size, begin + _CHUNK)):
             x = load_lanes(numbers, i * LANES)
-            q, r, wide = _code(x * by, element), _code(x * more, element), wide_floats(x)
+            q, r, wide = code_of(x * by, element), code_of(x * more, element), wide_floats(x)
             a, b = multiply_add(wide_floats(q), wide, a), multiply_add(wide_floats(r), wide, b)
             e, f = multiply_add(q, q, e), multiply_add(r, r, f)
         c, d = c + wide_floats(e), d + wide_floats(f)
