@@ -11,8 +11,8 @@ sentence: the differences have their own standard errors, below those of the two
 
 With `--peers PYTHON`, an interpreter that has llm-compressor, ModelOpt, auto-round and HQQ (that of
 `.peers-search`, see peers.sh), their searches run on the weights of the same layers (`peer_accuracy.py
---rewrite`), with scales in float32, and are rows of the same tables, paired with the row of ours that has the
-same codes and as free scales.
+--rewrite`), with scales in float32, and are rows of the same tables, paired with ours of the same codes that
+needs no data either: `mse_weighted`, calibrated on random tokens.
 
 The float weights lie on grids of 4 bits for 32 values each: `q4_1` and `int4:g32:asym` are nearly without
 loss on them, and say nothing about these schemes.
