@@ -161,6 +161,22 @@ def test_wide_floats_round_values_next_to_every_tie_as_the_reference(element: st
         assert_equal_bytes(x * scale, params)
 
 
+@pytest.mark.parametrize("dialect", ["zeropoint", "bitsandbytes"])
+@pytest.mark.parametrize("element", ["nf4", "codebook[-3,-1,0.5,2,7,7.5,8]"])
+def test_codebooks_round_values_next_to_every_middle_as_the_reference(element: str, dialect: str) -> None:
+    """Fewer than 16 values leave boundaries that nothing is above; bitsandbytes multiplies by reciprocals."""
+    fmt = zp.Scheme.parse(f"{element}:tensor").element
+    assert isinstance(fmt, zp.CodebookFormat)
+    middles = torch.tensor([*fmt.thresholds, *fmt.values, 9.0, -9.0])
+    bits = middles.view(torch.int32)[:, None] + torch.arange(-3, 4, dtype=torch.int32)
+    near = bits.view(torch.float32).nan_to_num(0.0).flatten()
+    x = torch.nn.functional.pad(near, (0, -near.numel() % 64)).reshape(-1, 64)
+    for scale in (1.0, 0.75, 2.0**-20, 3.14159):
+        params = zp.QuantizationParams.new(scale, scheme=f"{element}:tensor:dialect={dialect}")
+        assert_equal_bytes(x * scale, params)
+        assert_equal_bytes(finite_bfloat16(), params)
+
+
 @pytest.mark.parametrize("scheme", POWERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_code_times_every_power_decodes_as_the_reference(scheme: str, dtype: torch.dtype) -> None:
@@ -181,7 +197,10 @@ X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="
 @pytest.mark.parametrize(("machine", "dtype"), [("x86-64-v2", "float16"), ("x86-64-v3", "float32")])
 def test_other_processors_give_the_same_bytes(machine: str, dtype: str, tmp_path: Path) -> None:
     """The first has no conversions of float16, for which LLVM calls functions that are not there."""
-    schemes = ("int8:channel", "mxfp4", "float8_e4m3fn:token:scale=input:dialect=compressed-tensors")
+    schemes = (
+        "int8:channel", "mxfp4", "float8_e4m3fn:token:scale=input:dialect=compressed-tensors",
+        "nf4:g32:dialect=bitsandbytes",
+    )  # fmt: skip
     code, said, errors = equal_on(machine, dtype, schemes, tmp_path)
     assert (code, said) == (0, "equal\n"), errors
 
@@ -193,7 +212,7 @@ def test_other_processors_give_the_same_bytes_for_all_families(machine: str, tmp
     schemes = (
         "int8:channel", "int4:g128", "int4:g128:asym", "float8_e4m3fn:channel", "float8_e5m2:g32:scale=even",
         "mxfp4", "mxfp8_e4m3", "mxint8", "nvfp4", "nvfp4:dialect=compressed-tensors", "nf4", "int3:g64",
-        "uint8:tensor:asym:dialect=torch", "int4:g32:scale=float16", "int8:block4x64", "int4:g7",
+        "q4_0", "uint8:tensor:asym:dialect=torch", "int4:g32:scale=float16", "int8:block4x64", "int4:g7",
     )  # fmt: skip
     code, said, errors = equal_on(machine, "float32,bfloat16,float16", schemes, tmp_path)
     assert (code, said) == (0, "equal\n"), errors

@@ -259,7 +259,8 @@ def _is_double(weight: Scheme) -> bool:
 
 def _swapped(codes: torch.Tensor) -> torch.Tensor:
     """Return bytes with their nibbles exchanged."""
-    return codes << 4 | codes >> 4
+    swapped = codes << 4
+    return swapped.bitwise_or_(codes >> 4)
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:

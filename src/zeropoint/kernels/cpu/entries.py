@@ -3,6 +3,7 @@
 See :mod:`.machine.descriptor` for the array, and for the rest the function of the same name, ``..._rows``;
 of those that count, :mod:`.statistics.count` and :mod:`.statistics.sums`. Rows (blocks, for those that count)
 from ``first`` to ``last`` are cut into ``parts`` for the threads of ``team``; see :mod:`.machine.team`.
+:mod:`.block_entries` has those of llama.cpp's types.
 """
 
 from typing import Any
@@ -15,21 +16,14 @@ from .encode.chained_rows import chained_rows, unpack_chain
 from .encode.rows import amax_rows, quantize_rows, range_rows
 from .linear.from_codes import Input, Matrix, code_rows, float_rows, slot_of
 from .linear.from_values import ONE, Packed, value_panels
-from .machine.bit_moves import move_rows
 from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, unpack_rule
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .machine.transposition import turn_panels
 from .search.affine_scales import AffineFitting, affine_rows
-from .search.extreme_scales import rounded_rows
 from .search.integer_scales import fitted_rows, fitting_of
-from .search.line_search import Tries
 from .search.long_fits import long_fitted_slots
-from .search.minima import MinimaKind, MinimaLevels, minima_rows
-from .search.plain import MXFP4, TABLE, Numbers, PlainKind, plain_rows, square_rows
 from .search.powers import Power
-from .search.signed import THREE, SignedKind, moved_rows, six_bit_rows, three_bit_rows
-from .search.table_scales import FOUR, table_rows, table_super_rows
 from .search.tried_scales import ScaleTries, long_rows, tried_rows
 from .search.windows import Candidates, searched_rows
 from .statistics import column_sums, count, sums
@@ -290,77 +284,6 @@ def sum_columns(*args: Any) -> Any:
 
 
 @device
-def _minima(
-    x: Any, importance: Any, numbers: Any, sizes: Any, packed: Any, scales: Any, halves: Any, minima: Any,
-    half_minima: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    line = Tries(numbers[0], numbers[1], numbers[2], sizes[0], sizes[1] != 0)
-    kind = MinimaKind(sizes[2], line, numbers[3], numbers[4], sizes[3], sizes[4], sizes[5] != 0, sizes[6])
-    return minima_rows(
-        x, importance, kind, packed, MinimaLevels(scales, halves, minima, half_minima), first, last
-    )
-
-
-@kernel
-def search_minima(*args: Any) -> Any:
-    """Search scales and minima; rows are super-blocks. See :func:`.search.minima.minima_rows`.
-
-    numbers: (5,) float32, of the line top, first and step, the largest code of a scale, factor. sizes: (7,)
-    uint64, steps, magnitudes, size, stored, columns, weighted, bits.
-    """
-    return run_parts(_minima, args)
-
-
-@device
-def _signed(
-    x: Any, importance: Any, sizes: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
-) -> Any:
-    kind = SignedKind(sizes[0], sizes[1], sizes[2] != 0)
-    if kind.bits == FOUR:
-        return table_super_rows(
-            x, importance, kind.columns, kind.weighted, packed, scales, halves, first, last
-        )
-    if kind.bits != THREE:
-        return six_bit_rows(x, importance, kind, packed, scales, halves, first, last)
-    if kind.weighted:
-        return three_bit_rows(x, importance, kind, packed, scales, halves, first, last)
-    return moved_rows(x, packed, scales, halves, first, last)
-
-
-@kernel
-def search_signed(*args: Any) -> Any:
-    """Search signed scales; rows are super-blocks. See :func:`.search.signed.six_bit_rows`.
-
-    sizes: (3,) uint64, bits, columns, weighted.
-    """
-    return run_parts(_signed, args)
-
-
-@device
-def _plain(
-    x: Any, importance: Any, means: Any, sizes: Any, packed: Any, halves: Any, half_minima: Any, octets: Any,
-    first: Any, last: Any,
-) -> Any:  # fmt: skip
-    top = np.float32(sizes[2])
-    kind = PlainKind(sizes[0], sizes[1], top, sizes[3], sizes[4], sizes[5] != 0)
-    if kind.kind == TABLE:
-        octets = packed.view(np.uint8)
-        return table_rows(x, importance, kind.columns, kind.weighted, octets, halves, first, last)
-    if kind.kind < MXFP4 and not kind.weighted:
-        return rounded_rows(x, kind, packed.view(np.uint8), Numbers(halves, half_minima, octets), first, last)
-    return plain_rows(x, importance, means, kind, packed, Numbers(halves, half_minima, octets), first, last)
-
-
-@kernel
-def search_plain(*args: Any) -> Any:
-    """Quantize blocks with one number or two; rows are blocks. See :func:`.search.plain.plain_rows`.
-
-    sizes: (6,) uint64, kind, size, top, bits, columns, weighted.
-    """
-    return run_parts(_plain, args)
-
-
-@device
 def _windows(
     x: Any, desc: Any, ratios: Any, ends: Any, order: Any, scale_codes: Any, out: Any, first: Any, last: Any
 ) -> Any:
@@ -477,18 +400,6 @@ def search_scales(*args: Any) -> Any:
     slots there are where these are rows; floats, doubles: room for a long block in each.
     """
     return run_parts(_tried, args)
-
-
-@kernel
-def row_squares(*args: Any) -> Any:
-    """Add up the squares of rows; see :func:`.search.plain.square_rows`."""
-    return run_parts(square_rows, args)
-
-
-@kernel
-def move_bits(*args: Any) -> Any:
-    """Join or split blocks; see :func:`.machine.bit_moves.move_rows`."""
-    return run_parts(move_rows, args)
 
 
 @kernel

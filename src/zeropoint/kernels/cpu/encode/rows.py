@@ -31,7 +31,7 @@ from .boundaries import (
 )
 from .elements import encode, is_identity
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
-from .steps import can_encode_steps, encode_steps, invert_short
+from .steps import can_encode_steps, encode_steps, invert
 
 PACKED = 2 * TILE
 """Bytes for the packed codes of a tile, and for what the last whole word writes past them."""
@@ -117,7 +117,7 @@ def encode_span(
         if element.zero_place != ZERO_NONE:
             spread(per_block_zero, min(span, step), layout.block, offsets)
     blocks = (span + layout.block - np.uint64(1)) // layout.block
-    inverted = stepwise and not by_fields and invert_short(x, per_block, blocks, element)
+    inverted = stepwise and not by_fields and invert(x, per_block, blocks, element)
     for chunk in range(np.uint64(0), span, step):
         n = min(step, span - chunk)
         stepped, first_block = stepwise and n % WHOLE == 0, chunk // layout.block

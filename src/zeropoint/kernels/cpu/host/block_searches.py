@@ -16,12 +16,13 @@ from ....ops.reference import require_finite
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ..entries import row_squares, search_minima, search_plain, search_signed
+from ..block_entries import round_plain, row_squares, search_minima, search_plain, search_signed
 from ..machine.descriptor import OK
 from ..search import plain
 from ..search.minima import CLAMPED, NIBBLES, OVERLAID
 from . import memory
 from .arrays import NO_BYTES, NO_FLOATS, flat_array
+from .views import KINDS
 
 _MINIMA = {
     "q2_k": (super_blocks.Q2_K, NIBBLES), "q4_k": (super_blocks.Q4_K, OVERLAID),
@@ -38,6 +39,7 @@ _PLAIN = {
 """Kind, values of a block, and half of the codes or the largest."""
 _NO_HALVES = np.zeros(1, np.uint16)
 Call = tuple[Callable[..., int], tuple[Any, ...]]
+Codes = tuple[torch.Tensor, Params]
 
 
 def refusal(request: Request) -> str | None:
@@ -54,11 +56,16 @@ class SearchKernel:
     def __init__(self, request: Request) -> None:
         self._request = request
 
-    def run(self, x: torch.Tensor, importance: torch.Tensor | None = None) -> tuple[torch.Tensor, Params]:
+    def run(self, x: torch.Tensor, importance: torch.Tensor | None = None) -> Codes:
         """See :class:`zeropoint.ops.registry.Op`."""
         scheme, shape = self._request.scheme, self._request.shape
         data = memory.empty(code_rows.packed_shape(scheme, tuple(shape)), torch.uint8)
-        params = [torch.empty(grid, dtype=dtype) for grid, dtype in parameter_tensors(scheme, shape, x.dtype)]
+        made = parameter_tensors(scheme, shape, x.dtype)
+        return self.run_into(x, importance, (data, [torch.empty(grid, dtype=dtype) for grid, dtype in made]))
+
+    def run_into(self, x: torch.Tensor, importance: torch.Tensor | None, out: Codes) -> Codes:
+        """Write codes and parameters to ``out``, and return it; raises as :meth:`run`."""
+        scheme, (data, params) = self._request.scheme, out
         name = block_types.type_of(scheme)
         state = int(OK)
         if x.numel() and name in _PLAIN:
@@ -72,7 +79,7 @@ class SearchKernel:
         if state != OK:
             require_finite(x)
         block_types.require_finite_scales(params, scheme)
-        return data, params
+        return out
 
     def _run_plain(
         self, x: torch.Tensor, importance: torch.Tensor | None, data: torch.Tensor, params: Params
@@ -81,20 +88,25 @@ class SearchKernel:
         name, bits = block_types.type_of(self._request.scheme), self._request.scheme.bits
         assert name is not None
         kind, size, top = _PLAIN[name]
-        rows = x.detach().to(torch.float32).reshape(-1, x.shape[-1])
         weighted = importance is not None and kind in (plain.SYMMETRIC, plain.AFFINE, plain.TABLE)
         weights = (
             flat_array(importance.to(torch.float32)) if weighted and importance is not None else NO_FLOATS
         )
-        means = _row_means(rows) if weighted and kind != plain.TABLE else NO_FLOATS
         sizes = np.array((kind, size, top, bits, x.shape[-1], weighted), np.uint64)
         levels = [*map(_integers, params)]
         if kind in (plain.MXFP4, plain.NVFP4):
             outputs = _NO_HALVES, _NO_HALVES, levels[0]
         else:
             outputs = levels[0], levels[1] if len(levels) > 1 else _NO_HALVES, NO_BYTES
+        count = x.numel() // size
+        if kind < plain.MXFP4 and not weighted:
+            own = x.detach() if x.dtype in KINDS else x.detach().to(torch.float32)
+            given = flat_array(own), KINDS[own.dtype], sizes, flat_array(data), *outputs
+            return share(round_plain, given, count, x.numel())
+        rows = x.detach().to(torch.float32).reshape(-1, x.shape[-1])
+        means = _row_means(rows) if weighted and kind != plain.TABLE else NO_FLOATS
         args = flat_array(rows), weights, means, sizes, flat_array(data).view(np.uint32), *outputs
-        return share(search_plain, args, x.numel() // size, x.numel())
+        return share(search_plain, args, count, x.numel())
 
     def _call(self, *, weighted: bool) -> Call:
         """Return the kernel for the type, and its options."""

@@ -18,7 +18,7 @@ from ....ops.registry import Op, Request
 from ....ops.structs import grid_of
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ..entries import move_bits
+from ..block_entries import move_bits
 from ..machine.bit_moves import FIVE, LEVELS
 from . import memory
 from .arrays import NO_BYTES, flat_array

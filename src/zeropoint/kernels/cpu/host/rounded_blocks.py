@@ -18,12 +18,11 @@ from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Request
 from ....params.tensors import Params
 from ....schemes import Scheme
-from .block_searches import SearchKernel
+from .block_searches import Codes, SearchKernel
 from .views import KINDS
 
 _TYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 _BLOCK = 32
-Codes = tuple[torch.Tensor, Params]
 
 
 @functools.lru_cache(maxsize=256)
@@ -54,7 +53,7 @@ class RoundedBlocksKernel:
         """See :class:`zeropoint.ops.registry.Op`; what the kernels refuse, the reference names."""
         scheme = self._request.scheme
         try:
-            data, params = self._search.run(x) if extremes is None else self._by_reference(x, extremes)
+            data, params = self._searched(x, out) if extremes is None else self._by_reference(x, extremes)
         except RangeError:
             data, params = self._by_reference(x, extremes)
         zero = functools.reduce(torch.bitwise_or, ((level == 0).reshape(-1) for level in params))
@@ -63,7 +62,10 @@ class RoundedBlocksKernel:
             data.view(-1, codes.shape[-1])[zero] = codes
             for level, numbers in zip(params, stored, strict=True):
                 level.view(-1)[zero] = numbers.view(-1)
-        return (data, params) if out is None else filled(out, data, params)
+        return (data, params) if out is None or data is out[0] else filled(out, data, params)
+
+    def _searched(self, x: torch.Tensor, out: Codes | None) -> Codes:
+        return self._search.run(x) if out is None else self._search.run_into(x, None, out)
 
     def _by_reference(self, x: torch.Tensor, extremes: tuple[float, float] | None) -> Codes:
         data, params = reference.quantize_dynamic(x, self._request.scheme, extremes)

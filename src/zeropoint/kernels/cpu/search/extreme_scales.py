@@ -1,7 +1,8 @@
 """Q4_0 to Q8_0, TQ1_0 and TQ2_0 without importance: scales follow from the extremes of blocks.
 
-16 blocks at a time. Extremes have no order of sums, so that vectors run along the blocks; where a minimum is
-zero, or two magnitudes are equal, the first number counts, which is looked for one by one.
+16 blocks at a time, widened to float32 as they are read. Extremes have no order of sums, so that vectors run
+along the blocks; where a minimum is zero, or two magnitudes are equal, the first number counts, which is
+looked for one by one.
 """
 
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 from ..machine.bit_moves import emit_digits
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
-from ..machine.intrinsics import device, inlined, prefetch, scratch
+from ..machine.intrinsics import device, inlined, scratch
+from ..machine.tile import fetch_ahead, load
 from ..machine.vector import (
     WHOLE,
     above,
@@ -82,17 +84,15 @@ def _half_away(x: Any) -> Any:
 
 
 @device
-def _extremes(x: Any, at: Any, count: Any, size: Any, ends: Any) -> Any:
+def _extremes(values: Any, count: Any, size: Any, ends: Any) -> Any:
     """Write the extremes of ``count`` blocks; returns BAD_VALUE where a number is not finite, else OK."""
     worst = words_of(np.uint32(0))
     for block in range(count):
-        begin = at + block * size
-        low = high = load_lanes(x, begin)
-        prefetch(x, begin + _AHEAD)
+        begin = block * size
+        low = high = load_lanes(values, begin)
         worst = worse(worst, low)
         for n in range(np.uint64(1), size // LANES):
-            number = load_lanes(x, begin + n * LANES)
-            prefetch(x, begin + n * LANES + _AHEAD)
+            number = load_lanes(values, begin + n * LANES)
             worst = worse(worst, number)
             low, high = smaller(number, low), larger(number, high)
         ends[_LOW + block], ends[_VALUE + block] = least_lane(low), most_lane(high)
@@ -100,46 +100,46 @@ def _extremes(x: Any, at: Any, count: Any, size: Any, ends: Any) -> Any:
 
 
 @device
-def _first_zeros(x: Any, at: Any, count: Any, size: Any, ends: Any) -> None:
+def _first_zeros(values: Any, count: Any, size: Any, ends: Any) -> None:
     """Give minima that are zero the sign of the first zero of their block, and their maxima, too."""
     for block in range(count):
         if ends[_LOW + block] != 0:
             continue
-        i = at + block * size
-        while x[i] != 0:
+        i = block * size
+        while values[i] != 0:
             i += np.uint64(1)
-        ends[_LOW + block] = x[i]
+        ends[_LOW + block] = values[i]
         if ends[_VALUE + block] == 0:
-            ends[_VALUE + block] = x[i]
+            ends[_VALUE + block] = values[i]
 
 
 @device
-def _first_largest(x: Any, at: Any, count: Any, size: Any, ends: Any) -> None:
+def _first_largest(values: Any, count: Any, size: Any, ends: Any) -> None:
     """Write the first number of the largest magnitude of blocks with two, 0 for those of zeros."""
     for block in range(count):
         high = ends[_VALUE + block]
         if high != -ends[_LOW + block]:
             continue
         value = np.float32(0)
-        for i in range(at + block * size, at + block * size + size):
-            if abs(x[i]) > abs(value):
-                value = x[i]
+        for i in range(block * size, block * size + size):
+            if abs(values[i]) > abs(value):
+                value = values[i]
         ends[_INVERSE + block] = value
 
 
 @device
-def _scales(x: Any, at: Any, count: Any, kind: Any, ends: Any) -> None:
+def _scales(values: Any, count: Any, kind: Any, ends: Any) -> None:
     """Write scales and their inverses."""
     zero, low, high = floats_of(np.float32(0)), load_lanes(ends, _LOW), load_lanes(ends, _VALUE)
     if kind.kind == AFFINE:
         if any_lane(is_zero(low)):
-            _first_zeros(x, at, count, kind.size, ends)
+            _first_zeros(values, count, kind.size, ends)
             low, high = load_lanes(ends, _LOW), load_lanes(ends, _VALUE)
         scale = (high - low) / floats_of(kind.top)
     elif kind.kind == SYMMETRIC:
         store_lanes(ends, _INVERSE, where(above(high, negative(low)), high, low))
         if any_lane(is_zero(high + low)):
-            _first_largest(x, at, count, kind.size, ends)
+            _first_largest(values, count, kind.size, ends)
         scale = load_lanes(ends, _INVERSE) / floats_of(np.float32(-kind.top))
     else:
         scale = larger(magnitudes(low), magnitudes(high)) / floats_of(kind.top)
@@ -148,46 +148,51 @@ def _scales(x: Any, at: Any, count: Any, kind: Any, ends: Any) -> None:
 
 
 @device
-def _codes(x: Any, at: Any, kind: Any, low: Any, inverse: Any, codes: Any, place: Any) -> None:
-    """Write the codes of a block, bytes; a range with a step would divide, which takes as long as a block."""
+def _codes(values: Any, place: Any, kind: Any, low: Any, inverse: Any, codes: Any) -> None:
+    """Write the codes of the block at ``place``, bytes; a range with a step would divide, as long as that."""
     times, top, wild = floats_of(inverse), words_of(np.uint32(kind.top)), not abs(inverse) < _TAME
     if kind.kind == AFFINE:
         least, half = floats_of(low), floats_of(np.float32(0.5))
         for n in range(kind.size // WHOLE):
             i = n * WHOLE
-            first = _rounded_down((load_lanes(x, at + i) - least) * times + half, top, wild)
-            second = _rounded_down((load_lanes(x, at + i + LANES) - least) * times + half, top, wild)
+            first = _rounded_down((load_lanes(values, place + i) - least) * times + half, top, wild)
+            second = _rounded_down((load_lanes(values, place + i + LANES) - least) * times + half, top, wild)
             store_lanes(codes, place + i, low_octets(first, second))
     elif kind.kind == SYMMETRIC:
         most, offset = top + top - words_of(np.uint32(1)), floats_of(np.float32(kind.top + np.float32(0.5)))
         for n in range(kind.size // WHOLE):
             i = n * WHOLE
-            first = _rounded_down(load_lanes(x, at + i) * times + offset, most, wild)
-            second = _rounded_down(load_lanes(x, at + i + LANES) * times + offset, most, wild)
+            first = _rounded_down(load_lanes(values, place + i) * times + offset, most, wild)
+            second = _rounded_down(load_lanes(values, place + i + LANES) * times + offset, most, wild)
             store_lanes(codes, place + i, low_octets(first ^ top, second ^ top))
     else:
         one = words_of(np.uint32(1) if kind.kind == TERNARY else np.uint32(0))
         for n in range(kind.size // WHOLE):
             i = n * WHOLE
-            first = _half_away(load_lanes(x, at + i) * times) + one
-            second = _half_away(load_lanes(x, at + i + LANES) * times) + one
+            first = _half_away(load_lanes(values, place + i) * times) + one
+            second = _half_away(load_lanes(values, place + i + LANES) * times) + one
             store_lanes(codes, place + i, low_octets(first, second))
 
 
 @device
-def rounded_rows(x: Any, kind: Any, packed: Any, numbers: Any, first: Any, last: Any) -> Any:
-    """Quantize blocks ``first`` to ``last`` of ``x``, float32; packed: takes codes, as bytes."""
+def rounded_rows(x: Any, source: Any, kind: Any, packed: Any, numbers: Any, first: Any, last: Any) -> Any:
+    """Quantize blocks ``first`` to ``last`` of ``x``; source: its dtype, of :mod:`..machine.tile`.
+
+    packed: takes codes, as bytes.
+    """
     ends, halves = scratch(64, np.float32), scratch(32, np.uint16)
     codes, room = scratch(4096 + 8, np.uint8), scratch(4096 + 8, np.uint8)
+    values = scratch(4096, np.float32)
     bits, state = np.uint64(kind.bits), OK
     for start in range(first, last, LANES):
         count, at = min(LANES, last - start), start * kind.size
-        state = max(state, _extremes(x, at, count, kind.size, ends))
-        _scales(x, at, count, kind, ends)
-        for block in range(count):
-            place = block * kind.size
-            _codes(x, at + place, kind, ends[_LOW + block], ends[_INVERSE + block], codes, place)
         total, target = count * kind.size, at * bits // np.uint64(8)
+        load(x, at, total, source, values)
+        fetch_ahead(x, at + _AHEAD, total)
+        state = max(state, _extremes(values, count, kind.size, ends))
+        _scales(values, count, kind, ends)
+        for block in range(count):
+            _codes(values, block * kind.size, kind, ends[_LOW + block], ends[_INVERSE + block], codes)
         if bits == np.uint64(8) and kind.kind == TERNARY:
             # Zeros are ones as codes.
             emit_digits(codes, count, SUPER, np.uint64(1), packed, start * DIGIT_BYTES)
