@@ -28,6 +28,7 @@ from ..machine.descriptor import (
     ZERO_INSIDE,
 )
 from ..machine.intrinsics import LINE, bits32, device, float32_of, inlined, prefetch, shl32, shr32
+from ..machine.lookup import count_floats_above
 from ..machine.vector import (
     HALF,
     STEP,
@@ -36,7 +37,6 @@ from ..machine.vector import (
     above_signed,
     any_lane,
     bits_of,
-    count_floats_above,
     first_bfloat16,
     first_float16,
     floats_of,
