@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tests.checkpoint.written import digests
 from tests.cli.conftest import Call
+from tests.oracles import tiny_llama
 
 import zeropoint as zp
-from zeropoint.errors import CalibrationError, RecipeError
+from zeropoint.errors import RecipeError
 
 CANDIDATES = "w4a16,mxfp8a16,w8a16"
 
@@ -46,7 +48,8 @@ def test_the_same_command_resumes(model: Path, tmp_path: Path, call: Call) -> No
         (("--to", "w4a16", "--candidates", "w8a16"), "--candidates, --state, --importance, --text"),
         (("--to", "w4a16", "--refine", "2"), "and --refine go with --budget; add one, or leave them out"),
         (("--budget", "5bpw", "--text", "x.txt"), "--text is what the model runs on; add --importance"),
-        (("--budget", "5bpw", "--calibration", "x.txt"), "--budget is decided without --calibration"),
+        (("--budget", "5bpw", "--calibration", "x.txt", "--imatrix", "x"), "both say what inputs are"),
+        (("--budget", "5bpw", "--method", "mse_weighted"), "pass --calibration FILE with text, or random"),
         (("--budget", "1bpw",), "budget 1bpw is less than the smallest choice"),
     ],
 )  # fmt: skip
@@ -66,5 +69,19 @@ def test_python_takes_a_scheme_or_a_budget(model: Path, tmp_path: Path) -> None:
         zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", budget="5bpw")
     with pytest.raises(RecipeError, match="give one of them"):
         zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", refine=1)
-    with pytest.raises(CalibrationError, match="a budget is decided without calibration="):
-        zp.quantize_checkpoint(model, tmp_path / "out", budget="5bpw", calibration="x.txt")
+
+
+def test_calibration_goes_with_a_budget(tmp_path: Path, call: Call) -> None:
+    source = tmp_path / "model"
+    tiny_llama.save(source, torch.float32)
+    asked = ("--budget", "6bpw", "--candidates", "int4:g32,int8:g32", "--method", "mse_weighted")
+    asked += ("--calibration", "random")
+    assert call("quantize", source, tmp_path / "one", *asked).status == 0
+    recipe = tmp_path / "recipe.yaml"
+    found = call("search", source, *asked, "-o", recipe)
+    assert found.status == 0, found.err
+    assert "importance calibration" in recipe.read_text()
+    again = ("quantize", source, tmp_path / "two", "--recipe", recipe)
+    assert "needs the mean_square of its inputs; pass --calibration" in call(*again).err
+    assert call(*again, "--calibration", "random").status == 0
+    assert digests(tmp_path / "one")["model.safetensors"] == digests(tmp_path / "two")["model.safetensors"]

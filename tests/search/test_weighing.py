@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -27,7 +25,7 @@ from zeropoint.search import evolution
 from zeropoint.search.evolution import Evolved, Terms, evolved, mutated
 from zeropoint.search.search_state import SearchState
 from zeropoint.search.searching import SearchResult, asked, search
-from zeropoint.search.weighing import NOISE, by_imatrix, by_noise, noisy, windows_of
+from zeropoint.search.weighing import NOISE, by_noise, noisy, windows_of
 
 ONE = Limits(workers=1)
 CANDIDATES = "int4:g32,int8:g32"
@@ -101,39 +99,6 @@ def test_an_embedding_is_not_tried_with_noise_and_says_so(source: Path) -> None:
     )  # fmt: skip
     with pytest.raises(UnsupportedError, match=r"embed_tokens' is no linear layer of the model"):
         search(open_source(source), wanted, weigh=by_noise(None, ONE))
-
-
-def imatrix(path: Path, widths: dict[str, int]) -> dict[str, np.ndarray]:
-    """Write an importance matrix of llama.cpp, .dat, and return its numbers."""
-    stream, found = np.random.RandomState(0), {}
-    data = struct.pack("<i", len(widths))
-    for name, width in widths.items():
-        found[name] = (stream.standard_normal(width) ** 2).astype(np.float32)
-        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 1, width)
-        data += found[name].tobytes()
-    path.write_bytes(data)
-    return found
-
-
-def test_errors_count_by_the_importance_of_their_columns(source: Path, tmp_path: Path) -> None:
-    file = tmp_path / "imatrix.dat"
-    values = imatrix(file, {"blk.0.attn_q.weight": 128, "blk.1.ffn_down.weight": 256})
-    result = searched(source, weigh=by_imatrix(file))
-    assert result.importance == "imatrix"
-    assert any("12 weights without importance" in note for note in result.notes)
-    held = load_file(source / "model.safetensors")
-    module = "model.layers.1.mlp.down_proj"
-    (choice,) = (c for c in result.chosen if c.layer.name == module)
-    w = held[f"{module}.weight"]
-    scheme = result.choices.placement(choice.layer.weights[0], choice.candidate).layer.weight
-    off = (w.double() - zp.quantize(w, scheme).dequantize(torch.float64)).square()
-    a = torch.from_numpy(values["blk.1.ffn_down.weight"]).double()
-    expected = float((off * a).sum() / (w.double().square() * a).sum())
-    assert choice.relative**2 == pytest.approx(expected, rel=1e-12)
-    other = tmp_path / "other.dat"
-    imatrix(other, {"blk.7.attn_q.weight": 128})
-    with pytest.raises(CalibrationError, match="names no weight of this checkpoint"):
-        searched(source, weigh=by_imatrix(other))
 
 
 def test_another_word_for_importance_is_refused(source: Path) -> None:

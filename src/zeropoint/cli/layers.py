@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS
     from ..search.budgets import Budget as Budget
     from ..search.evolution import by_evolution as by_evolution
+    from ..search.inputs import inputs_by as inputs_by
+    from ..search.inputs import with_ranges as with_ranges
     from ..search.searching import asked as asked
     from ..search.searching import search as search
     from ..search.weighing import weigh_by as weigh_by
@@ -129,6 +131,7 @@ _OWNERS = {
     "Budget": "search.budgets",
     **dict.fromkeys(("asked", "search"), "search.searching"),
     "by_evolution": "search.evolution",
+    **dict.fromkeys(("inputs_by", "with_ranges"), "search.inputs"),
     "weigh_by": "search.weighing",
     "compile_kernels": "warmup",
 }

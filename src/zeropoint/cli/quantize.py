@@ -41,7 +41,6 @@ from .search import (
     RefineOption,
     State,
     TextOption,
-    require_no_calibration,
     state_of,
     under_budget,
 )
@@ -115,6 +114,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize SRC OUT --budget 4.5bpw --candidates mxfp4a16,w4a16,w8a16
       zeropoint quantize SRC OUT --budget 4.5bpw --importance linearity --text wiki.txt
+      zeropoint quantize SRC OUT --budget 4.5bpw --method mse_weighted --calibration random
       zeropoint quantize DeepSeek-V3 OUT --to nvfp4a16 --dequantize-first
       zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
       zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
@@ -124,24 +124,28 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
     if calibration is None and to is not None:
         require_no_data(to, format)
-    limits, runs = layers.Limits.default(workers, max_memory), ModelRuns(importance, text, refine)
+    if calibration is not None and imatrix is not None:
+        raise typer.BadParameter("--calibration and --imatrix both say what inputs are; give one of them")
+    limits = layers.Limits.default(workers, max_memory)
+    runs = ModelRuns(importance, text, refine)
     if budget is None:
         _require_no_budget(candidates, state, runs)
         made = planned(source, asked, selection, limits, format, method)
     else:
-        require_no_calibration(calibration)
+        runs = runs._replace(calibration=calibration, imatrix=imatrix)
         wanted = layers.asked(
             budget, candidates, layers.DEFAULT if format is None else format, method=method,
             selection=selection, limits=limits,
         )  # fmt: skip
-        made = under_budget(source, wanted, _state(state, out), imatrix, runs).plan
+        made = under_budget(source, wanted, _state(state, out), runs).plan
     if not force:
         layers.require_loadable(made)
-    if calibration is not None and imatrix is not None:
-        raise typer.BadParameter("--calibration and --imatrix both say what inputs are; give one of them")
-    if calibration is not None:
+    if budget is not None:
+        made = layers.with_ranges(made, calibration, progress=True)
+    elif calibration is not None:
         made = layers.calibrated(made, calibration, progress=True)
-    made = made if imatrix is None or budget is not None else important(made, imatrix)
+    elif imatrix is not None:
+        made = important(made, imatrix)
     way = Way(
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         executor=executor_of(executor, address),

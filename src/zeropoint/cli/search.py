@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from . import layers
 from .arguments import parse_budget, parse_candidates, parse_path
 from .options import (
     AsJson,
+    Calibration,
     Checkpoint,
     DequantizeFirst,
     Everything,
@@ -82,11 +84,13 @@ RefineOption = Annotated[
 
 
 class ModelRuns(NamedTuple):
-    """What a search runs the model for, if for anything, and on what."""
+    """What a search runs the model for, if for anything, and on what; imatrix: in place of calibration."""
 
     importance: ImportanceName = ImportanceName.EQUAL
     text: str | None = None
     refine: int = 0
+    calibration: str | None = None
+    imatrix: str | None = None
 
 
 def search(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -101,6 +105,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     method: Method = None,
     importance: ImportanceOption = ImportanceName.EQUAL,
     text: TextOption = None,
+    calibration: Calibration = None,
     imatrix: Imatrix = None,
     refine: RefineOption = 0,
     include: Include = None,
@@ -127,6 +132,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     Examples:
       zeropoint search MODEL --budget 4.5bpw -o recipe.yaml
       zeropoint search MODEL --budget 3.2G --candidates mxfp4,nvfp4a16,w4a16,fp8_dynamic -o recipe.yaml
+      zeropoint search MODEL --budget 4.5bpw --method mse_weighted --calibration random -o recipe.yaml
       zeropoint search MODEL --budget 4.8bpw --format FORMAT --method ggml -o recipe.yaml --plot curve.svg
       zeropoint search MODEL --budget 4.5bpw --importance linearity --text wiki.txt --refine 20 -o recipe.yaml
       zeropoint quantize MODEL OUT --recipe recipe.yaml
@@ -139,8 +145,8 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
         budget, candidates, layers.DEFAULT if format is None else format, method=method, selection=selection,
         limits=limits,
     )  # fmt: skip
-    runs = ModelRuns(importance=importance, text=text, refine=refine)
-    result = under_budget(source, asked, state_of(state, out), imatrix, runs)
+    runs = ModelRuns(importance, text, refine, calibration, imatrix)
+    result = under_budget(source, asked, state_of(state, out), runs)
     if out is not None:
         replace_file(out, result.recipe.text + "\n")
     if plot is not None:
@@ -153,26 +159,17 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
         note("no recipe was written; add -o FILE")
 
 
-def under_budget(
-    source: str, asked: Asked, state: Path | None, imatrix: str | None, runs: ModelRuns
-) -> SearchResult:
+def under_budget(source: str, asked: Asked, state: Path | None, runs: ModelRuns) -> SearchResult:
     """Return the best choice within a budget; raises typer.BadParameter for a text that nothing runs on."""
-    (importance, text, refine), limits = runs, asked.limits or layers.Limits.default()
+    limits, (importance, text, refine, calibration, imatrix) = asked.limits or layers.Limits.default(), runs
     if importance is ImportanceName.EQUAL and not refine and text is not None:
         raise typer.BadParameter("--text is what the model runs on; add --importance linearity or --refine N")
+    asked = replace(asked, inputs=layers.inputs_by(imatrix, calibration, limits, progress=True))
     return layers.search(
         layers.open_source(source), asked, state=state,
-        weigh=layers.weigh_by(importance.value, text, imatrix, limits),
+        weigh=layers.weigh_by(importance.value, text, limits),
         improve=layers.by_evolution(text, limits, refine) if refine else None, bar=progress,
     )  # fmt: skip
-
-
-def require_no_calibration(given: str | None) -> None:
-    """Raise typer.BadParameter for calibration data, which a search takes none of."""
-    if given is not None:
-        raise typer.BadParameter(
-            "--budget is decided without --calibration; use --imatrix, or zeropoint search and then --recipe"
-        )
 
 
 def state_of(given: str | None, out: Path | None) -> Path | None:

@@ -22,6 +22,7 @@ from ..checkpoint.read.source import Source
 from ..checkpoint.run.workers import Progress
 from ..errors import count
 from ..eval.divergence_meter import DivergenceMeter
+from ..eval.text_windows import TextWindows
 from .measuring import decoded
 from .offers import KEEP, Choices
 from .search_state import SearchState
@@ -150,7 +151,7 @@ def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
         with bar("refining", _generations) as on_generation, meter_of(found, windows, limits) as meter:
             best = evolved(
                 Fitness(meter, found), chosen, Terms(options=levels(table), budget=allowed),
-                generations=generations, known=(state, f"tokens {digest_of(windows)}"),
+                generations=generations, known=(state, _decided_by(table, windows)),
                 on_progress=on_generation,
             )  # fmt: skip
         note = (
@@ -160,6 +161,13 @@ def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
         return Improved(chosen=best.chosen, note=note)
 
     return improve
+
+
+def _decided_by(table: Table, windows: TextWindows) -> str:
+    """Return what the divergence of a choice follows from: tokens, and how codes are chosen."""
+    methods = {c.method or "" for c in table.choices.candidates.values()}
+    parts = (f"tokens {digest_of(windows)}", table.choices.codec.name, *sorted(methods), table.mark)
+    return " ".join(filter(None, parts))
 
 
 def levels(table: Table) -> Options:

@@ -12,19 +12,22 @@ from pathlib import Path
 
 from ..checkpoint.choose.recipe import RecipeText
 from ..checkpoint.choose.selection import Selection
-from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan, require_statistics_of_methods
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source
 from ..checkpoint.run.workers import Progress
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, size_of
 from .budgets import Budget
+from .inputs import Inputs, TakeInputs
 from .knapsack import Allocation, Groups, frontier, solve
-from .measuring import Importance, measure_all
+from .measuring import measure_all
 from .offers import KEEP, Choices, SearchedLayer, choices, require_choice
 from .recipe_rules import recipe_of
 from .search_state import SearchState, source_fields
 
+EQUAL = "equal"
+"""Layers matter equally."""
 _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 
 
@@ -86,7 +89,8 @@ class SearchResult:
 class Asked:
     """What is searched for.
 
-    candidates: presets, schemes and ``keep``. method: which quantizes all of them.
+    candidates: presets, schemes and ``keep``. method: which quantizes all of them. inputs: finds the mean
+    squares by which errors of columns count, and which methods take.
     """
 
     budget: Budget
@@ -95,6 +99,7 @@ class Asked:
     selection: Selection
     method: str | None = None
     limits: Limits | None = None
+    inputs: TakeInputs | None = None
 
 
 def asked(
@@ -143,16 +148,22 @@ class Weighing:
     """How much layers matter.
 
     name: how it was found. factors: of layers by name; those that it has not count by their matrices.
-    columns: importance of the columns of weights, by module. mark: names these in the keys of errors.
-    statistics: gives plans the importance that their methods take.
+    inputs: what is known of these, by which errors of columns count.
     """
 
-    name: str = "equal"
+    name: str = EQUAL
     factors: Mapping[str, float] | None = None
-    columns: Importance | None = None
-    mark: str = ""
-    with_statistics: Callable[[CheckpointPlan], CheckpointPlan] | None = None
-    notes: tuple[str, ...] = ()
+    inputs: Inputs | None = None
+
+    def by(self, inputs: Inputs) -> Weighing:
+        """Return the same with errors of columns that count by the mean squares of inputs."""
+        name = inputs.name if self.name == EQUAL else f"{self.name}, {inputs.name}"
+        return replace(self, name=name, inputs=inputs)
+
+    @property
+    def mark(self) -> str:
+        """What names the importance of columns in the keys of errors."""
+        return "" if self.inputs is None else self.inputs.mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +196,9 @@ def search(
     the choice. bar: shows progress.
 
     Raises RangeError for a budget that no choice meets, RecipeError for candidates that make no sense,
-    CheckpointError for a state of another source, and what :func:`make_plan` raises.
+    CheckpointError for a state of another source, CalibrationError for a method that needs to know the inputs
+    of a weight of which nothing is known, and what ``weigh``, :func:`make_plan` and what finds these
+    inputs raise.
     """
     found = choices(
         source, asked.candidates, asked.codec, method=asked.method, selection=asked.selection,
@@ -193,13 +206,17 @@ def search(
     )  # fmt: skip
     require_choice(found)
     with SearchState(state, source_fields(found.plans[0])) as known:
+        seen = None if asked.inputs is None else asked.inputs(found)
+        found = found if seen is None else _knowing(found, seen)
+        for plan in found.plans:
+            require_statistics_of_methods(plan)
         weighing = weigh(found, known, bar)
-        found = _with_statistics(found, weighing)
-        limits = found.plans[0].limits
+        weighing = weighing if seen is None else weighing.by(seen)
         with bar("measuring", size_of) as on_progress:
             measure_all(
-                found, known, limits, importance=weighing.columns, mark=weighing.mark, on_progress=on_progress
-            )
+                found, known, found.plans[0].limits, importance=None if seen is None else seen.columns,
+                mark=weighing.mark, on_progress=on_progress,
+            )  # fmt: skip
         table = Table.of(found, known, weighing)
         decision = decide(asked, table, weighing)
         if improve is not None:
@@ -208,22 +225,25 @@ def search(
         return _result(asked, table, weighing, decision)
 
 
-def _with_statistics(found: Choices, weighing: Weighing) -> Choices:
-    given = weighing.with_statistics
-    if given is None:
-        return found
+def _knowing(found: Choices, seen: Inputs) -> Choices:
+    """Return choices whose methods know the inputs that they take."""
     candidates = {
-        text: c if c.plan is None else replace(c, plan=given(c.plan)) for text, c in found.candidates.items()
+        text: c if c.plan is None else replace(c, plan=seen.to_plan(c.plan))
+        for text, c in found.candidates.items()
     }
     return replace(found, candidates=candidates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The options of all layers: by layer, their candidates, and of each its size, error and loss."""
+    """The options of all layers: by layer, their candidates, and of each its size, error and loss.
+
+    mark: what errors follow from besides candidates, see :class:`Weighing`.
+    """
 
     choices: Choices
     options: tuple[tuple[tuple[str, int, float, float], ...], ...]
+    mark: str = ""
 
     @staticmethod
     def of(found: Choices, state: SearchState, weighing: Weighing) -> Table:
@@ -241,7 +261,7 @@ class Table:
                     f"no candidate of {', '.join(layer.sizes)} leaves anything of {layer.name}; --ignore it"
                 )
             every.append(tuple(options))
-        return Table(choices=found, options=tuple(every))
+        return Table(choices=found, options=tuple(every), mark=weighing.mark)
 
     @property
     def groups(self) -> Groups:
@@ -343,7 +363,7 @@ def decide(asked: Asked, table: Table, weighing: Weighing) -> Settled:
 
 
 def _result(asked: Asked, table: Table, weighing: Weighing, decision: Settled) -> SearchResult:
-    found, notes = table.choices, [*weighing.notes]
+    found, notes = table.choices, [*(weighing.inputs.notes if weighing.inputs else ())]
     inputs = [text for text, c in found.candidates.items() if c.plan and any(x.input for x in c.plan.layers)]
     if inputs:
         notes.append(f"errors are those of weights; what {', '.join(inputs)} lose of inputs is not counted")
@@ -439,7 +459,7 @@ def _planned(
     text = recipe_of(names, method=asked.method, without=found.without, comment=comment)
     recipe = RecipeText(text=text, name="search")
     plan = make_plan(found.source, recipe, selection=asked.selection, limits=asked.limits, codec=asked.codec)
-    return plan, recipe
+    return plan if weighing.inputs is None else weighing.inputs.to_plan(plan), recipe
 
 
 def summary(result: SearchResult) -> tuple[str, ...]:

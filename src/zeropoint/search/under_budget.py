@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,11 +17,12 @@ from ..checkpoint.read.source import open_source
 from ..checkpoint.read.storage import Place
 from ..checkpoint.run.loop import RunResult, run
 from ..codecs.registry import DEFAULT, get_codec
-from ..errors import CalibrationError, RecipeError
+from ..errors import RecipeError
 from .budgets import Budget
 from .evolution import by_evolution
-from .searching import SearchResult, asked, search
-from .weighing import EQUAL, weigh_by
+from .inputs import inputs_by, with_ranges
+from .searching import EQUAL, SearchResult, asked, search
+from .weighing import weigh_by
 
 __all__ = ["quantize_checkpoint", "search_checkpoint"]
 
@@ -29,7 +31,8 @@ def search_checkpoint(
     source: Place | str, budget: Budget | str, candidates: Iterable[str] | str | None = None,
     *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
     include: Iterable[str] = (), ignore: Iterable[str] = (), state: Path | str | None = None,
-    importance: str = EQUAL, text: Path | str | None = None, imatrix: Path | str | None = None,
+    importance: str = EQUAL, text: Path | str | None = None,
+    calibration: torch.Tensor | Path | str | None = None, imatrix: Path | str | None = None,
     refine: int = 0, max_memory: int | None = None,
 ) -> SearchResult:  # fmt: skip
     """Choose a scheme for each layer, so that the least is lost within a budget.
@@ -49,7 +52,10 @@ def search_checkpoint(
         importance: how much layers matter: ``"equal"``, or ``"linearity"``, for which noise in one layer at a
             time is run through the model.
         text: a file of text, or of token ids, that the model runs on; random tokens if None.
-        imatrix: an importance matrix of llama.cpp, by which errors of columns count.
+        calibration: text, token ids or ``"random"``, as for :func:`quantize_checkpoint`: the errors of
+            columns count by the mean squares of their inputs on it, and so does the search of methods that
+            take these, such as ``"mse_weighted"``.
+        imatrix: an importance matrix of llama.cpp, in its place.
         refine: generations of an evolution by the measured KL divergence of the model.
         max_memory: bytes that the process may take; 2 GiB if None.
 
@@ -60,7 +66,8 @@ def search_checkpoint(
         RangeError: for a budget that no choice meets.
         RecipeError: for no candidate, or one that is named twice.
         CheckpointError: for a source that is damaged or quantized already, and the state of another one.
-        CalibrationError: for a text or importance matrix that does not fit the model.
+        CalibrationError: for a text, calibration data or importance matrix that does not fit the model, and
+            for a method that needs one of these.
         UnsupportedError: for a candidate that the layout does not hold.
     """
     limits = Limits.default(max_memory=max_memory)
@@ -69,8 +76,8 @@ def search_checkpoint(
         selection=Selection(include=tuple(include), ignore=tuple(ignore)), limits=limits,
     )  # fmt: skip
     return search(
-        open_source(source), wanted, state=None if state is None else Path(state),
-        weigh=weigh_by(importance, text, imatrix, limits),
+        open_source(source), replace(wanted, inputs=inputs_by(imatrix, calibration, limits)),
+        state=None if state is None else Path(state), weigh=weigh_by(importance, text, limits),
         improve=by_evolution(text, limits, refine) if refine else None,
     )  # fmt: skip
 
@@ -98,8 +105,9 @@ def quantize_checkpoint(
         include: patterns of tensors to quantize although they are kept by default.
         ignore: patterns of tensors to keep.
         overwrite: write into a directory that is not empty.
-        calibration: for methods that need data: a file of text, token ids (windows, length), or a
-            .safetensors file that holds them. The model runs on it, a block in memory at a time.
+        calibration: for methods that need data, and for a budget: a file of text, token ids (windows,
+            length), a .safetensors file that holds them, or ``"random"`` for random tokens. The model runs on
+            it, a block in memory at a time.
         imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
             have none.
         importance, text, refine: of the budget, as for :func:`search_checkpoint`.
@@ -126,13 +134,10 @@ def quantize_checkpoint(
             "quantize_checkpoint takes a scheme or recipe (to=), or budget= with candidates=, importance=, "
             "text= and refine=; give one of them"
         )
-    if calibration is not None:
-        raise CalibrationError(
-            "a budget is decided without calibration=; pass imatrix=, or the recipe of search_checkpoint"
-        )
     result = search_checkpoint(
         source, budget, candidates, format=format, method=method, include=include, ignore=ignore,
-        imatrix=imatrix, importance=importance, text=text, refine=refine, max_memory=max_memory,
+        calibration=calibration, imatrix=imatrix, importance=importance, text=text, refine=refine,
+        max_memory=max_memory,
     )  # fmt: skip
     require_loadable(result.plan)
-    return run(result.plan, out, overwrite=overwrite)
+    return run(with_ranges(result.plan, calibration), out, overwrite=overwrite)

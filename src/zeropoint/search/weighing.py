@@ -1,4 +1,4 @@
-"""How much layers matter: by noise in one layer at a time, or by the mean squares of their inputs.
+"""How much layers matter: equally, or by noise in one layer at a time.
 
 By the linearity theorem, for small errors that are unbiased
 
@@ -7,7 +7,7 @@ By the linearity theorem, for small errors that are unbiased
 with numbers alpha_l that do not depend on how a layer is quantized. Each is measured once, with noise of
 relative norm t in one layer, Gaussian: alpha_l = KL / t^2. Random tokens serve where there is no text.
 
-Source: HIGGS, arXiv:2411.17525, theorem 1 and section 4; importance matrices: llama.cpp, tools/imatrix.
+Source: HIGGS, arXiv:2411.17525, theorem 1 and section 4.
 """
 
 from __future__ import annotations
@@ -17,19 +17,14 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ..checkpoint.choose.selection import module_of
 from ..checkpoint.choose.tied import tied_heads
-from ..checkpoint.model.importance import importance_in, takes_importance, with_importance
 from ..checkpoint.model.tokens import random_tokens
-from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.limits import Limits
-from ..checkpoint.read.imatrix_file import read_imatrix
 from ..checkpoint.read.source import Source
 from ..errors import CalibrationError, RecipeError, UnsupportedError, count, printable
 from ..eval.divergence_meter import DivergenceMeter, divergence_meter
@@ -37,10 +32,10 @@ from ..eval.text_windows import TEXT_OF_IDS, TextTokenizer, TextWindows, Tokeniz
 from ..eval.window_probe import WindowProbe
 from .offers import Choices, SearchedLayer
 from .search_state import SearchState
-from .searching import Bar, Weigh, Weighing, equal
+from .searching import EQUAL, Bar, Weigh, Weighing, equal
 
-EQUAL, LINEARITY = "equal", "linearity"
-"""How much layers matter, as users write it."""
+LINEARITY = "linearity"
+"""Besides EQUAL, how much layers matter, as users write it."""
 NOISE = 0.1
 """Relative norm of the noise: that of errors of 4 bits, where the theorem holds well."""
 WINDOWS, CONTEXT = 4, 128
@@ -144,54 +139,11 @@ def _slope(meter: DivergenceMeter, found: Choices, layer: SearchedLayer, noise: 
     return meter.mean_divergence(weights).value / noise**2
 
 
-def by_imatrix(path: Path | str, then: Weigh | None = None) -> Weigh:
-    """Return the way in which squared errors count by the mean squares of inputs, of a file of llama.cpp.
-
-    Methods that take importance get it, too. then: says how much layers matter; equally if None. What it
-    returns raises CheckpointError for a file that is none, CalibrationError where it names no weight.
-    """
-
-    def weigh(found: Choices, state: SearchState, bar: Bar) -> Weighing:
-        base = Weighing() if then is None else then(found, state, bar)
-        values = read_imatrix(Path(path))
-        columns, missing = {}, []
-        for layer in found.layers:
-            for weight in layer.weights:
-                width = found.placement(weight, next(iter(weight.numbers))).shape[1]
-                own = importance_in(values, weight.module, width, path)
-                if own is None:
-                    missing.append(weight.module)
-                else:
-                    columns[weight.module] = own.astype(np.float64)
-        if not columns:
-            raise CalibrationError(
-                f"{printable(str(path))} names no weight of this checkpoint, such as "
-                f"{printable(missing[0])}; use the file of this model"
-            )
-        digest = hashlib.sha256(b"".join(columns[name].tobytes() for name in sorted(columns))).hexdigest()
-        without = f"{count(len(missing), 'weight')} without importance, such as "
-        return replace(
-            base, name="imatrix" if then is None else f"{base.name}, imatrix", columns=columns,
-            mark=f"imatrix {digest[:16]}", with_statistics=lambda plan: _with_importance(plan, path),
-            notes=(*base.notes, *([without + printable(missing[0])] if missing else [])),
-        )  # fmt: skip
-
-    return weigh
-
-
-def weigh_by(importance: str, text: Text, imatrix: Path | str | None, limits: Limits) -> Weigh:
+def weigh_by(importance: str, text: Text, limits: Limits) -> Weigh:
     """Return the way to weigh layers that users ask for.
 
-    importance: EQUAL or LINEARITY. text: see :func:`windows_of`. imatrix: by which errors of columns count.
-    Raises RecipeError for another word.
+    importance: EQUAL or LINEARITY. text: see :func:`windows_of`. Raises RecipeError for another word.
     """
     if importance not in (EQUAL, LINEARITY):
         raise RecipeError(f"importance {printable(importance)} must be {EQUAL} or {LINEARITY}")
-    noise = by_noise(text, limits) if importance == LINEARITY else None
-    return (noise or equal) if imatrix is None else by_imatrix(imatrix, noise)
-
-
-def _with_importance(plan: CheckpointPlan, path: Path | str) -> CheckpointPlan:
-    """Return a plan with importance where its method takes any."""
-    method = plan.weights[0].method
-    return with_importance(plan, path)[0] if takes_importance(method) else plan
+    return by_noise(text, limits) if importance == LINEARITY else equal

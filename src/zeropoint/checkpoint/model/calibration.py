@@ -29,6 +29,7 @@ from ...models.sequential import Steps
 from ...models.unfuse import unfused
 from ...params import QuantizationParams
 from ...recipes import Assignment, Recipe, Rule
+from ...stats import Statistics
 from ...training import FakeQuantize
 from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan, static_inputs
@@ -65,15 +66,67 @@ def calibrated(
             "no method of this plan takes calibration data, and no inputs take scales from them; leave them "
             "out, or pass --method mse_weighted, or ggml for types of GGUF"
         )
-    if static and is_random(given):
+    require_text(plan, given)
+    found = _observed(plan.source, wanted, given, plan.limits, static=static, progress=progress)
+    plan = replace(plan, statistics=found.statistics)
+    if found.missing:
+        without = f"{len(found.missing)} of {len(plan.weights)} weights have no importance"
+        note = f"{without}, {printable(found.missing[0])} the first: they are no Linear layers of the model"
+        plan = replace(plan, notes=(*plan.notes, note))
+    if not static:
+        return plan
+    return with_added(plan, _scales_of_inputs((w, found.inputs.get(w.module)) for w in wanted.values()))
+
+
+def require_text(plan: CheckpointPlan, given: torch.Tensor | Path | str) -> None:
+    """Raise CalibrationError where static inputs of a plan would take their scales from random tokens."""
+    if is_random(given) and static_inputs(plan):
         raise CalibrationError(
             "static inputs take their scales from calibration, and random tokens are not what the model will "
             "see; give text, or make inputs dynamic"
         )
-    odd = next((module for module in wanted if is_transposed(module, plan.source.config or {})), None)
+
+
+def mean_squares(
+    source: Source, weights: Iterable[Placement], given: torch.Tensor | Path | str, limits: Limits,
+    *, progress: bool = False,
+) -> StatisticsOfModules:  # fmt: skip
+    """Return the mean squares of the inputs of weights, by module, whatever the methods of these are.
+
+    The other arguments are those of :func:`calibrated`, which says what is raised. Weights that are no Linear
+    layers of the model have none.
+    """
+    wanted = {weight.module: replace(weight, method=_TAKES_SQUARES) for weight in weights}
+    return _observed(source, wanted, given, limits, progress=progress).statistics
+
+
+_TAKES_SQUARES = "ggml"
+"""A method that uses mean squares of inputs where they are there, and does without them elsewhere."""
+StatisticsOfModules = Mapping[str, Mapping[str, Statistics]]
+"""By module, and by the name under which methods ask for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Observed:
+    """What was learned of the inputs of weights, by module.
+
+    inputs: parameters of static ones. missing: weights that are no Linear layers of the model.
+    """
+
+    statistics: StatisticsOfModules
+    inputs: Mapping[str, QuantizationParams | None]
+    missing: tuple[str, ...]
+
+
+def _observed(
+    source: Source, wanted: Mapping[str, Placement], given: torch.Tensor | Path | str, limits: Limits,
+    *, static: Collection[LayerScheme] = (), progress: bool = False,
+) -> _Observed:  # fmt: skip
+    """Run the model on ``given`` and return what the methods and static inputs of ``wanted`` need."""
+    odd = next((module for module in wanted if is_transposed(module, source.config or {})), None)
     if odd is not None:
         raise UnsupportedError(f"{printable(odd)} is stored transposed, its columns are outputs; {_REMEDY}")
-    with running(plan.source, given, plan.limits, remedy=_REMEDY) as model:
+    with running(source, given, limits, remedy=_REMEDY) as model:
         rows = [found for found in model.rows if found.module in wanted]
         missing = sorted(wanted.keys() - {found.module for found in rows})
         needed = [module for module in missing if method_named(wanted[module].method).needs]
@@ -86,15 +139,10 @@ def calibrated(
             model.root, _recipe(rows, wanted, static), model.batches, steps=model.steps, progress=progress
         )
     seen = {own.module: found.statistics.get(own.layer) for own in rows}
-    plan = replace(plan, statistics={module: needs for module, needs in seen.items() if needs is not None})
-    if missing:
-        without = f"{len(missing)} of {len(plan.weights)} weights have no importance"
-        note = f"{without}, {printable(missing[0])} the first: they are no Linear layers of the model"
-        plan = replace(plan, notes=(*plan.notes, note))
-    if not static:
-        return plan
-    params = {own.module: found.params.get(f"{own.layer}.input") for own in rows}
-    return with_added(plan, _scales_of_inputs((w, params[w.module]) for w in wanted.values()))
+    return _Observed(
+        statistics={module: needs for module, needs in seen.items() if needs is not None},
+        inputs={own.module: found.params.get(f"{own.layer}.input") for own in rows}, missing=tuple(missing),
+    )  # fmt: skip
 
 
 def _scales_of_inputs(

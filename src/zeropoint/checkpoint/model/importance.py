@@ -7,7 +7,7 @@ the checkpoint's own. llama.cpp permutes rows of some weights; importance is of 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,9 +60,21 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
         raise CalibrationError(
             "no method of this plan takes an importance matrix; use --method ggml, or leave it out"
         )
-    found = read_imatrix(Path(path))
+    statistics, missing = mean_squares_of_file(path, ((plan, weight) for weight in wanted))
+    return replace(plan, statistics=statistics), missing
+
+
+def mean_squares_of_file(
+    path: Path | str, weights: Iterable[tuple[CheckpointPlan, Placement]]
+) -> tuple[dict[str, dict[str, Statistics]], list[str]]:
+    """Return the mean squares of inputs that an importance matrix has, by module, and modules without any.
+
+    weights: at least one, each with a plan that writes it. Raises CheckpointError for a file that is none,
+    CalibrationError where no weight is named and for one of another width.
+    """
+    found, wanted = read_imatrix(Path(path)), list(weights)
     statistics, missing = {}, []
-    for weight in wanted:
+    for plan, weight in wanted:
         stored = _stored_form(plan, weight)
         values = importance_in(found, weight.module, weight.shape[-1], Path(path), stored)
         if values is None:
@@ -70,11 +82,12 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
             continue
         statistics[weight.module] = {NEED: _statistics(values, weight.module)}
     if not statistics:
+        first = missing[0]
         raise CalibrationError(
-            f"{shown(Path(path))} names no weight of this checkpoint, such as {printable(wanted[0].module)}; "
-            f"{near_misses(name_in_llama_cpp(wanted[0].module) or wanted[0].module, found)}"
+            f"{shown(Path(path))} names no weight of this checkpoint, such as {printable(first)}; "
+            f"{near_misses(name_in_llama_cpp(first) or first, found)}"
         )
-    return replace(plan, statistics=statistics), missing
+    return statistics, missing
 
 
 def takes_importance(method: str) -> bool:

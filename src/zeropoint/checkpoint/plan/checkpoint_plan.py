@@ -222,11 +222,23 @@ def require_statistics(plan: CheckpointPlan) -> None:
                 f"{printable(weight.module)}: inputs {weight.layer.input} need scales observed on data; pass "
                 "--calibration FILE with text, or calibration= in Python, or make inputs dynamic"
             )
+    require_statistics_of_methods(plan)
+
+
+def require_statistics_of_methods(plan: CheckpointPlan) -> None:
+    """Raise CalibrationError where the method of a weight needs statistics of its inputs, and has none."""
+    for weight in plan.weights:
         needs = method_named(weight.method).needs
         if needs.keys() - plan.statistics.get(weight.module, {}).keys():
+            remedy = (
+                "which the data do not have; give it another method by a rule, or --ignore it"
+                if plan.statistics
+                else "pass --calibration FILE with text, or random, or --imatrix FILE, or calibration= or "
+                "imatrix= in Python"
+            )
             raise CalibrationError(
                 f"{printable(weight.module)}: method {weight.method} needs the {' and '.join(needs)} of its "
-                "inputs; pass --calibration FILE with text, or random, or calibration= in Python"
+                f"inputs{',' if plan.statistics else ';'} {remedy}"
             )
 
 

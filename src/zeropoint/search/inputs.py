@@ -1,0 +1,140 @@
+"""The mean squares of the inputs of weights, by which squared errors of columns count in a search.
+
+An importance matrix of llama.cpp has them, or the model runs on calibration data; either way they are taken
+once, weigh the errors of all candidates, and go to the methods that take importance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..checkpoint.model.calibration import (
+    StatisticsOfModules,
+    calibrated,
+    mean_squares,
+    require_text,
+)
+from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_importance
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, static_inputs
+from ..checkpoint.plan.limits import Limits
+from ..checkpoint.plan.placement import Placement
+from ..errors import CalibrationError, count, printable
+from ..stats import MeanSquare, Statistics
+from .measuring import Importance, Weights
+from .offers import Choices
+
+Calibration = torch.Tensor | Path | str
+"""Token ids, a file of these or of text, or the word ``random``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What is known of the inputs of weights.
+
+    name: where it is from. statistics: of modules. columns: their mean squares. mark: tells these numbers
+    from others. without: modules of which nothing is known.
+    """
+
+    name: str
+    statistics: StatisticsOfModules
+    columns: Importance
+    mark: str
+    without: tuple[str, ...]
+
+    @staticmethod
+    def of(name: str, statistics: StatisticsOfModules, modules: Iterable[str]) -> Inputs:
+        """Return what statistics say of modules."""
+        columns = {module: _means(needs) for module, needs in statistics.items()}
+        digest = hashlib.sha256(b"".join(columns[module].tobytes() for module in sorted(columns))).hexdigest()
+        return Inputs(
+            name=name, statistics=statistics, columns=columns, mark=f"imatrix {digest[:16]}",
+            without=tuple(module for module in modules if module not in columns),
+        )  # fmt: skip
+
+    def to_plan(self, plan: CheckpointPlan) -> CheckpointPlan:
+        """Return a plan with the statistics where its method takes any."""
+        wanted = {weight.module for weight in plan.weights if takes_importance(weight.method)}
+        found = {module: needs for module, needs in self.statistics.items() if module in wanted}
+        return replace(plan, statistics=found) if found else plan
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence about modules of which nothing is known, if there are any."""
+        if not self.without:
+            return ()
+        return (
+            f"{count(len(self.without), 'weight')} without importance, such as {printable(self.without[0])}",
+        )
+
+
+def _means(needs: Mapping[str, Statistics]) -> Weights:
+    accumulator = needs[NEED].accumulator
+    assert isinstance(accumulator, MeanSquare)
+    means: Weights = accumulator.mean(needs[NEED].state).numpy()
+    return means
+
+
+TakeInputs = Callable[[Choices], Inputs]
+"""What finds out about the inputs of all weights that are decided about."""
+
+
+def inputs_by(
+    imatrix: Path | str | None, calibration: Calibration | None, limits: Limits, *, progress: bool = False
+) -> TakeInputs | None:
+    """Return what finds out about inputs as users ask for it, or None where they do not.
+
+    imatrix: a file of llama.cpp. calibration: what the model runs on. progress: whether to show a bar.
+    Raises CalibrationError for both.
+    """
+    if calibration is not None and imatrix is not None:
+        raise CalibrationError("calibration and imatrix both say what inputs are; give one of them")
+    if imatrix is not None:
+        return of_imatrix(imatrix)
+    return None if calibration is None else of_calibration(calibration, limits, progress=progress)
+
+
+def of_imatrix(path: Path | str) -> TakeInputs:
+    """Return what reads an importance matrix of llama.cpp.
+
+    What it returns raises CheckpointError for a file that is none, CalibrationError where it names no weight.
+    """
+
+    def take(found: Choices) -> Inputs:
+        weights = list(_weights(found))
+        statistics, _ = mean_squares_of_file(path, weights)
+        return Inputs.of("imatrix", statistics, (weight.module for _, weight in weights))
+
+    return take
+
+
+def of_calibration(given: Calibration, limits: Limits, *, progress: bool = False) -> TakeInputs:
+    """Return what runs the model on data, and raises what :func:`~..calibration.calibrated` raises."""
+
+    def take(found: Choices) -> Inputs:
+        for plan in found.plans:
+            require_text(plan, given)
+        weights = [weight for _, weight in _weights(found)]
+        statistics = mean_squares(found.source, weights, given, limits, progress=progress)
+        return Inputs.of("calibration", statistics, (weight.module for weight in weights))
+
+    return take
+
+
+def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Placement]]:
+    """Yield all weights that are decided about, with the plan of the first candidate that each can have."""
+    for layer in found.layers:
+        for weight in layer.weights:
+            text = next(iter(weight.numbers))
+            plan = found.candidates[text].plan
+            assert plan is not None
+            yield plan, found.placement(weight, text)
+
+
+def with_ranges(plan: CheckpointPlan, given: Calibration | None, *, progress: bool = False) -> CheckpointPlan:
+    """Return the plan of a search with the scales of static inputs, if it has such, from calibration data."""
+    return calibrated(plan, given, progress=progress) if given is not None and static_inputs(plan) else plan
