@@ -16,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import os
 import pickle
 import platform
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -28,12 +30,14 @@ import llvmlite
 import numba
 from numba.core.caching import FunctionCache
 from numba.core.compiler import CompileResult
+from numba.core.environment import Environment, _rebuild_env
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 # Numba ships no types.
 _CompileResult: Any = CompileResult
 _dumps: Any = dumps
+_Environment: Any = Environment
 _OTHERS_WRITE = 0o022
 
 
@@ -81,6 +85,29 @@ def _is_ours(folder: Path) -> bool:
     return not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE)
 
 
+def _environment(module: str, constants: list[Any], name: str) -> Any:
+    """Return what Python objects a compiled function refers to, without importing its module.
+
+    Numba keeps the globals of the module there for code that handles Python objects, which no kernel does;
+    modules of Numba's own would take a tenth of a second.
+    """
+    found = _Environment._memo.get(name)
+    if found is None:
+        found = _Environment(vars(sys.modules[module]) if module in sys.modules else {})
+        found.consts[:], found.env_name = constants, name
+        _Environment._memo[name] = found
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a compiled function; see :func:`_environment`."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == _rebuild_env.__name__ and module == _rebuild_env.__module__:
+            return _environment
+        return super().find_class(module, name)
+
+
 class KernelCache(FunctionCache):
     """Numba's cache of one function, in files that are checked before they are believed.
 
@@ -119,7 +146,7 @@ class KernelCache(FunctionCache):
         seal, payload = content[:32], content[32:]
         if hashlib.sha256(payload).digest() != seal:
             return None
-        return _CompileResult._rebuild(target_context, *pickle.loads(payload))
+        return _CompileResult._rebuild(target_context, *_Unpickler(io.BytesIO(payload)).load())
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled function for ``sig``, where there is room and the right to."""
