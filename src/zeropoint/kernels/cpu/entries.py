@@ -318,7 +318,7 @@ def _fits(
 def search_fits(*args: Any) -> Any:
     """Quantize rows under the scales that fit codes; see :func:`.search.integer_scales.fitted_rows`.
 
-    ratios: float32, numbers: (5,) float64, counts: (2,) uint64, of :class:`.search.integer_scales.Fitting`.
+    ratios: float32, numbers: (5,) float64, counts: (3,) uint64, of :class:`.search.integer_scales.Fitting`.
     """
     return run_parts(_fits, args)
 
@@ -330,7 +330,7 @@ def _long_fits(
 ) -> None:  # fmt: skip
     long_fitted_slots(
         x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), fitting_of(ratios, numbers, counts),
-        counts[2], scales, floats, doubles, first, last,
+        counts[3], scales, floats, doubles, first, last,
     )  # fmt: skip
 
 

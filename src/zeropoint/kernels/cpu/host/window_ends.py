@@ -15,12 +15,16 @@ from ....ops.window_search import reach_of
 from ....params.ladder import Ladder
 from ....params.scale_windows import window_of
 from ....schemes import Scheme
+from ..search.integer_scales import MOST_RATIOS
 from ..search.windows import MOST
 from .views import View
 
 _UNIT = 16
 """Blocks are whole multiples of so many values."""
 _E8M0_LAST = 254
+_FEW_BITS, _SHORT, _APART, _LONG, _FAR_APART = 5, 32, 4, 64, 8
+"""Of how many bits, and of blocks of which lengths, scales are tried first that lie how far apart: measured.
+More bits leave errors too small to tell scales apart, and lists of scales take longer than short blocks."""
 
 
 def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any] | None:
@@ -52,14 +56,16 @@ def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any
 def fitting(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any, Any] | None:
     """Return what the kernel that fits scales to codes tries, or None where plain torch searches.
 
-    It is float32, (5,) float64 and (2,) uint64, as :class:`..search.integer_scales.Fitting` has them.
+    It is float32, (5,) float64 and (3,) uint64, as :class:`..search.integer_scales.Fitting` has them.
     """
     search, rule = scheme.search, rule_of(scheme, dtype)
     assert search is not None
     plain = rule.how is How.LINEAR and not rule.unsigned and fits_codes(scheme)
     if search.factor or search.power != 2 or not (plain and in_whole_blocks(view)):
         return None
-    return tried_fits(scheme, int(view.layout.block), dtype)
+    tried = tried_fits(scheme, int(view.layout.block), dtype)
+    assert tried[0].size <= MOST_RATIOS, "the kernel has room for fewer scales"
+    return tried
 
 
 def tried_fits(scheme: Scheme, block: int, dtype: torch.dtype) -> tuple[Any, Any, Any]:
@@ -67,8 +73,15 @@ def tried_fits(scheme: Scheme, block: int, dtype: torch.dtype) -> tuple[Any, Any
     fits, ladder = fits_of(scheme, block), Ladder.of(scheme.scales[0], dtype)
     reach = reach_of(window_of(scheme, block, 2.0))
     numbers = fits.first, fits.least, reach, ladder.least, ladder.most
-    counts = fits.places, FITS
+    counts = fits.places, FITS, _apart(scheme.element.bits, block)
     return np.array(fits.ratios, np.float32), np.array(numbers, np.float64), np.array(counts, np.uint64)
+
+
+def _apart(bits: int, block: int) -> int:
+    """Return how far apart scales are that are tried first, a power of two."""
+    if bits > _FEW_BITS or block < _SHORT:
+        return 1
+    return _APART if block < _LONG else _FAR_APART
 
 
 def in_whole_blocks(view: View) -> bool:

@@ -4,15 +4,23 @@ A lane is a block. Numbers in fixed point are split into two parts of half their
 their products with codes are whole numbers that float32 holds: exact, whether or not the machine fuses
 products with sums. Errors are those of the reference, in float64 and its order.
 
-**What is left out.** For codes q of a block x, and any part A of its numbers,
+**What is left out.** Codes grow as scales shrink: those of magnitudes under a scale between ``s > s'`` lie
+between those under both, clipped or not. A code grows by one, from ``m - 1/2`` to ``m + 1/2``, where its
+number is m scales. With ``P = x . q`` and ``Q = ||q||^2``, that adds m scales to P and 2 m to Q, so that the
+sums of all codes between have
 
-    min over t of ||x - t q||^2  >=  R_A  =  min over t of sum over A (x_i - t q_i)^2,
+    P_s + s' / 2 (Q - Q_s)  <=  P  <=  P_s + s / 2 (Q - Q_s),
+    P_s' - s / 2 (Q_s' - Q)  <=  P  <=  P_s' - s' / 2 (Q_s' - Q).
 
-so that q gains at most ``||x||^2 - R_A``, and is left out where other codes that are tried gain more. Such a
-part is the first half of the numbers; or those that take the last code of their sign, which they do under all
-smaller scales, so that none of these is tried. Sums of up to 128 terms of one sign are within ``2 ** -16`` of
-themselves in float32, R_A within ``2 ** -14 ||x||^2``, and what it is compared with within
-``2 ** -14 ||x||^2``; twice as much as both is asked for.
+The two upper bounds are lines, which meet in a point V. Gains ``P^2 / Q`` are convex in Q along a line, and
+so at most those under s or s', or that of V: where V gains less than codes that are tried, all codes between
+gain less than the larger of both ends, by a part of at least ``2 ** -17 / Q``, or are the codes of an end.
+So the first scales that are tried lie apart, and pairs of neighbors are split, half and half, where V gains
+as much as the best codes of the block, which each block does for itself.
+
+Products of numbers and reciprocals are rounded, which moves m by ``2 ** -23`` of itself: lines are as much
+steeper and flatter as ``2 ** -20``. What V is above the flatter line through an end is exact but for two
+roundings, and V follows from it in float32, within ``2 ** -20`` of its gain.
 
 Which of two scales has less error is decided in float32 where that is plain: codes of products with
 reciprocals differ only where quotients of at most Q lie within ``Q 2 ** -22`` of the middle between codes, by
@@ -25,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..encode.block_scales import rounded
-from ..encode.elements import INFINITE, MAGIC, is_identity
+from ..encode.elements import MAGIC, is_identity
 from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.steps import can_encode_steps
 from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL
@@ -49,13 +57,16 @@ from .lanes import LANES, add_pairwise, magnitudes, multiply_add, narrowed, wher
 from .windows import ONES, load_columns, start_scales
 
 LONGEST = 128 * 16
+MOST_RATIOS = 228
+"""Of blocks of up to 128 numbers, of two bits."""
+_TRIED, _PICKED = MOST_RATIOS * 48, MOST_RATIOS * 16
 _APART, _NEAR = np.float32(2.0**-12), np.float32(1 + 2.0**-13)
 _SMALL, _LARGE = np.float32(2.0**-50), np.float32(2.0**50)
 """Between these squares of scales are far from the ends of float32."""
-_EVERY, _FEW, _TWO = np.uint64(4), np.float32(31), np.uint64(2)
-_PROBED, _CLIPPED = np.float32(1.08), np.float32(1.7)
-"""Of the largest code, the quotient of the largest number that is tried first, and from which on, after every
-four scales, numbers are looked for that all smaller ones clip."""
+_NEARLY = np.float32(1 - 2.0**-16)
+"""Of the largest gain, what others have at least that are compared with it as they are."""
+_STEEPER, _FLATTER = np.float32(1 + 2.0**-20), np.float32(1 - 2.0**-20)
+_TWO, _ROW = np.uint64(2), LANES + LANES + LANES
 _UNITS, _LIFT = np.float32(2.0**64), np.float32(2.0**-64)
 
 
@@ -63,7 +74,8 @@ class Fitting(NamedTuple):
     """What is tried; see :class:`zeropoint.ops.integer_fits.Fits`.
 
     ratios: float32, an even number of them. reach: amax over a scale is below this. smallest, largest: of
-    the format of scales. fits: how often codes are taken under the scale that fits the best ones.
+    the format of scales. fits: how often codes are taken under the scale that fits the best ones. apart: how
+    many steps lie between the scales that are tried first, a power of two.
     """
 
     places: Any
@@ -74,6 +86,7 @@ class Fitting(NamedTuple):
     smallest: Any
     largest: Any
     fits: Any
+    apart: Any
 
 
 @inlined
@@ -81,7 +94,7 @@ def fitting_of(ratios: Any, numbers: Any, counts: Any) -> Any:
     """Return what is tried from arrays: float32, (5,) float64 and uint64."""
     return Fitting(
         counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
-        counts[1],
+        counts[1], counts[2],
     )  # fmt: skip
 
 
@@ -132,160 +145,187 @@ def _to_fixed_point(columns: Any, size: Any, places: Any, lanes: Any, parts: Any
 
 
 @inlined
-def _add_sums(parts: Any, begin: Any, end: Any, inverses: Any, element: Any, sums: Any) -> Any:
-    """Add to sums of products, upper and lower ones, and of squares of codes under two inverse scales."""
+def _add_sums(parts: Any, size: Any, inverses: Any, element: Any, free: Any) -> Any:
+    """Return sums of products, upper and lower ones, and of squares of codes under two inverse scales.
+
+    free: whether neither scale clips a number.
+    """
     wholes, high, low = parts
     first, second = inverses
-    (a, b, c), (d, e, f) = sums
-    least, most, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
-    for i in range(begin, end):
+    zero, least, most = floats_of(np.float32(0)), floats_of(element.low), floats_of(element.high)
+    (a, b, c), (d, e, f) = (zero, zero, zero), (zero, zero, zero)
+    if free:
+        for i in range(size):
+            x, u, v = load_lanes(wholes, i * LANES), load_lanes(high, i * LANES), load_lanes(low, i * LANES)
+            q, r = whole(x * first), whole(x * second)
+            a, b, c = multiply_add(u, q, a), multiply_add(v, q, b), multiply_add(q, q, c)
+            d, e, f = multiply_add(u, r, d), multiply_add(v, r, e), multiply_add(r, r, f)
+        return (a, b, c), (d, e, f)
+    for i in range(size):
         x, u, v = load_lanes(wholes, i * LANES), load_lanes(high, i * LANES), load_lanes(low, i * LANES)
-        q = (smaller(larger(x * first, least), most) + magic) - magic
-        r = (smaller(larger(x * second, least), most) + magic) - magic
+        q = whole(smaller(larger(x * first, least), most))
+        r = whole(smaller(larger(x * second, least), most))
         a, b, c = multiply_add(u, q, a), multiply_add(v, q, b), multiply_add(q, q, c)
         d, e, f = multiply_add(u, r, d), multiply_add(v, r, e), multiply_add(r, r, f)
     return (a, b, c), (d, e, f)
 
 
 @inlined
-def _add_free_sums(parts: Any, begin: Any, end: Any, inverses: Any, sums: Any) -> Any:
-    """Do what :func:`_add_sums` does, under scales that clip no number."""
-    wholes, high, low = parts
-    first, second = inverses
-    (a, b, c), (d, e, f) = sums
-    magic = floats_of(MAGIC)
-    for i in range(begin, end):
-        x, u, v = load_lanes(wholes, i * LANES), load_lanes(high, i * LANES), load_lanes(low, i * LANES)
-        q, r = (x * first + magic) - magic, (x * second + magic) - magic
-        a, b, c = multiply_add(u, q, a), multiply_add(v, q, b), multiply_add(q, q, c)
-        d, e, f = multiply_add(u, r, d), multiply_add(v, r, e), multiply_add(r, r, f)
-    return (a, b, c), (d, e, f)
+def _better(best: Any, sums: Any, up: Any, asked: Any) -> Any:
+    """Return the products and squares, as doubles, that gain more; up: units of the upper parts.
 
-
-@inlined
-def _no_sums() -> Any:
-    zero = floats_of(np.float32(0))
-    return (zero, zero, zero), (zero, zero, zero)
-
-
-@device
-def _squares_of(wholes: Any, size: Any, left: Any) -> None:
-    """Write sums of squares of the first half of the numbers, and of all."""
-    total = floats_of(np.float32(0))
-    for i in range(size):
-        if i == size // _TWO:
-            store_lanes(left, np.uint64(0), total)
-        x = load_lanes(wholes, i * LANES)
-        total = multiply_add(x, x, total)
-    store_lanes(left, LANES, total)
-
-
-@inlined
-def _residual(squares: Any, product: Any, square: Any) -> Any:
-    """Return what the scale that fits codes leaves of numbers, from their sums, or 0 without codes."""
-    zero = floats_of(np.float32(0))
-    return where(above(square, zero), squares - product * (product / square), zero)
-
-
-@inlined
-def _most_left(best: Any, total: Any) -> Any:
-    """Return more than what the best codes leave of the numbers; nothing is asked of blocks of zeros."""
-    product, square = narrow_doubles(best[0]), narrow_doubles(best[1])
-    left = (total - product * (product / square)) + total * floats_of(_APART)
-    return where(above(total, floats_of(np.float32(0))), left, floats_of(np.float32(-1)))
-
-
-@inlined
-def _all_above(residual: Any, left: Any) -> Any:
-    return not any_lane(above(residual, left) ^ words_of(ONES))
-
-
-@device
-def _clips_too_much(wholes: Any, size: Any, inverse: Any, element: Any, left: Any) -> Any:
-    """Return whether numbers that smaller scales clip, too, leave more than ``left`` of all blocks."""
-    zero, half = floats_of(np.float32(0)), np.float32(0.5)
-    high, low = floats_of(element.high), floats_of(element.low)
-    above_high, below_low = floats_of(element.high - half), floats_of(element.low + half)
-    squares = product = square = zero
-    for i in range(size):
-        x = load_lanes(wholes, i * LANES)
-        t = x * inverse
-        over, under = above(t, above_high), above(below_low, t)
-        code, own = where(over, high, where(under, low, zero)), where(over | under, x, zero)
-        squares, product = multiply_add(own, own, squares), multiply_add(own, code, product)
-        square = multiply_add(code, code, square)
-    return _all_above(_residual(squares, product, square), left)
-
-
-@inlined
-def _better(best: Any, sums: Any, up: Any) -> Any:
-    """Return the products and squares, as doubles, that gain more; up: units of the upper parts."""
+    asked: words, zero of lanes that keep theirs.
+    """
     upper, lower, squares = sums
     product, square = wide_floats(upper) * up + wide_floats(lower), wide_floats(squares)
     own, other = product * product * best[1], best[0] * best[0] * square
-    gains = above_doubles(product, doubles_of(np.float64(0)))
+    gains = asked & above_doubles(product, doubles_of(np.float64(0)))
     less = above_doubles(other, own)
-    gains = gains & (less ^ words_of(np.uint32(0xFFFFFFFF)))
+    gains = gains & (less ^ words_of(ONES))
     return where(gains, product, best[0]), where(gains, square, best[1])
 
 
-@device
-def _probe(parts: Any, size: Any, element: Any, fitting: Any, first: Any, up: Any, left: Any) -> None:
-    """Write more than what the codes under a likely scale leave of the numbers, after sums of squares."""
-    _squares_of(parts[0], size, left)
-    ratio, k = np.float32(_PROBED * element.high / fitting.first), np.uint64(0)
-    while k < np.uint64(fitting.ratios.size) - np.uint64(1) and fitting.ratios[k] < ratio:
-        k += np.uint64(1)
-    inverse = first * floats_of(fitting.ratios[k])
-    one, _two = _add_sums(parts, np.uint64(0), size, (inverse, inverse), element, _no_sums())
-    best = _better((doubles_of(np.float64(0)), doubles_of(np.float64(1))), one, up)
-    store_lanes(left, LANES + LANES, _most_left(best, load_lanes(left, LANES)))
+@inlined
+def _sums_at(tried: Any, k: Any) -> Any:
+    at = k * _ROW
+    return load_lanes(tried, at), load_lanes(tried, at + LANES), load_lanes(tried, at + LANES + LANES)
 
 
 @inlined
-def _leaves_too_much(sums: Any, squares: Any, up: Any, left: Any) -> Any:
-    """Return whether the codes of a half of the numbers leave more than ``left`` of all blocks."""
-    upper, lower, square = sums
-    return _all_above(_residual(squares, upper * up + lower, square), left)
+def _store_sums(tried: Any, k: Any, sums: Any) -> None:
+    at = k * _ROW
+    store_lanes(tried, at, sums[0])
+    store_lanes(tried, at + LANES, sums[1])
+    store_lanes(tried, at + LANES + LANES, sums[2])
+
+
+@inlined
+def _gain(sums: Any, unit: Any) -> Any:
+    """Return about what codes gain, NaN of codes that are all zeros."""
+    product = sums[0] * unit + sums[1]
+    return product * (product / sums[2])
+
+
+@inlined
+def _try_apart(parts: Any, size: Any, element: Any, fitting: Any, first: Any, unit: Any, tried: Any) -> Any:
+    """Take codes under every ``fitting.apart``-th scale and the last one; return about the largest gains."""
+    last, apart = np.uint64(fitting.ratios.size) - np.uint64(1), fitting.apart
+    free, best = np.float32(element.high + np.float32(0.49)) / fitting.first, floats_of(np.float32(0))
+    for k in range(np.uint64(0), last + apart, apart + apart):
+        one, two = min(k, last), min(k + apart, last)
+        ratios = fitting.ratios[one], fitting.ratios[two]
+        inverses = first * floats_of(ratios[0]), first * floats_of(ratios[1])
+        sums, more = _add_sums(parts, size, inverses, element, ratios[1] < free)
+        _store_sums(tried, one, sums)
+        _store_sums(tried, two, more)
+        best = larger(_gain(more, unit), larger(_gain(sums, unit), best))
+    return best
+
+
+@inlined
+def _may_gain(one: Any, two: Any, slopes: Any, units: Any, most: Any) -> Any:
+    """Return words, not zero where scales between two may gain about as much as others.
+
+    units: of the upper parts, floats and doubles.
+    """
+    zero, (steeper, flatter), (unit, up) = floats_of(np.float32(0)), slopes, units
+    square = two[2] - one[2]
+    rise = wide_floats(two[0] - one[0]) * up + wide_floats(two[1] - one[1])
+    rest = narrow_doubles(rise - wide_floats(flatter) * wide_floats(square))
+    more = smaller(larger(rest / (steeper - flatter), zero), square)
+    top = (one[0] * unit + one[1]) + steeper * more
+    return above(top * top, (most * floats_of(_NEARLY)) * (one[2] + more))
 
 
 @device
-def _fit(parts: Any, size: Any, element: Any, fitting: Any, lanes: Any, found: Any) -> None:
+def _split(
+    tried: Any, step: Any, fitting: Any, largest: Any, units: Any, most: Any, asked: Any, picks: Any
+) -> Any:
+    """List for each block the scales halfway between two of ``step`` that may have a better one between them.
+
+    asked, picks: uint32, (16,) room, and a row of 16 numbers of scales after the other. Returns how many rows
+    these are; blocks with fewer scales are given the first one again.
+    """
+    last, counts, rows = np.uint64(fitting.ratios.size) - np.uint64(1), scratch(16, np.uint32), np.uint64(0)
+    store_lanes(counts, np.uint64(0), words_of(np.uint32(0)))
+    half, none = largest * floats_of(np.float32(np.float32(0.5) / fitting.first)), floats_of(np.float32(0))
+    for a in range(np.uint64(0), last - step // _TWO, step):
+        end = min(a + step, last)
+        one, two = _sums_at(tried, a), _sums_at(tried, end)
+        known = (above(none, one[2]) | above(none, two[2])) ^ words_of(ONES)
+        if any_lane(known):
+            steeper = half * floats_of(_STEEPER / fitting.ratios[a])
+            slopes = steeper, half * floats_of(_FLATTER / fitting.ratios[end])
+            store_lanes(asked, np.uint64(0), known & _may_gain(one, two, slopes, units, most))
+            for b in range(LANES):
+                picks[np.uint64(counts[b]) * LANES + b] = np.uint32(a + step // _TWO)
+                counts[b] += asked[b] & np.uint32(1)
+    for b in range(LANES):
+        rows = max(rows, np.uint64(counts[b]))
+    for b in range(LANES):
+        for row in range(np.uint64(counts[b]), rows + rows % _TWO):
+            picks[row * LANES + b] = np.uint32(0)
+    return rows
+
+
+@device
+def _try_picked(
+    parts: Any, size: Any, element: Any, fitting: Any, first: Any, picks: Any, lanes: Any, tried: Any
+) -> Any:
+    """Take codes of two rows of ``picks``; return the sums.
+
+    lanes: room for (96,) float32.
+    """
+    for b in range(LANES + LANES):
+        lanes[b] = fitting.ratios[picks[b]]
+    inverses = first * load_lanes(lanes, np.uint64(0)), first * load_lanes(lanes, LANES)
+    one, two = _add_sums(parts, size, inverses, element, False)
+    _store_sums(lanes, np.uint64(0), one)
+    _store_sums(lanes, np.uint64(1), two)
+    for b in range(LANES):
+        to, more = np.uint64(picks[b]) * _ROW + b, np.uint64(picks[LANES + b]) * _ROW + b
+        for n in range(np.uint64(0), _ROW, LANES):
+            tried[to + n], tried[more + n] = lanes[n + b], lanes[_ROW + n + b]
+    return one, two
+
+
+@device
+def _best_tried(tried: Any, count: Any, unit: Any, up: Any, most: Any) -> Any:
+    """Return the sums of the codes that gain most, the later of equal ones; most: about what they gain."""
+    best, limit = (doubles_of(np.float64(0)), doubles_of(np.float64(1))), most * floats_of(_NEARLY)
+    for k in range(count):
+        sums = _sums_at(tried, k)
+        near = above(sums[2], floats_of(np.float32(0))) & above(_gain(sums, unit), limit)
+        if any_lane(near):
+            best = _better(best, sums, up, near)
+    return best
+
+
+@device
+def _fit(parts: Any, size: Any, element: Any, fitting: Any, lanes: Any, found: Any, tries: Any) -> None:
     """Write to ``found``, (32,) float64, sums of products and of squares of the best codes of 16 blocks."""
-    zero, nothing, left = floats_of(np.float32(0)), np.uint64(0), scratch(48, np.float32)
+    tried, picks, room, asked = tries
+    zero, none, count = floats_of(np.float32(0)), np.uint64(0), np.uint64(fitting.ratios.size)
     largest = load_lanes(lanes, LANES)
     first = where(above(largest, zero), floats_of(fitting.first) / largest, zero)
     power = _power_of(np.int64(fitting.places) // np.int64(2))
-    up, best = doubles_of(np.float64(power)), (doubles_of(np.float64(0)), doubles_of(np.float64(1)))
-    _probe(parts, size, element, fitting, first, up, left)
-    squares, total, most = load_lanes(left, nothing), load_lanes(left, LANES), load_lanes(left, LANES + LANES)
-    free = np.float32(element.high + np.float32(0.49)) / fitting.first
-    clipped = _CLIPPED * element.high / fitting.first if element.high <= _FEW else INFINITE
-    for k in range(nothing, np.uint64(fitting.ratios.size), _TWO):
-        ratios = fitting.ratios[k], fitting.ratios[k + np.uint64(1)]
-        inverses, sums = (first * floats_of(ratios[0]), first * floats_of(ratios[1])), _no_sums()
-        if ratios[1] < free:
-            sums = _add_free_sums(parts, nothing, size // _TWO, inverses, sums)
-        else:
-            sums = _add_sums(parts, nothing, size // _TWO, inverses, element, sums)
-        unit = floats_of(power)
-        worse = _leaves_too_much(sums[0], squares, unit, most)
-        if not (worse and _leaves_too_much(sums[1], squares, unit, most)):
-            if ratios[1] < free:
-                one, two = _add_free_sums(parts, size // _TWO, size, inverses, sums)
-            else:
-                one, two = _add_sums(parts, size // _TWO, size, inverses, element, sums)
-            best = _better(_better(best, one, up), two, up)
-        if ratios[1] > clipped and k % _EVERY == nothing:
-            own = _most_left(best, total)
-            if _clips_too_much(parts[0], size, inverses[1], element, own):
-                break
+    unit, up = floats_of(power), doubles_of(np.float64(power))
+    for k in range(count):
+        store_lanes(tried, k * _ROW + LANES + LANES, floats_of(np.float32(-1)))
+    most, step = _try_apart(parts, size, element, fitting, first, unit, tried), fitting.apart
+    while step > np.uint64(1):
+        rows = _split(tried, step, fitting, largest, (unit, up), most, asked, picks)
+        for row in range(none, rows, _TWO):
+            one, two = _try_picked(parts, size, element, fitting, first, picks[row * LANES :], room, tried)
+            most = larger(_gain(one, unit), larger(_gain(two, unit), most))
+        step //= _TWO
+    best = _best_tried(tried, count, unit, up, most)
     for _ in range(fitting.fits):
         product, square = narrow_doubles(best[0]), narrow_doubles(best[1])
         inverse = where(above(product, zero), square / product, zero)
-        one, _two = _add_sums(parts, nothing, size, (inverse, inverse), element, _no_sums())
-        best = _better(best, one, up)
-    store_lanes(found, nothing, best[0])
+        one, _two = _add_sums(parts, size, (inverse, inverse), element, False)
+        best = _better(best, one, up, words_of(ONES))
+    store_lanes(found, none, best[0])
     store_lanes(found, LANES, best[1])
 
 
@@ -362,12 +402,12 @@ def _search_blocks(
 
     scales, factors: of the blocks, as their starts gave them. to: what scales are rounded to.
     """
-    columns, parts, lanes, found, squares = room
+    columns, parts, lanes, found, squares, tries = room
     size, starts, tried, better = layout.block, lanes[64:80], lanes[80:96], lanes[96:112]
     # Rows of blocks are read through the room of a part.
     load_columns(x, at, blocks, size, layout.kind, True, parts[0], columns)
     _to_fixed_point(columns, size, fitting.places, lanes, parts)
-    _fit(parts, size, element, fitting, lanes, found)
+    _fit(parts, size, element, fitting, lanes, found, tries)
     for b in range(LANES):
         starts[b] = scales[b] if b < blocks else np.float32(1)
         s = _stored(found, lanes, b, fitting, to)
@@ -396,9 +436,11 @@ def fitted_rows(
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
     parts = scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32)
+    tried, picks = scratch(_TRIED, np.float32), scratch(_PICKED, np.uint32)
+    tries = tried, picks, scratch(96, np.float32), scratch(16, np.uint32)
     search_room = (
         scratch(LONGEST, np.float32), parts, scratch(112, np.float32), scratch(48, np.float64),
-        scratch(LONGEST, np.float64),
+        scratch(LONGEST, np.float64), tries,
     )  # fmt: skip
     amax, none, nothing = scratch(TILE, np.uint32), scratch(1, np.float32), scratch(1, np.uint8)
     per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
