@@ -22,6 +22,9 @@ OTHER_CALLS = """
 import sys, torch, zeropoint as zp
 from torch import nn
 from zeropoint.functional import row_errors
+from zeropoint.methods import LayerData, method_named
+from zeropoint.schemes import Scheme
+from zeropoint.stats import MeanSquare, Statistics
 from zeropoint.warmup import compile_kernels
 def compiled():
     kernels = [(name, module) for name, module in sys.modules.items() if name.startswith("zeropoint.kernels")]
@@ -44,7 +47,28 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         with torch.no_grad():
             layer(x)
             layer(x[:1])
+    square = MeanSquare(features=384)
+    seen = Statistics(accumulator=square, state=square.update(square.start(), x))
+    for text in ("int4:g64", "int3:tensor", "uint4:g32:asym=real", "mxfp4", "float8_e4m3fn:g128", "w8a8",
+                 "q6_k", "int4:g32:scale=signed", "int4:g128:scale=search2.4", "int4:g32:asym:scale=search"):
+        scheme = Scheme.parse(text)
+        for method in (method_named("mse"), method_named("mse_weighted")):
+            if method.refusal(scheme) is None:
+                method.quantize(x, scheme, LayerData(statistics={"mean_square": seen}))
+        zp.quantize(x, scheme)
 print(calls, len(before), sorted(compiled() - before))
+"""
+
+
+# Entry points of searches, and after the calls of ``warmup`` for them those that were not compiled.
+SEARCHES = """
+from zeropoint import warmup
+from zeropoint.kernels.cpu import entries
+kernels = {name: value for name, value in vars(entries).items() if name.startswith("search_")}
+kernels = {name: value for name, value in kernels.items() if hasattr(value, "signatures")}
+for name, call in warmup._searches():
+    call()
+print(len(kernels), [name for name, value in kernels.items() if len(value.signatures) < 3])
 """
 
 
@@ -77,6 +101,12 @@ def test_functions_of_others_are_compiled_without_a_word() -> None:
     others = "import zeropoint.kernels.cpu, numba\nprint(numba.njit(lambda x: x + 1)(2))"
     ran = run(others, ZEROPOINT_QUIET="")
     assert (ran.stdout, ran.stderr) == ("3\n", "")
+
+
+def test_each_kernel_that_searches_is_compiled_for_each_dtype() -> None:
+    count, left = run(SEARCHES).stdout.split(maxsplit=1)
+    assert int(count) >= 5
+    assert left == "[]\n"
 
 
 @pytest.mark.slow  # where kernels are not compiled yet it compiles all of them, two minutes of processor time

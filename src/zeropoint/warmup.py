@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .functional import fake_quantize, quantize, row_errors
+from .methods import LayerData, method_named
 from .models import calibrate, quantize_model
 from .recipes import model_preset
 from .schemes import PRESETS, Scheme
@@ -24,15 +25,17 @@ SCHEMES = (
     "mxfp4:scale=even", "mxfp8_e4m3", "nvfp4", "nf4:g64", "float8_e4m3fn:block128x128", "q4_k",
 )  # fmt: skip
 """A scheme for each kind of elements, scales and zero points, and of blocks."""
+SEARCHED = ("int4:g128", "int8:channel", "int4:g128:asym", "nvfp4a16", "nf4:g64")
+"""A scheme for each search of parameters of least squared error."""
 _ROWS, _COLUMNS = 64, 256
 
 
 def compile_kernels(on_progress: Callable[[int, int, str], None] | None = None) -> int:
-    """Compile what quantizing, dequantizing, fake quantization and linear layers need; return the calls made.
+    """Compile what quantizing, dequantizing, searches and linear layers need; return the calls made.
 
     on_progress: called with (calls done, calls in all, what was called last).
     """
-    calls = [*_operators(), *_layers()]
+    calls = [*_operators(), *_searches(), *_layers()]
     for done, (name, call) in enumerate(calls, 1):
         call()
         if on_progress is not None:
@@ -56,6 +59,17 @@ def _operate(scheme: Scheme, dtype: torch.dtype) -> None:
     trained = x.clone().requires_grad_()
     fake_quantize(trained, q.params).sum().backward()  # type: ignore[no-untyped-call]
     fake_quantize(x, scheme)
+
+
+def _searches() -> Iterator[tuple[str, Callable[[], None]]]:
+    for dtype in DTYPES:
+        for text in SEARCHED:
+            yield f"search of {text} {dtype}", partial(_search, Scheme.parse(text), dtype)
+
+
+def _search(scheme: Scheme, dtype: torch.dtype) -> None:
+    x = torch.randn(_ROWS, _COLUMNS, generator=torch.Generator().manual_seed(0)).to(dtype)
+    method_named("mse").quantize(x, scheme, LayerData())
 
 
 def _layers() -> Iterator[tuple[str, Callable[[], None]]]:

@@ -9,7 +9,7 @@ from .output import progress
 
 
 def warmup() -> None:
-    """Compile the kernels for this machine ahead of time, which takes a minute or two, once.
+    """Compile the kernels for this machine ahead of time, which takes some minutes, once.
 
     Otherwise they are compiled when they are first used, some seconds at a time. They are kept for all later
     processes below ~/.cache/zeropoint, or below NUMBA_CACHE_DIR where that is set.
