@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         convert_checkpoint,
         inspect_checkpoint,
         plan_checkpoint,
+        rotate_checkpoint,
         verify_checkpoint,
     )
     from .eval import evaluate_checkpoint
@@ -94,6 +95,7 @@ __all__ = [
     "quantize",
     "quantize_checkpoint",
     "quantize_model",
+    "rotate_checkpoint",
     "save_checkpoint",
     "search_checkpoint",
     "unpack",
@@ -118,6 +120,7 @@ _OWNERS = {
             "convert_checkpoint",
             "inspect_checkpoint",
             "plan_checkpoint",
+            "rotate_checkpoint",
             "verify_checkpoint",
         ),
         "checkpoint.verbs",

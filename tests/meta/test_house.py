@@ -50,6 +50,8 @@ ALLOWED: dict[str, dict[str, str]] = {
         "src/zeropoint/cli/dequantize.py::dequantize": "typer makes an option of each parameter",
         "src/zeropoint/cli/kv_scales.py::kv_scales": "typer makes an option of each parameter",
         "src/zeropoint/cli/quantize.py::quantize": "typer makes an option of each parameter",
+        "src/zeropoint/cli/rotate.py::rotate": "typer makes an option of each parameter",
+        "src/zeropoint/checkpoint/verbs.py::rotate_checkpoint": "the options of a command, each a word",
         "src/zeropoint/cli/search.py::search": "typer makes an option of each parameter",
         "src/zeropoint/cli/app.py::verify": "typer makes an option of each parameter",
         "src/zeropoint/checkpoint/run/loop.py::run": "the options of a command, each a word",

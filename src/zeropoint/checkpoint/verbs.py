@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 
 from ..codecs.registry import DEFAULT, get_codec
-from ..errors import CalibrationError, RecipeError
+from ..errors import CalibrationError, DtypeError, RecipeError
 from .choose.recipe import RecipeText
-from .choose.selection import Selection
+from .choose.selection import FLOATS, Selection
 from .model.cache_scales import with_cache_scales
 from .model.calibration import calibrated
 from .model.importance import with_importance
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.limits import Limits
+from .plan.rotation_plan import Rotations, rotation_plan
 from .plan.verdicts import require_loadable
 from .read.source import open_source
 from .read.storage import Place
@@ -31,6 +32,7 @@ __all__ = [
     "inspect_checkpoint",
     "plan_checkpoint",
     "quantize_checkpoint",
+    "rotate_checkpoint",
     "verify_checkpoint",
 ]
 
@@ -180,3 +182,42 @@ def convert_checkpoint(
     if plan.weights:
         require_loadable(plan)
     return run(plan, out, overwrite=overwrite)
+
+
+def rotate_checkpoint(
+    source: Place | str, out: Place | str,
+    *, seed: int = 0, block: int | None = None, dtype: str | None = None, overwrite: bool = False,
+    max_memory: int | None = None,
+) -> RunResult:  # fmt: skip
+    """Write a checkpoint of floats as the same model in a rotated space, which any engine loads as before.
+
+    This is ``zeropoint rotate``. The residual stream is rotated by a block Hadamard matrix with random signs
+    (QuaRot, SpinQuant R1), and so are the values of heads (R2); both are folded into the matrices on their
+    sides, with the weights of norms. Logits are those of the source but for rounding, and outliers are spread
+    over their block before the result is quantized. A head that is tied to the embedding becomes a tensor of
+    its own.
+
+    Args:
+        source: a checkpoint's directory, or the URL of one.
+        out: the output directory or URL.
+        seed: of the random signs.
+        block: numbers of the stream that are mixed, a power of two that divides it; the largest if None.
+        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"`` for all floats; that which each has if None.
+        overwrite: write into a directory that is not empty.
+        max_memory: bytes that the process may take; 2 GiB if None.
+
+    Returns:
+        A summary of the run: tensors, bytes and time.
+
+    Raises:
+        UnsupportedError: for a family whose residual stream is not known here or cannot be rotated.
+        CheckpointError: for a source that is damaged or quantized, a block that does not divide the stream,
+            and when ``out`` cannot be written.
+        DtypeError: for another dtype.
+        SchemeError: for a seed that is negative or has more than 64 bits.
+    """
+    if dtype is not None and dtype not in FLOATS:
+        raise DtypeError(f"dtype (={dtype!r}) must be one of {', '.join(FLOATS)}")
+    asked = Rotations(seed=seed, block=block, dtype=None if dtype is None else FLOATS[dtype])
+    limits = Limits.default(max_memory=max_memory)
+    return run(rotation_plan(open_source(source), asked, limits=limits), out, overwrite=overwrite)

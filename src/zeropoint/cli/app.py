@@ -34,6 +34,7 @@ from .output import ReaderGoneError as ReaderGoneError
 from .output import progress, show, show_json
 from .plan import plan as plan_command
 from .quantize import quantize
+from .rotate import rotate
 from .search import search
 from .warmup import warmup
 
@@ -52,6 +53,7 @@ app.command(short_help="Compare the values of two checkpoints.")(compare)
 app.command("eval", short_help="Measure how far models are from a reference.")(evaluate)
 app.command(short_help="Add scales for a float8 cache of keys and values.")(kv_scales)
 app.command(short_help="Write a quantized checkpoint in another layout, its values unchanged.")(convert)
+app.command(short_help="Write the same model in a rotated space, to quantize it from there.")(rotate)
 app.command(short_help="Compile the kernels for this machine.")(warmup)
 
 

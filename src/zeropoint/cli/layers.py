@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ..checkpoint.plan.file import write_plan as write_plan
     from ..checkpoint.plan.limits import Limits as Limits
     from ..checkpoint.plan.plan_document import plan_document as plan_document
+    from ..checkpoint.plan.rotation_plan import Rotations as Rotations
+    from ..checkpoint.plan.rotation_plan import rotation_plan as rotation_plan
     from ..checkpoint.plan.verdicts import require_loadable as require_loadable
     from ..checkpoint.read.object_store import RemotePath as RemotePath
     from ..checkpoint.read.source import open_source as open_source
@@ -100,6 +102,7 @@ _OWNERS = {
     "with_importance": "checkpoint.model.importance",
     "with_cache_scales": "checkpoint.model.cache_scales",
     **dict.fromkeys(("conversion_plan", "make_plan"), "checkpoint.plan.checkpoint_plan"),
+    **dict.fromkeys(("Rotations", "rotation_plan"), "checkpoint.plan.rotation_plan"),
     "plan_document": "checkpoint.plan.plan_document",
     **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),
     "RayExecutor": "checkpoint.cluster.ray",

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..checkpoint.choose.decisions import TensorDecision
+from ..checkpoint.choose.selection import Why
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.verdicts import verdicts
 from ..checkpoint.read.tensor_entries import TensorEntry
@@ -154,7 +155,7 @@ def _apart_cells(group: Sequence[Compared]) -> tuple[str, ...]:
 
 def _headline(decision: TensorDecision) -> str:
     if decision.layer is None:
-        return f"kept: {decision.reason}"
+        return f"{'rotated' if decision.why is Why.ROTATED else 'kept'}: {decision.reason}"
     method = "" if decision.method == NEAREST else f" by {decision.method}"
     return f"quantized to {short_scheme(str(decision.layer))}{method}: {decision.reason}"
 

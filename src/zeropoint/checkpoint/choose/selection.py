@@ -41,6 +41,8 @@ class Why(enum.Enum):
     """A linear weight that cannot be quantized as asked; the user did not ask to keep it."""
     UNNAMED = "unnamed"
     """A linear weight that no rule of the recipe names, and the recipe has no default."""
+    ROTATED = "rotated"
+    """Written as other floats, those of the same model in a rotated space."""
 
 
 class DequantizePolicy(enum.Enum):

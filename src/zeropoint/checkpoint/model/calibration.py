@@ -34,7 +34,8 @@ from ...training import FakeQuantize
 from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan, static_inputs
 from ..plan.limits import Limits
-from ..plan.origin import Floats, NewTensor, as_floats
+from ..plan.new_tensor import NewTensor
+from ..plan.origin import Floats, as_floats
 from ..plan.placement import Placement
 from ..read.config_text import CONFIG_KEY
 from ..read.source import Source

@@ -24,7 +24,8 @@ from .actions import Actions
 from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, index_name, index_text, readable
 from .limits import Limits
-from .origin import Floats, NewTensor
+from .new_tensor import NewTensor
+from .origin import Floats
 from .placement import Placements
 from .texts import Text
 

@@ -31,7 +31,8 @@ from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import is_fused_experts, module_of
 from ..read.storage import open_file
 from ..read.tensor_entries import TensorEntry
-from .origin import Floats, NewTensor, Origin
+from .new_tensor import NewTensor
+from .origin import Floats, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, module_of
+from ..choose.selection import FLOATS, DequantizePolicy, Selection, Why, check_patterns, module_of
 from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG, Source
@@ -131,8 +131,8 @@ class CheckpointPlan:
             values = count(self.quantized_values, "value")
             lines.append(f"{values} at {self.bits_per_value:.3f} bits in {layouts}")
         if self.restored:
-            values = count(self.restored_values, "value")
-            lines.append(f"{values} decoded in {count(len(self.restored), 'tensor')}")
+            values, done = count(self.restored_values, "value"), "rotated" if self.rotated else "decoded"
+            lines.append(f"{values} {done} in {count(len(self.restored), 'tensor')}")
         return tuple(lines)
 
     @property
@@ -159,8 +159,13 @@ class CheckpointPlan:
         return sum(math.prod(weight.shape) for weight in self.weights)
 
     @property
+    def rotated(self) -> bool:
+        """Whether what is written as floats is the same model in a rotated space."""
+        return any(decision.why is Why.ROTATED for decision in self.decisions)
+
+    @property
     def restored_values(self) -> int:
-        """Numbers that are written as floats, and were codes."""
+        """Numbers that are written as floats, and were codes or other floats."""
         return sum(math.prod(restored.shape) for restored in self.restored)
 
     @property
@@ -277,7 +282,7 @@ def make_plan(
     text = RecipeText.of(to) if isinstance(to, str) else to
     mixture = text.mixture(codec)
     recipe = KEPT if mixture is not None else _parsed(to, codec)
-    _require_model(source)
+    require_model(source)
     selection, limits = selection or Selection(), limits or Limits.default()
     converts = selection.dequantize.converts
     _require_streaming(recipe)
@@ -377,7 +382,7 @@ _ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|h
 _ADAPTER_CONFIG = "adapter_config.json"
 
 
-def _require_model(source: Source) -> None:
+def require_model(source: Source) -> None:
     """Raise CheckpointError for an adapter, and for a config.json that says nothing of the model."""
     found = next((name for name in source.entries if _ADAPTER.search(name)), None)
     if found is None and source.config is None and Path(_ADAPTER_CONFIG) in source.companions:

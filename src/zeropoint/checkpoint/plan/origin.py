@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,7 +24,6 @@ from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm
 from ...errors import CheckpointError, UnsupportedError
 from ...functional import dequantize
-from ...layout.packing import flat_bytes
 from ...recipes import Activation
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
@@ -36,6 +35,7 @@ from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, fi
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_pieces, shown
 from ..read.tensor_entries import Entries, TensorEntry
+from .folded import Folded
 from .limits import decoding_bytes
 from .parts_of_codes import rows_of, under_one_scale
 
@@ -59,6 +59,7 @@ class Origin:
     says next to what it is written. raw: floats of another dtype that it is converted from. form: how its
     rows are wanted, where that is not as the model has them. step: the distance of its numbers in the file,
     of a vector that others lie between. one_scale: whether each matrix of fused experts has one scale.
+    folded: what is folded into a matrix of floats.
     """
 
     entry: TensorEntry
@@ -70,6 +71,7 @@ class Origin:
     form: StoredForm | None = None
     step: int = 1
     one_scale: bool = False
+    folded: Folded | None = None
 
     def in_form(self, form: StoredForm) -> Origin:
         """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
@@ -98,7 +100,8 @@ class Origin:
     @property
     def copied(self) -> bool:
         """Whether its bytes are those of the file."""
-        return self.layer is None and self.raw is None and self.same and self.step == 1
+        plain = self.layer is None and self.raw is None and self.folded is None
+        return plain and self.same and self.step == 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,7 +114,8 @@ class Origin:
         if self.data is not None:
             return ()
         if self.layer is None:
-            return (self.entry.file,)
+            norm = None if self.folded is None else self.folded.norm
+            return tuple(dict.fromkeys(entry.file for entry in (self.entry, norm) if entry is not None))
         return tuple(dict.fromkeys(entry.file for entry in self.layer.tensors.values()))
 
     @property
@@ -140,7 +144,13 @@ class Origin:
     def alignment(self) -> int:
         """Rows of which a part holds a multiple so that no other rows need to be read."""
         own = 1 if self.layer is None else alignment(self.layer)
+        own = math.lcm(own, self.block_rows)
         return own if self.same else math.lcm(own, self._heads)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that are rotated together."""
+        return 1 if self.folded is None else self.folded.block_rows
 
     @property
     def written_alignment(self) -> int:
@@ -176,7 +186,9 @@ class Origin:
             count = (rows - 1) * step + 1
             every = self.read(files, start, count, bytearray(count * self.columns * self.dtype.itemsize))
             return out.copy_(every[::step])
-        if not self.same or self.raw is not None:
+        if self.folded is not None:
+            self._fold(self.folded, files, start, out)
+        elif not self.same or self.raw is not None:
             self._convert(files, start, out)
         elif self.layer is not None:
             _decode(self.layer, files, start, out)
@@ -250,6 +262,21 @@ class Origin:
         x = plain.read(files, begin, count, bytearray(count * self.columns * plain.dtype.itemsize))
         out.copy_(self._reordered(x.to(self.dtype))[start - begin : start - begin + len(out)])
 
+    def _fold(self, folded: Folded, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
+        """Fill ``out`` with rows from ``start`` on, with what is folded into them."""
+        plain = replace(self, entry=self.raw or self.entry, raw=None, folded=None)
+        same = plain.dtype == self.dtype
+        x = plain.read(
+            files, start, len(out), _bytes(out) if same else bytearray(out.numel() * plain.dtype.itemsize)
+        )
+        norm = None if folded.norm is None else Origin(entry=folded.norm)
+        weight = (
+            None
+            if norm is None
+            else norm.read(files, 0, norm.entry.shape[0], bytearray(norm.entry.nbytes))[:, 0]
+        )
+        folded.fill(out, x, start, weight)
+
     def read_columns(
         self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int], buffer: bytearray
     ) -> torch.Tensor:
@@ -294,24 +321,6 @@ class Origin:
             part = self.read(files, rows[at], min(step, height - at), piece, step=rows.step)
             out[at : at + len(part)] = part[:, left : left + width]
         return out
-
-
-class NewTensor(NamedTuple):
-    """A tensor that the source has not: its name, the tensor next to which it is written, and its numbers."""
-
-    name: str
-    near: TensorEntry
-    value: torch.Tensor
-
-    @property
-    def origin(self) -> Origin:
-        """What writes it."""
-        value, near = self.value.detach().cpu().contiguous(), self.near
-        entry = TensorEntry(
-            name=self.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=near.begin,
-            nbytes=value.nbytes, file=near.file,
-        )  # fmt: skip
-        return Origin(entry=entry, data=flat_bytes(value).numpy().tobytes())
 
 
 def _bytes(out: torch.Tensor) -> memoryview:

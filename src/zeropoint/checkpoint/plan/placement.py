@@ -118,8 +118,8 @@ class Placement:
     @property
     def kind(self) -> Hashable:
         """What all that a tile of it takes follows from."""
-        old, new = self.origin.layer, self.to
-        return self.shape, new and new.weight, self.method, self.dtype, old and (old.weight, old.dtype)
+        old, new, like = self.origin.layer, self.to, (self.shape, self.dtype, self.method)
+        return like, new and new.weight, old and (old.weight, old.dtype), self.origin.block_rows
 
     @property
     def source(self) -> TensorEntry:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...codecs.protocol import LayerScheme
 from ..choose.decisions import TensorDecision
+from ..choose.selection import Why
 from ..read.tensor_entries import TensorEntry
 from .checkpoint_plan import CheckpointPlan
 from .identity import identity
@@ -86,12 +87,18 @@ def decision_document(decision: TensorDecision) -> dict[str, Any]:
     """Return a tensor of the source with what was decided about it, and why."""
     return {
         **entry_document(decision.entry),
-        "action": "quantized" if decision.quantized else "kept",
+        "action": _action(decision),
         "scheme": None if decision.layer is None else str(decision.layer),
         "method": None if decision.layer is None else decision.method,
         "why": decision.why.value,
         "reason": decision.reason,
     }
+
+
+def _action(decision: TensorDecision) -> str:
+    if decision.quantized:
+        return "quantized"
+    return "rotated" if decision.why is Why.ROTATED else "kept"
 
 
 def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:

@@ -27,14 +27,33 @@ def insert_config(
       "quantization_config": {}
     }
     """
-    text = without_keys(text)
+    return _with_more(without_keys(text), {**more, **dict.fromkeys(keys, addition)})
+
+
+def with_members(text: str, members: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object in which some members have other values, all else untouched.
+
+    >>> print(with_members('{"a": 1e-05, "b": true}', {"b": False, "c": "d"}))
+    {"a": 1e-05, "b": false,
+      "c": "d"
+    }
+    """
+    left = dict(members)
+    for key, begin, end in reversed(_members(text)):
+        if key in members:
+            text = f"{text[:begin]}{json.dumps(key)}: {json.dumps(members[key])}{text[end:]}"
+            left.pop(key, None)
+    return _with_more(text, left) if left else text
+
+
+def _with_more(text: str, members: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object with members that it has not, at its end."""
     end = text.rindex("}")
     head = text[:end].rstrip()
     comma = "" if head.endswith("{") else ","
-    said = {**more, **dict.fromkeys(keys, addition)}
-    bodies = {key: json.dumps(value, indent=2).replace("\n", "\n  ") for key, value in said.items()}
-    members = ",".join(f'\n  "{key}": {body}' for key, body in bodies.items())
-    return f"{head}{comma}{members}\n}}{text[end + 1 :]}"
+    bodies = {key: json.dumps(value, indent=2).replace("\n", "\n  ") for key, value in members.items()}
+    more = ",".join(f'\n  "{key}": {body}' for key, body in bodies.items())
+    return f"{head}{comma}{more}\n}}{text[end + 1 :]}"
 
 
 def without_keys(text: str) -> str:

@@ -1,0 +1,73 @@
+"""A matrix between rotated spaces: what is folded into it, and how its rows are made a piece at a time.
+
+    W' = A^T W diag(g) B
+
+B rotates what the matrix reads and A what it writes, block Hadamard matrices with random signs both
+(:mod:`zeropoint.ops.rotation`); g is the weight of the norm before it. Computed in float64, and rounded at
+the end. A piece holds whole blocks of both sides, so no bit depends on how a matrix is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ...ops.rotation import Rotation
+from ..read.tensor_entries import TensorEntry
+
+_PIECE = 1 << 18
+"""Numbers that are worked on at once, where blocks are not larger."""
+
+
+class Side(NamedTuple):
+    """A rotation of one side of a matrix, whose signs repeat after ``width`` numbers."""
+
+    rotation: Rotation
+    width: int
+
+    def of(self, x: torch.Tensor, first: int) -> torch.Tensor:
+        """Return ``x`` with its last axis rotated, which are whole blocks from number ``first`` on."""
+        places = torch.arange(first, first + x.shape[-1]) % self.width
+        return self.rotation.rotate(x, self.rotation.signs(self.width)[places])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """What is folded into a matrix; see the module.
+
+    inputs, outputs: the rotations of its sides. norm: the tensor that holds the weight of the norm before it.
+    one: what that norm adds to its weight.
+    """
+
+    inputs: Side | None = None
+    outputs: Side | None = None
+    norm: TensorEntry | None = None
+    one: float = 0.0
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of which a part holds a multiple."""
+        return 1 if self.outputs is None else self.outputs.rotation.size
+
+    def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:
+        """Write into ``out`` what becomes of ``x``, which may be the same memory.
+
+        x: (rows, columns), whole blocks of rows from row ``first`` on. weight: that of the norm, (columns,).
+        """
+        gain = None if weight is None else weight.double() + self.one
+        high, wide = self.block_rows, 1 if self.inputs is None else self.inputs.rotation.size
+        width = min(x.shape[1], max(wide, _PIECE // high // wide * wide))
+        height = max(high, _PIECE // width // high * high)
+        for row in range(0, x.shape[0], height):
+            for column in range(0, x.shape[1], width):
+                rows, columns = slice(row, row + height), slice(column, column + width)
+                y = x[rows, columns].double()
+                if gain is not None:
+                    y *= gain[columns]
+                if self.inputs is not None:
+                    y = self.inputs.of(y, column)
+                if self.outputs is not None:
+                    y = self.outputs.of(y.t(), first + row).t()
+                out[rows, columns] = y
