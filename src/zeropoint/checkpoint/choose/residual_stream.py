@@ -28,7 +28,7 @@ _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<inner>.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Decoder:
     """The modules of a decoder's layer, named as regular expressions.
 
     readers: by norm, what reads the stream behind it. writers: what adds to the stream. values, outputs: the
@@ -44,7 +44,7 @@ class Family:
     one: float = 0.0
 
 
-_LLAMA = Family(
+_LLAMA = Decoder(
     readers={
         "input_layernorm": r"self_attn\.[qkv]_proj",
         "post_attention_layernorm": r"mlp\.(gate|up)_proj",
@@ -147,7 +147,7 @@ def stream_of(entries: Entries, config: Mapping[str, Any]) -> Stream:
     return Stream(width=width, head=head, one=family.one, roles=roles, tied=tied)
 
 
-def _family(config: Mapping[str, Any]) -> Family:
+def _family(config: Mapping[str, Any]) -> Decoder:
     kind = model_type(config)
     if kind in FAMILIES:
         return FAMILIES[kind]
@@ -170,7 +170,7 @@ def _number(config: Mapping[str, Any], key: str) -> int:
     return found
 
 
-def _role(entry: TensorEntry, family: Family, config: Mapping[str, Any]) -> Role | None:
+def _role(entry: TensorEntry, family: Decoder, config: Mapping[str, Any]) -> Role | None:
     """Return the role of a tensor, or None for one without a part in the stream."""
     module, is_bias = module_of(entry.name).removesuffix(BIAS), entry.name.endswith(BIAS)
     outside = {EMBEDDING: Role(reads=True), NORM: Role(), HEAD: Role(reads=True)}

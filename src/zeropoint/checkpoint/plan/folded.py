@@ -21,7 +21,7 @@ _PIECE = 1 << 18
 """Numbers that are worked on at once, where blocks are not larger."""
 
 
-class Side(NamedTuple):
+class RotatedSide(NamedTuple):
     """A rotation of one side of a matrix, whose signs repeat after ``width`` numbers."""
 
     rotation: Rotation
@@ -41,8 +41,8 @@ class Folded:
     one: what that norm adds to its weight.
     """
 
-    inputs: Side | None = None
-    outputs: Side | None = None
+    inputs: RotatedSide | None = None
+    outputs: RotatedSide | None = None
     norm: TensorEntry | None = None
     one: float = 0.0
 
@@ -54,9 +54,9 @@ class Folded:
     def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:
         """Write into ``out`` what becomes of ``x``, which may be the same memory.
 
-        x: (rows, columns), whole blocks of rows from row ``first`` on. weight: that of the norm, (columns,).
+        x: (rows, columns), whole blocks of rows from row ``first`` on. weight: that of the norm, (columns, 1).
         """
-        gain = None if weight is None else weight.double() + self.one
+        gain = None if weight is None else weight.flatten().double() + self.one
         high, wide = self.block_rows, 1 if self.inputs is None else self.inputs.rotation.size
         width = min(x.shape[1], max(wide, _PIECE // high // wide * wide))
         height = max(high, _PIECE // width // high * high)

@@ -265,16 +265,11 @@ class Origin:
     def _fold(self, folded: Folded, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
         """Fill ``out`` with rows from ``start`` on, with what is folded into them."""
         plain = replace(self, entry=self.raw or self.entry, raw=None, folded=None)
-        same = plain.dtype == self.dtype
-        x = plain.read(
-            files, start, len(out), _bytes(out) if same else bytearray(out.numel() * plain.dtype.itemsize)
-        )
-        norm = None if folded.norm is None else Origin(entry=folded.norm)
-        weight = (
-            None
-            if norm is None
-            else norm.read(files, 0, norm.entry.shape[0], bytearray(norm.entry.nbytes))[:, 0]
-        )
+        same, weight = plain.dtype == self.dtype, None
+        space = _bytes(out) if same else bytearray(out.numel() * plain.dtype.itemsize)
+        x = plain.read(files, start, len(out), space)
+        if folded.norm is not None:
+            weight = Origin(entry=folded.norm).read(files, 0, self.columns, bytearray(folded.norm.nbytes))
         folded.fill(out, x, start, weight)
 
     def read_columns(

@@ -34,7 +34,7 @@ from .actions import Actions
 from .checkpoint_plan import CheckpointPlan, kinds_of, require_model
 from .config_and_index import MANIFEST, index_and_config, readable
 from .cuts import tile_shape
-from .folded import Folded, Side
+from .folded import Folded, RotatedSide
 from .limits import Limits
 from .new_tensor import NewTensor
 from .origin import Floats, Origin, unquantized
@@ -56,7 +56,7 @@ class Rotations:
     block: int | None = None
     dtype: str | None = None
 
-    def of(self, stream: Stream) -> tuple[Side, Side]:
+    def of(self, stream: Stream) -> tuple[RotatedSide, RotatedSide]:
         """Return the rotations of the stream, and of the values of a head.
 
         Raises CheckpointError for a block that does not divide the stream, SchemeError for a bad seed.
@@ -69,7 +69,9 @@ class Rotations:
                 f"{largest} or less"
             )
         heads = Rotation(size=stream.head & -stream.head, seed=self.seed)
-        return Side(Rotation(size=block, seed=self.seed), stream.width), Side(heads, stream.head)
+        return RotatedSide(Rotation(size=block, seed=self.seed), stream.width), RotatedSide(
+            heads, stream.head
+        )
 
 
 def rotation_plan(
@@ -105,7 +107,9 @@ def rotation_plan(
     return plan
 
 
-def _origins(floats: Floats, stream: Stream, sides: tuple[Side, Side], asked: Rotations) -> Iterator[Origin]:
+def _origins(
+    floats: Floats, stream: Stream, sides: tuple[RotatedSide, RotatedSide], asked: Rotations
+) -> Iterator[Origin]:
     """Yield what is written as other floats: matrices that are rotated, and what changes its dtype."""
     entries = floats.source.entries
     for entry in entries.values():
@@ -134,7 +138,7 @@ def _made(entry: TensorEntry, of: TensorEntry, folded: Folded | None, asked: Rot
     return Origin(entry=replace(entry, dtype=dtype, nbytes=nbytes), raw=raw, folded=folded)
 
 
-def _folded(role: Role, stream: Stream, sides: tuple[Side, Side], entries: Entries) -> Folded:
+def _folded(role: Role, stream: Stream, sides: tuple[RotatedSide, RotatedSide], entries: Entries) -> Folded:
     of_stream, of_heads = sides
     values = of_heads if role.of_heads else None
     return Folded(
@@ -182,7 +186,7 @@ def _reason(role: Role) -> str:
     return f"{does} the residual stream" + (f", and {heads} on its other side" if role.of_heads else "")
 
 
-def _recipe(sides: tuple[Side, Side], asked: Rotations) -> RecipeText:
+def _recipe(sides: tuple[RotatedSide, RotatedSide], asked: Rotations) -> RecipeText:
     """Return what was asked for in words, which tell one run from another."""
     stream, heads = (str(side.rotation) for side in sides)
     return RecipeText(text=f"rotate: {stream}, heads {heads}, {asked.dtype or 'dtypes kept'}", name="rotate")
@@ -199,7 +203,7 @@ def _members(stream: Stream, config: Mapping[str, Any], asked: Rotations) -> dic
 
 
 def _notes(
-    stream: Stream, sides: tuple[Side, Side], entries: Entries, origins: list[Origin]
+    stream: Stream, sides: tuple[RotatedSide, RotatedSide], entries: Entries, origins: list[Origin]
 ) -> Iterator[str]:
     of_stream, of_heads = (side.rotation for side in sides)
     blocks = count(stream.width // of_stream.size, "block")
