@@ -54,7 +54,7 @@ class Folded:
     def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:
         """Write into ``out`` what becomes of ``x``, which may be the same memory.
 
-        x: (rows, columns), whole blocks of rows from row ``first`` on. weight: that of the norm, (columns, 1).
+        x: (rows, columns), whole blocks of rows from row ``first`` on. weight: of the norm, (columns, 1).
         """
         gain = None if weight is None else weight.flatten().double() + self.one
         high, wide = self.block_rows, 1 if self.inputs is None else self.inputs.rotation.size
