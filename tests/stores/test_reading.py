@@ -11,8 +11,11 @@ import pytest
 from tests.checkpoint.safetensors_bytes import blob, spec
 from tests.checkpoint.written import digests
 from tests.cli.checkpoints import write_llama
+from tests.codecs.onnx_models import model as onnx_model
+from tests.codecs.onnx_models import save
 from tests.stores.s3_server import S3Server
 
+import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
@@ -202,6 +205,35 @@ def test_shards_and_their_index_are_read_through_a_url(s3: S3Server, bucket: str
     assert f"1 missing shards: '{two}' (1 tensors)" in refused(f"s3://{bucket}/m")
     s3.put(bucket, f"m/{two}", blob({"b": spec(0, 1)}, b"y"))
     assert open_source(f"s3://{bucket}/m").shards == (one, two)
+
+
+def test_a_gguf_file_behind_a_url_gives_the_bytes_that_it_gives_on_disk(
+    model: Path, s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    zp.quantize_checkpoint(model, tmp_path / "gguf", "q8_0", format="gguf")
+    (path,) = (tmp_path / "gguf").glob("*.gguf")
+    s3.put(bucket, f"models/{path.name}", path.read_bytes())
+    for name, source in (("here", path), ("there", f"s3://{bucket}/models/{path.name}")):
+        zp.convert_checkpoint(source, tmp_path / name, "compressed-tensors")
+    assert digests_but_manifest(tmp_path / "there") == digests_but_manifest(tmp_path / "here")
+
+
+def test_an_onnx_model_behind_a_url_gives_the_bytes_that_it_gives_on_disk(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    path = save(onnx_model(), tmp_path / "in", external=True)
+    for file in path.parent.iterdir():
+        s3.put(bucket, f"models/{file.name}", file.read_bytes())
+    for name, source in (("here", path), ("there", f"s3://{bucket}/models/model.onnx")):
+        zp.quantize_checkpoint(source, tmp_path / name, "int8:channel", format="onnx")
+    assert digests_but_manifest(tmp_path / "there") == digests_but_manifest(tmp_path / "here")
+
+
+def digests_but_manifest(folder: Path) -> dict[str, str]:
+    """Return the digests of all files but the manifest, which says where the source was."""
+    found = digests(folder)
+    del found["zeropoint_manifest.json"]
+    return found
 
 
 def test_the_command_line_inspects_a_url(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def plan_checkpoint(
     """Return what :func:`quantize_checkpoint` would do, from the headers alone: actions, sizes, memory.
 
     Args:
-        source: a checkpoint's directory, one .safetensors file, or the URL of either.
+        source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
         to: a preset or scheme, or a recipe (``RecipeText.read(path)``), which names methods itself.
         format: what files are written in, a name of :mod:`zeropoint.codecs.registry`.
         method: how weights are quantized, such as ``"mse"``; ``nearest`` unless given.
@@ -80,7 +80,7 @@ def quantize_checkpoint(
     The other arguments are those of :func:`plan_checkpoint`.
 
     Args:
-        source: a checkpoint's directory, one .safetensors file, or the URL of either.
+        source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
         out: the output directory or URL.
         to: a preset or scheme, or a recipe (``RecipeText.read(path)``).
         format: the file layout, a name of :mod:`zeropoint.codecs.registry`.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..codecs.protocol import Codec
     from .arguments import Asked
 
-READ = "Checkpoint directory, .safetensors file, or the s3:// or gs:// URL of either."
+READ = "Checkpoint directory, .safetensors, .gguf or .onnx file, or the s3:// or gs:// URL of any of these."
 
 Checkpoint = Annotated[str, typer.Argument(metavar="SRC", parser=parse_path, help=READ)]
 

@@ -41,7 +41,7 @@ def search_checkpoint(
     choice has the least loss of all within the budget.
 
     Args:
-        source: a checkpoint's directory, one .safetensors file, or the URL of either.
+        source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
         budget: ``"4.5bpw"`` for bits of each weight, or ``"3.2G"`` for bytes of all files.
         candidates: presets, schemes and ``"keep"``; the usual ones of the format if None.
         format: the file layout, a name of :mod:`zeropoint.codecs.registry`.
@@ -94,7 +94,7 @@ def quantize_checkpoint(
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
 
     Args:
-        source: a checkpoint's directory, one .safetensors file, or the URL of either.
+        source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
         out: the output directory or URL.
         to: a preset or scheme, or a recipe (``RecipeText.read(path)``).
         budget: in its place, ``"4.5bpw"`` for bits of each weight, or ``"3.2G"`` for bytes of all files:

@@ -60,4 +60,4 @@ def test_an_output_that_is_not_finished_is_called_so(tmp_path: Path) -> None:
 
 def test_a_directory_above_a_checkpoint_is_answered_with_its_name(tmp_path: Path) -> None:
     write_llama(tmp_path / "model")
-    assert refused(tmp_path).endswith("or one .safetensors file, such as 'model'")
+    assert refused(tmp_path).endswith("or one .safetensors, .gguf or .onnx file, such as 'model'")

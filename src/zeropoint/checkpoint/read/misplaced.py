@@ -21,7 +21,7 @@ def nothing_there(path: Path) -> CheckpointError:
     name, folder = (given, path.name) if _HUB_NAME.fullmatch(given) else ("ORG/NAME", "DIR")
     return CheckpointError(
         f"{shown(path)} cannot be opened: No such file or directory; pass the directory of a checkpoint, or "
-        "one .safetensors file; to use a model from the Hugging Face Hub, download it first: "
+        "one .safetensors, .gguf or .onnx file; to use a model from the Hugging Face Hub, download it first: "
         f"hf download {name} --local-dir {folder}"
     )
 
@@ -55,7 +55,7 @@ def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
     else:
         said = (
             "holds no model.safetensors, model.safetensors.index.json or other .safetensors file; pass the "
-            f"directory of a checkpoint or one .safetensors file{_named(folders)}"
+            f"directory of a checkpoint or one .safetensors, .gguf or .onnx file{_named(folders)}"
         )
     return CheckpointError(f"{place} {said}")
 
