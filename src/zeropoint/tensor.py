@@ -120,18 +120,29 @@ class QuantizedTensor:
         bound = self.params.rounding_bound(self.dtype)
         if own:
             bound = replace(self.params, minimum=None, maximum=None).error_bound(self.dtype)
-        scale = self.params.effective_scale()
-        if own and scale is not None:
+        if own and self.scheme.scales:
             return bound
         if self.scheme.element.per_code > 1:  # any code may be that of a vector past the ends
             return torch.full_like(bound, math.inf)
-        patterns = code_rows.unpack(self.data, self.scheme, self.shape)
-        spread = None if scale is None else spread_blocks(scale, self.scheme.granularity, self.shape)
-        negative = second_grid(spread, self.scheme.element)
-        ends = clippable(patterns, self.scheme, chosen=own, negative=negative)
+        scale = self.params.effective_scale()
+        ends = self._at_ends(scale) if self.scheme.element.per_scale == 1 else self._at_ends_of_tables()
         lost = reduce_blocks(ends.float(), self.scheme.granularity, "amax", 0.0) > 0
         # A scale of zero makes everything zero, whatever its code.
         return torch.where(lost if scale is None else lost | (scale == 0), math.inf, bound)
+
+    def _at_ends(self, scale: torch.Tensor | None) -> torch.Tensor:
+        """Return which codes numbers may have that were clipped; scale: one factor a finest block."""
+        patterns = code_rows.unpack(self.data, self.scheme, self.shape)
+        spread = None if scale is None else spread_blocks(scale, self.scheme.granularity, self.shape)
+        negative = second_grid(spread, self.scheme.element)
+        return clippable(patterns, self.scheme, chosen=self.own_params, negative=negative)
+
+    def _at_ends_of_tables(self) -> torch.Tensor:
+        low, high = (
+            spread_blocks(end, self.scheme.granularity, self.shape) for end in self.params.representable()
+        )
+        values = self.dequantize(torch.float64)
+        return (values <= low) | (values >= high)
 
     def _measured(self, x: torch.Tensor) -> QuantizationParams:
         """Return the parameters with the extremes of ``x``."""

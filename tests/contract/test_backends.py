@@ -20,7 +20,8 @@ ELEMENTS = (
     "int5:g40", "int6:token", "int7:g24", "uint8:token", "uint4:g32", "binary:g32", "ternary:token",
     "float8_e5m2:channel", "float8_e4m3fnuz:token", "float8_e5m2fnuz:token", "float6_e3m2fn:g32",
     "float6_e2m3fn:g32", "float8_e4m3fn:cast", "e3m4:g32", "e2m2:token", "e4m0:token", "int4:block4x16",
-    "float8_e4m3fn:block16x32", "int4:g1000",
+    "float8_e4m3fn:block16x32", "int4:g1000", "table4:channel:scale=float16", "table2:g24",
+    "table3:block4x16:scale=bfloat16",
 )  # fmt: skip
 SCALES = (
     "mxfp4:scale=even", "mxfp4:scale=ceil", "mxfp4:scale=rceil", "mxfp8_e5m2:scale=rceil",

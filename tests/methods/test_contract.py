@@ -25,6 +25,7 @@ SCHEMES = (
     "int4:tensor", "uint8:tensor:asym", "float8_e4m3fn:channel", "float8_e4m3fn:block16x16", "nf4:g32",
     "mxfp4", "mxfp4:scale=ceil", "mxint8", "nvfp4", "mx9", "ternary:channel", "bfloat16:cast",
     "int4:g32:scale=input:dialect=compressed-tensors", "q4_k", "q6_k", "q8_0",
+    "table3:g32:scale=float16", "table4:channel",
 )  # fmt: skip
 """One scheme of each kind: uniform, float, table; powers of two, two levels, zero points; a cast."""
 

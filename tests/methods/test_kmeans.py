@@ -14,7 +14,8 @@ from sklearn.cluster import KMeans
 import zeropoint as zp
 from zeropoint.errors import UnsupportedError
 from zeropoint.formats import CATALOG, CodebookFormat
-from zeropoint.methods import clusters, method_named
+from zeropoint.methods import method_named
+from zeropoint.ops import clusters
 from zeropoint.schemes import Scheme
 
 FIT = method_named("kmeans")

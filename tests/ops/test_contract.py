@@ -40,6 +40,8 @@ SCHEMES = [
     "nvfp4",
     "mx9",
     "nf4:g8",
+    "table3:g5",
+    "table4:block2x3:scale=float16",
     "int5:tensor:round=stochastic(3)",
     "float8_e5m2:cast",
 ]

@@ -20,6 +20,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SCHEMES = (
     "int8", "int4:tensor:narrow", "uint8:tensor:asym", "uint4:tensor:asym=real", "float8_e4m3fn",
     "nf4:tensor", "float4_e2m1fn:tensor:scale=even", "float8_e4m3fn:tensor:scale=bfloat16",
+    "table4:tensor",
 )  # fmt: skip
 
 

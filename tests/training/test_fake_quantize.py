@@ -22,6 +22,7 @@ SCHEMES = list(
             "uint8:tensor:asym",
             "uint4:g32:asym=real",
             "float8_e4m3fn:cast",
+            "table4:g32:scale=float16",
             "int4:g32:round=stochastic(5)",
             "int8:channel1:dialect=torch",
         ]

@@ -8,6 +8,7 @@ from .floats import FloatFormat, Specials
 from .integers import IntFormat
 from .rounding import Overflow, RoundingMode
 from .spec import Format
+from .tables import TableFormat
 from .vectors import VectorFormat
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Overflow",
     "RoundingMode",
     "Specials",
+    "TableFormat",
     "VectorFormat",
     "format_name",
     "get_format",

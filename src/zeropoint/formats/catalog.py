@@ -18,6 +18,7 @@ from .floats import FloatFormat, Specials
 from .grids import NORMAL64, NORMAL256
 from .integers import IntFormat
 from .spec import Format
+from .tables import TableFormat
 from .vectors import VectorFormat, rows_of
 
 _IEEE, _FN, _FNUZ, _FINITE = Specials.IEEE, Specials.FN, Specials.FNUZ, Specials.FINITE
@@ -167,6 +168,7 @@ _NAMES |= {fmt: f"vector{fmt.per_code}[{name}]" for name, fmt in GRIDS.items()}
 _INT = re.compile(r"(u?)int(\d{1,2})(?:f(\d{1,2}))?", re.ASCII)
 _FLOAT = re.compile(r"(u?)e(\d{1,2})m(\d{1,2})(?:b(-?\d{1,4}))?(ieee|fnuz|fn|finite)?(ns)?", re.ASCII)
 _TABLE = re.compile(r"(codebook|vector(\d{1,2})|digits(\d{1,2}))\[([^\]]*)\]", re.ASCII)
+_OF_BLOCKS = re.compile(r"table(\d{1,2})", re.ASCII)
 _CHOICE = re.compile(r"choice\[([^,\]]*),([^,\]]*)\]")
 
 
@@ -174,10 +176,10 @@ def get_format(name: str | Format, *, others: Iterable[str] = ()) -> Format:
     """Return the format called ``name``: a catalog name, an alias, or the spelling of a custom format.
 
     Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]``,
-    ``choice[e2m1,int4]``, ``vector2[x0,y0,x1,y1,...]`` or ``vector2[higgs16]``, ``digits5[-1,0,1]``, and
-    ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to ``2 ** (E - 1) - 1`` (0 for
-    ``E = 0``), the specials to ``finite``; ``ns`` means no subnormals. An alias wins: ``e4m3`` and ``e5m2``
-    are the OCP formats.
+    ``choice[e2m1,int4]``, ``vector2[x0,y0,x1,y1,...]`` or ``vector2[higgs16]``, ``digits5[-1,0,1]``,
+    ``table<bits>``, and ``[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]``: the bias defaults to
+    ``2 ** (E - 1) - 1`` (0 for ``E = 0``), the specials to ``finite``; ``ns`` means no subnormals. An alias
+    wins: ``e4m3`` and ``e5m2`` are the OCP formats.
 
     Args:
         name: a name or text form, such as ``"float8_e4m3fn"`` or ``"int4"``; a format is returned as it is.
@@ -211,6 +213,8 @@ def get_format(name: str | Format, *, others: Iterable[str] = ()) -> Format:
         )  # fmt: skip
     if match := _TABLE.fullmatch(key):
         return _table(*match.groups())
+    if match := _OF_BLOCKS.fullmatch(key):
+        return TableFormat(int(match.group(1)))
     if match := _CHOICE.fullmatch(key):
         return _choice(*map(get_format, match.groups()))
     raise FormatError(f"format {name!r} is unknown; {near_misses(name, [*others, *CATALOG, *ALIASES])}")

@@ -2,7 +2,7 @@
 
 A format maps codes (integers below ``2 ** bits``) to numbers. Kinds own the parameters that define such a
 map and what follows from them: :mod:`.integers`, :mod:`.floats`, :mod:`.codebooks`, :mod:`.choices`,
-:mod:`.vectors`, :mod:`.digits`. They
+:mod:`.vectors`, :mod:`.digits`, :mod:`.tables`. They
 take from :class:`FormatDefaults` what most of them answer. Callers need not know the kind. Kinds know nothing
 of tensors, which :mod:`.codes` turns into codes and back; :mod:`.catalog` lists the formats with a name.
 """
@@ -32,6 +32,10 @@ class Format(Protocol):
     @property
     def per_code(self) -> int:
         """How many neighboring values a code represents."""
+
+    @property
+    def per_scale(self) -> int:
+        """How many numbers the scale of a block has: one, or one for each code where it is a table."""
 
     @property
     def code_count(self) -> int:
@@ -180,6 +184,11 @@ class FormatDefaults:
     @property
     def per_code(self) -> int:
         """How many neighboring values a code represents."""
+        return 1
+
+    @property
+    def per_scale(self) -> int:
+        """How many numbers the scale of a block has."""
         return 1
 
     def number(self: Format, code: int) -> Number:

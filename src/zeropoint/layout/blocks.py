@@ -59,6 +59,32 @@ def pairwise_sums(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
     return values[..., 0]
 
 
+def block_rows(x: torch.Tensor, granularity: Granularity, fill: float) -> torch.Tensor:
+    """Return the blocks of ``x`` as rows, (blocks, values of a block), of which ``fill`` ends partial ones.
+
+    >>> block_rows(torch.arange(5), Granularity.group(3), -1)
+    tensor([[ 0,  1,  2],
+            [ 3,  4, -1]])
+    """
+    split, axes = _split(x, granularity, fill)
+    if not axes:
+        return split.reshape(1, 1)
+    inner = tuple(range(-len(axes), 0))
+    return split.movedim(axes, inner).reshape(math.prod(granularity.grid(tuple(x.shape))), -1)
+
+
+def from_block_rows(rows: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of ``shape`` from its blocks; the inverse of :func:`block_rows`."""
+    if not shape:
+        return rows.reshape(())
+    grid, whole = granularity.grid(shape), granularity.block_shape(shape)
+    extents = [min(extent, max(1, length)) for extent, length in zip(whole, shape, strict=True)]
+    inner = tuple(range(-len(shape), 0))
+    split = rows.reshape(*grid, *extents).movedim(inner, tuple(range(1, 2 * len(shape), 2)))
+    result = split.reshape([count * extent for count, extent in zip(grid, extents, strict=True)])
+    return result[tuple(slice(length) for length in shape)]
+
+
 def _split(x: torch.Tensor, granularity: Granularity, fill: float) -> tuple[torch.Tensor, tuple[int, ...]]:
     """Return ``x``, padded with ``fill``, with each axis cut into blocks, and the axes inside of blocks."""
     shape = tuple(x.shape)

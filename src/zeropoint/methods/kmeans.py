@@ -5,9 +5,12 @@
 The scheme says how many values the table has and which scales there are, by a codebook of as many values,
 such as ``nf4:g64`` or ``codebook[0,1,2,3]:cast`` (no scales: k-means of the weights themselves). Scales stay
 those of round-to-nearest; the table is the weighted k-means of the numbers over their scales
-(:mod:`.clusters`), rounded to float32. The result has the scheme ``codebook[...]`` of these values, so that
-it is saved, loaded and decoded like any other. A weight for which the scheme's own table has no more error
-keeps it.
+(:mod:`zeropoint.ops.clusters`), rounded to float32. The result has the scheme ``codebook[...]`` of these
+values, so that it is saved, loaded and decoded like any other. A weight for which the scheme's own table has
+no more error keeps it.
+
+A scheme whose blocks have tables of their own, such as ``table4:channel:scale=float16``, stays as it is: each
+table is the k-means of its block, which method ``mse`` finds, too (:mod:`zeropoint.ops.block_tables`).
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ from ..formats import CodebookFormat
 from ..formats.codebooks import float32
 from ..functional import quantize
 from ..layout.blocks import spread_blocks
+from ..ops.clusters import fitted
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..schemes.scale_rules import Store
 from ..stats import Accumulator
-from .clusters import fitted
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .mse import METHOD as MSE
 from .nearest import METHOD as NEAREST
 
 
@@ -42,12 +46,14 @@ class FittedCodebook:
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
     takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
-    def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (the same for all)
-        """Layers: the table is that of a whole weight."""
-        return Scope.LAYER
+    def scope(self, scheme: Scheme) -> Scope:
+        """Layers, whose table a codebook is; of tables of blocks what ``mse`` says."""
+        return MSE.scope(scheme) if _of_blocks(scheme) else Scope.LAYER
 
     def refusal(self, scheme: Scheme) -> str | None:
-        """Refuse elements other than codebooks, and what scales alone do not express."""
+        """Refuse elements other than tables, and what scales alone do not express."""
+        if _of_blocks(scheme):
+            return MSE.refusal(scheme)
         if not isinstance(scheme.element, CodebookFormat):
             return f"method kmeans fits tables of codebooks, unlike {scheme}; use nf4:g64, or method mse"
         if scheme.chained is not None or any(level.stores(Store.LATE) for level in scheme.levels):
@@ -58,9 +64,9 @@ class FittedCodebook:
         """Return that of rounding: the ends of a table lie within the numbers."""
         return Bound.ROUNDING
 
-    def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002 (the same for all)
+    def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of numbers, weights, their order and sums, in float64."""
-        return 80
+        return MSE.value_bytes(scheme) if _of_blocks(scheme) else 80
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return ``weight`` in codes of a table of its own; its scheme has that table as element.
@@ -74,6 +80,8 @@ class FittedCodebook:
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
+        if _of_blocks(scheme):
+            return MSE.quantize(weight, scheme, data)
         start = NEAREST.quantize(weight, scheme, replace(data, out=None)).q
         with torch.no_grad():
             table = _table(weight.detach(), start.params)
@@ -87,6 +95,11 @@ class FittedCodebook:
 
 
 METHOD = FittedCodebook()
+
+
+def _of_blocks(scheme: Scheme) -> bool:
+    """Return whether each block has a table, which is its scale."""
+    return scheme.element.per_scale > 1
 
 
 def _table(weight: torch.Tensor, params: QuantizationParams) -> CodebookFormat | None:

@@ -23,10 +23,11 @@ from ..params import QuantizationParams, arithmetic, chains
 from ..params.arithmetic import Ranges, multiplies, rounder
 from ..params.effective import effective_offset, effective_scale
 from ..params.stored import load_scale, store, through
+from ..params.tables import tables_of
 from ..params.tensors import Params, zero_point_of
 from ..schemes import Arithmetic, Granularity, Scheme
 from ..schemes.scale_rules import Pick
-from . import scale_search
+from . import block_tables, scale_search
 
 CodeRange = tuple[int, int] | None
 CHUNK = 1 << 22
@@ -108,6 +109,8 @@ def search_params(
 
     importance: weights of the errors, float64, broadcast against ``x``; all alike if None.
     """
+    if scheme.element.per_scale > 1:
+        return block_tables.searched(x, scheme, start, importance, block_tables.fitted_rows)
     params = QuantizationParams.of(scheme, tuple(x.shape), x.dtype, list(start))
     return scale_search.searched(x, params, _decoded, importance=importance).stored
 
@@ -163,7 +166,7 @@ def quantize_dynamic(
     x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Return packed codes and the parameters that ``x`` gives; extremes: as :func:`ranges`."""
-    if scheme.chained is None:
+    if scheme.chained is None or scheme.element.per_scale > 1:
         params = choose_params(x, scheme, extremes)
         return quantize(x, scheme, params), params
     require_finite(x)
@@ -187,6 +190,8 @@ def quantize(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange =
 
 
 def _packed(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange) -> torch.Tensor:
+    if scheme.element.per_scale > 1:
+        return packing.pack(block_tables.encoded(x, scheme, params), scheme.bits)
     spread = spread_parameters(scheme, params, shape=tuple(x.shape), dtype=x.dtype)
     return _joined(_encoded_parts(x, scheme, spread, codes), x, scheme)
 
@@ -337,10 +342,14 @@ def dequantize(
     own_dtype: torch.dtype,
 ) -> torch.Tensor:
     """Return the values of packed codes in ``dtype``; ``own_dtype`` is that of the tensor quantized."""
-    spread = spread_parameters(scheme, params, shape=shape, dtype=own_dtype)
-    scale, zero, offset = (None if value is None else value.expand(shape) for value in spread)
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
     out = torch.empty(shape, dtype=dtype, device=data.device)
+    if scheme.element.per_scale > 1:
+        tables = tables_of(scheme, params, shape=shape, own_dtype=own_dtype, dtype=wide)
+        block_tables.decoded_into(out, code_rows.unpack(data, scheme, shape), scheme, tables)
+        return out
+    spread = spread_parameters(scheme, params, shape=shape, dtype=own_dtype)
+    scale, zero, offset = (None if value is None else value.expand(shape) for value in spread)
     for pick in _chunks(shape, scheme):
         part = out[pick]
         patterns = code_rows.unpack(_bytes_of(data, pick, scheme.bits, shape), scheme, tuple(part.shape))
@@ -383,6 +392,8 @@ def inside(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange = N
     NaN and Inf are outside.
     """
     shape = tuple(x.shape)
+    if scheme.element.per_scale > 1:
+        return block_tables.inside(x, scheme, params)
     scale, zero, offset = spread_parameters(scheme, params, shape=shape, dtype=x.dtype)
     near = x if offset is None else x.to(offset.dtype) - offset
     # Where the scale is zero the ratio is zero too, also that of Inf.

@@ -6,6 +6,7 @@ total.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from ..layout.blocks import spread_blocks
 from ..params.effective import effective_offset, effective_scale
+from ..params.tables import tables_of
 from ..params.tensors import Params, zero_point_of
 from ..schemes import Scheme
 
@@ -49,9 +51,32 @@ def row_errors(
     params: Params,
 ) -> RowErrors:
     """Return the errors of ``decoded`` values against ``x``: the reference, in float64."""
+    shape, wide = tuple(x.shape), x.double()
+    clipped = _past_tables if scheme.element.per_scale > 1 else _past_codes
+    rows = (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+    off = (wide - decoded.double()).reshape(rows)
+    return RowErrors(
+        squares=wide.reshape(rows).square().sum(1).cpu().numpy(),
+        errors=off.square().sum(1).cpu().numpy(),
+        largest=off.abs().amax(1).cpu().numpy() if off.shape[1] else np.zeros(off.shape[0]),
+        clipped=clipped(x, scheme, params).expand(shape).reshape(rows).sum(1).cpu().numpy(),
+    )
+
+
+def _past_tables(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+    """Return which values lie past an end of their block's table, by more than its rounding costs."""
     shape = tuple(x.shape)
+    tables = tables_of(scheme, params, shape=shape, own_dtype=x.dtype, dtype=torch.float64)
+    reach = CLIPPED_STEPS * tables.diff(dim=-1).amax(-1)
+    ends = tables[..., 0] - reach, tables[..., -1] + reach
+    low, high = (spread_blocks(end, scheme.granularity, shape) for end in ends)
+    return (x < low) | (x > high)
+
+
+def _past_codes(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
+    """Return which values lie past the last code of their sign."""
+    shape, wide = tuple(x.shape), x.double()
     middle, reach = code_extent(scheme)
-    wide = x.double()
     scale, zero_point = effective_scale(scheme, params, shape, x.dtype), zero_point_of(scheme, params)
     unit = torch.ones((), dtype=torch.float64, device=x.device)
     if scale is not None:
@@ -61,12 +86,4 @@ def row_errors(
     offset = effective_offset(scheme, params, shape, x.dtype)
     if offset is not None:
         center = center + spread_blocks(offset, scheme.granularity, shape).double()
-    clipped = (wide - center).abs() > reach * unit.abs()
-    rows = (-1, shape[-1]) if shape else (1, 1)
-    off = (wide - decoded.double()).reshape(rows)
-    return RowErrors(
-        squares=wide.reshape(rows).square().sum(1).cpu().numpy(),
-        errors=off.square().sum(1).cpu().numpy(),
-        largest=off.abs().amax(1).cpu().numpy() if off.shape[1] else np.zeros(off.shape[0]),
-        clipped=clipped.expand(shape).reshape(rows).sum(1).cpu().numpy(),
-    )
+    return (wide - center).abs() > reach * unit.abs()

@@ -6,7 +6,8 @@ codes, ends included, else 0), rounding passes gradients straight through:
     quantize     v = clamp(round(u)),   dx = m dv / S,   dS = -sum_block m dv x / S^2,   dz = sum_block m dv
     dequantize   y = (v - z) * S,       dv = dy S,       dS = sum_block dy (v - z),      dz = -sum_block dy S
 
-An offset is subtracted before the one and added after the other.
+An offset is subtracted before the one and added after the other. Of tables of blocks, the gradient of
+a number is the sum of those of the values that are it, and that of ``x`` is ``m dy``.
 
 The two together are fake quantization, with LSQ's gradient of the scale. Numbers come from the operators, bit
 for bit; what is differentiated is plain torch.
@@ -22,9 +23,10 @@ from torch.autograd.function import once_differentiable
 from ..formats.codes import second_grid
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import code_rows
+from ..params.tables import tables_of
 from ..params.tensors import Params
 from ..schemes import Scheme
-from . import library
+from . import block_tables, library
 from .reference import spread_parameters
 
 
@@ -99,13 +101,22 @@ def dequantize_codes(
 ) -> torch.Tensor:  # fmt: skip
     """Return the values of packed codes, differentiable in scales and zero points."""
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
+    if scheme.element.per_scale > 1:
+        tables = tables_of(scheme, params, shape=shape, own_dtype=own_dtype, dtype=wide)
+        return block_tables.decoded(code_rows.unpack(data, scheme, shape), scheme, tables).to(dtype)
     numbers = _decoded(data, scheme, params, shape, (wide, own_dtype))
     return dequantize(numbers, scheme, params, dtype=dtype, own_dtype=own_dtype)
 
 
 def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
     """Return the operator's values of ``x``, differentiable in ``x``, scales and zero points."""
-    values = library.fake_quantize(x.detach(), list(detached(params)), str(scheme))
+    source, plain, text = x.detach(), list(detached(params)), str(scheme)
+    if scheme.element.per_scale > 1:
+        data, shape = library.quantize(source, plain, text), tuple(x.shape)
+        values = dequantize_codes(data, scheme, params, shape=shape, dtype=x.dtype, own_dtype=x.dtype)
+        mask = library.fake_quantize_backward(torch.ones_like(source), source, plain, text) != 0
+        return values + pass_where(x, torch.zeros_like(source), mask)
+    values = library.fake_quantize(source, plain, text)
     smooth = dequantize(quantize(x, scheme, params), scheme, params, dtype=x.dtype, own_dtype=x.dtype)
     return pass_where(smooth, values, torch.ones_like(values, dtype=torch.bool))
 

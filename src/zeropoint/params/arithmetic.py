@@ -28,6 +28,7 @@ from . import chains
 from .effective import combined, over_reciprocal, span
 from .powers_of_two import fitted_powers, quiet_below, reach, scale_exponent
 from .stored import IEEE, LEAST_NORMAL, round_to, smallest, store, through, top
+from .tables import even_tables
 from .zero_points import zero_points
 
 
@@ -72,6 +73,8 @@ def scales_from_ranges(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, ..
     require_chosen(scheme, ranges)
     if not scheme.scales:
         return ()
+    if scheme.element.per_scale > 1:
+        return (even_tables(scheme, ranges),)
     if scheme.chained is not None:
         return chains.choose(scheme, ranges).tensors
     if scheme.zero_point is not ZeroPoint.NONE:

@@ -54,7 +54,7 @@ def _check_level(
     """Check one level's tensor; ``name`` is that under which it is saved, ``negative`` what it may be."""
     kind, number = name.rstrip("123"), name[-1]
     words = name if kind == "center" else f"{kind} {number}"
-    _check_grid(words, tensor, level.granularity, params.shape)
+    _check_grid(words, tensor, level.granularity, params.shape, params.scheme.element.per_scale)
     fmt = level.format_for(format_of(params.dtype))
     if tensor.dtype != storage_dtype(fmt):
         raise SchemeError(f"{words} (dtype {tensor.dtype}) must be {storage_dtype(fmt)} for level {level}")
@@ -62,9 +62,11 @@ def _check_level(
         return
     _check_codes(words, tensor, fmt)
     values = load_scale(tensor, fmt, torch.float64)
-    if kind != "scale" or params.scheme.center is not None:
+    if kind != "scale" or params.scheme.center is not None or params.scheme.element.per_scale > 1:
         if not bool(torch.isfinite(values).all()):
             raise RangeError(f"{words} must be finite in every block")
+        if params.scheme.element.per_scale > 1 and bool((values.diff(dim=-1) < 0).any()):
+            raise RangeError(f"{words} must rise in every block, as the numbers of a table do")
         return
     scheme = params.scheme
     zero_allowed = level is not scheme.scales[-1] or scheme.dialect.small_scales.of_zeros == 0.0
@@ -111,8 +113,10 @@ def _check_zero_point(params: QuantizationParams) -> None:
         )
 
 
-def _check_grid(what: str, tensor: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> None:
-    grid = granularity.grid(shape)
+def _check_grid(
+    what: str, tensor: torch.Tensor, granularity: Granularity, shape: tuple[int, ...], per_scale: int = 1
+) -> None:
+    grid = (*granularity.grid(shape), *((per_scale,) if per_scale > 1 else ()))
     if tuple(tensor.shape) != grid:
         raise ShapeError(
             f"{what} (shape {tuple(tensor.shape)}) must have shape {grid} for {granularity} "

@@ -27,8 +27,8 @@ _TALLEST = 2.0**64
 def effective_scale(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return the one factor of each finest block, in the wide dtype of ``dtype``; None without scales."""
-    if not scheme.scales:
+    """Return the one factor of each finest block, in the wide dtype of ``dtype``; None without one."""
+    if not scheme.scales or scheme.element.per_scale > 1:
         return None
     if scheme.chained is not None and 0 in shape:
         return _nothing(scheme, params, shape, dtype)

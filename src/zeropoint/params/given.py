@@ -38,6 +38,11 @@ def given_scheme(scheme: Scheme, zero_point: torch.Tensor, axis: int | None) -> 
     """Return the scheme with channels of ``axis``, and affine where a zero point is not 0."""
     if axis is not None:
         scheme = with_blocks(scheme, Granularity.channel(axis))
+    if scheme.element.per_scale > 1:
+        raise SchemeError(
+            f"scheme (={scheme}) has a table for each block, not a number; pass tables as scales of "
+            "QuantizationParams"
+        )
     if len(scheme.scales) != 1:
         raise SchemeError(f"scheme (={scheme}) must have one scale level, for which numbers are given")
     if scheme.zero_point is ZeroPoint.NONE and bool((zero_point.detach() != 0).any()):

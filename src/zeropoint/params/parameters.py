@@ -29,7 +29,8 @@ from .given import (
     on_grid,
     with_blocks,
 )
-from .tensors import Params, brief, parameter_names, same_bytes, zero_point_of
+from .table_bounds import TableErrors
+from .tensors import Params, brief, parameter_grids, parameter_names, same_bytes, zero_point_of
 from .tracing import traced_as_constant
 
 
@@ -40,8 +41,8 @@ class QuantizationParams:
     Args:
         scheme: how the tensor is quantized; a text is parsed.
         shape: of the tensor that the codes represent.
-        scales: one tensor a level, finest first, shaped like the level's grid, in the dtype of the level's
-            format (uint8 codes where torch has no such dtype).
+        scales: one tensor a level, finest first, shaped like the level's grid (tables have a last axis of
+            their numbers), in the dtype of the level's format (uint8 codes where torch has no such dtype).
         zero_point: int32 (or wide real) tensor shaped like the finest grid, or None for symmetric schemes.
         dtype: dtype of the tensor, which a scale format of ``input`` takes.
         minimum, maximum: observed extremes of each finest block, or None.
@@ -353,8 +354,8 @@ class QuantizationParams:
         """Bits of all scales and zero points: integer zero points as wide as codes, real ones float32."""
         own, scheme = format_of(self.dtype), self.scheme
         bits = sum(
-            _stored_bits(level.format_for(own)) * level.granularity.block_count(self.shape)
-            for level in scheme.levels
+            _stored_bits(level.format_for(own)) * math.prod(grid)
+            for level, grid in zip(scheme.levels, parameter_grids(scheme, self.shape), strict=False)
         )
         if scheme.zero_point is not ZeroPoint.NONE:
             width = scheme.bits if scheme.zero_point is ZeroPoint.INTEGER else 32
@@ -407,7 +408,9 @@ class QuantizationParams:
         errors = self._errors()
         return errors.bound(errors.representable(), float_dtype(dtype, self.dtype))
 
-    def _errors(self) -> BlockErrors | ChainedErrors:
+    def _errors(self) -> BlockErrors | ChainedErrors | TableErrors:
+        if self.scheme.element.per_scale > 1:
+            return TableErrors(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
         if self.scheme.chained is not None:
             return ChainedErrors(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
         return BlockErrors(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)

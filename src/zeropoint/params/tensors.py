@@ -36,6 +36,12 @@ def granularities(scheme: Scheme) -> tuple[Granularity, ...]:
     return levels if scheme.zero_point is ZeroPoint.NONE else (*levels, scheme.granularity)
 
 
+def parameter_grids(scheme: Scheme, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the shape of each tensor: a number for each block, or a table, which is a last axis."""
+    table = (scheme.element.per_scale,) if scheme.element.per_scale > 1 else ()
+    return tuple((*blocks.grid(shape), *table) for blocks in granularities(scheme))
+
+
 def parameter_tensors(
     scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
@@ -45,8 +51,7 @@ def parameter_tensors(
     if scheme.zero_point is not ZeroPoint.NONE:
         integer = scheme.zero_point is ZeroPoint.INTEGER
         dtypes.append(zero_point_dtype(scheme) if integer else wide_dtype(dtype))
-    grids = [blocks.grid(shape) for blocks in granularities(scheme)]
-    return tuple(zip(grids, dtypes, strict=True))
+    return tuple(zip(parameter_grids(scheme, shape), dtypes, strict=True))
 
 
 def zero_point_of(scheme: Scheme, params: Params) -> torch.Tensor | None:

@@ -46,6 +46,8 @@ def beyond_factors(scheme: Scheme) -> str | None:
 
 
 def _beyond(scheme: Scheme, *, signed: bool) -> str | None:
+    if scheme.element.per_scale > 1:
+        return "tables of blocks"
     if scheme.element.reads_sign:
         return "scales whose sign chooses elements"
     if scheme.offsets:
@@ -80,6 +82,7 @@ def check_levels(scheme: Scheme) -> None:
         if isinstance(level.rule, Ceiling):
             _check_limit(scheme, level)
     _check_search(scheme)
+    _check_tables(scheme)
     edges = [level for level in scheme.levels if level.picks(Pick.EDGE)]
     single = (len(scheme.scales), len(scheme.offsets)) == (1, 1) and scheme.element.is_integer
     if edges and not (single and edges == list(scheme.scales)):
@@ -116,6 +119,20 @@ def _check_limit(scheme: Scheme, level: ScaleLevel) -> None:
             f"rule {level.rule.text} needs a limit from {least:g} to below {2 * least:g} for elements of "
             f"{scheme.element_name}, whose largest magnitude lies there"
         )
+
+
+def _check_tables(scheme: Scheme) -> None:
+    """Raise SchemeError where the scales of elements that point into them are no plain numbers."""
+    if scheme.element.per_scale == 1:
+        return
+    plain = len(scheme.scales) == 1 and not scheme.offsets and scheme.center is None
+    if not plain or scheme.scales[0].rule != LINEAR or not scheme.scales[0].holds_floats:
+        raise SchemeError(
+            f"{scheme.element_name} needs one level of scales in a format of floats, which are its tables, "
+            f"as in {scheme.element_name}:channel:scale=float16"
+        )
+    if not _negative(scheme.scales[0]):
+        raise SchemeError(f"tables may hold negative numbers, which {scheme.scales[0]} does not")
 
 
 _SEARCHED_BITS = 8

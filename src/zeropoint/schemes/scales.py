@@ -48,7 +48,7 @@ class ScaleLevel:
     def _check_narrow(self, fmt: Format) -> None:
         if fmt.per_code > 1:
             raise SchemeError(f"scale format {format_name(fmt)} has no codes of single numbers; use a float")
-        if fmt.reads_sign:
+        if fmt.reads_sign or fmt.per_scale > 1:
             raise SchemeError(f"scale format {format_name(fmt)} has no numbers without a scale; use a float")
         if fmt.bits > 8:
             known = ", ".join(map(format_name, _WIDE))

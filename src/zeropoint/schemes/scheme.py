@@ -88,7 +88,8 @@ class Rounding:
 class Scheme:
     """How a tensor becomes codes and parameters.
 
-    ``value[i] = (decode(code[i]) - zero_point[b(i)]) * scale[b(i)] + offset[b(i)]``
+    ``value[i] = (decode(code[i]) - zero_point[b(i)]) * scale[b(i)] + offset[b(i)]``, or, of elements such as
+    ``table4``, whose scale is a table of each block, ``value[i] = scale[b(i)][code[i]]``
 
     From these follow:
 
@@ -304,7 +305,10 @@ class Scheme:
             shape: of the tensor to be quantized; its last blocks may be partial.
         """
         total = self.bits * _product(self.code_shape(shape))
-        total += sum(level.bits * level.granularity.block_count(shape) for level in self.levels)
+        counts = (level.granularity.block_count(shape) for level in self.levels)
+        total += (
+            sum(level.bits * n for level, n in zip(self.levels, counts, strict=True)) * self.element.per_scale
+        )
         if self.zero_point is not ZeroPoint.NONE:
             width = self.bits if self.zero_point is ZeroPoint.INTEGER else 32
             total += width * self.granularity.block_count(shape)

@@ -21,6 +21,7 @@ from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .machine.transposition import turn_panels
 from .search.affine_scales import AffineFitting, affine_rows
+from .search.block_tables import fitted_slots
 from .search.integer_scales import fitted_rows, fitting_of
 from .search.long_fits import long_fitted_slots
 from .search.powers import Power
@@ -400,6 +401,12 @@ def search_scales(*args: Any) -> Any:
     slots there are where these are rows; floats, doubles: room for a long block in each.
     """
     return run_parts(_tried, args)
+
+
+@kernel
+def search_tables(*args: Any) -> Any:
+    """Fit tables of blocks; see :func:`.search.block_tables.fitted_slots`. Rows are slots."""
+    return run_parts(fitted_slots, args)
 
 
 @kernel

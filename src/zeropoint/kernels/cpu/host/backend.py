@@ -9,6 +9,7 @@ from ....params.arithmetic import multiplies, rounder
 from . import block_searches, block_structs, chained, lines_of_words, parameter_searches, rounded_blocks
 from . import linear_codes as linear
 from . import linear_values as values
+from . import table_searches as tables
 from .operators import (
     BackwardKernel,
     ChooseParamsKernel,
@@ -35,6 +36,8 @@ class CpuBackend:
         if request.op is Op.SEARCH:
             return block_searches.refusal(request)
         element = request.scheme.element
+        if element.per_scale > 1:
+            return tables.refusal(request)
         if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS) and block_structs.takes(element):
             return None
         if element.per_code > 1:
@@ -68,6 +71,8 @@ class CpuBackend:
         """See :class:`zeropoint.ops.registry.Backend`."""
         if request.op is Op.QUANTIZE_DYNAMIC and rounded_blocks.takes(request):
             return rounded_blocks.RoundedBlocksKernel(request)
+        if request.scheme.element.per_scale > 1:
+            return tables.TableSearchKernel(request)
         if chained.codes_of(request) is not None:
             return chained.ChainedKernel(request)
         return _KERNELS[request.op](request)

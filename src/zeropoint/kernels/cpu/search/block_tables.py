@@ -1,0 +1,128 @@
+"""Tables of least squared error, one block at a time: :mod:`zeropoint.ops.clusters` again, in the same order.
+
+A block's numbers come sorted. Equal ones are one point; ``sums`` has those of the weights, of the weighted
+numbers and of the weighted squares of the first 0, 1, ... points. ``least`` is the error of the first points
+in one run less than ``found``, and ``choices`` says where the last of the runs begins.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..machine.intrinsics import device, inlined
+
+_ONE, _TWO = np.int64(1), np.int64(2)
+_ZERO = np.float64(0)
+
+
+@inlined
+def _error(sums: Any, first: Any, last: Any) -> Any:
+    """Return the squared error of the points from ``first`` up to ``last`` around their mean."""
+    weight = sums[0, last] - sums[0, first]
+    total = sums[1, last] - sums[1, first]
+    mean_part = total * total / weight if weight > _ZERO else _ZERO
+    return max((sums[2, last] - sums[2, first]) - mean_part, _ZERO)
+
+
+@device
+def _points(numbers: Any, weights: Any, weighted: Any, values: Any, sums: Any) -> Any:
+    """Write the different numbers of a block and their sums, and return how many there are."""
+    count = np.int64(0)
+    sums[0, 0], sums[1, 0], sums[2, 0] = _ZERO, _ZERO, _ZERO
+    at, size = np.int64(0), np.int64(numbers.size)
+    while at < size and numbers[at] < np.inf:
+        value, weight = numbers[at], _ZERO
+        while at < size and numbers[at] == value:
+            weight += weights[at] if weighted else np.float64(1)
+            at += _ONE
+        values[count] = value
+        sums[0, count + _ONE] = sums[0, count] + weight
+        sums[1, count + _ONE] = sums[1, count] + weight * value
+        sums[2, count + _ONE] = sums[2, count] + weight * value * value
+        count += _ONE
+    return count
+
+
+@inlined
+def _best_start(sums: Any, least: Any, place: Any, begin: Any, end: Any, room: Any) -> Any:
+    """Return the least error of the runs up to ``place`` of which the last begins in ``begin..end - 1``.
+
+    And the first beginning that has it. Errors are written to ``room`` before they are compared: so they are
+    computed in vectors.
+    """
+    weight, total, square = sums[0, place], sums[1, place], sums[2, place]
+    weights, totals, squares = sums[0, begin:end], sums[1, begin:end], sums[2, begin:end]
+    before, count = least[begin:end], np.uint64(end - begin)
+    for i in range(count):
+        own, part = weight - weights[i], total - totals[i]
+        mean_part = part * part / own
+        error = (square - squares[i]) - (mean_part if own > _ZERO else _ZERO)
+        room[i] = before[i] + (error if error > _ZERO else _ZERO)
+    best, at = np.inf, begin
+    for i in range(count):
+        if room[i] < best:
+            best, at = room[i], begin + np.int64(i)
+    return best, at
+
+
+@device
+def _one_more(sums: Any, total: Any, runs: Any, errors: Any, choice: Any) -> None:
+    """Write the least errors of the first points in ``runs`` runs, and where the last of them begins.
+
+    errors: those of one run less and of ``runs``, by turns, and room.
+    """
+    least, found = errors[runs % _TWO], errors[_ONE - runs % _TWO]
+    for place in range(total + _ONE):
+        found[place], choice[place] = np.inf, runs - _ONE
+    step = _ONE
+    while step <= total:
+        step = step * _TWO
+    while step > _ONE:
+        step = step // _TWO
+        for place in range(step, total + _ONE, step * _TWO):
+            if place >= runs:
+                above, begin = place + step, np.int64(choice[place - step])
+                top = np.int64(choice[above]) if above <= total else total
+                end = min(top, place - _ONE) + _ONE
+                found[place], choice[place] = _best_start(sums, least, place, begin, end, errors[_TWO])
+
+
+@device
+def _fit(values: Any, sums: Any, total: Any, errors: Any, choices: Any, table: Any) -> None:
+    """Write the means of the best runs of ``total`` points to ``table``, which has fewer entries."""
+    count = np.int64(table.size)
+    for place in range(total + _ONE):
+        errors[0, place] = _error(sums, np.int64(0), place)
+    for runs in range(_TWO, count + _ONE):
+        _one_more(sums, total, runs, errors, choices[runs - _TWO])
+    last = total
+    for run in range(count - _ONE, np.int64(-1), np.int64(-1)):
+        first = np.int64(choices[run - _ONE, last]) if run > np.int64(0) else np.int64(0)
+        weight = sums[0, last] - sums[0, first]
+        middle = values[min((first + last) // _TWO, total - _ONE)]
+        table[run] = (sums[1, last] - sums[1, first]) / weight if weight > _ZERO else middle
+        last = first
+
+
+@device
+def fitted_slots(
+    rows: Any, weights: Any, slots: Any, doubles: Any, choices: Any, tables: Any, first: Any, last: Any
+) -> None:
+    """Write the tables of least squared error of ``rows`` in slots ``first`` to ``last``.
+
+    rows: (blocks, n) float64, each rising, perhaps ending in Inf. weights: the same, or (1, 1) for none.
+    doubles: (slots, 7, n + 1) float64, choices: (slots, numbers, n + 1) int32: room. tables: (blocks,
+    numbers) float64.
+    """
+    blocks, count = np.uint64(tables.shape[0]), np.int64(tables.shape[1])
+    weighted = weights.size == rows.size and weights.size > 1
+    for slot in range(first, last):
+        sums, errors, values = doubles[slot, 0:3], doubles[slot, 3:6], doubles[slot, 6]
+        for n in range(blocks * slot // slots, blocks * (slot + np.uint64(1)) // slots):
+            own = weights[n] if weighted else weights[0]
+            total = _points(rows[n], own, weighted, values, sums)
+            if total <= count:
+                for place in range(count):
+                    tables[n, place] = values[min(place, total - _ONE)]
+            else:
+                _fit(values, sums, total, errors, choices[slot], tables[n])

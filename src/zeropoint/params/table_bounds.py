@@ -1,0 +1,52 @@
+"""How far values of tables of blocks can be from the original: half the widest gap of the block's table.
+
+    |x - table[code]| <= max over j of (table[j + 1] - table[j]) / 2,    or how far x lies past either end,
+
+and what boundaries and results are rounded by. Tables of the scheme's own rule hold all numbers of their
+block (:mod:`.tables`); those of a method may clip.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..formats.torch_dtypes import wide_dtype
+from ..schemes import Scheme
+from .bounds import Extremes, UnitRoundoff
+from .tables import tables_of
+from .tensors import Params
+
+
+class TableErrors:
+    """The parameters of a tensor of ``shape`` and ``dtype``, and what its numbers may be off by.
+
+    params: as they are stored.
+    """
+
+    def __init__(self, scheme: Scheme, params: Params, *, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._wide = UnitRoundoff.of(wide_dtype(dtype))
+        self._tables = tables_of(
+            scheme, params, shape=shape, own_dtype=dtype, dtype=wide_dtype(dtype)
+        ).double()
+
+    def representable(self) -> Extremes:
+        """Return the ends of the tables, between which nothing is clipped."""
+        return self._tables[..., 0], self._tables[..., -1]
+
+    def implied(self) -> Extremes:
+        """Return the extremes of data for which the rule chooses these tables."""
+        return self.representable()
+
+    def bound(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
+        """Return the bound of each block for numbers within ``extremes``, decoded to ``out_dtype``."""
+        out, wide = UnitRoundoff.of(out_dtype), self._wide
+        low, high = self.representable()
+        largest = torch.maximum(low.abs(), high.abs())
+        inside = self._tables.diff(dim=-1).amax(-1) / 2 + largest * wide.relative + 2 * wide.least
+        clipped = torch.maximum(low - extremes[0], extremes[1] - high)
+        decoding = (wide.relative + out.relative) * largest + wide.least + out.least
+        result = (torch.maximum(inside, clipped) + decoding) * (1 + 2.0**-22)
+        lost = ~torch.isfinite((largest * (1 + 4 * wide.relative)).to(out_dtype))
+        return torch.where(lost, math.inf, result)
