@@ -47,9 +47,11 @@ def even_tables(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
     low, high = ranges.minimum[0] + 0.0, ranges.maximum[0] + 0.0
     _require_held(scheme, torch.maximum(-low, high), fmt)
     ends = -round_to(-low, fmt, up=True), round_to(high, fmt, up=True)
-    part = torch.linspace(0, 1, scheme.element.per_scale, dtype=torch.float64, device=low.device)
-    steps = low.double()[..., None] * (1 - part) + high.double()[..., None] * part
-    inner = round_to(steps.to(low.dtype), fmt, up=False)
+    first, last = low.double()[..., None], high.double()[..., None]
+    # Over 256, so that no product overflows.
+    part = torch.arange(scheme.element.per_scale, dtype=torch.float64, device=low.device) / 256
+    steps = (first * (part[-1] - part) + last * part) / part[-1]
+    inner = round_to(torch.minimum(torch.maximum(steps, first), last).to(low.dtype), fmt, up=False)
     # Products of float64 may fall out of order by a rounding.
     values = torch.cat((ends[0][..., None], inner[..., 1:-1], ends[1][..., None]), -1).sort(-1).values
     return store(values + 0.0, fmt)
