@@ -30,7 +30,7 @@ TAIL = """
 ## Formats without a name
 
 Any other format is spelled out: `int<bits>[f<fraction bits>]`, `uint<bits>`, `codebook[v0,v1,...]`,
-`choice[FLOAT,INTEGER]`, `vector<N>[x0,...]`, `digits<N>[v0,...]`, or
+`choice[FLOAT,INTEGER]`, `vector<N>[x0,...]`, `digits<N>[v0,...]`, `table<bits>`, or
 `[u]e<E>m<M>[b<bias>][ieee|fn|fnuz|finite][ns]`. The bias defaults to 2^(E-1) - 1 and the special codes to
 none (`finite`); `u` leaves out the sign, and `ns` the subnormals and zero. So `e3m4` has three exponent bits
 and four mantissa bits, and `ue5m3ieee` is unsigned with Inf and NaN as in IEEE 754. A name in the table comes
@@ -39,7 +39,8 @@ first: `e4m3` is `float8_e4m3fn`, and without NaN it is `e4m3finite`.
 Of a `choice`, the sign of the scale says which of two grids of as many bits a block uses: floats where it is
 positive, and where it is negative integers that are stretched to the same largest value. Each block takes the
 grid of less squared error. A code of `vector<N>` represents N neighboring values, a row of its table, and one
-of `digits<N>` N values of a table, the digits of a number.
+of `digits<N>` N values of a table, the digits of a number. A code of `table<bits>` says which of the
+`2 ** bits` numbers of its block, which are its scale, the value is.
 
 | Special codes | Meaning |
 |---|---|

@@ -8,7 +8,7 @@ from .floats import FloatFormat, Specials
 from .integers import IntFormat
 from .rounding import Overflow, RoundingMode
 from .spec import Format
-from .tables import TableFormat
+from .table_codes import TableFormat
 from .vectors import VectorFormat
 
 __all__ = [

@@ -18,7 +18,7 @@ from .floats import FloatFormat, Specials
 from .grids import NORMAL64, NORMAL256
 from .integers import IntFormat
 from .spec import Format
-from .tables import TableFormat
+from .table_codes import TableFormat
 from .vectors import VectorFormat, rows_of
 
 _IEEE, _FN, _FNUZ, _FINITE = Specials.IEEE, Specials.FN, Specials.FNUZ, Specials.FINITE

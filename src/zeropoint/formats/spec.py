@@ -2,7 +2,7 @@
 
 A format maps codes (integers below ``2 ** bits``) to numbers. Kinds own the parameters that define such a
 map and what follows from them: :mod:`.integers`, :mod:`.floats`, :mod:`.codebooks`, :mod:`.choices`,
-:mod:`.vectors`, :mod:`.digits`, :mod:`.tables`. They
+:mod:`.vectors`, :mod:`.digits`, :mod:`.table_codes`. They
 take from :class:`FormatDefaults` what most of them answer. Callers need not know the kind. Kinds know nothing
 of tensors, which :mod:`.codes` turns into codes and back; :mod:`.catalog` lists the formats with a name.
 """

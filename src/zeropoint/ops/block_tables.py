@@ -21,7 +21,7 @@ from ..formats.codes import times_power_of_two
 from ..formats.torch_dtypes import wide_dtype
 from ..layout.blocks import block_rows, from_block_rows, pairwise_sums, spread_blocks
 from ..params.module_buffers import bytes_of
-from ..params.tables import boundaries, stored_tables, tables_of
+from ..params.scale_tables import boundaries, stored_tables, tables_of
 from ..params.tensors import Params
 from ..schemes import Granularity, Scheme
 from .clusters import fitted

@@ -22,8 +22,8 @@ from ..layout.blocks import reduce_blocks, signed_largest, spread_blocks, sum_bl
 from ..params import QuantizationParams, arithmetic, chains
 from ..params.arithmetic import Ranges, multiplies, rounder
 from ..params.effective import effective_offset, effective_scale
+from ..params.scale_tables import tables_of
 from ..params.stored import load_scale, store, through
-from ..params.tables import tables_of
 from ..params.tensors import Params, zero_point_of
 from ..schemes import Arithmetic, Granularity, Scheme
 from ..schemes.scale_rules import Pick

@@ -15,7 +15,7 @@ import torch
 
 from ..layout.blocks import spread_blocks
 from ..params.effective import effective_offset, effective_scale
-from ..params.tables import tables_of
+from ..params.scale_tables import tables_of
 from ..params.tensors import Params, zero_point_of
 from ..schemes import Scheme
 

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from ..formats.codes import second_grid
 from ..formats.torch_dtypes import wide_dtype
 from ..layout import code_rows
-from ..params.tables import tables_of
+from ..params.scale_tables import tables_of
 from ..params.tensors import Params
 from ..schemes import Scheme
 from . import block_tables, library

@@ -27,8 +27,8 @@ from ..schemes.scale_rules import LINEAR, LINEAR_UP, Linear
 from . import chains
 from .effective import combined, over_reciprocal, span
 from .powers_of_two import fitted_powers, quiet_below, reach, scale_exponent
+from .scale_tables import even_tables
 from .stored import IEEE, LEAST_NORMAL, round_to, smallest, store, through, top
-from .tables import even_tables
 from .zero_points import zero_points
 
 

@@ -3,7 +3,7 @@
     |x - table[code]| <= max over j of (table[j + 1] - table[j]) / 2,    or how far x lies past either end,
 
 and what boundaries and results are rounded by. Tables of the scheme's own rule hold all numbers of their
-block (:mod:`.tables`); those of a method may clip.
+block (:mod:`.scale_tables`); those of a method may clip.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ..formats.torch_dtypes import wide_dtype
 from ..schemes import Scheme
 from .bounds import Extremes, UnitRoundoff
-from .tables import tables_of
+from .scale_tables import tables_of
 from .tensors import Params
 
 

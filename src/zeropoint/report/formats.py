@@ -54,7 +54,7 @@ def page_document(name: str) -> dict[str, Any]:
         known = (*CATALOG, *ALIASES, *PRESETS)
         raise FormatError(f"format {name!r} is unknown; {near_misses(name, known)}") from error
     facts = _facts(format_name(fmt), fmt)
-    if fmt.bits <= MOST_LISTED_BITS:
+    if fmt.bits <= MOST_LISTED_BITS and fmt.per_scale == 1:
         several = [list(map(_json_number, fmt.numbers(code))) for code in range(fmt.code_count)]
         facts["values"] = several if fmt.per_code > 1 else [value for (value,) in several]
     return facts
@@ -89,7 +89,7 @@ def page_table(name: str) -> RenderableType:
         return keyed((k.replace("_", " "), _words(v)) for k, v in document.items() if v is not None)
     fmt = get_format(name)
     facts = keyed(_lines(document, fmt))
-    if fmt.bits > MOST_LISTED_BITS:
+    if fmt.bits > MOST_LISTED_BITS or fmt.per_scale > 1:
         return facts
     digits = -(-fmt.bits // 4)
     cells = [

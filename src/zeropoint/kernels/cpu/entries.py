@@ -21,10 +21,10 @@ from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .machine.transposition import turn_panels
 from .search.affine_scales import AffineFitting, affine_rows
-from .search.block_tables import fitted_slots
 from .search.integer_scales import fitted_rows, fitting_of
 from .search.long_fits import long_fitted_slots
 from .search.powers import Power
+from .search.table_fits import fitted_slots
 from .search.tried_scales import ScaleTries, long_rows, tried_rows
 from .search.windows import Candidates, searched_rows
 from .statistics import column_sums, count, sums
@@ -405,7 +405,7 @@ def search_scales(*args: Any) -> Any:
 
 @kernel
 def search_tables(*args: Any) -> Any:
-    """Fit tables of blocks; see :func:`.search.block_tables.fitted_slots`. Rows are slots."""
+    """Fit tables of blocks; see :func:`.search.table_fits.fitted_slots`. Rows are slots."""
     return run_parts(fitted_slots, args)
 
 
