@@ -12,7 +12,7 @@ import torch
 from sklearn.cluster import KMeans
 
 import zeropoint as zp
-from zeropoint.errors import UnsupportedError
+from zeropoint.errors import SchemeError, UnsupportedError
 from zeropoint.formats import CATALOG, CodebookFormat
 from zeropoint.methods import method_named
 from zeropoint.ops import clusters
@@ -176,3 +176,67 @@ def test_pairs_of_normal_numbers_have_less_error_in_the_grid_of_higgs_than_one_b
     errors = [1000 * float((found - x).square().mean()) for found in (pairs, single)]
     assert errors[0] == pytest.approx(107, rel=0.02)
     assert errors[0] < errors[1]
+
+
+def test_rows_of_a_model_have_tables_that_are_saved_loaded_and_compared(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+    scheme, x = "table4:channel:scale=float16", torch.randn(3, 256)
+    plain, fitted = zp.quantize_model(model, scheme), zp.quantize_model(model, scheme, method="kmeans")
+    one = zp.quantize_model(model, "table4:tensor:scale=float16", method="kmeans")
+    for layer, other, of_all in zip(fitted.layers, plain.layers, one.layers, strict=True):
+        assert layer.error < of_all.error < other.error
+    weights = zp.dequantize_model(fitted.model)
+    assert torch.allclose(weights(x), fitted.model(x), atol=1e-5)
+    weight = model[0].weight.detach().double()
+    off = weights[0].weight.detach().double() - weight
+    relative = float(off.square().sum() / weight.square().sum()) ** 0.5
+    assert fitted.layers[0].error == pytest.approx(relative, rel=1e-4)
+    plain.model.load_state_dict(fitted.model.state_dict())
+    assert torch.equal(plain.model(x), fitted.model(x))
+    torch.save(fitted.model, tmp_path / "model.pt")
+    assert torch.equal(torch.load(tmp_path / "model.pt", weights_only=False)(x), fitted.model(x))
+    state = fitted.model.state_dict()
+    state["0.weight.scale1"] = state["0.weight.scale1"].flip(-1)
+    with pytest.raises(RuntimeError, match="must rise in every block"):
+        plain.model.load_state_dict(state)
+
+
+def test_mean_squares_of_inputs_weigh_the_tables_of_a_model() -> None:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(128, 32))
+    data = [torch.randn(64, 128) * torch.logspace(-1, 1, 128) for _ in range(2)]
+    errors = []
+    for method in ("kmeans", "mse_weighted"):
+        gives = zp.recipes.Assignment.of(weight="table3:channel:scale=float16", method=method)
+        recipe = zp.recipes.Recipe(default=zp.recipes.Rule(gives=gives))
+        known = zp.calibrate(model, recipe, data) if method == "mse_weighted" else None
+        found = zp.quantize_model(model, recipe, calibration=known).model
+        with torch.no_grad():
+            errors.append(float((found(data[0]) - model(data[0])).square().sum()))
+    assert errors[1] < 0.8 * errors[0]
+
+
+def test_tables_of_blocks_train_and_are_refused_by_checkpoints(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.Linear(16, 8))
+    scheme = "table4:channel:scale=float16"
+    for qat in ("minmax", "fixed"):
+        prepared = zp.prepare(model, scheme, qat=qat)
+        prepared(torch.randn(4, 64)).square().sum().backward()
+        grads = [p.grad for p in prepared.parameters()]
+        assert all(grad is not None and float(grad.abs().sum()) > 0 for grad in grads)
+    with pytest.raises(SchemeError, match="FakeQuantize, which learns nothing, takes every scheme"):
+        zp.prepare(model, scheme, qat="lsq")
+    with pytest.raises(UnsupportedError, match="has tables of blocks, which no layout stores"):
+        zp.save_checkpoint(zp.quantize_model(model, scheme).model, tmp_path / "out")
+    from safetensors.torch import save_file
+
+    (tmp_path / "in").mkdir()
+    save_file({"a.weight": torch.randn(64, 64)}, tmp_path / "in/model.safetensors")
+    for layout, words in (
+        ("gptq", "GPTQ does not store"),
+        ("onnx", "ONNX has no type"),
+        ("gguf", "no type in GGUF"),
+    ):
+        with pytest.raises(UnsupportedError, match=words):
+            zp.plan_checkpoint(tmp_path / "in", scheme, format=layout)

@@ -74,13 +74,13 @@ class LocalQuantize(nn.Module):
         Raises:
             UnsupportedError: when the scheme has more than positive float scales.
         """
-        scale = params.effective_scale()
-        assert scale is not None
         if activation.scheme.chained is not None:
             raise UnsupportedError(
                 f"{activation.scheme.chained} of {activation.scheme} do not follow from a limit; "
                 "use positive float scales"
             )
+        scale = params.effective_scale()
+        assert scale is not None
         return LocalQuantize(activation, float(scale) * activation.scheme.divisor)
 
     def codes(self, x: torch.Tensor) -> QuantizedTensor:
