@@ -25,7 +25,7 @@ SCHEMES = (
     "mxfp4:scale=even", "mxfp8_e4m3", "nvfp4", "nf4:g64", "float8_e4m3fn:block128x128", "q4_k",
 )  # fmt: skip
 """A scheme for each kind of elements, scales and zero points, and of blocks."""
-SEARCHED = ("int4:g128", "int8:channel", "int4:g128:asym", "nvfp4a16", "nf4:g64")
+SEARCHED = ("int4:g128", "int8:channel", "int4:g128:asym", "nvfp4a16", "nf4:g64", "table4:channel")
 """A scheme for each search of parameters of least squared error."""
 _ROWS, _COLUMNS = 64, 256
 

@@ -404,7 +404,7 @@ def search_scales(*args: Any) -> Any:
 
 
 @kernel
-def search_tables(*args: Any) -> Any:
+def fit_tables(*args: Any) -> Any:
     """Fit tables of blocks; see :func:`.search.table_fits.fitted_slots`. Rows are slots."""
     return run_parts(fitted_slots, args)
 

@@ -41,5 +41,5 @@ def fitted_rows(rows: Floats, weights: Floats | None, count: int) -> Floats:
     doubles, choices = np.empty((slots, 7, length + 1)), np.empty((slots, count, length + 1), np.int32)
     given = np.zeros((1, 1)) if weights is None else np.ascontiguousarray(weights)
     args = np.ascontiguousarray(rows), given, np.uint64(slots), doubles, choices, tables
-    share(entries.search_tables, args, slots, rows.size)
+    share(entries.fit_tables, args, slots, rows.size)
     return tables
