@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from .errors import CheckpointError, DtypeError, ShapeError, printable
 from .formats.codes import second_grid
-from .formats.torch_dtypes import INPUT_DTYPES
+from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
 from .layout import code_rows, packing
 from .layout.blocks import reduce_blocks, spread_blocks
 from .ops import library, straight_through
@@ -141,7 +141,7 @@ class QuantizedTensor:
         low, high = (
             spread_blocks(end, self.scheme.granularity, self.shape) for end in self.params.representable()
         )
-        values = self.dequantize(torch.float64)
+        values = self.dequantize(wide_dtype(self.params.dtype))  # as the ends are
         return (values <= low) | (values >= high)
 
     def _measured(self, x: torch.Tensor) -> QuantizationParams:

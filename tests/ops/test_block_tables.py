@@ -113,6 +113,15 @@ def test_ends_are_rounded_away_so_that_the_bound_is_half_the_widest_gap(
     assert bool((bound <= gap * 1.01 + 0.01 * high.abs().maximum(low.abs())).all())
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+def test_the_bound_is_inf_where_a_fitted_table_may_have_clipped(kind: str) -> None:
+    x = numbers(30, 40)
+    q = FIT.quantize(x, Scheme.parse(f"table1:token:scale={kind}")).q
+    assert bool(torch.isinf(q.error_bound()).all())  # both codes are ends
+    off, bound = (q.dequantize().double() - x.double()).abs().amax(1), q.error_bound(x)[:, 0]
+    assert bool((off <= bound).all())
+
+
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_no_partition_of_a_block_has_less_error_than_its_table(seed: int, backend: str) -> None:
