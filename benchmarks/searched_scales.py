@@ -32,6 +32,7 @@ SCHEMES = ("nvfp4a16", "mxfp4", "mxfp8", "int4:g128")
 BY_METHOD = (
     "int4:g128", "int4:g128:asym", "uint4:g64:asym=real", "int8:g128:asym", "nf4:g64", "float8_e4m3fn:g128",
     "nvfp4a16", "mxfp4", "int8:channel", "int4:channel", "int4:g256",
+    "int8:channel:asym", "int4:g256:asym",
 )  # fmt: skip
 METHODS = ("mse", "mse_weighted")
 BY_RULE = (

@@ -128,11 +128,12 @@ class _Fit:
         none = torch.zeros_like(self._mean)
         best = Sums(none, none, none + 1, none)
         codes, width = self._high - self._low, self._last - self._first
-        alive, misses = width > 0, none
+        # A number over a tensor is rounded twice by torch: the reciprocal, and its product.
+        alive, misses, every = width > 0, none, torch.full_like(width, codes)
         for shrunk in WIDTHS:
             if not bool(alive.any()):
                 break
-            inverse = torch.where(width > 0, codes / (width * shrunk), 0.0)
+            inverse = torch.where(width > 0, every / (width * shrunk), 0.0)
             before = best.gain
             for place in range(PLACES_OF_RANGE):
                 part = place / (PLACES_OF_RANGE - 1)

@@ -135,6 +135,80 @@ def test_each_element_may_have_a_weight_of_its_own(scheme: str) -> None:
     assert same(*(searched(x, scheme, each, only) for only in ("cpu", "reference")))
 
 
+LONG_AFFINE = ("int8:channel:asym", "uint4:g192:asym=real")
+MORE_LONG_AFFINE = (
+    "int4:g192:asym", "uint4:channel:asym:scale=bfloat16", "uint8:channel:asym=real",
+    "int3:g48:asym=real:scale=float16", "uint4:g192:asym:dialect=compressed-tensors", "uint4:tensor:asym",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", LONG_AFFINE)
+def test_zero_points_in_long_blocks_have_the_bytes_of_the_reference(scheme: str) -> None:
+    x = numbers(torch.bfloat16, scheme)
+    for given in ("none", "columns"):
+        importance = importances()[given]
+        assert same(*(searched(x, scheme, importance, only) for only in ("cpu", "reference")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("given", importances())
+@pytest.mark.parametrize("scheme", [*LONG_AFFINE, *MORE_LONG_AFFINE])
+def test_zero_points_in_long_blocks_make_no_difference_under_any_weights(
+    scheme: str, given: str, dtype: torch.dtype
+) -> None:
+    x, importance = numbers(dtype, scheme), importances()[given]
+    assert same(*(searched(x, scheme, importance, only) for only in ("cpu", "reference")))
+
+
+@pytest.mark.parametrize("scheme", ["int8:g64:asym", "int4:g128:asym", "int8:channel:asym"])
+def test_zero_points_halfway_between_two_are_rounded_alike(scheme: str) -> None:
+    # Of blocks whose ends are opposite, zero points are -0.5 under ranges of their width.
+    x = torch.randn(256, COLUMNS, generator=torch.Generator().manual_seed(6)).bfloat16()
+    ends = (2.5 + torch.arange(256)[:, None] / 64).bfloat16()
+    x = x.minimum(ends).maximum(-ends)
+    x[:, ::64], x[:, 1::64] = ends, -ends
+    assert same(*(searched(x, scheme, None, only) for only in ("cpu", "reference")))
+
+
+def test_squares_of_codes_that_float32_cannot_add_are_added_exactly() -> None:
+    # Of codes near 255, those of a lane are above 2 ** 24 after 259 vectors.
+    x = torch.rand(2, 16 * 600, generator=torch.Generator().manual_seed(2)) * 0.03 + 0.97
+    x[:, 0] = 0
+    assert same(*(searched(x, "uint8:channel:asym", None, only) for only in ("cpu", "reference")))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_threads_share_long_blocks_with_zero_points(count: int) -> None:
+    x = torch.randn(300, 2, 192, generator=torch.Generator().manual_seed(3))
+    with thread_limit(count):
+        found = searched(x, "int4:g192:asym", None, "cpu")
+    rows = [searched(x[n : n + 100], "int4:g192:asym", None, "cpu") for n in (0, 100, 200)]
+    assert same(found, [torch.cat(parts) for parts in zip(*rows, strict=True)])
+
+
+def at_the_ends() -> torch.Tensor:
+    """Return rows at the ends of float32, also ones whose numbers hardly differ."""
+    x = torch.randn(8, 128, generator=torch.Generator().manual_seed(1))
+    x[0] = 1 + x[0] * 1e-7
+    x[1] = -1e30 + x[1] * 1e24
+    x[2] = 3e38 * x[2].sign()
+    x[3] *= 1e-45
+    x[4] = 1e38 + x[4] * 1e31
+    x[5] = 1e-38 + x[5] * 1e-45
+    x[6] = (x[6] * 100).round() * 1e-44
+    x[7] = torch.where(x[7] > 1, 3e38, 1e-30)
+    return x
+
+
+@pytest.mark.parametrize("scheme", ["int4:g128:asym", "uint4:g64:asym=real", "uint4:g16:asym=real"])
+def test_sums_that_are_not_finite_or_reciprocals_without_bound_change_no_byte(scheme: str) -> None:
+    plain = torch.randn(128, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    for x in (at_the_ends(), numbers(torch.float32, scheme, 128)):
+        for weights in (10 ** (plain * 100), plain.exp() * 1e280, plain.exp() * 1e300, plain.exp() * 1e-300):
+            assert same(*(searched(x, scheme, weights, only) for only in ("cpu", "reference")))
+
+
 POWERS = ("int4:g128:scale=search2.4", "float8_e4m3fn:g64:scale=search3", "nvfp4:scale=search1.5")
 MORE_POWERS = (
     "int8:g128:scale=search2.4", "int3:g48:scale=search4", "int2:g16:scale=search1.25/float16",

@@ -20,7 +20,7 @@ from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, 
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .machine.transposition import turn_panels
-from .search.affine_scales import AffineFitting, affine_rows
+from .search.affine_scales import AffineFitting, affine_rows, long_affine_blocks
 from .search.integer_scales import fitted_rows, fitting_of
 from .search.long_fits import long_fitted_slots
 from .search.powers import Power
@@ -347,24 +347,30 @@ def search_long_fits(*args: Any) -> Any:
 @device
 def _affine(
     x: Any, desc: Any, weights: Any, widths: Any, numbers: Any, counts: Any, scales: Any, zeros: Any,
-    first: Any, last: Any,
+    floats: Any, doubles: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
+    layout, element, rule, slots = unpack_layout(desc), unpack_element(desc), unpack_rule(desc), counts[7]
     fitting = AffineFitting(
         widths, numbers[0], numbers[1], numbers[2], counts[0], counts[1], counts[2], counts[3],
-        counts[4] != 0, counts[5] != 0, counts[6],
+        counts[4] != 0, counts[5] != 0, counts[6], slots > 0,
     )  # fmt: skip
-    affine_rows(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), weights, fitting, scales, zeros,
-        first, last,
-    )  # fmt: skip
+    if not fitting.row:
+        affine_rows(x, layout, element, rule, weights, fitting, scales, zeros, first, last)
+        return
+    blocks, two = np.uint64(scales.size), layout.block + layout.block
+    for slot in range(first, last):
+        memory = floats[slot * (two + layout.block) :], doubles[slot * (two + two + layout.block) :]
+        begin, end = blocks * slot // slots, blocks * (slot + ONE) // slots
+        long_affine_blocks(x, layout, element, rule, weights, fitting, scales, zeros, memory, begin, end)
 
 
 @kernel
 def search_affine(*args: Any) -> Any:
     """Search scales and zero points from those of a start; see :func:`.search.affine_scales.affine_rows`.
 
-    widths: float64, numbers: (3,) float64, counts: (7,) uint64, of
-    :class:`.search.affine_scales.AffineFitting`.
+    widths: float64, numbers: (3,) float64, counts: (8,) uint64, of
+    :class:`.search.affine_scales.AffineFitting`, and how many slots there are where these are rows, else 0;
+    floats, doubles: room for a long block in each.
     """
     return run_parts(_affine, args)
 

@@ -78,8 +78,6 @@ def _search_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, weigh
     view = view_of(scheme, shape, dtype)
     if not isinstance(view, View) or not view.one_pass or scheme.offsets or not _in_vectors(view):
         return None
-    if affine_fits.fits_affine(scheme) and not in_whole_blocks(view):
-        return None
     if affine_fits.fits_affine(scheme) and scheme.search is None:
         return AffineSearch(scheme, shape, view, dtype).run
     if _fits(scheme, dtype, weighted):
@@ -128,9 +126,10 @@ class AffineSearch:
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], view: View, dtype: torch.dtype) -> None:
         element = lowering.element_of(scheme, dtype, multiply=False)
         self._descriptor = pack(view.layout, element, _rule_of(scheme, dtype))
-        self._rows, self._shape = view.rows, shape
+        self._rows, self._shape, self._block = view.rows, shape, int(view.layout.block)
+        self._long = not in_whole_blocks(view)
         ladder = Ladder.of(scheme.scales[0], dtype)
-        places = affine_fits.places_of(scheme, int(view.layout.block))
+        places = affine_fits.places_of(scheme, self._block)
         real = scheme.zero_point is ZeroPoint.REAL
         self._widths = np.array(affine_fits.WIDTHS, np.float64)
         self._numbers = np.array((ladder.least, ladder.most, affine_fits.MOST_INVERSE), np.float64)
@@ -140,10 +139,12 @@ class AffineSearch:
         """See :class:`zeropoint.ops.registry.Op`."""
         scale, zero = (level.to(torch.float32, copy=True) for level in params)
         weights, pitch = _weights_of(importance, self._shape)
-        counts = np.array((*self._counts, importance is not None, pitch), np.uint64)
+        slots = parts_for(scale.numel(), math.prod(self._shape)) if self._long else 0
+        counts = np.array((*self._counts, importance is not None, pitch, slots), np.uint64)
+        room = _room(slots * self._block, 3, 5)
         args = flat_array(x), self._descriptor, weights, self._widths, self._numbers, counts
-        outputs = flat_array(scale), flat_array(zero)
-        share(entries.search_affine, (*args, *outputs), self._rows, math.prod(self._shape))
+        outputs = flat_array(scale), flat_array(zero), *room
+        share(entries.search_affine, (*args, *outputs), slots or self._rows, math.prod(self._shape))
         return scale.to(params[0].dtype), zero.to(params[1].dtype)
 
 
@@ -189,10 +190,7 @@ class ScaleSearch:
         ratios = np.array((*self._ratios, coarse, self._exponent), np.float32)
         slots = parts_for(scale.numel(), math.prod(self._shape)) if self._row else 0
         counts = *self._counts, importance is not None, pitch, *self._power, slots
-        floats, doubles = (
-            np.empty(max(1, slots * part * self._block), kind)
-            for part, kind in ((2, np.float32), (3, np.float64))
-        )
+        floats, doubles = _room(slots * self._block, 2, 3)
         tried = self._parts, self._table, self._halved, self._values, ratios, self._numbers
         args = flat_array(x), self._descriptor, weights, *tried, np.array(counts, np.uint64)
         outputs = flat_array(scale), floats, doubles
@@ -220,7 +218,7 @@ class LongFits:
         (fine,) = params
         scale = fine.to(torch.float32, copy=True).contiguous()
         slots = parts_for(scale.numel(), self._size)
-        room = (np.empty(2 * slots * self._block, kind) for kind in (np.float32, np.float64))
+        room = _room(slots * self._block, 2, 2)
         args = flat_array(x), self._descriptor, *self._tried, np.array((*self._counts, slots), np.uint64)
         share(entries.search_long_fits, (*args, flat_array(scale), *room), slots, self._size)
         return (window_search.picked(scale > 0, self._ladder.store(scale.double()), fine),)
@@ -230,6 +228,11 @@ def scale_window(scheme: Scheme, view: View, weighted: bool) -> Window:
     """Return the window of scales; any weights of errors leave no lower end."""
     window = window_of(scheme, int(view.layout.block), _power_of(scheme))
     return replace(window, doubling=math.inf) if weighted else window
+
+
+def _room(count: int, floats: int, doubles: int) -> tuple[Any, Any]:
+    """Return room for so many numbers times so many of float32, and of float64; for one at least."""
+    return np.empty(max(1, floats * count), np.float32), np.empty(max(1, doubles * count), np.float64)
 
 
 def _values_in_order(scheme: Scheme) -> Any:

@@ -1,8 +1,9 @@
 """Scales and zero points that fit whole codes best, 16 blocks at once, as :mod:`zeropoint.ops.affine_fits`.
 
-A lane is a block. Sums without weights are of whole numbers below ``2 ** 53``, those of codes and their
-squares below ``2 ** 24``: exact in any order, whether or not the machine fuses products with sums. Sums with
-weights are added pairwise, as those of errors are, eight terms at a time in registers.
+A lane is a block, or 16 neighbors of one long block fill the lanes, which then agree on all that is of the
+block. Sums without weights are of whole numbers below ``2 ** 53``, those of codes and their squares of 128
+numbers below ``2 ** 24``: exact in any order, whether or not the machine fuses products with sums. Sums with
+weights are added pairwise, as those of errors are, for short blocks eight terms at a time in registers.
 """
 
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from ..encode.block_scales import rounded
 from ..machine.intrinsics import device, inlined, scratch
+from ..machine.tile import load
 from ..machine.vector import (
     above,
     above_doubles,
@@ -22,25 +24,40 @@ from ..machine.vector import (
     narrow_doubles,
     smaller,
     store_lanes,
+    sum_of_doubles,
     wide_floats,
     words_of,
 )
-from .lane_errors import LONGEST, SUMS, add_differences, add_errors, decode_affine, load_weights
-from .lanes import LANES, add_pairwise, code_of, exponent_of, multiply_add, power_of, where, whole
+from .lane_errors import LONGEST, SUMS, add_differences, add_errors, add_row, decode_affine, load_weights
+from .lanes import (
+    LANES,
+    add_pairwise,
+    code_of,
+    exponent_of,
+    least_lane,
+    most_lane,
+    multiply_add,
+    power_of,
+    where,
+    whole,
+)
 from .windows import ONES, load_columns
 
 _EIGHT, _THREE = np.uint64(8), np.uint64(3)
+_CHUNK = np.uint64(128)
+"""Vectors of which float32 adds codes, and squares of codes, of up to 8 bits exactly."""
 _GAIN, _PRODUCT, _SQUARE, _MEAN = (np.uint64(n * 16) for n in range(4))
 """Where sums of the best codes lie; see :class:`zeropoint.ops.affine_fits.Sums`."""
-_COUNT, _NUMBERS, _FIRST, _LAST, _MIDDLE, _UNIT, _POWER = (np.uint64(n * 16) for n in range(7))
-"""Where lie the sums of weights, the means of numbers, the ends of ranges and what numbers come from."""
+_COUNT, _NUMBERS, _FIRST, _LAST, _MIDDLE, _UNIT, _POWER, _SUM = (np.uint64(n * 16) for n in range(8))
+"""Where lie sums of weights, means and sums of numbers, the ends of ranges and what numbers come from."""
 
 
 class AffineFitting(NamedTuple):
     """What is tried; see :mod:`zeropoint.ops.affine_fits`.
 
     widths: float64. least, most: of the format of scales. inverse: the largest reciprocal of a scale. places:
-    binary ones. steps: places of each width. pitch: how many weights lie between two rows.
+    binary ones. steps: places of each width. pitch: how many weights lie between two rows. row: whether the
+    numbers of one block fill all lanes.
     """
 
     widths: Any
@@ -54,6 +71,7 @@ class AffineFitting(NamedTuple):
     real: Any
     weighted: Any
     pitch: Any
+    row: Any
 
 
 class _Room(NamedTuple):
@@ -72,6 +90,15 @@ class _Room(NamedTuple):
     lanes: Any
 
 
+@inlined
+def _add(values: Any, size: Any, row: Any) -> None:
+    """Add vectors of doubles pairwise to the first lanes, over all lanes if ``row``."""
+    if row:
+        add_row(values, size)
+    else:
+        add_pairwise(values, size)
+
+
 @device
 def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
     """Write the numbers of 16 blocks in fixed point, times their weights, and what they come from."""
@@ -80,6 +107,8 @@ def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
     for i in range(size):
         x = load_lanes(columns, i * LANES)
         least, most = smaller(x, least), larger(x, most)
+    if fitting.row:
+        least, most = floats_of(least_lane(least)), floats_of(most_lane(most))
     low, high, zero = wide_floats(least), wide_floats(most), doubles_of(np.float64(0))
     middle = (low + high) * doubles_of(np.float64(0.5))
     if not fitting.real:
@@ -102,38 +131,55 @@ def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
         # Added up in other memory: sums take the place of terms.
         store_lanes(room.squares, i * LANES, weight)
         store_lanes(room.totals, i * LANES, number)
-    add_pairwise(room.squares, size)
-    add_pairwise(room.totals, size)
-    count = load_lanes(room.squares, np.uint64(0))
+    _add(room.squares, size, fitting.row)
+    _add(room.totals, size, fitting.row)
+    count, total = load_lanes(room.squares, np.uint64(0)), load_lanes(room.totals, np.uint64(0))
     store_lanes(own, _COUNT, count)
-    store_lanes(own, _NUMBERS, load_lanes(room.totals, np.uint64(0)) / count)
+    store_lanes(own, _SUM, total)
+    store_lanes(own, _NUMBERS, total / count)
 
 
 @inlined
-def _add_three(room: Any, size: Any, inverse: Any, zeros: Any, element: Any) -> Any:
-    """Return sums of products, of codes and of their squares under three zero points."""
+def _of_block(sums: Any, row: Any) -> Any:
+    """Return exact sums of blocks from those of lanes."""
+    if row:
+        a, b, c = sum_of_doubles(sums[0]), sum_of_doubles(sums[1]), sum_of_doubles(sums[2])
+        return doubles_of(a), doubles_of(b), doubles_of(c)
+    return sums
+
+
+@inlined
+def _add_three(room: Any, size: Any, inverse: Any, zeros: Any, element: Any, row: Any) -> Any:
+    """Return sums of products, of codes and of their squares under three zero points, doubles."""
     one, two, three = zeros
     none, zero = doubles_of(np.float64(0)), floats_of(np.float32(0))
-    (a, b, c), (d, e, f), (g, h, k) = (none, zero, zero), (none, zero, zero), (none, zero, zero)
-    for i in range(size):
-        t, x = load_lanes(room.numbers, i * LANES) * inverse, load_lanes(room.wides, i * LANES)
-        q, r, s = code_of(t + one, element), code_of(t + two, element), code_of(t + three, element)
-        a, b, c = multiply_add(wide_floats(q), x, a), b + q, multiply_add(q, q, c)
-        d, e, f = multiply_add(wide_floats(r), x, d), e + r, multiply_add(r, r, f)
-        g, h, k = multiply_add(wide_floats(s), x, g), h + s, multiply_add(s, s, k)
-    return (a, b, c), (d, e, f), (g, h, k)
+    (a, b, c), (d, e, f), (g, h, k) = (none, none, none), (none, none, none), (none, none, none)
+    for begin in range(np.uint64(0), size, _CHUNK):
+        (y, m), (n, o), (u, v) = (zero, zero), (zero, zero), (zero, zero)
+        for i in range(begin, min(size, begin + _CHUNK)):
+            t, x = load_lanes(room.numbers, i * LANES) * inverse, load_lanes(room.wides, i * LANES)
+            q, r, s = code_of(t + one, element), code_of(t + two, element), code_of(t + three, element)
+            a, y, m = multiply_add(wide_floats(q), x, a), y + q, multiply_add(q, q, m)
+            d, n, o = multiply_add(wide_floats(r), x, d), n + r, multiply_add(r, r, o)
+            g, u, v = multiply_add(wide_floats(s), x, g), u + s, multiply_add(s, s, v)
+        b, c, e = b + wide_floats(y), c + wide_floats(m), e + wide_floats(n)
+        f, h, k = f + wide_floats(o), h + wide_floats(u), k + wide_floats(v)
+    return _of_block((a, b, c), row), _of_block((d, e, f), row), _of_block((g, h, k), row)
 
 
 @inlined
-def _add_one(room: Any, size: Any, inverse: Any, zero: Any, element: Any) -> Any:
+def _add_one(room: Any, size: Any, inverse: Any, zero: Any, element: Any, row: Any) -> Any:
     """Return the same under one zero point."""
-    a, b = doubles_of(np.float64(0)), floats_of(np.float32(0))
-    c = b
-    for i in range(size):
-        q = code_of(load_lanes(room.numbers, i * LANES) * inverse + zero, element)
-        a = multiply_add(wide_floats(q), load_lanes(room.wides, i * LANES), a)
-        b, c = b + q, multiply_add(q, q, c)
-    return a, b, c
+    none = doubles_of(np.float64(0))
+    a, b, c = none, none, none
+    for begin in range(np.uint64(0), size, _CHUNK):
+        d, e = floats_of(np.float32(0)), floats_of(np.float32(0))
+        for i in range(begin, min(size, begin + _CHUNK)):
+            q = code_of(load_lanes(room.numbers, i * LANES) * inverse + zero, element)
+            a = multiply_add(wide_floats(q), load_lanes(room.wides, i * LANES), a)
+            d, e = d + q, multiply_add(q, q, e)
+        b, c = b + wide_floats(d), c + wide_floats(e)
+    return _of_block((a, b, c), row)
 
 
 @inlined
@@ -150,13 +196,23 @@ def _added(a: Any, b: Any) -> Any:
 
 
 @device
-def _add_weighted(room: Any, size: Any, lanes: Any, element: Any) -> None:
+def _add_weighted(room: Any, size: Any, lanes: Any, element: Any, row: Any) -> None:
     """Write weighted sums to the first lanes of ``products``, ``totals`` and ``squares``.
 
     lanes: (48,) float32, reciprocals of scales, zero points, and what is taken off codes.
     """
     inverse, zero = load_lanes(lanes, np.uint64(0)), load_lanes(lanes, LANES)
     shift = load_lanes(lanes, LANES + LANES)
+    if row:
+        for i in range(size):
+            product, total, square = _terms(room, i, inverse, zero, shift, element)
+            store_lanes(room.products, i * LANES, product)
+            store_lanes(room.totals, i * LANES, total)
+            store_lanes(room.squares, i * LANES, square)
+        add_row(room.products, size)
+        add_row(room.totals, size)
+        add_row(room.squares, size)
+        return
     m = size // _EIGHT
     for j in range(m):
         a = _terms(room, j, inverse, zero, shift, element)
@@ -199,7 +255,7 @@ def _keep(room: Any, alive: Any, product: Any, total: Any, square: Any, zero: An
 @inlined
 def _keep_exact(room: Any, alive: Any, sums: Any, zero: Any, numbers: Any, real: Any) -> None:
     """Keep the exact sums of codes less their zero points, unless these are real; numbers: their sum."""
-    product, total, square = sums[0], wide_floats(sums[1]), wide_floats(sums[2])
+    product, total, square = sums
     if not real:
         product = product - zero * numbers
         square = (square - (zero + zero) * total) + (zero * zero) * load_lanes(room.blocks, _COUNT)
@@ -223,14 +279,16 @@ def _usable(zero: Any, element: Any, fitting: Any) -> Any:
 
 
 @device
-def _take_weighted(room: Any, size: Any, lanes: Any, alive: Any, zero: Any, element: Any, real: Any) -> None:
+def _take_weighted(
+    room: Any, size: Any, lanes: Any, alive: Any, zero: Any, element: Any, fitting: Any
+) -> None:
     """Take codes under ``zero``, doubles, and the reciprocals in ``lanes``, and keep their sums."""
     narrow, none = narrow_doubles(zero), floats_of(np.float32(0))
     store_lanes(lanes, LANES, narrow)
-    store_lanes(lanes, LANES + LANES, none if real else narrow)
-    _add_weighted(room, size, lanes, element)
+    store_lanes(lanes, LANES + LANES, none if fitting.real else narrow)
+    _add_weighted(room, size, lanes, element, fitting.row)
     product, total = load_lanes(room.products, np.uint64(0)), load_lanes(room.totals, np.uint64(0))
-    _keep(room, alive, product, total, load_lanes(room.squares, np.uint64(0)), zero, real)
+    _keep(room, alive, product, total, load_lanes(room.squares, np.uint64(0)), zero, fitting.real)
 
 
 @inlined
@@ -253,15 +311,15 @@ def _try_width(
         store_lanes(lanes, np.uint64(0), narrow)
         for place in range(fitting.steps):
             zero = _zero_at(room, place, inverse, element, fitting)
-            _take_weighted(room, size, lanes, alive, zero, element, real)
+            _take_weighted(room, size, lanes, alive, zero, element, fitting)
         return
-    numbers = load_lanes(room.blocks, _NUMBERS) * load_lanes(room.blocks, _COUNT)
+    numbers = load_lanes(room.blocks, _SUM)
     for place in range(np.uint64(0), fitting.steps, _THREE):
         a = _zero_at(room, place, inverse, element, fitting)
         b = _zero_at(room, place + np.uint64(1), inverse, element, fitting)
         c = _zero_at(room, place + np.uint64(2), inverse, element, fitting)
         zeros = narrow_doubles(a), narrow_doubles(b), narrow_doubles(c)
-        one, two, three = _add_three(room, size, narrow, zeros, element)
+        one, two, three = _add_three(room, size, narrow, zeros, element, fitting.row)
         _keep_exact(room, alive, one, a, numbers, real)
         _keep_exact(room, alive, two, b, numbers, real)
         _keep_exact(room, alive, three, c, numbers, real)
@@ -300,10 +358,10 @@ def _refit(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None
     zero, narrow = _usable(zero, element, fitting), narrow_doubles(inverse)
     if fitting.weighted:
         store_lanes(lanes, np.uint64(0), narrow)
-        _take_weighted(room, size, lanes, words_of(ONES), zero, element, fitting.real)
+        _take_weighted(room, size, lanes, words_of(ONES), zero, element, fitting)
     else:
-        numbers = load_lanes(own, _NUMBERS) * load_lanes(own, _COUNT)
-        sums = _add_one(room, size, narrow, narrow_doubles(zero), element)
+        numbers = load_lanes(own, _SUM)
+        sums = _add_one(room, size, narrow, narrow_doubles(zero), element, fitting.row)
         _keep_exact(room, words_of(ONES), sums, zero, numbers, fitting.real)
 
 
@@ -340,17 +398,17 @@ def _fitted(room: Any, b: Any, starts: Any, element: Any, rule: Any, fitting: An
 
 
 @device
-def _errors(room: Any, size: Any, tried: Any, element: Any) -> None:
+def _errors(room: Any, size: Any, tried: Any, element: Any, row: Any) -> None:
     """Write the errors under scales and zero points to the first lanes of ``squares``."""
     decode_affine(room.columns, size, tried[:LANES], tried[LANES:], element, room.decoded)
-    add_errors(room.columns, room.decoded, room.weights, size, False, room.squares)
+    add_errors(room.columns, room.decoded, room.weights, size, row, room.squares)
 
 
 @device
-def _replace(room: Any, size: Any, best: Any, tried: Any, element: Any) -> None:
+def _replace(room: Any, size: Any, best: Any, tried: Any, element: Any, row: Any) -> None:
     """Replace scales and zero points by those that are tried, where these have less error."""
     errors = room.best
-    _errors(room, size, tried, element)
+    _errors(room, size, tried, element, row)
     for b in range(LANES):
         if room.squares[b] < errors[b]:
             errors[b], best[b], best[LANES + b] = room.squares[b], tried[b], tried[LANES + b]
@@ -366,18 +424,18 @@ def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, 
         _refit(room, size, lanes, element, fitting)
     for b in range(LANES):
         tried[b], tried[LANES + b] = _fitted(room, b, best, element, rule, fitting)
-    _errors(room, size, best, element)
+    _errors(room, size, best, element, fitting.row)
     store_lanes(room.best, np.uint64(0), load_lanes(room.squares, np.uint64(0)))
-    _replace(room, size, best, tried, element)
+    _replace(room, size, best, tried, element, fitting.row)
     if not fitting.real:
         return
     decode_affine(room.columns, size, best[:LANES], best[LANES:], element, room.decoded)
-    add_differences(room.columns, room.decoded, room.weights, size, room.squares)
+    add_differences(room.columns, room.decoded, room.weights, size, fitting.row, room.squares)
     for b in range(LANES):
         steps = (room.squares[b] / room.blocks[_COUNT + b]) / np.float64(best[b])
         zero = _whole_zero(np.float64(best[LANES + b]) - steps, best[LANES + b], element, True)
         tried[b], tried[LANES + b] = best[b], zero
-    _replace(room, size, best, tried, element)
+    _replace(room, size, best, tried, element, fitting.row)
 
 
 @device
@@ -392,7 +450,7 @@ def affine_rows(
     room = _Room(
         scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32),
         scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(SUMS, np.float64),
-        scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(112, np.float64),
+        scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(128, np.float64),
         scratch(64, np.float64), scratch(80, np.float32),
     )  # fmt: skip
     best, size = scratch(32, np.float32), layout.block
@@ -407,3 +465,34 @@ def affine_rows(
         _search_blocks(size, element, rule, fitting, room, best)
         for b in range(blocks):
             scales[block + b], zeros[block + b] = best[b], best[LANES + b]
+
+
+@device
+def long_affine_blocks(
+    x: Any, layout: Any, element: Any, rule: Any, weights: Any, fitting: Any, scales: Any, zeros: Any,
+    memory: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    """Do what :func:`affine_rows` does with blocks ``first`` to ``last``, of any length, one at a time.
+
+    memory: float32 and float64, of three and five times the numbers of a block.
+    """
+    floats, doubles = memory
+    n, best = layout.block, scratch(32, np.float32)
+    two, four = n + n, n + n + n + n
+    room = _Room(
+        floats[:n], floats[n:two], floats[two:], doubles[:n], doubles[n:two], doubles[two : two + n],
+        doubles[two + n : four], doubles[four:], scratch(128, np.float64), scratch(64, np.float64),
+        scratch(80, np.float32),
+    )  # fmt: skip
+    for i in range(n):
+        room.weights[i] = np.float64(1)
+    for block in range(first, last):
+        load(x, block * n, n, layout.kind, room.columns)
+        row, place = block // layout.row_blocks, block % layout.row_blocks
+        if fitting.weighted:
+            for i in range(n):
+                room.weights[i] = weights[row * fitting.pitch + place * n + i]
+        store_lanes(best, np.uint64(0), floats_of(scales[block]))
+        store_lanes(best, LANES, floats_of(zeros[block]))
+        _search_blocks(n // LANES, element, rule, fitting, room, best)
+        scales[block], zeros[block] = best[0], best[LANES]

@@ -260,8 +260,16 @@ def _less(columns: Any, decoded: Any, weights: Any, i: Any) -> Any:
 
 
 @device
-def add_differences(columns: Any, decoded: Any, weights: Any, size: Any, sums: Any) -> None:
-    """Write the sums of numbers less what they decode to, to the first lanes of ``sums``."""
+def add_differences(columns: Any, decoded: Any, weights: Any, size: Any, row: Any, sums: Any) -> None:
+    """Write the sums of numbers less what they decode to, to the first lanes of ``sums``.
+
+    row: as of :func:`add_errors`.
+    """
+    if row:
+        for i in range(size):
+            store_lanes(sums, i * LANES, _less(columns, decoded, weights, i))
+        add_row(sums, size)
+        return
     m = size // _EIGHT
     two, four = m + m, m + m + m + m
     for j in range(m):
