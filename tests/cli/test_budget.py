@@ -50,6 +50,7 @@ def test_the_same_command_resumes(model: Path, tmp_path: Path, call: Call) -> No
         (("--budget", "5bpw", "--text", "x.txt"), "--text is what the model runs on; add --importance"),
         (("--budget", "5bpw", "--calibration", "x.txt", "--imatrix", "x"), "both say what inputs are"),
         (("--budget", "5bpw", "--method", "mse_weighted"), "pass --calibration FILE with text, or random"),
+        (("--budget", "9bpw", "--candidates", "w4a16,fp8"), "scales observed on data; use fp8_dynamic"),
         (("--budget", "1bpw",), "budget 1bpw is less than the smallest choice"),
     ],
 )  # fmt: skip

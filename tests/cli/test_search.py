@@ -62,6 +62,10 @@ def test_a_recipe_is_not_replaced_unless_that_is_asked_for(model: Path, tmp_path
     ("arguments", "message"),
     [
         (("--budget", "lots"), "budget 'lots' must be bits for each weight or bytes of all files"),
+        (
+            ("--budget", "4.5"),
+            "budget '4.5' has no unit; write 4.5bpw for bits of each weight, or a size such",
+        ),
         (("--budget", "5bpw", "--candidates", "w4a61"), "scheme 'w4a61' is unknown; did you mean w4a16"),
         (("--budget", "5bpw", "--format", "awq"), "format awq has no usual candidates; name some"),
         (("--budget", "5bpw", "--format", "gguf", "--candidates", "q4_k_m"), "q4_k_m is a mixture"),

@@ -112,20 +112,47 @@ def test_a_scale_of_all_rows_takes_the_weight_as_a_whole(source: Path) -> None:
         plan_of(source, "float8_e4m3fn:tensor", small)
 
 
-def test_three_lines_quantize_by_a_method_and_a_recipe_names_its_own(source: Path, tmp_path: Path) -> None:
+def test_three_lines_quantize_by_a_method(source: Path, tmp_path: Path) -> None:
     result = quantize_checkpoint(source, tmp_path / "out", "mxfp4", method="mse")
     assert {weight.method for weight in result.plan.weights} == {"mse"}
-    with pytest.raises(RecipeError, match="goes with a preset or scheme; write method: in the recipe"):
-        plan_checkpoint(source, RecipeText.of("w4a16"), method="mse")
     with pytest.raises(RecipeError, match="did you mean mse"):
         plan_checkpoint(source, "w4a16", method="msee")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "default: w4a16\nrules: [{name: '*.down_proj', preset: w4a16, method: nearest}]\n",
+        "method: hqq  # most\ndefault: w4a16\nrules: [{name: '*.down_proj', preset: w4a16, method: nearest}]",
+        "{default: w4a16, rules: [{name: '*.down_proj', preset: w4a16, method: nearest}]}",
+        "  default: w4a16\n  rules: [{name: '*.down_proj', preset: w4a16, method: nearest}]",
+    ],
+)
+def test_a_method_takes_the_place_of_that_of_a_recipe_but_not_of_its_rules(text: str, source: Path) -> None:
+    plan = plan_checkpoint(source, RecipeText(text=text), method="mse")
+    found = {weight.module.rpartition(".")[2]: weight.method for weight in plan.weights}
+    assert found.pop("down_proj") == "nearest"
+    assert set(found.values()) == {"mse"}
+
+
+def test_a_recipe_that_is_none_keeps_its_lines_under_another_method(source: Path) -> None:
+    for text, line in (("default: w4a16\nrules:\n  - nme: x\n", 3), ("default: [", 2), ("w4a16", 2)):
+        with pytest.raises(RecipeError, match=rf"mixed --method mse, line {line}: "):
+            plan_checkpoint(source, RecipeText(text=text, name="mixed"), method="mse")
+
+
+def test_a_family_by_another_method_on_the_command_line(source: Path) -> None:
+    command = ["plan", str(source), "--recipe", "llama", "--method", "mse_weighted", "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert {tensor["method"] for tensor in json.loads(done.output)["tensors"]} == {"mse_weighted", None}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--to", "w4a16", "--method", "msee"], "did you mean mse"),
-        (["--recipe", "RECIPE", "--method", "mse"], "--method mse goes with --to"),
+        (["--recipe", "RECIPE", "--method", "msee"], "did you mean mse"),
     ],
 )
 def test_a_method_that_means_nothing_is_a_slip_of_the_command_line(

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..codecs.registry import DEFAULT, get_codec
-from ..errors import CalibrationError, DtypeError, RecipeError
+from ..errors import CalibrationError, DtypeError
 from .choose.recipe import RecipeText
 from .choose.selection import FLOATS, Selection
 from .model.cache_scales import with_cache_scales
@@ -46,9 +46,10 @@ def plan_checkpoint(
 
     Args:
         source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
-        to: a preset or scheme, or a recipe (``RecipeText.read(path)``), which names methods itself.
+        to: a preset or scheme, or a recipe (``RecipeText.read(path)``, ``RecipeText.named("llama")``).
         format: what files are written in, a name of :mod:`zeropoint.codecs.registry`.
-        method: how weights are quantized, such as ``"mse"``; ``nearest`` unless given.
+        method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
+            unless given. Rules that name a method keep it.
         include, ignore: patterns of tensors to quantize although they are kept by default, and of tensors to
             keep.
         max_memory: bytes that the process of the run may take; 2 GiB if None.
@@ -56,14 +57,12 @@ def plan_checkpoint(
     Raises:
         CheckpointError: for a source that is damaged, quantized already, or without weights to quantize, and
             for too little ``max_memory``.
-        RecipeError: for a malformed recipe, and a method beyond a recipe.
+        RecipeError: for a malformed recipe, and an unknown method.
         SchemeError: for an unknown preset or a malformed scheme.
         UnsupportedError: when the file layout cannot hold the scheme.
     """
     selection = Selection(include=tuple(include), ignore=tuple(ignore))
-    if method is not None and not isinstance(to, str):
-        raise RecipeError(f"method (={method!r}) goes with a preset or scheme; write method: in the recipe")
-    asked = RecipeText.of(to).by(method) if isinstance(to, str) and method is not None else to
+    asked = to if method is None else (RecipeText.of(to) if isinstance(to, str) else to).by(method)
     limits = Limits.default(max_memory=max_memory)
     return make_plan(open_source(source), asked, selection=selection, limits=limits, codec=get_codec(format))
 
@@ -84,7 +83,8 @@ def quantize_checkpoint(
         out: the output directory or URL.
         to: a preset or scheme, or a recipe (``RecipeText.read(path)``).
         format: the file layout, a name of :mod:`zeropoint.codecs.registry`.
-        method: how weights are quantized, such as ``"mse"``; ``nearest`` if None.
+        method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
+            if neither says.
         include: patterns of tensors to quantize although they are kept by default.
         ignore: patterns of tensors to keep.
         overwrite: write into a directory that is not empty.

@@ -85,10 +85,19 @@ def parse_candidates(text: str) -> str:
     >>> parse_candidates("w4a16,keep")
     'w4a16,keep'
     """
-    for name in re.split(r",(?![^\[]*\])", text):
-        if name.strip() not in ("keep", ""):
-            parse_scheme(name.strip())
+    for name in candidates_in(text):
+        if name != "keep":
+            parse_scheme(name)
     return text
+
+
+def candidates_in(text: str) -> list[str]:
+    """Return candidates by themselves; a comma inside of brackets belongs to a scheme.
+
+    >>> candidates_in("w4a16, keep")
+    ['w4a16', 'keep']
+    """
+    return [name.strip() for name in re.split(r",(?![^\[]*\])", text) if name.strip()]
 
 
 def parse_workers(text: str) -> int:
@@ -139,10 +148,10 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
     return layers.RecipeText.of(text)
 
 
-def require_no_data(text: str, codec: Codec | None) -> None:
+def require_no_data(text: str, codec: Codec | None, option: str = "--to") -> None:
     """Raise typer.BadParameter for a preset whose inputs need scales from data, with one that needs none.
 
-    What is wrong with its options comes first.
+    What is wrong with its options comes first. option: that which names the preset.
     """
     head, colon, _ = text.strip().partition(":")
     given = (codec or layers.DEFAULT).presets.get(head.lower())
@@ -152,7 +161,7 @@ def require_no_data(text: str, codec: Codec | None) -> None:
         raise typer.BadParameter(
             f"preset {text!r} is refused: its inputs need scales observed on data; use {given.without_data}, "
             "or pass --calibration FILE",
-            param_hint="'--to'",
+            param_hint=f"'{option}'",
         )
 
 

@@ -64,21 +64,23 @@ Method = Annotated[
     str | None,
     typer.Option(
         metavar="NAME", parser=parse_method,
-        help="How weights are quantized: nearest (the default), ggml, hqq, mse or mse_weighted.",
+        help="How weights are quantized: nearest (the default), ggml, hqq, mse or mse_weighted; of a recipe, "
+        "in place of its own method.",
     ),
 ]  # fmt: skip
 Calibration = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|random", parser=parse_path,
-        help="Text, token ids in .safetensors, or random tokens, for methods that need data: mse_weighted.",
+        help="Text, token ids in .safetensors, or random tokens: shows mse_weighted, ggml and a budget which "
+        "inputs are large, and gives static inputs their scales.",
     ),
 ]  # fmt: skip
 Imatrix = Annotated[
     str | None,
     typer.Option(
         metavar="FILE", parser=parse_path,
-        help="Importance matrix of llama.cpp, .dat or GGUF, for --method ggml and mse_weighted.",
+        help="Importance matrix of llama.cpp, .dat or GGUF, in place of --calibration.",
     ),
 ]  # fmt: skip
 Include = Annotated[
@@ -132,14 +134,15 @@ def planned(
     Raises typer.BadParameter for a scheme or recipe that has no meaning there, and where a plan file, which
     has a selection and a format of its own, is given another one.
     """
-    if method is not None and not isinstance(asked, str):
-        raise typer.BadParameter(
-            f"--method {method} goes with --to; a recipe names methods itself, and a plan has its own"
-        )
+    if method is not None and not isinstance(asked, str | layers.RecipeText):
+        raise typer.BadParameter(f"--method {method} goes with --to or --recipe; a plan has its own")
     if isinstance(asked, str | layers.RecipeText):
         codec = layers.DEFAULT if codec is None else codec
-        recipe = scheme_recipe(asked, codec) if isinstance(asked, str) else checked_recipe(asked, codec)
-        recipe = recipe if method is None else recipe.by(method)
+        if isinstance(asked, str):
+            recipe = scheme_recipe(asked, codec)
+            recipe = recipe if method is None else recipe.by(method)
+        else:
+            recipe = checked_recipe(asked if method is None else asked.by(method), codec)
         found = layers.open_source(source)
         return layers.make_plan(found, recipe, selection=selection, limits=limits, codec=codec)
     if selection != layers.Selection() or codec is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import layers
-from .arguments import one_of, parse_plan, require_no_data
+from .arguments import candidates_in, one_of, parse_plan, require_no_data
 from .options import (
     AsJson,
     Calibration,
@@ -58,6 +58,9 @@ from .writing import (
     show_run,
     write,
 )
+
+if TYPE_CHECKING:
+    from ..codecs.protocol import Codec
 
 
 def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -122,8 +125,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     start = time.perf_counter()
     asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan, "--budget": budget})
     selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
-    if calibration is None and to is not None:
-        require_no_data(to, format)
+    if calibration is None:
+        _require_no_data(to, candidates, format)
     if calibration is not None and imatrix is not None:
         raise typer.BadParameter("--calibration and --imatrix both say what inputs are; give one of them")
     limits = layers.Limits.default(workers, max_memory)
@@ -157,6 +160,13 @@ def _state(given: str | None, out: str) -> Path | None:
     """Return where the search of a budget keeps what it measured: next to a local output."""
     place = layers.place(out)
     return state_of(given, place if isinstance(place, Path) else None)
+
+
+def _require_no_data(to: str | None, candidates: str | None, codec: Codec | None) -> None:
+    if to is not None:
+        require_no_data(to, codec)
+    for name in candidates_in(candidates or ""):
+        require_no_data(name, codec, "--candidates")
 
 
 def _require_no_budget(candidates: str | None, state: str | None, runs: ModelRuns) -> None:

@@ -4,7 +4,7 @@ This package decides from names, types and shapes alone. It knows no model, no c
 """
 
 from .assignment import Activation, Assignment
-from .document import Vocabulary, load_recipe, parse_recipe, read_recipe, recipe_schema
+from .document import Vocabulary, load_recipe, parse_recipe, read_recipe, recipe_schema, with_method
 from .family_recipes import FAMILIES
 from .model_preset import model_preset
 from .quark import (
@@ -43,4 +43,5 @@ __all__ = [
     "parse_recipe",
     "read_recipe",
     "recipe_schema",
+    "with_method",
 ]

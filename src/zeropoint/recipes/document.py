@@ -178,6 +178,33 @@ def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS)
     return _guarded(chosen, lambda: recipe.with_method(_text(chosen)))
 
 
+def with_method(text: str, method: str) -> str:
+    r"""Return the YAML of a recipe with another ``method:``, every line in its place; rules keep theirs.
+
+    Args:
+        text: YAML; one that is malformed stays so.
+        method: a name.
+
+    Example:
+        >>> with_method("method: mse\ndefault: w4a16", "nearest")
+        'method: "nearest"\ndefault: w4a16'
+    """
+    word = json.dumps(method)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (RecursionError, yaml.YAMLError):
+        root = None
+    if not isinstance(root, yaml.MappingNode):
+        return f"{text}\n{_METHOD}: {word}"
+    for key, value in root.value:
+        if key.value == _METHOD:
+            return f"{text[: value.start_mark.index]}{word}{text[value.end_mark.index :]}"
+    if root.flow_style:
+        start = root.start_mark.index + 1
+        return f'{text[:start]}"{_METHOD}": {word}, {text[start:]}'
+    return f"{text}\n{' ' * root.start_mark.column}{_METHOD}: {word}"
+
+
 def _mapping(place: _Place, known: tuple[str, ...]) -> dict[str, Any]:
     """Return the value nodes of a mapping by key; unknown and repeated keys are errors."""
     if not isinstance(place.node, yaml.MappingNode):

@@ -11,6 +11,8 @@ from ..errors import RangeError, printable, size_of
 _BITS = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*(?:bpw|bits?)", re.ASCII | re.IGNORECASE)
 _BYTES = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_LEAST = 1 << 10
+"""Bytes below which a number alone is one of bits whose unit was forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class Budget:
             text: the text form.
 
         Raises:
-            RangeError: for anything else.
+            RangeError: for anything else, and for a small number without a unit.
 
         Example:
             >>> str(Budget.parse("4.50bpw")), str(Budget.parse("3.5GB"))
@@ -50,6 +52,11 @@ class Budget:
         if bits is not None and Fraction(bits[1]):
             return Budget(bits=Fraction(bits[1]))
         found = 0 if nbytes is None else int(Fraction(nbytes[1]) * (1 << _POWERS[nbytes[2].upper()]))
+        if found and found < _LEAST and nbytes is not None and not nbytes[2]:
+            raise RangeError(
+                f"budget {printable(text)} has no unit; write {nbytes[1]}bpw for bits of each weight, or a "
+                "size such as 3.2G for bytes of all files"
+            )
         if not found:
             raise RangeError(
                 f"budget {printable(text)} must be bits for each weight or bytes of all files, for example "

@@ -96,12 +96,13 @@ def quantize_checkpoint(
     Args:
         source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
         out: the output directory or URL.
-        to: a preset or scheme, or a recipe (``RecipeText.read(path)``).
+        to: a preset or scheme, or a recipe (``RecipeText.read(path)``, ``RecipeText.named("llama")``).
         budget: in its place, ``"4.5bpw"`` for bits of each weight, or ``"3.2G"`` for bytes of all files:
             each layer gets the scheme that :func:`search_checkpoint` finds.
         candidates: of the budget, as for :func:`search_checkpoint`.
         format: the file layout, a name of :mod:`zeropoint.codecs.registry`.
-        method: how weights are quantized, such as ``"mse"``; ``nearest`` if None.
+        method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
+            if neither says.
         include: patterns of tensors to quantize although they are kept by default.
         ignore: patterns of tensors to keep.
         overwrite: write into a directory that is not empty.

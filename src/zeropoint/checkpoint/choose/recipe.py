@@ -17,7 +17,7 @@ from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import Codec, LayerScheme
 from ...errors import RecipeError, printable
-from ...recipes import FAMILIES, Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe
+from ...recipes import FAMILIES, Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe, with_method
 
 _DEFAULT = re.compile(r'default: "([\w+]+)"$', re.MULTILINE)
 _WEIGHT, _INPUT = "weight", "input"
@@ -80,13 +80,14 @@ class RecipeText:
         return RecipeText(text=f"default: {json.dumps(scheme)}", name=f"--to {scheme}")
 
     def by(self, method: str) -> RecipeText:
-        r"""Return a recipe without a method of its own with ``method`` for all its weights.
+        r"""Return the recipe with ``method`` for all weights but those whose rule names a method itself.
 
         >>> RecipeText.of("w4a16").by("mse").text
         'default: "w4a16"\nmethod: "mse"'
+        >>> RecipeText.named("bert").by("mse_weighted").text
+        'method: "mse_weighted"\ndefault: w8a16\n'
         """
-        text = f"{self.text}\nmethod: {json.dumps(method)}"
-        return RecipeText(text=text, name=f"{self.name} --method {method}")
+        return RecipeText(text=with_method(self.text, method), name=f"{self.name} --method {method}")
 
     def mixture(self, codec: Codec) -> str | None:
         """Return the mixture of ``codec`` that it gives to all weights, or None."""
