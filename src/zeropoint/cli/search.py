@@ -133,7 +133,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint search MODEL --budget 4.5bpw -o recipe.yaml
       zeropoint search MODEL --budget 3.2G --candidates mxfp4,nvfp4a16,w4a16,fp8_dynamic -o recipe.yaml
       zeropoint search MODEL --budget 4.5bpw --method mse_weighted --calibration random -o recipe.yaml
-      zeropoint search MODEL --budget 4.8bpw --format gguf --method ggml -o recipe.yaml --plot curve.svg
+      zeropoint search MODEL --budget 4.8bpw --format FORMAT --method ggml -o recipe.yaml --plot curve.svg
       zeropoint search MODEL --budget 4.5bpw --importance linearity --text wiki.txt --refine 20 -o recipe.yaml
       zeropoint quantize MODEL OUT --recipe recipe.yaml
     """  # noqa: D301
