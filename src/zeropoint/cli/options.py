@@ -64,8 +64,8 @@ Method = Annotated[
     str | None,
     typer.Option(
         metavar="NAME", parser=parse_method,
-        help="How weights are quantized: nearest (the default), ggml, hqq, mse or mse_weighted; of a recipe, "
-        "in place of its own method.",
+        help="How weights are quantized: nearest (the default), ggml, hqq, mse or mse_weighted, in place "
+        "of the method of a recipe.",
     ),
 ]  # fmt: skip
 Calibration = Annotated[
