@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError, RecipeError, UnsupportedError
 from zeropoint.search import evolution
 from zeropoint.search.evolution import Evolved, Terms, evolved, mutated
+from zeropoint.search.inputs import of_imatrix
 from zeropoint.search.search_state import SearchState
 from zeropoint.search.searching import SearchResult, asked, search
 from zeropoint.search.weighing import NOISE, by_noise, noisy, windows_of
@@ -69,6 +72,29 @@ def test_a_layer_counts_by_the_divergence_that_noise_in_it_makes(source: Path, t
     again = searched(source, "7bpw", state=state, weigh=by_noise(None, ONE))
     fresh = searched(source, "7bpw", weigh=by_noise(None, ONE))
     assert again.allocation == fresh.allocation
+
+
+def test_where_columns_count_by_their_inputs_so_does_the_noise(source: Path, tmp_path: Path) -> None:
+    held = load_file(source / "model.safetensors")
+    modules = [name.removesuffix(".weight") for name, w in held.items() if "_proj" in name and w.ndim == 2]
+    squares = {m: torch.arange(1.0, held[f"{m}.weight"].shape[1] + 1).double() ** 2 for m in modules}
+    path = tmp_path / "imatrix.dat"
+    with path.open("wb") as file:
+        file.write(struct.pack("<i", len(squares)))
+        for module, values in squares.items():
+            file.write(struct.pack("<i", len(module)) + module.encode() + struct.pack("<ii", 1, len(values)))
+            file.write(values.float().numpy().tobytes())
+    wanted = asked("6bpw", CANDIDATES, get_codec("compressed-tensors"), limits=ONE)
+    result = search(open_source(source), replace(wanted, inputs=of_imatrix(path)), weigh=by_noise(None, ONE))
+    for choice in result.chosen[:3]:
+        weights, sizes = {}, []
+        for module in (weight.module for weight in choice.layer.weights):
+            weight = held[f"{module}.weight"]
+            weights[module] = noisy(weight, NOISE, zlib.crc32(module.encode()))
+            noise = ((weights[module] - weight).double().square() * squares[module]).sum()
+            sizes.append(float(noise / (weight.double().square() * squares[module]).sum()))
+        slope = divergence(source, weights) / (sum(sizes) / len(sizes))
+        assert choice.loss == pytest.approx(slope * choice.relative**2, rel=1e-3)
 
 
 def test_noise_has_the_norm_that_is_asked_for_and_is_the_same_each_time() -> None:

@@ -137,8 +137,8 @@ def split_candidates(text: str) -> tuple[str, ...]:
 
 Bar = Callable[[str, Callable[[int], str]], AbstractContextManager[Progress]]
 """Shows how far a part of a search is: takes what it does, and how a number of what it counts is written."""
-Weigh = Callable[[Choices, SearchState, Bar], "Weighing"]
-"""How much layers matter; may ask the state, and add to it."""
+Weigh = Callable[[Choices, "Inputs | None", SearchState, Bar], "Weighing"]
+"""How much layers matter whose errors count by these inputs, if any; may ask the state, and add to it."""
 Improve = Callable[["Table", Sequence[str], int, SearchState, Bar], "Improved"]
 """Takes options, the text of each layer, the size that is allowed, and what is known."""
 
@@ -180,7 +180,9 @@ def silent(verb: str, amount: Callable[[int], str]) -> Iterator[Progress]:  # no
     yield lambda *moved: None  # noqa: ARG005
 
 
-def equal(found: Choices, state: SearchState, bar: Bar) -> Weighing:  # noqa: ARG001 (a way to weigh)
+def equal(
+    found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar  # noqa: ARG001 (a way to weigh)
+) -> Weighing:  # fmt: skip
     """Let every matrix count the same, the experts of a layer together as one; see :data:`Weigh`."""
     return Weighing()
 
@@ -210,7 +212,7 @@ def search(
         found = found if seen is None else _knowing(found, seen)
         for plan in found.plans:
             require_statistics_of_methods(plan)
-        weighing = weigh(found, known, bar)
+        weighing = weigh(found, seen, known, bar)
         weighing = weighing if seen is None else weighing.by(seen)
         with bar("measuring", size_of) as on_progress:
             measure_all(

@@ -5,7 +5,9 @@ By the linearity theorem, for small errors that are unbiased
     KL ~ sum over layers of alpha_l t_l^2,    t_l^2 = ||W'_l - W_l||^2 / ||W_l||^2
 
 with numbers alpha_l that do not depend on how a layer is quantized. Each is measured once, with noise of
-relative norm t in one layer, Gaussian: alpha_l = KL / t^2. Random tokens serve where there is no text.
+relative norm t in one layer, Gaussian: alpha_l = KL / t^2. Random tokens serve where there is no text. Where
+squares of errors and of W_l count by the mean squares of inputs, so do those of the noise: what reaches the
+outputs of a layer is what counts, and noise is spread over its inputs otherwise than errors are.
 
 Source: HIGGS, arXiv:2411.17525, theorem 1 and section 4.
 """
@@ -30,6 +32,8 @@ from ..errors import CalibrationError, RecipeError, UnsupportedError, count, pri
 from ..eval.divergence_meter import DivergenceMeter, divergence_meter
 from ..eval.text_windows import TEXT_OF_IDS, TextTokenizer, TextWindows, TokenizedText, read_ids, read_text
 from ..eval.window_probe import WindowProbe
+from .inputs import Inputs
+from .measuring import Importance, Weights
 from .offers import Choices, SearchedLayer
 from .search_state import SearchState
 from .searching import EQUAL, Bar, Weigh, Weighing, equal
@@ -106,14 +110,15 @@ def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
     and CalibrationError where no layer matters.
     """
 
-    def weigh(found: Choices, state: SearchState, bar: Bar) -> Weighing:
+    def weigh(found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar) -> Weighing:
         windows = windows_of(found.source, given)
-        kind = f"noise {noise:g}, tokens {digest_of(windows)}"
+        kind = f"noise {noise:g}, tokens {digest_of(windows)}" + ("" if inputs is None else inputs.mark)
         left = [layer for layer in found.layers if state.fact(kind, layer.name) is None]
         if left:
             with bar("weighing", layers_of) as on_layer, meter_of(found, windows, limits) as meter:
                 for number, layer in enumerate(left):
-                    state.add_facts(kind, {layer.name: _slope(meter, found, layer, noise)})
+                    columns = {} if inputs is None else inputs.columns
+                    state.add_facts(kind, {layer.name: _slope(meter, found, layer, noise, columns)})
                     on_layer(number + 1, len(left), layer.name)
         factors = {layer.name: max(0.0, float(state.fact(kind, layer.name))) for layer in found.layers}
         if not any(factors.values()):
@@ -131,12 +136,23 @@ def layers_of(number: int) -> str:
     return count(number, "layer")
 
 
-def _slope(meter: DivergenceMeter, found: Choices, layer: SearchedLayer, noise: float) -> float:
-    weights = {}
+def _slope(
+    meter: DivergenceMeter, found: Choices, layer: SearchedLayer, noise: float, columns: Importance
+) -> float:
+    """Return the divergence over the mean squared size of noise; columns: how much those of weights count."""
+    weights, sizes = {}, []
     for weight in layer.weights:
         name = name_in(meter, found.source, weight.module)
-        weights[name] = noisy(meter.weight(name), noise, zlib.crc32(weight.module.encode()))
-    return meter.mean_divergence(weights).value / noise**2
+        given, counts = meter.weight(name), columns.get(weight.module)
+        weights[name] = noisy(given, noise, zlib.crc32(weight.module.encode()))
+        sizes.append(noise**2 if counts is None else _size(weights[name] - given, given, counts))
+    return meter.mean_divergence(weights).value * len(sizes) / math.fsum(sizes)
+
+
+def _size(noise: torch.Tensor, weight: torch.Tensor, counts: Weights) -> float:
+    """Return the squares of ``noise`` over those of ``weight``, in which columns count as ``counts`` says."""
+    own, other = (float((x.double().square() @ torch.from_numpy(counts)).sum()) for x in (noise, weight))
+    return own / other if other else 1.0
 
 
 def weigh_by(importance: str, text: Text, limits: Limits) -> Weigh:
