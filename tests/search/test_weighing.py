@@ -179,6 +179,19 @@ def test_an_evolution_gets_better_and_resumes_where_it_was(
     assert len(calls) == 27 * evolution.OFFSPRING
 
 
+def test_an_evolution_begins_with_one_option_for_all_layers_where_that_is_better(tmp_path: Path) -> None:
+    def by_unlikeness(chosen: Sequence[str]) -> float:
+        return float(len(set(chosen)))
+
+    with SearchState(tmp_path / "state", {"search": "1"}) as state:
+        first = ("c",) * 2 + ("a",) * 4
+        found = evolved(by_unlikeness, first, TERMS, generations=0, known=(state, "k"))
+        assert (found.first, found.divergence) == (2.0, 1.0)
+        assert found.chosen in {("a",) * 6, ("b",) * 6}, "all c are too large"
+        again = evolved(fitness, first, TERMS, generations=0, known=(state, "k"))
+    assert again == found
+
+
 def test_divergence_of_a_refined_choice_is_that_of_its_decoded_weights(source: Path, tmp_path: Path) -> None:
     result = zp.search_checkpoint(source, "6bpw", CANDIDATES, refine=1)
     (note,) = (note for note in result.notes if note.startswith("refined"))

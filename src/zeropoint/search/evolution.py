@@ -85,6 +85,17 @@ def mutated(chosen: Sequence[str], terms: Terms, dice: random.Random) -> tuple[s
     return None
 
 
+def uniform(terms: Terms) -> list[tuple[str, ...]]:
+    """Return the choices of one option for all layers that keep to the budget.
+
+    >>> uniform(Terms(options=[[("a", 1), ("b", 2)]] * 2, budget=3))
+    [('a', 'a')]
+    """
+    sizes = [dict(own) for own in terms.options]
+    shared = [text for text in sizes[0] if all(text in own for own in sizes)] if sizes else []
+    return [(text,) * len(sizes) for text in shared if sum(own[text] for own in sizes) <= terms.budget]
+
+
 class Fitness:
     """The divergence of choices, of decoded weights that are kept while there is room."""
 
@@ -114,7 +125,7 @@ def evolved(
     fitness: Callable[[Sequence[str]], float], chosen: Sequence[str], terms: Terms, *, generations: int,
     known: tuple[SearchState, str], on_progress: Progress | None = None,
 ) -> Evolved:  # fmt: skip
-    """Return what becomes of a choice in some generations.
+    """Return what becomes of a choice in some generations, or of one option for all layers that is better.
 
     fitness: the divergence of a choice. known: a state, and what divergences follow from besides the choice,
     such as tokens; each generation is kept under that, so that an interrupted evolution resumes and a longer
@@ -128,6 +139,11 @@ def evolved(
         best = tuple(chosen), fitness(chosen)
         state.add_facts(kind, {"0": _document(best)})
     first = best[1]
+    begun = _parsed(state.fact(kind, "uniform"))
+    if begun is None:
+        begun = min([best, *((each, fitness(each)) for each in uniform(terms))], key=lambda one: one[1])
+        state.add_facts(kind, {"uniform": _document(begun)})
+    best = begun
     for number in range(1, generations + 1):
         after = _parsed(state.fact(kind, str(number)))
         if after is None:

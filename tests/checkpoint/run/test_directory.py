@@ -357,7 +357,7 @@ def test_an_interrupted_process_publishes_nothing(number: signal.Signals, tmp_pa
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     assert process.returncode == -number
     assert all(path.name.startswith(".") for path in (tmp_path / "out").iterdir())
     quantize(source, tmp_path / "out", "w8a8")
