@@ -31,7 +31,8 @@ def test_a_quantized_checkpoint_is_refused_with_the_option_that_reads_it(
     assert called.status == 1
     assert called.err == (
         f"error: '{fp8}' is quantized already (quantization_config says 'fp8'); pass the original "
-        "checkpoint, or add --dequantize-first to dequantize it first\n"
+        "checkpoint, or what zeropoint dequantize makes of it; quantize and search do that themselves with "
+        "--dequantize-first\n"
     )
     assert not (tmp_path / "out").exists()
 

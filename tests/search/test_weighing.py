@@ -85,7 +85,9 @@ def test_where_columns_count_by_their_inputs_so_does_the_noise(source: Path, tmp
             file.write(struct.pack("<i", len(module)) + module.encode() + struct.pack("<ii", 1, len(values)))
             file.write(values.float().numpy().tobytes())
     wanted = asked("6bpw", CANDIDATES, get_codec("compressed-tensors"), limits=ONE)
-    result = search(open_source(source), replace(wanted, inputs=of_imatrix(path)), weigh=by_noise(None, ONE))
+    weigh, state = by_noise(None, ONE), tmp_path / "state"
+    searched(source, state=state, weigh=weigh)  # what is kept without inputs is not taken for these
+    result = search(open_source(source), replace(wanted, inputs=of_imatrix(path)), state=state, weigh=weigh)
     for choice in result.chosen[:3]:
         weights, sizes = {}, []
         for module in (weight.module for weight in choice.layer.weights):

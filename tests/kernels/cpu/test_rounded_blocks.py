@@ -7,6 +7,7 @@ import torch
 
 import zeropoint as zp
 from zeropoint.errors import NonFiniteError, RangeError
+from zeropoint.functional import quantize_part
 from zeropoint.ops import reference
 
 TYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
@@ -36,6 +37,12 @@ def test_codes_and_parameters_are_those_of_the_reference(text: str, kind: str) -
     data, params = reference.quantize_dynamic(x, scheme)
     assert torch.equal(q.data, data)
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip(q.params.stored, params, strict=True))
+    for part in (False, True):  # of a part the reference rounds
+        out = zp.quantize(torch.full_like(x, 3.0), text)
+        given = quantize_part(x, scheme, (-1e4, 1e4), out=out) if part else zp.quantize(x, text, out=out)
+        assert given.data.data_ptr() == out.data.data_ptr()
+        assert torch.equal(out.data, data)
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(out.params.stored, params, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)

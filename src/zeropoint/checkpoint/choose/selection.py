@@ -278,6 +278,9 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
             )
 
 
-_DEQUANTIZE = "pass the original checkpoint, or add --dequantize-first to dequantize it first"
+_DEQUANTIZE = (
+    "pass the original checkpoint, or what zeropoint dequantize makes of it; quantize and search do that "
+    "themselves with --dequantize-first"
+)
 _UNREADABLE = "pass the original checkpoint"
 _NO_CONFIG = "pass the directory whose config.json says how, or the original checkpoint"

@@ -56,16 +56,10 @@ class SearchKernel:
     def __init__(self, request: Request) -> None:
         self._request = request
 
-    def run(self, x: torch.Tensor, importance: torch.Tensor | None = None) -> Codes:
-        """See :class:`zeropoint.ops.registry.Op`."""
-        scheme, shape = self._request.scheme, self._request.shape
-        data = memory.empty(code_rows.packed_shape(scheme, tuple(shape)), torch.uint8)
-        made = parameter_tensors(scheme, shape, x.dtype)
-        return self.run_into(x, importance, (data, [torch.empty(grid, dtype=dtype) for grid, dtype in made]))
-
-    def run_into(self, x: torch.Tensor, importance: torch.Tensor | None, out: Codes) -> Codes:
-        """Write codes and parameters to ``out``, and return it; raises as :meth:`run`."""
-        scheme, (data, params) = self._request.scheme, out
+    def run(self, x: torch.Tensor, importance: torch.Tensor | None = None, out: Codes | None = None) -> Codes:
+        """See :class:`zeropoint.ops.registry.Op`; out: memory for what is returned."""
+        scheme = self._request.scheme
+        data, params = out = self._memory(x.dtype) if out is None else out
         name = block_types.type_of(scheme)
         state = int(OK)
         if x.numel() and name in _PLAIN:
@@ -80,6 +74,12 @@ class SearchKernel:
             require_finite(x)
         block_types.require_finite_scales(params, scheme)
         return out
+
+    def _memory(self, dtype: torch.dtype) -> Codes:
+        scheme, shape = self._request.scheme, self._request.shape
+        made = parameter_tensors(scheme, shape, dtype)
+        data = memory.empty(code_rows.packed_shape(scheme, tuple(shape)), torch.uint8)
+        return data, [torch.empty(grid, dtype=stored) for grid, stored in made]
 
     def _run_plain(
         self, x: torch.Tensor, importance: torch.Tensor | None, data: torch.Tensor, params: Params

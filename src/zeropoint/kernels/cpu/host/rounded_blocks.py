@@ -53,7 +53,9 @@ class RoundedBlocksKernel:
         """See :class:`zeropoint.ops.registry.Op`; what the kernels refuse, the reference names."""
         scheme = self._request.scheme
         try:
-            data, params = self._searched(x, out) if extremes is None else self._by_reference(x, extremes)
+            data, params = (
+                self._search.run(x, out=out) if extremes is None else self._by_reference(x, extremes)
+            )
         except RangeError:
             data, params = self._by_reference(x, extremes)
         zero = functools.reduce(torch.bitwise_or, ((level == 0).reshape(-1) for level in params))
@@ -63,9 +65,6 @@ class RoundedBlocksKernel:
             for level, numbers in zip(params, stored, strict=True):
                 level.view(-1)[zero] = numbers.view(-1)
         return (data, params) if out is None or data is out[0] else filled(out, data, params)
-
-    def _searched(self, x: torch.Tensor, out: Codes | None) -> Codes:
-        return self._search.run(x) if out is None else self._search.run_into(x, None, out)
 
     def _by_reference(self, x: torch.Tensor, extremes: tuple[float, float] | None) -> Codes:
         data, params = reference.quantize_dynamic(x, self._request.scheme, extremes)
