@@ -125,6 +125,22 @@ def test_short_rows_have_the_errors_that_each_has_alone(scheme: str, dtype: torc
             assert found == (alone.squares[0], alone.errors[0], alone.largest[0], alone.clipped[0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize(
+    "scheme", ["q4_0", "q3_k", "q6_k", "iq4_nl", "int4:g16:scale=signed", "int4:g48:scale=signed"]
+)
+def test_few_values_are_clipped_under_scales_of_both_signs(scheme: str, dtype: torch.dtype) -> None:
+    columns = 768
+    x = torch.randn((32, columns), generator=torch.Generator().manual_seed(5)).to(dtype)
+    q = zp.quantize(x, scheme)
+    found = row_errors(x, q)
+    with zp.only_backend("reference"):
+        wanted = row_errors(x, q)
+    assert bool((q.params.effective_scale() < 0).any())
+    assert found.clipped.tolist() == wanted.clipped.tolist()
+    assert 0 < found.clipped.sum() < x.numel() / 50
+
+
 def _row(levels: tuple[torch.Tensor, ...], row: int) -> tuple[torch.Tensor, ...]:
     return tuple(level[row : row + 1] if len(level) > 1 else level for level in levels)
 

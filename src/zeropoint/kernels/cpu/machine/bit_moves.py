@@ -1,16 +1,18 @@
 """Blocks put together from codes and levels, and taken apart; see :mod:`zeropoint.layout.bit_places`.
 
 Some blocks at a time, so that their numbers stay in the nearest cache. A move goes over all of them before
-the next one does, eight bytes at once where it has as many: shifts are less than a byte, and what they bring
+the next one does, 32 bytes at once where it has as many: shifts are less than a byte, and what they bring
 from a neighbor lies outside of the mask.
 """
 
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
 from .emit import emit_packed
-from .intrinsics import device, load64, scratch, store64
+from .intrinsics import I8, I16, I32, I64, address, device, load64, primitive, scratch, store64
 from .pack import apart, load_codes, together
 
 MOVE = 8
@@ -34,25 +36,81 @@ _WIDENS, _DROPS = np.uint64(34522), np.uint64(23)
 """Times the one and without the bits of the other, ``256 * n + 242`` with n below 243 is divided by 243."""
 
 
+def _mover(word: Any, count: int) -> Any:
+    """Build the move of ``count`` words of the bytes from a place on, which are or-ed into others."""
+    kind, width = ir.VectorType(word, count), word.width
+
+    @primitive
+    def move(
+        typingctx: Any, source: Any, begin: Any, target: Any, at: Any, right: Any, left: Any, mask: Any,
+        flip: Any,
+    ) -> Any:  # fmt: skip
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            origin, first, into, place, *numbers = args
+            right, left, mask, flip = (builder.trunc(n, word) if width < 64 else n for n in numbers)
+            each = word(int.from_bytes(b"\1" * (width // 8), "little"))
+
+            def all_words(number: Any) -> Any:
+                one = builder.insert_element(ir.Constant(kind, ir.Undefined), number, I32(0))
+                return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, count), [0] * count))
+
+            value = builder.load(address(context, builder, signature.args[0], origin, first, kind))
+            value.align = 1
+            value = builder.and_(builder.lshr(value, all_words(right)), all_words(builder.mul(mask, each)))
+            value = builder.xor(value, all_words(builder.mul(flip, each)))
+            there = address(context, builder, signature.args[2], into, place, kind)
+            old = builder.load(there)
+            old.align = 1
+            builder.store(builder.or_(old, builder.shl(value, all_words(left))), there).align = 1
+            return context.get_dummy_value()
+
+        number = types.uint64
+        return types.void(source, number, target, *[number] * 5), codegen
+
+    return move
+
+
+_move32, _move16, _move8 = _mover(I64, 4), _mover(I64, 2), _mover(I64, 1)
+_move4, _move2, _move1 = _mover(I32, 1), _mover(I16, 1), _mover(I8, 1)
+
+
 @device
 def _move(
     source: Any, begin: Any, pitch: Any, target: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
     """Or bits of ``blocks`` blocks into ``target``; move: size, right, left, mask, flip."""
     size, right, left, mask, flip = move
-    words = size // _WHOLE
-    for n in range(words):
-        first = n * _WHOLE
+    done = np.uint64(0)
+    while done + np.uint64(32) <= size:
         for block in range(blocks):
-            word = ((load64(source, begin + first + block * pitch) >> right) & (mask * _EACH)) ^ (
-                flip * _EACH
-            )
-            place = at + first + block * step
-            store64(target, place, load64(target, place) | (word << left))
-    for n in range(words * _WHOLE, size):
+            place = begin + done + block * pitch
+            _move32(source, place, target, at + done + block * step, right, left, mask, flip)
+        done += np.uint64(32)
+    while done + np.uint64(16) <= size:
         for block in range(blocks):
-            byte = ((np.uint64(source[begin + n + block * pitch]) >> right) & mask) ^ flip
-            target[at + n + block * step] |= np.uint8(byte << left)
+            place = begin + done + block * pitch
+            _move16(source, place, target, at + done + block * step, right, left, mask, flip)
+        done += np.uint64(16)
+    while done + np.uint64(8) <= size:
+        for block in range(blocks):
+            place = begin + done + block * pitch
+            _move8(source, place, target, at + done + block * step, right, left, mask, flip)
+        done += np.uint64(8)
+    while done + np.uint64(4) <= size:
+        for block in range(blocks):
+            place = begin + done + block * pitch
+            _move4(source, place, target, at + done + block * step, right, left, mask, flip)
+        done += np.uint64(4)
+    while done + np.uint64(2) <= size:
+        for block in range(blocks):
+            place = begin + done + block * pitch
+            _move2(source, place, target, at + done + block * step, right, left, mask, flip)
+        done += np.uint64(2)
+    while done + np.uint64(1) <= size:
+        for block in range(blocks):
+            place = begin + done + block * pitch
+            _move1(source, place, target, at + done + block * step, right, left, mask, flip)
+        done += np.uint64(1)
 
 
 @device

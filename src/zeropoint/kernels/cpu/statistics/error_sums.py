@@ -27,8 +27,17 @@ from ..machine.vector import (
     words_of,
 )
 
+ONE = np.uint64(1)
 CHUNK = np.uint64(512)
 """Elements whose squares are added in float32, 16 sums side by side; those of chunks are added in float64."""
+
+
+@inlined
+def _block_of(factors: Any, zeros: Any, added: Any, extent: Any, block: Any) -> Any:
+    """Return the middle of the codes of a block, how far from it nothing is clipped, and its offset."""
+    factor, offset = factors[block], added[block]
+    middle = (extent[0] - zeros[block]) * factor + offset
+    return floats_of(middle), floats_of(extent[1] * abs(factor)), floats_of(offset)
 
 
 @device
@@ -48,19 +57,27 @@ def measure_steps(
     clipped, worst = words_of(np.uint32(0)), words_of(np.uint32(0))
     for start in range(begin, end, CHUNK):
         squares, errors = floats_of(np.float32(0)), floats_of(np.float32(0))
-        for i in range(start, min(start + CHUNK, end), WHOLE):
-            a, b = values_in_order(x, at + i)
+        i, stop = start, min(start + CHUNK, end)
+        while i < stop:
             first, second = i >> shift, (i + HALF) >> shift
-            f, g = factors[first], factors[second]
-            off = bits_of(a - floats_of((extent[0] - zeros[first]) * f + added[first])) & magnitude
-            clipped = clipped - above(values_of(off), floats_of(extent[1] * f))
-            off = bits_of(b - floats_of((extent[0] - zeros[second]) * g + added[second])) & magnitude
-            clipped = clipped - above(values_of(off), floats_of(extent[1] * g))
-            squares = squares + (a * a + b * b)
-            a = a - (load_lanes(decoded, i) + floats_of(added[first]))
-            b = b - (load_lanes(decoded, i + HALF) + floats_of(added[second]))
-            errors = errors + (a * a + b * b)
-            worst = larger_bits(worst, larger_bits(bits_of(a) & magnitude, bits_of(b) & magnitude))
+            middle, reach, more = _block_of(factors, zeros, added, extent, first)
+            next_middle, next_reach, next_more = middle, reach, more
+            edge = min((first + ONE) << shift, stop)
+            if second != first:  # a block is half a step
+                next_middle, next_reach, next_more = _block_of(factors, zeros, added, extent, second)
+                edge = i + WHOLE
+            while i < edge:
+                a, b = values_in_order(x, at + i)
+                off = bits_of(a - middle) & magnitude
+                clipped = clipped - above(values_of(off), reach)
+                off = bits_of(b - next_middle) & magnitude
+                clipped = clipped - above(values_of(off), next_reach)
+                squares = squares + (a * a + b * b)
+                a = a - (load_lanes(decoded, i) + more)
+                b = b - (load_lanes(decoded, i + HALF) + next_more)
+                errors = errors + (a * a + b * b)
+                worst = larger_bits(worst, larger_bits(bits_of(a) & magnitude, bits_of(b) & magnitude))
+                i += WHOLE
         sums[place] += np.float64(sum_of_lanes(squares))
         sums[place + np.uint64(1)] += np.float64(sum_of_lanes(errors))
     largest = place + np.uint64(2)
@@ -109,7 +126,7 @@ def count_clipped(
     clipped = np.uint32(0)
     for i in range(count):
         away = abs(tile[i] - ((middle - zeros[i]) * factors[i] + added[i]))
-        clipped += np.uint32(1) if away > reach * factors[i] else np.uint32(0)
+        clipped += np.uint32(1) if away > reach * abs(factors[i]) else np.uint32(0)
     return clipped
 
 
