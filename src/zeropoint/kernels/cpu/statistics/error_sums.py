@@ -57,7 +57,7 @@ def measure_steps(
     clipped, worst = words_of(np.uint32(0)), words_of(np.uint32(0))
     for start in range(begin, end, CHUNK):
         squares, errors = floats_of(np.float32(0)), floats_of(np.float32(0))
-        i, stop = start, min(start + CHUNK, end)
+        i, stop = np.uint64(start), min(start + CHUNK, end)
         while i < stop:
             first, second = i >> shift, (i + HALF) >> shift
             middle, reach, more = _block_of(factors, zeros, added, extent, first)
