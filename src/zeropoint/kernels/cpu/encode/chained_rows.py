@@ -29,18 +29,23 @@ from ..machine.intrinsics import (
 )
 from ..machine.tile import NOT_FINITE, TILE, fetch_ahead, load, ordered
 from ..machine.vector import (
+    WHOLE,
     bits_of,
     floats_of,
     larger_bits,
-    larger_signed,
     largest_lane,
-    largest_signed_lane,
     load_lanes,
-    shift_signed,
-    smaller_signed,
-    smallest_signed_lane,
     store_lanes,
     words_of,
+)
+from .chained_steps import (
+    GROUP,
+    MODERATE,
+    block_shift,
+    can_group,
+    encode_integers,
+    group_extremes,
+    largest_bits,
 )
 from .elements import INFINITE, is_identity
 from .level_numbers import level_of, misfits, round_numbers, store_numbers
@@ -49,6 +54,11 @@ from .steps import can_encode_steps
 
 BLOCKS = 2048
 """Most of the finest blocks in a run."""
+RUN = 4 * TILE
+"""Elements of a run of small blocks, which are still in the nearest cache when they are encoded.
+
+Gain that keeps it: 1.3 times the speed of q4_k in rows of 2048.
+"""
 LEVELS = 6
 ZERO, ONE, LANES = np.uint64(0), np.uint64(1), np.uint64(16)
 _LEAST_NORMAL = np.float32(2.0**-126)
@@ -87,14 +97,6 @@ def unpack_chain(packed: Any) -> Any:
 
 
 @inlined
-def _keys_at(tile: Any, i: Any) -> Any:
-    """Return 16 numbers as words that are ordered, with their signs, as they are."""
-    bits = bits_of(load_lanes(tile, i))
-    negative = shift_signed(bits, words_of(np.uint32(31)))
-    return bits ^ (negative & words_of(np.uint32(0x7FFFFFFF)))
-
-
-@inlined
 def _float_of_key(key: Any) -> Any:
     bits = np.uint32(key)
     return float32_of(bits if bits < np.uint32(0x80000000) else np.uint32(bits ^ np.uint32(0x7FFFFFFF)))
@@ -103,16 +105,6 @@ def _float_of_key(key: Any) -> Any:
 @device
 def _tile_extremes(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
     """Write the smallest and largest number of each block of a tile; -0 is less than 0."""
-    if block % LANES == ZERO:
-        for b in range(blocks):
-            begin = b * block
-            low = high = _keys_at(tile, begin)
-            for i in range(begin + LANES, begin + block, LANES):
-                key = _keys_at(tile, i)
-                low, high = smaller_signed(low, key), larger_signed(high, key)
-            lows[b] = _float_of_key(smallest_signed_lane(low))
-            highs[b] = _float_of_key(largest_signed_lane(high))
-        return
     for b in range(blocks):
         least = most = np.int32(ordered(tile[b * block]))
         for i in range(b * block + ONE, (b + ONE) * block):
@@ -122,13 +114,16 @@ def _tile_extremes(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any) ->
 
 
 @device
-def _signed_numbers(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any, numbers: Any) -> None:
+def _signed_numbers(
+    x: Any, at: Any, blocks: Any, layout: Any, lows: Any, highs: Any, tile: Any, numbers: Any
+) -> None:
     """Write the number of largest magnitude of each block, the first of equals."""
     for b in range(blocks):
         low, high = lows[b], highs[b]
         numbers[b] = high if abs(high) > abs(low) else low
         if high == -low:
-            i = b * block
+            load(x, at + b * layout.block, layout.block, layout.kind, tile)
+            i = ZERO
             while abs(tile[i]) != abs(high):
                 i += ONE
             numbers[b] = tile[i]
@@ -141,6 +136,11 @@ def _largest_of(numbers: Any, outer: Any, above: Any, blocks: Any, level: Any, l
     Returns how many there are.
     """
     count = (blocks + level.blocks - ONE) // level.blocks
+    if not (above or level.signed):
+        for c in range(count):
+            begin = c * level.blocks
+            largest[c] = float32_of(largest_bits(numbers[begin:], min(level.blocks, blocks - begin)))
+        return count
     for c in range(count):
         most = np.float32(0)
         for b in range(c * level.blocks, min((c + ONE) * level.blocks, blocks)):
@@ -177,6 +177,19 @@ def _single(numbers: Any, blocks: Any, level: Any, chain: Any, minimum: Any, lad
 
 
 @device
+def _spread(factors: Any, count: Any, blocks: Any, level: Any, above: Any, outer: Any) -> None:
+    """Write the factor of its block to each of the finest blocks, or multiply what is there ``above``."""
+    for c in range(count):
+        begin, end = c * level.blocks, min((c + ONE) * level.blocks, blocks)
+        if above:
+            for b in range(begin, end):
+                outer[b] *= factors[c]
+        else:
+            for b in range(begin, end, LANES):  # what is written past the end is written again
+                store_lanes(outer, b, floats_of(factors[c]))
+
+
+@device
 def _store_levels(
     numbers: Any, blocks: Any, chain: Any, levels: Any, offsets: Any, ladder: Any, outs: Any, place: Any,
     room: Any,
@@ -184,11 +197,11 @@ def _store_levels(
     """Store numbers of blocks level by level, and change them to what encodes elements; return the state.
 
     offsets: whether they are offsets. place: of the first block: its row, the finest blocks of a row, and
-    how many of its row come before it. room: (4 * BLOCKS,) floats.
+    how many of its row come before it. room: (4 * BLOCKS + 16,) floats.
     """
     row, width, before = place
     begin, count = (chain.scales, chain.offsets) if offsets else (ZERO, chain.scales)
-    outer, values, ideal, largest = (
+    values, ideal, largest, outer = (
         room[:BLOCKS], room[BLOCKS : 2 * BLOCKS], room[2 * BLOCKS : 3 * BLOCKS], room[3 * BLOCKS :]
     )  # fmt: skip
     fine, own = level_of(levels, begin), np.int64(begin)
@@ -213,11 +226,8 @@ def _store_levels(
             values[c] = filler if largest[c] == np.float32(0) else values[c]
         at = row * ((width + level.blocks - ONE) // level.blocks) + before // level.blocks
         store_numbers(values, coarse, level, ladder, outs[np.int64(index)], at)
-        for c in range(coarse):
-            factor = values[c]
-            for b in range(c * level.blocks, min((c + ONE) * level.blocks, blocks)):
-                outer[b] = factor * outer[b] if above else factor
-                state = state if abs(outer[b]) < INFINITE else BAD_SCALE
+        _spread(values, coarse, blocks, level, above, outer)
+        state = state if largest_bits(outer, blocks) < NOT_FINITE else BAD_SCALE
         above = True
     for b in range(blocks):
         quotient = numbers[b] / outer[b]
@@ -284,17 +294,21 @@ def _zero_points(
 def _read(x: Any, at: Any, span: Any, layout: Any, chain: Any, tile: Any, ends: Any, numbers: Any) -> None:
     """Find the extremes of the blocks of ``x[at : at + span]``, and the numbers of signed scales."""
     lows, highs = ends
-    done, first = ZERO, ZERO
+    first = ZERO
+    if can_group(layout.block):
+        first = span // layout.block // GROUP * GROUP
+        group_extremes(x, at, first, layout.block, lows, highs)
+    done = first * layout.block
     while done < span:
         part = tile_span(layout.block, span - done)
         blocks = part // layout.block
         fetch_ahead(x, at + done + part, part)
         load(x, at + done, part, layout.kind, tile)
         _tile_extremes(tile, blocks, layout.block, lows[first:], highs[first:])
-        if chain.scale_from == FROM_SIGNED:
-            _signed_numbers(tile, blocks, layout.block, lows[first:], highs[first:], numbers[first:])
         done += part
         first += blocks
+    if chain.scale_from == FROM_SIGNED:
+        _signed_numbers(x, at, first, layout, lows, highs, tile, numbers)
 
 
 @device
@@ -304,13 +318,6 @@ def _choose(
 ) -> Any:  # fmt: skip
     """Choose and store the levels of blocks: scales to ``numbers``, zero points or offsets to ``more``."""
     lows, highs = ends
-    state = OK
-    for b in range(blocks):
-        # A difference that is not finite is a number that is none.
-        if not (abs(lows[b]) < INFINITE) or not (abs(highs[b]) < INFINITE):
-            state = BAD_VALUE
-    if state != OK:
-        return state
     if chain.scale_from == FROM_RANGE:
         _range_numbers(lows, highs, blocks, chain, numbers)
     elif chain.scale_from == FROM_EDGE:
@@ -377,18 +384,27 @@ def chained_rows(
     """
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
+    integers = scratch(2048, np.float32), room[1], room[2]
     tile, ends = scratch(TILE, np.float32), (scratch(2048, np.float32), scratch(2048, np.float32))
-    numbers, more, work = scratch(2048, np.float32), scratch(2048, np.float32), scratch(8192, np.float32)
+    numbers, more, work = scratch(2048, np.float32), scratch(2048, np.float32), scratch(8208, np.float32)
     known = can_encode_steps(element, is_identity(order))
     block, width = layout.block, layout.row_blocks
-    run = max(chain.run, np.uint64(TILE) // chain.run * chain.run)
-    state, moves = OK, chain.offsets > ZERO
-    for r in range(first, last):
-        done = ZERO
-        while done < layout.cols:
-            span = min(run, layout.cols - done)
+    run = max(chain.run, min(np.uint64(RUN), np.uint64(BLOCKS) * block) // chain.run * chain.run)
+    state, moves, shift = OK, chain.offsets > ZERO, block_shift(block, element)
+    if not moves:
+        for b in range(np.uint64(BLOCKS)):
+            more[b] = np.float32(0)
+    # Rows of whole blocks of all levels follow each other as the parts of one do.
+    lines = last - first if layout.cols % chain.run == ZERO else ONE
+    for r in range(first, last, lines):
+        done, count = ZERO, layout.cols * lines
+        while done < count:
+            span = min(run, count - done)
             blocks, at, place = span // block, r * layout.cols + done, (np.uint64(r), width, done // block)
             _read(x, at, span, layout, chain, tile, ends, numbers)
+            most = max(largest_bits(ends[0], blocks), largest_bits(ends[1], blocks))
+            if most >= NOT_FINITE:
+                return BAD_VALUE
             found = _choose(
                 blocks, chain, levels, element, rule, ladder, outs, place, ends, numbers, more, work
             )
@@ -399,10 +415,15 @@ def chained_rows(
                 for b in range(blocks):
                     zeros[r * width + done // block + b] = more[b]
             byte_at, left, own = r * layout.row_bytes + done * layout.bits // np.uint64(8), span, ZERO
+            done += span
+            if shift > ZERO and span % WHOLE == ZERO and max(most, largest_bits(more, blocks)) < MODERATE:
+                encode_integers(
+                    x, at, span, numbers, more, shift, element, layout.bits, integers, out, byte_at
+                )
+                continue
             while left > ZERO:
                 part = tile_span(block, left)
-                if part < span:
-                    load(x, at + span - left, part, layout.kind, tile)
+                load(x, at + span - left, part, layout.kind, tile)
                 if moves and _move_tile(tile, part // block, block, more[own:]) >= NOT_FINITE:
                     state = max(state, BAD_VALUE)
                 byte_at = _encode_tile(
@@ -410,5 +431,4 @@ def chained_rows(
                 )
                 left -= part
                 own += part // block
-            done += span
     return state

@@ -17,9 +17,21 @@ from ..machine.intrinsics import (
     widen_half,
 )
 from ..machine.tile import ordered
+from ..machine.vector import (
+    HALF,
+    WHOLE,
+    bits_of,
+    floats_of,
+    larger,
+    load_lanes,
+    low_octets,
+    octets_of,
+    smaller,
+    store_lanes,
+)
 from .elements import INFINITE, MAGIC
 
-_ONE = np.uint64(1)
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
 class Level(NamedTuple):
@@ -78,13 +90,15 @@ def _rank(x: Any, level: Any, ladder: Any) -> Any:
 
 @device
 def round_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any) -> None:
-    """Round numbers to the format of a level; clips: whether those past the ends of floats are cut off."""
+    """Round numbers to the format of a level; clips: whether those past the ends of floats are cut off.
+
+    ``numbers`` has room for whole vectors, whose last lanes are lost.
+    """
     if level.held == AS_INTEGER:
-        for b in range(count):
-            x = numbers[b]
-            x = x if x > level.low else level.low
-            x = x if x < level.high else level.high
-            numbers[b] = (x + MAGIC) - MAGIC
+        low, high, magic = floats_of(level.low), floats_of(level.high), floats_of(MAGIC)
+        for b in range(_ZERO, count, HALF):
+            x = smaller(larger(load_lanes(numbers, b), low), high)
+            store_lanes(numbers, b, (x + magic) - magic)
         return
     if level.held == AS_LADDER:
         for b in range(count):
@@ -115,7 +129,12 @@ def misfits(ideal: Any, numbers: Any, count: Any, level: Any) -> Any:
 def store_numbers(numbers: Any, count: Any, level: Any, ladder: Any, out: Any, at: Any) -> None:
     """Write numbers that the format of a level holds as they are stored."""
     if level.held == AS_INTEGER:
-        for b in range(count):
+        whole = count // WHOLE * WHOLE
+        magic, mask = floats_of(MAGIC), octets_of(np.uint8(level.mask))
+        for b in range(_ZERO, whole, WHOLE):
+            first, second = load_lanes(numbers, b) + magic, load_lanes(numbers, b + HALF) + magic
+            store_lanes(out, at + b, low_octets(bits_of(first), bits_of(second)) & mask)
+        for b in range(whole, count):
             out[at + b] = np.uint8(and32(bits32(np.float32(numbers[b] + MAGIC)), level.mask))
     elif level.held == AS_LADDER:
         for b in range(count):

@@ -154,6 +154,12 @@ def _factors_at_overload(x: Any, factors: Any, shift: Any, i: Any) -> Any:
     return find
 
 
+@inlined
+def factors_at(x: Any, factors: Any, shift: Any, i: Any) -> Any:
+    """Return ``factors[j >> shift]`` of the elements j of a step, in the order of the values of ``x``."""
+    return _factors_at(x, factors, shift, i)
+
+
 def _octets_of_words(x: Any, a: Any, b: Any) -> Any:
     """Return the low bytes of two vectors in the order of the values of ``x``."""
 

@@ -35,7 +35,7 @@ from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from ....schemes.dialects import ZEROPOINT
 from ....schemes.scale_rules import Pick
 from .. import entries
-from ..encode.chained_rows import BLOCKS, CHAIN, LEVELS, Chain
+from ..encode.chained_rows import BLOCKS, CHAIN, LEVELS, RUN, Chain
 from ..encode.level_numbers import LEVEL, Level
 from ..machine import descriptor as k
 from ..machine.descriptor import by_name, pack, packed
@@ -174,7 +174,7 @@ def fused_call(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Fu
     if isinstance(view, str) or isinstance(found, str) or set(lead) - {1} or shape[-1] % block:
         return None
     run, bits = min(found.chain.run, shape[-1]), scheme.bits
-    run = max(run, TILE // run * run)
+    run = max(run, min(RUN, BLOCKS * block) // run * run)
     whole = run * bits % 8 == 0 and shape[-1] * bits % 8 == 0
     return (
         FusedCall(scheme, shape, dtype, view, found)

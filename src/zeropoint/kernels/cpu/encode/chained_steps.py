@@ -1,0 +1,224 @@
+"""Whole steps of 32 numbers under levels that follow from each other: extremes of blocks, codes of integers.
+
+Codes are those of :mod:`.steps`, with offsets subtracted on the way and products with reciprocals in place
+of quotients. A product is off by less than 2 ** -22 of a quotient, which is rounded to another code only
+where it lies so near to the middle of two; a strip with such a number is divided.
+
+Gain that keeps it, with the folds of extremes: 1.5 times the speed of q4_k.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..machine.descriptor import DIVIDE, INTEGER, NO_ROUNDING, ZERO_NONE
+from ..machine.emit import emit_packed
+from ..machine.intrinsics import bits32, device, inlined, shr32
+from ..machine.lane_folds import (
+    larger_of_2,
+    larger_of_4,
+    larger_of_8,
+    larger_of_16,
+    smaller_of_2,
+    smaller_of_4,
+    smaller_of_8,
+    smaller_of_16,
+)
+from ..machine.tile import TILE, fetch_ahead
+from ..machine.vector import (
+    HALF,
+    WHOLE,
+    any_below,
+    bits_of,
+    floats_of,
+    larger,
+    larger_bits,
+    larger_signed,
+    shift_signed,
+    smaller,
+    smaller_signed,
+    store_lanes,
+    values_of,
+    words_of,
+)
+from .elements import INFINITE, MAGIC
+from .steps import (
+    LEAST_FIELD,
+    MOST_FIELD,
+    STRIP,
+    factors_at,
+    put_words,
+    values_at,
+    values_in_order,
+)
+
+GROUP = np.uint64(16)
+"""Blocks whose extremes are found together."""
+MODERATE = np.uint32(0x7E800000)
+"""Bits of 2 ** 126: the difference of two numbers below is finite."""
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_OFF = np.float32(2.0**-22)
+"""More than three roundings of a float32: of a reciprocal, a product and a quotient."""
+
+
+@inlined
+def keys_of(values: Any) -> Any:
+    """Return floats as words that are ordered, with their signs, as they are; the inverse on such words."""
+    bits = bits_of(values)
+    return bits ^ (shift_signed(bits, words_of(np.uint32(31))) & words_of(_MAGNITUDE))
+
+
+@inlined
+def _ends_of_1(x: Any, at: Any, block: Any) -> Any:
+    """Return smallest and largest keys of each 16 neighbors of a block of whole steps, lane by lane."""
+    a, b = values_in_order(x, at)
+    a, b = keys_of(a), keys_of(b)
+    low, high = smaller_signed(a, b), larger_signed(a, b)
+    for i in range(at + WHOLE, at + block, WHOLE):
+        a, b = values_in_order(x, i)
+        a, b = keys_of(a), keys_of(b)
+        low, high = smaller_signed(low, smaller_signed(a, b)), larger_signed(high, larger_signed(a, b))
+    return low, high
+
+
+@inlined
+def _ends_of_2(x: Any, at: Any, block: Any) -> Any:
+    if block == HALF:
+        a, b = values_in_order(x, at)
+        a, b = keys_of(a), keys_of(b)
+        return smaller_of_2(a, b), larger_of_2(a, b)
+    low, high = _ends_of_1(x, at, block)
+    next_low, next_high = _ends_of_1(x, at + block, block)
+    return smaller_of_2(low, next_low), larger_of_2(high, next_high)
+
+
+@inlined
+def _ends_of_4(x: Any, at: Any, block: Any) -> Any:
+    low, high = _ends_of_2(x, at, block)
+    next_low, next_high = _ends_of_2(x, at + np.uint64(2) * block, block)
+    return smaller_of_4(low, next_low), larger_of_4(high, next_high)
+
+
+@inlined
+def _ends_of_8(x: Any, at: Any, block: Any) -> Any:
+    low, high = _ends_of_4(x, at, block)
+    next_low, next_high = _ends_of_4(x, at + np.uint64(4) * block, block)
+    return smaller_of_8(low, next_low), larger_of_8(high, next_high)
+
+
+@inlined
+def can_group(block: Any) -> Any:
+    """Return whether :func:`group_extremes` knows the blocks."""
+    return block == HALF or block % WHOLE == np.uint64(0)
+
+
+@device
+def group_extremes(x: Any, at: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
+    """Write the smallest and largest number of each of ``blocks`` blocks, whole groups; -0 is less than 0."""
+    sign = words_of(_MAGNITUDE)
+    for b in range(np.uint64(0), blocks, GROUP):
+        begin = at + b * block
+        fetch_ahead(x, begin + GROUP * block, GROUP * block)
+        low, high = _ends_of_8(x, begin, block)
+        next_low, next_high = _ends_of_8(x, begin + np.uint64(8) * block, block)
+        low, high = smaller_of_16(low, next_low), larger_of_16(high, next_high)
+        store_lanes(lows, b, values_of(low ^ (shift_signed(low, words_of(np.uint32(31))) & sign)))
+        store_lanes(highs, b, values_of(high ^ (shift_signed(high, words_of(np.uint32(31))) & sign)))
+
+
+@device
+def largest_bits(numbers: Any, count: Any) -> Any:
+    """Return the bits of the largest magnitude."""
+    most = np.uint32(0)
+    for b in range(count):
+        most = max(most, np.uint32(bits32(numbers[b]) & _MAGNITUDE))
+    return most
+
+
+@device
+def block_shift(block: Any, element: Any) -> Any:
+    """Return the n for which :func:`encode_integers` finds element i in block ``i >> n``, or 0 for none."""
+    exact = element.quotient == NO_ROUNDING and element.scaling == DIVIDE
+    n = np.uint64(4)
+    while (np.uint64(1) << n) < block:
+        n += np.uint64(1)
+    known = element.kind == INTEGER and element.zero_place == ZERO_NONE and exact
+    return n if known and (np.uint64(1) << n) == block else np.uint64(0)
+
+
+@device
+def _reciprocals(scales: Any, count: Any, out: Any) -> Any:
+    """Write reciprocals, and return whether all are normal numbers, or zero for Inf."""
+    unfit = np.uint32(0)
+    for b in range(count):
+        field = shr32(np.uint32(bits32(scales[b]) & _MAGNITUDE), np.uint32(23))
+        fits = (field >= LEAST_FIELD and field <= MOST_FIELD) or abs(scales[b]) == INFINITE
+        unfit |= np.uint32(0 if fits else 1)
+        out[b] = np.float32(1) / scales[b]
+    return unfit == np.uint32(0)
+
+
+@inlined
+def _of_blocks(x: Any, numbers: Any, shift: Any, i: Any) -> Any:
+    """Return the numbers of a step's blocks, in the order of the values of ``x``."""
+    if shift > np.uint64(4):
+        one = floats_of(numbers[i >> shift])
+        return one, one
+    return factors_at(x, numbers, shift, i)
+
+
+@inlined
+def _strip(
+    x: Any, at: Any, strip: Any, factors: Any, offsets: Any, shift: Any, element: Any, inverted: Any,
+    bits: Any, scratch: Any, out: Any, byte_at: Any,
+) -> Any:  # fmt: skip
+    """Write codes of elements ``strip`` of a tile; return how far products are from whole numbers at most."""
+    low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
+    magnitude, worst = words_of(_MAGNITUDE), words_of(np.uint32(0))
+    for i in range(strip[0], strip[1], WHOLE):
+        a, b = values_at(x, at + i)
+        f, g = _of_blocks(x, factors, shift, i)
+        y, z = _of_blocks(x, offsets, shift, i)
+        a, b = a - y, b - z
+        if inverted:
+            a, b = a * f, b * g
+        else:
+            a, b = a / f, b / g
+        a, b = smaller(larger(a, low), high), smaller(larger(b, low), high)
+        p, q = a + magic, b + magic
+        if inverted:
+            off = larger_bits(bits_of(a - (p - magic)) & magnitude, bits_of(b - (q - magic)) & magnitude)
+            worst = larger_bits(worst, off)
+        put_words(x, bits_of(p), bits_of(q), i, bits, scratch, out, byte_at)
+    return worst
+
+
+@device
+def encode_integers(
+    x: Any, at: Any, span: Any, scales: Any, offsets: Any, shift: Any, element: Any, bits: Any, room: Any,
+    out: Any, byte_at: Any,
+) -> None:  # fmt: skip
+    """Write the codes of ``(x[at : at + span] - offset) / scale``, whole steps of blocks ``i >> shift``.
+
+    Differences must be finite. room: floats for reciprocals, bytes for the codes of a tile and for these
+    packed.
+    """
+    reciprocals, codes, packed = room
+    inverted = _reciprocals(scales, (span + (np.uint64(1) << shift) - np.uint64(1)) >> shift, reciprocals)
+    most = max(abs(element.low), abs(element.high)) + np.float32(1)
+    middle = bits_of(floats_of(np.float32(0.5) - most * _OFF))
+    for begin in range(np.uint64(0), span, np.uint64(TILE)):
+        n, first = min(np.uint64(TILE), span - begin), begin >> shift
+        own, products, moved = scales[first:], reciprocals[first:], offsets[first:]
+        for start in range(np.uint64(0), n, STRIP):
+            strip = start, min(start + STRIP, n)
+            if inverted:
+                off = _strip(
+                    x, at + begin, strip, products, moved, shift, element, True, bits, codes, out, byte_at
+                )
+                if not any_below(middle, off):
+                    continue
+            _strip(x, at + begin, strip, own, moved, shift, element, False, bits, codes, out, byte_at)
+        if bits != np.uint64(8) and bits != np.uint64(4):
+            emit_packed(codes, n, bits, packed, out, byte_at)
+        byte_at += n * bits // np.uint64(8)

@@ -1,0 +1,51 @@
+"""Sixteen vectors reduced together: each fold of two vectors halves the lanes that belong to one of them.
+
+Folds of 2, 4, 8 and then 16 vectors leave one whose lane n is the extreme of all lanes of vector n. That is
+15 folds in place of 16 reductions of four steps.
+"""
+
+import itertools
+from typing import Any
+
+from .intrinsics import primitive
+from .vector import indices
+
+LANES = 16
+_PART = 4
+"""Lanes that a processor shuffles without crossing to others."""
+
+
+def _halves(step: int) -> tuple[list[int], list[int]]:
+    """Return which lanes of two vectors, the second's from 16 on, are compared at a step, 1 to 4."""
+    parts = range(0, LANES, _PART)
+    if step == 1:
+        first = [[p, LANES + p, p + 1, LANES + p + 1] for p in parts]
+        second = [[n + 2 for n in part] for part in first]
+    elif step == 2:
+        first = [[p, p + 1, LANES + p, LANES + p + 1] for p in parts]
+        second = [[n + 2 for n in part] for part in first]
+    else:
+        pairs = (0, 4) if step == 3 else (0, 8)
+        first = [[*range(v + p, v + p + _PART)] for v in (0, LANES) for p in pairs]
+        second = [[n + (8 if step == 3 else 4) for n in part] for part in first]
+    return [*itertools.chain(*first)], [*itertools.chain(*second)]
+
+
+def _folder(step: int, symbol: str) -> Any:
+    """Build the fold of two vectors of signed words, of ``2 ** (step - 1)`` vectors each."""
+    lanes = _halves(step)
+
+    @primitive
+    def fold(typingctx: Any, a: Any, b: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            first, second = (builder.shuffle_vector(*args, indices(picked)) for picked in lanes)
+            return builder.select(builder.icmp_signed(symbol, first, second), first, second)
+
+        return a(a, b), codegen
+
+    return fold
+
+
+smaller_of_2, smaller_of_4, smaller_of_8, smaller_of_16 = (_folder(step, "<") for step in range(1, 5))
+larger_of_2, larger_of_4, larger_of_8, larger_of_16 = (_folder(step, ">") for step in range(1, 5))
+"""Of two vectors that belong to so many vectors together."""
