@@ -15,6 +15,7 @@ from ..errors import RangeError, UnsupportedError
 from .choices import ChoiceFormat
 from .codebooks import CodebookFormat
 from .digits import DigitsFormat
+from .division import divided
 from .floats import FloatFormat
 from .integers import IntFormat
 from .rounding import Overflow, RoundingMode
@@ -117,7 +118,7 @@ def encode(
         codes = encode_float(x, fmt.first, mode, overflow, noise)
         if negative is None:
             return codes
-        steps = round_steps(-x.to(torch.float64) / float(fmt.stretch), mode, noise)
+        steps = round_steps(divided(-x.to(torch.float64), float(fmt.stretch)), mode, noise)
         most = fmt.second.qmax
         whole = int_patterns(steps.clamp(-most, most).nan_to_num(nan=0.0), fmt.second)
         return torch.where(negative, whole, codes)

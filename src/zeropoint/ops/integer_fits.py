@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 
 from ..formats import IntFormat
+from ..formats.division import over
 from ..layout.blocks import reduce_blocks, spread_blocks, sum_blocks
 from ..params.scale_windows import block_length, window_of
 from ..schemes import Scheme
@@ -98,8 +99,7 @@ class _Blocks:
     def scales(self) -> torch.Tensor:
         """Return the best scales, 0 where none fits."""
         largest = self._largest(self._float32)
-        # A number over a tensor is rounded twice by torch: the reciprocal, and its product.
-        first = torch.where(largest > 0, torch.full_like(largest, self._fits.first) / largest, 0.0)
+        first = torch.where(largest > 0, over(self._fits.first, largest), 0.0)
         best = torch.zeros_like(self._amax), torch.ones_like(self._amax)
         for ratio in self._fits.ratios:
             best = self._better(best, first * ratio)

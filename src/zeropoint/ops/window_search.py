@@ -23,6 +23,7 @@ from dataclasses import replace
 
 import torch
 
+from ..formats.division import divided
 from ..formats.torch_dtypes import wide_dtype
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..params import QuantizationParams
@@ -138,7 +139,7 @@ class WindowSearch:
     def _of_steps(self, start: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the best of scales in steps of a factor, and their errors."""
         stored, error = start, torch.full_like(limit, torch.inf)
-        top = self._amax.double() / self._window.halving
+        top = divided(self._amax.double(), self._window.halving)
         alive, step = (self._amax > 0) & (limit > 0), 0
         checked = checked_after(by_largest=self._by_largest)
         while bool(alive.any()):

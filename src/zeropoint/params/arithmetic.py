@@ -19,6 +19,7 @@ import torch
 from ..errors import NonFiniteError, RangeError
 from ..formats import Format, RoundingMode
 from ..formats.codes import decode, encode
+from ..formats.division import divided
 from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import spread_grid
 from ..schemes import Arithmetic, ScaleLevel, Scaling, Scheme, TensorScale, ZeroPoint
@@ -192,7 +193,7 @@ def _level(
     """Return the scales of one level, relative to the factor of the coarser ones, in the wide dtype."""
     if scheme.scales[index].rule.power_of_two:
         return _power_of_two(scheme, index, amax, coarser, dtype)
-    ideal = through(amax / scheme.divisor, rounder(scheme, dtype))
+    ideal = through(divided(amax, scheme.divisor), rounder(scheme, dtype))
     if index > 0:
         return _coarse_linear(scheme, index, amax, (ideal, coarser), dtype)
     if coarser is None:
@@ -206,7 +207,7 @@ def _fine_ratio(
     """Return linear scales of the finest level before they are rounded."""
     if coarser is not None and scheme.dialect.finest_quotient is FinestQuotient.BY_PRODUCT:
         return amax / (scheme.divisor * coarser)
-    return _relative(scheme, 0, through(amax / scheme.divisor, rounder(scheme, dtype)), coarser)
+    return _relative(scheme, 0, through(divided(amax, scheme.divisor), rounder(scheme, dtype)), coarser)
 
 
 def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch.dtype) -> torch.Tensor:
@@ -296,7 +297,7 @@ def _coarse_linear(
 
 def _shared(amax: torch.Tensor, largest: float) -> torch.Tensor:
     """Return the factor under which elements and finer scales reach ``amax`` with their largest values."""
-    return (amax.double() / largest).clamp(min=LEAST_NORMAL)
+    return divided(amax.double(), largest).clamp(min=LEAST_NORMAL)
 
 
 @functools.lru_cache(maxsize=256)
@@ -390,9 +391,9 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]
         low, high = low.clamp(max=0), high.clamp(min=0)
     steps = float((scheme.qmax - scheme.qmin) * scheme.element_step)
     width = through(high - low, narrow)
-    ideal = through(width / steps, narrow)
+    ideal = through(divided(width, steps), narrow)
     # The width of a range that spans nearly all of float32 overflows; its two halves do not.
-    ideal = torch.where(torch.isinf(width), high / steps - low / steps, ideal)
+    ideal = torch.where(torch.isinf(width), divided(high, steps) - divided(low, steps), ideal)
     scale = _linear(ideal, scheme, level, ranges.dtype)
     zero = zero_points(scheme, low, scale, empty=ideal == 0, narrow=narrow)
     return store(scale, level.format_for(format_of(ranges.dtype))), zero

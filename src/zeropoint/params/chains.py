@@ -29,6 +29,7 @@ import torch
 
 from ..errors import RangeError
 from ..formats import Format
+from ..formats.division import divided
 from ..formats.torch_dtypes import format_of
 from ..layout.blocks import blocks_of_blocks, mean_blocks, reduce_blocks, signed_largest, spread_grid
 from ..schemes import ScaleLevel, Scheme, ZeroPoint
@@ -88,12 +89,17 @@ def _ideal_scale(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Te
         high = high.clamp(min=0) if affine else high
         steps = (scheme.ends[1] - scheme.ends[0]) / _unit(scheme)
         width = high - low
-        ideal = (width.double() / steps).to(width.dtype)
+        ideal = divided(width.double(), steps).to(width.dtype)
         # The width of a range that spans nearly all of the wide dtype overflows; its two halves do not.
-        return torch.where(torch.isinf(width), high / steps - low / steps, ideal), low
+        return torch.where(torch.isinf(width), _halves(low, high, steps), ideal), low
     if scheme.scales[0].picks(Pick.SIGNED):
-        return ranges.signed() / signed_end(*scheme.ends), low
-    return ranges.magnitude(0) / (scheme.divisor / _unit(scheme)), low
+        return divided(ranges.signed(), signed_end(*scheme.ends)), low
+    return divided(ranges.magnitude(0), scheme.divisor / _unit(scheme)), low
+
+
+def _halves(low: torch.Tensor, high: torch.Tensor, steps: float) -> torch.Tensor:
+    """Return ``(high - low) / steps`` where the width overflows."""
+    return divided(high, steps) - divided(low, steps)
 
 
 def _unit(scheme: Scheme) -> float:
@@ -116,7 +122,7 @@ def _from_edge(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tens
     steps = scheme.ends[1] - scheme.ends[0]
     width, small = high - low, scheme.dialect.small_scales
     quiet = torch.finfo(ranges.dtype).eps if small.of_zeros is None else small.of_zeros
-    step = torch.where(torch.isinf(width), high / steps - low / steps, width / steps)
+    step = torch.where(torch.isinf(width), _halves(low, high, steps), divided(width, steps))
     step = torch.where(width == 0, quiet, step).clamp(min=max(small.least, LEAST_NORMAL))
     at_low = low.abs() > high.abs()
     edge, step = torch.where(at_low, low, high), torch.where(at_low, step, -step)
@@ -136,7 +142,7 @@ def in_table(numbers: torch.Tensor, scale: torch.Tensor, fmt: Format, steps: int
     """
     ratio = torch.where(scale == 0, 0.0, numbers * (1 / scale)).clamp(-1, 1)
     number = ((ratio + 1) * 0.5 * steps + 0.5).to(torch.int64)
-    return round_to((2 * number.double() / steps - 1).to(numbers.dtype), fmt, up=False)
+    return round_to((divided(2 * number.double(), steps) - 1).to(numbers.dtype), fmt, up=False)
 
 
 class _Chain:
@@ -227,7 +233,7 @@ class _Chain:
         largest = (
             signed_largest(relative, blocks) if signed else reduce_blocks(relative.abs(), blocks, "amax", 0)
         )
-        ideal = (largest.double() / (self._span(index, signed=signed) * self._unit)).to(numbers.dtype)
+        ideal = divided(largest.double(), self._span(index, signed=signed) * self._unit).to(numbers.dtype)
         fmt = self._format(level)
         values = self._rounded(level, ideal) if outer is None else self._saturated(level, ideal)
         if level.rule.power_of_two:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from .float_steps import divided, root, total
+from ...formats.division import divided
+from .float_steps import root, total
 
 Importance = torch.Tensor | None
 Stored = tuple[torch.Tensor, list[torch.Tensor]]

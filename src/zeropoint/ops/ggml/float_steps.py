@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ...formats.division import over
+
 LEAST = 1e-15
 """Blocks whose largest magnitude is below this are zeros to llama.cpp (GROUP_MAX_EPS)."""
 _MAGIC = 12582912.0
@@ -19,16 +21,6 @@ def single(value: float) -> float:
 def stepped(base: float, step: float, count: int) -> float:
     """Return ``base + step * count`` with each operation rounded to float32."""
     return float(np.float32(base) + np.float32(step) * np.float32(count))
-
-
-def over(number: float, x: torch.Tensor) -> torch.Tensor:
-    """Return ``number / x``; torch would multiply by a reciprocal."""
-    return torch.full_like(x, number) / x
-
-
-def divided(x: torch.Tensor, number: float) -> torch.Tensor:
-    """Return ``x / number``, for the same reason."""
-    return x / torch.full_like(x, number)
 
 
 def total(terms: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:

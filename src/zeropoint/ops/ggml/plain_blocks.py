@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ...formats.division import divided
 from .block_columns import SUPER, Importance, Stored, columns, halves, patterns, weighted
-from .float_steps import divided, extremes, half_away, inverse, largest, truncated
+from .float_steps import extremes, half_away, inverse, largest, truncated
 from .searches import IMPORTANT, scale_and_minimum, signed_scale
 
 BLOCK = 32

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from .float_steps import LEAST, extremes, largest, nearest, over, ratio, single, stepped, total
+from ...formats.division import over
+from .float_steps import LEAST, extremes, largest, nearest, ratio, single, stepped, total
 
 _PASSES = 5
 """Most passes in which one code after the other is moved; a pass without a move is the last."""

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+from ...formats.division import divided, over
 from .block_columns import SUPER, Importance, Stored, columns, halves, patterns, rounded, weighted
-from .float_steps import LEAST, divided, largest, nearest, over, root, total
+from .float_steps import LEAST, largest, nearest, root, total
 from .searches import (
     IMPORTANT,
     Line,

@@ -7,8 +7,9 @@ import itertools
 import torch
 
 from ...formats import get_format
+from ...formats.division import divided, over
 from .block_columns import SUPER, Importance, Stored, columns, halves, patterns, weighted
-from .float_steps import LEAST, divided, inverse, largest, nearest, over, ratio, total, truncated
+from .float_steps import LEAST, inverse, largest, nearest, ratio, total, truncated
 
 _IQ4 = get_format("iq4")
 LEVELS = tuple(float(_IQ4.numbers(code)[0]) for code in range(_IQ4.code_count))  # type: ignore[arg-type]

@@ -1,0 +1,62 @@
+"""The reference on a host whose torch divides as it does on a GPU: by numbers, with a rounded reciprocal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.contract.test_backends import SCHEMES, same, sample_for
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import zeropoint as zp
+from zeropoint.ops.library import request
+from zeropoint.ops.registry import Op, kernel_of
+from zeropoint.schemes import Scheme
+
+SEARCHED = (
+    "int4:g32:scale=search", "int3:g64:scale=search", "uint4:g32:asym:scale=search", "nvfp4:scale=search",
+    "mxfp4:scale=search", "nf4:g64:scale=search", "int4:g32:scale=signed",
+)  # fmt: skip
+
+
+class CudaDivision(TorchDispatchMode):
+    """Divide by Python numbers as ``div_true_kernel_cuda`` does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.div.Tensor and not isinstance(args[1], torch.Tensor):
+            x, number = args
+            wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+            return (x.to(wide) * torch.full((), number, dtype=wide).reciprocal()).to(x.dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def results(x: torch.Tensor, scheme: Scheme) -> Iterator[torch.Tensor]:
+    """Yield all that the reference makes of ``x``, without the dispatcher, which would hide what it runs."""
+
+    def run(op: Op, *arguments: Any) -> Any:
+        return kernel_of(request(op, x, scheme), "reference").run(*arguments)
+
+    data, params = run(Op.QUANTIZE_DYNAMIC, x)
+    yield from (data, *params, run(Op.QUANTIZE, x, params), run(Op.DEQUANTIZE, data, params))
+    yield from (run(Op.FAKE_QUANTIZE, x, params), run(Op.FAKE_QUANTIZE_BACKWARD, x, x * 1.5, params))
+
+
+def test_division_on_cuda_is_imitated() -> None:
+    x = torch.arange(1, 1000, dtype=torch.float32)
+    with CudaDivision():
+        found, whole = x / 127.5, x / torch.full((), 127.5)
+    assert not torch.equal(found, x / 127.5)
+    assert torch.equal(whole, x / 127.5)
+
+
+@pytest.mark.parametrize("scheme", (*SEARCHED, *SCHEMES))
+def test_no_scheme_divides_by_a_rounded_reciprocal(scheme: str) -> None:
+    parsed = zp.Scheme.parse(scheme)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x = sample_for(scheme, (16, 256), dtype)
+        expected = list(results(x, parsed))
+        with CudaDivision():
+            found = list(results(x, parsed))
+        assert all(same(a, b) for a, b in zip(found, expected, strict=True)), dtype
