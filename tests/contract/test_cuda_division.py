@@ -51,7 +51,7 @@ def test_division_on_cuda_is_imitated() -> None:
     assert torch.equal(whole, x / 127.5)
 
 
-@pytest.mark.parametrize("scheme", (*SEARCHED, *SCHEMES))
+@pytest.mark.parametrize("scheme", [*SEARCHED, *SCHEMES])
 def test_no_scheme_divides_by_a_rounded_reciprocal(scheme: str) -> None:
     parsed = zp.Scheme.parse(scheme)
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
