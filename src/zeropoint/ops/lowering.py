@@ -9,17 +9,22 @@ from __future__ import annotations
 import functools
 import math
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..formats import CodebookFormat, FloatFormat, IntFormat
+from ..formats.codes import decode
 from ..formats.torch_dtypes import dtype_of, format_of
 from ..params.arithmetic import multiplies, rounder, zero_scale
 from ..params.powers_of_two import quiet_below
 from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
 from ..schemes.dialects import FinestQuotient
 from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, Ceiling
+
+THRESHOLDS = 15
+"""Boundaries of a codebook that kernels have room for."""
 
 
 class Kind(IntEnum):
@@ -301,3 +306,35 @@ def row_mapping(
         ):
             return None
     return math.prod(lead[last + 1 :]) * extents[last], math.prod(grid[first : last + 1])
+
+
+def needs_range(scheme: Scheme) -> bool:
+    """Return whether scales follow from both extremes of a block, and not from its largest magnitude.
+
+    Those of one-sided elements follow from the magnitude, once no number has the other sign.
+    """
+    one_sided = not scheme.element.min < 0 < scheme.element.max
+    return one_sided or scheme.zero_point is not ZeroPoint.NONE
+
+
+@functools.lru_cache(maxsize=256)
+def code_order(scheme: Scheme) -> Any:
+    """Return the code of each rank of a codebook, or the identity."""
+    order = np.arange(THRESHOLDS + 1, dtype=np.uint8)
+    if isinstance(scheme.element, CodebookFormat):
+        order[: len(scheme.element.order)] = scheme.element.order
+    return order
+
+
+@functools.lru_cache(maxsize=256)
+def value_table(scheme: Scheme) -> Any:
+    """Return the values of all codes as 256 float32, of integers in units of their step."""
+    table = np.zeros(256, np.float32)
+    fmt = scheme.element
+    count = 1 << fmt.bits
+    codes = np.arange(count, dtype=np.int32)
+    if isinstance(fmt, IntFormat):
+        table[:count] = codes - (codes >> (fmt.bits - 1) << fmt.bits) if fmt.signed else codes
+    else:
+        table[:count] = decode(torch.from_numpy(codes), fmt, torch.float32).numpy()
+    return table

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from ....errors import DtypeError
-from ....formats import CodebookFormat, IntFormat
-from ....formats.codes import decode as decode_reference
+from ....formats import IntFormat
 from ....formats.torch_dtypes import format_of
 from ....layout import packing
 from ....ops import reference
@@ -20,8 +19,7 @@ from ....ops.row_errors import code_extent
 from ....params.effective import effective_scale
 from ....params.stored import load_scale
 from ....params.tensors import Params, require_parameters, zero_point_of
-from ....schemes import Granularity, Scheme, ZeroPoint
-from ..machine import descriptor as k
+from ....schemes import Granularity, Scheme
 from ..machine.descriptor import RowLayout, pack
 from . import memory
 from .views import KINDS, stored_rule
@@ -101,15 +99,6 @@ def code_step(scheme: Scheme) -> Fraction:
     return scheme.element_step if isinstance(scheme.element, IntFormat) else Fraction(1)
 
 
-def needs_range(scheme: Scheme) -> bool:
-    """Return whether scales follow from both extremes of a block, and not from its largest magnitude.
-
-    Those of one-sided elements follow from the magnitude, once no number has the other sign.
-    """
-    one_sided = not scheme.element.min < 0 < scheme.element.max
-    return one_sided or scheme.zero_point is not ZeroPoint.NONE
-
-
 def block_factors(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype, *, dividing: bool
 ) -> tuple[Any, Any]:
@@ -160,29 +149,6 @@ def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_d
         coarse = load_scale(params[1], fmt, torch.float32).reshape(-1)[0].item()
     codes = flat_array(params[0])
     return Stored(factors=NO_FLOATS, codes=codes, zeros=NO_FLOATS, coarse=coarse)
-
-
-@functools.lru_cache(maxsize=256)
-def code_order(scheme: Scheme) -> Any:
-    """Return the code of each rank of a codebook, or the identity."""
-    order = np.arange(k.THRESHOLDS + 1, dtype=np.uint8)
-    if isinstance(scheme.element, CodebookFormat):
-        order[: len(scheme.element.order)] = scheme.element.order
-    return order
-
-
-@functools.lru_cache(maxsize=256)
-def value_table(scheme: Scheme) -> Any:
-    """Return the values of all codes as 256 float32, of integers in units of their step."""
-    table = np.zeros(256, np.float32)
-    fmt = scheme.element
-    count = 1 << fmt.bits
-    codes = np.arange(count, dtype=np.int32)
-    if isinstance(fmt, IntFormat):
-        table[:count] = codes - (codes >> (fmt.bits - 1) << fmt.bits) if fmt.signed else codes
-    else:
-        table[:count] = decode_reference(torch.from_numpy(codes), fmt, torch.float32).numpy()
-    return table
 
 
 @functools.lru_cache(maxsize=256)

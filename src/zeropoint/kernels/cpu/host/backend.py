@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ....ops.lowering_refusals import element_refusal
 from ....ops.registry import Kernel, Op, Request
 from ....params.arithmetic import multiplies, rounder
 from . import block_searches, block_structs, chained, lines_of_words, parameter_searches, rounded_blocks
@@ -20,7 +21,7 @@ from .operators import (
     QuantizeKernel,
     offsets_lie_in_rows,
 )
-from .views import KINDS, element_refusal, view_of
+from .views import KINDS, view_of
 
 
 class CpuBackend:

@@ -17,7 +17,8 @@ from ....errors import ShapeError
 from ....formats import FloatFormat
 from ....layout import packing
 from ....ops import lowering, reference
-from ....ops.lowering import How
+from ....ops.lowering import How, code_order, value_table
+from ....ops.lowering_refusals import rule_refusal
 from ....ops.threads import parts_for, share
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Scheme
@@ -26,13 +27,8 @@ from ..encode.boundaries import ROOM
 from ..machine import descriptor as k
 from ..machine.descriptor import pack, with_coarse
 from . import window_ends
-from .arrays import NO_BYTES, NO_FLOATS, Stored, code_order, flat_array, value_table
-from .views import (
-    View,
-    rule_refusal,
-    stored_rule,
-    view_of,
-)
+from .arrays import NO_BYTES, NO_FLOATS, Stored, flat_array
+from .views import View, stored_rule, view_of
 
 
 def _flat_bytes(data: torch.Tensor, count: int) -> Any:

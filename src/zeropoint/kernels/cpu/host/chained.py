@@ -24,7 +24,7 @@ from ....layout import packing
 from ....layout.blocks import signed_largest, spread_blocks
 from ....ops import lowering, reference
 from ....ops.chain_levels import Lowered, lowered_chain
-from ....ops.lowering import Offset
+from ....ops.lowering import Offset, code_order
 from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Op, Request
 from ....ops.threads import share
@@ -41,7 +41,7 @@ from ..machine import descriptor as k
 from ..machine.descriptor import by_name, pack, packed
 from ..machine.tile import TILE
 from . import memory
-from .arrays import NO_BYTES, NO_FLOATS, code_order, flat_array
+from .arrays import NO_BYTES, NO_FLOATS, flat_array
 from .operators import QuantizeKernel
 from .statistics import Ends, block_extremes
 from .views import KINDS, View, view_of

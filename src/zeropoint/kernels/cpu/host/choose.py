@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....ops.lowering import element_of, rule_of
+from ....ops.lowering import code_order, element_of, needs_range, rule_of
 from ....ops.registry import Request
 from ....params.tensors import Params
 from .. import entries
 from ..machine import descriptor as k
 from ..machine.descriptor import RowLayout, pack, with_coarse
-from .arrays import NO_BYTES, code_order, needs_range
+from .arrays import NO_BYTES
 from .calls import ScaleMemory, refuse
 from .statistics import RowExtremes
 from .views import KINDS, View, view_of

@@ -12,7 +12,8 @@ from ....formats import IntFormat
 from ....ops import linear as layers
 from ....ops import lowering, reference
 from ....ops.linear import Layer
-from ....ops.lowering import How
+from ....ops.lowering import How, code_order
+from ....ops.lowering_refusals import element_refusal, rule_refusal
 from ....ops.registry import Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.effective import effective_scale
@@ -25,8 +26,8 @@ from ..linear.products import HIGH, QUADS, adds_quads
 from ..machine import descriptor as k
 from ..machine.descriptor import pack, packed
 from ..machine.intrinsics import LINE
-from .arrays import NO_FLOATS, block_factors, code_order, flat_array
-from .views import KINDS, View, element_refusal, rule_refusal, view_of
+from .arrays import NO_FLOATS, block_factors, flat_array
+from .views import KINDS, View, view_of
 
 _ANY_ROWS = 1 << 40
 NO_BIAS = np.zeros(0, np.float32)

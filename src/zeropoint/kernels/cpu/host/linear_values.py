@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ....ops.linear import Layer, of_values
+from ....ops.lowering_refusals import element_refusal
 from ....ops.registry import Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.tensors import Params
@@ -19,7 +20,7 @@ from . import memory
 from .arrays import NO_FLOATS, Stored, flat_array, stored_factors
 from .calls import given_call
 from .linear_codes import NO_BIAS, WORK_OF_ONE, shared
-from .views import KINDS, element_refusal, view_of
+from .views import KINDS, view_of
 
 
 def refusal(request: Request) -> str | None:

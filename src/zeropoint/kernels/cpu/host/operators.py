@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from ....ops.lowering_refusals import rule_refusal
 from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Request
 from ....ops.row_errors import RowErrors
@@ -35,7 +36,6 @@ from .choose import BlockScales
 from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
 from .scale_searches import choose_params
 from .statistics import Ends, TensorExtremes, coarse_scale
-from .views import rule_refusal
 
 Codes = tuple[torch.Tensor, Params]
 

@@ -15,7 +15,7 @@ from ....formats import CodebookFormat
 from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ....ops import affine_fits, block_errors, lowering, scale_search, window_search
 from ....ops.integer_fits import fits_codes
-from ....ops.lowering import LoweredRule, Narrow
+from ....ops.lowering import LoweredRule, Narrow, code_order, value_table
 from ....ops.registry import Op, Request, kernel_of
 from ....ops.threads import parts_for, share
 from ....params import QuantizationParams
@@ -27,7 +27,7 @@ from ....params.tensors import Params
 from ....schemes import Granularity, Scheme, ZeroPoint
 from .. import entries
 from ..machine.descriptor import THRESHOLDS, pack
-from .arrays import code_order, code_step, flat_array, value_table
+from .arrays import code_step, flat_array
 from .views import View, view_of
 from .window_ends import in_whole_blocks, tried_fits
 

@@ -12,13 +12,14 @@ import torch
 from ....errors import NonFiniteError
 from ....layout.blocks import reduce_blocks
 from ....ops import reference
+from ....ops.lowering import needs_range
 from ....ops.threads import share
 from ....params import arithmetic
 from ....params.arithmetic import Ranges
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme
 from .. import entries
-from .arrays import flat_array, needs_range, rows_of
+from .arrays import flat_array, rows_of
 
 Ends = tuple[float, float] | None
 """Extremes of the tensor that a tensor is a part of."""

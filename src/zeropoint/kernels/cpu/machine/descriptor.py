@@ -34,7 +34,7 @@ INTEGER, FLOAT, CODEBOOK = map(np.uint8, lowering.Kind)
 NO_ROUNDING, TO_BFLOAT16, TO_FLOAT16 = map(np.uint8, lowering.Narrow)
 ZERO_NONE, ZERO_AFTER, ZERO_INSIDE = map(np.uint8, lowering.ZeroPlace)
 DIVIDE, MULTIPLY, RECIPROCAL = map(np.uint8, lowering.ScaleBy)
-THRESHOLDS = 15
+THRESHOLDS = lowering.THRESHOLDS
 
 
 class Element(NamedTuple):
