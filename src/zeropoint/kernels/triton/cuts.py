@@ -1,0 +1,76 @@
+"""How tensors are cut into the segments of the kernels, or why they cannot be."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+from ...ops.lowering import row_mapping
+from ...schemes import Granularity
+
+LONGEST = 8192
+"""Elements of the longest segment: a program holds a segment in registers."""
+SHORTEST = 8
+"""Elements of the shortest: eight codes of any width are whole bytes."""
+TILE = 4096
+"""Elements of a program whose segments are shorter."""
+
+
+class Cut(NamedTuple):
+    """What kernels take at run time.
+
+    count: segments of the tensor. per_row, length: segments of a row, and elements of each but the last of a
+    row. cols, row_bytes: elements, and bytes of codes, of a row. block, row_blocks: elements of a block along
+    the row, and blocks of a row. row_div, row_mod: row ``r`` has the scales of row ``r // row_div % row_mod``.
+    """
+
+    count: int
+    per_row: int
+    length: int
+    cols: int
+    row_bytes: int
+    block: int
+    row_blocks: int
+    row_div: int
+    row_mod: int
+
+
+class Segments(NamedTuple):
+    """A tensor in segments. size, many, flat, own: constants of compilation, see :mod:`.segments`."""
+
+    cut: Cut
+    size: int
+    many: int
+    flat: bool
+    own: bool
+
+    @property
+    def programs(self) -> int:
+        """Programs that take all segments."""
+        return -(-self.cut.count // self.many)
+
+
+@functools.lru_cache(maxsize=1024)
+def segments_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> Segments | str:
+    """Return the segments of a tensor with codes of ``width`` bits, or why there are none."""
+    cols = shape[-1] if shape else 1
+    grid, extents = granularity.grid(shape) or (1,), granularity.block_shape(shape) or (1,)
+    mapping = row_mapping(shape[:-1], extents[:-1], grid[:-1])
+    if mapping is None:
+        return f"blocks of {granularity} in a tensor of shape {shape} span rows unevenly"
+    block, row_blocks = min(extents[-1], max(cols, 1)), grid[-1]
+    length = min(block, LONGEST)
+    if block % length and row_blocks > 1:
+        return f"blocks of {block} elements are longer than {LONGEST}, and no multiple of it"
+    per_row = max(1, -(-cols // length))
+    if per_row > 1 and length * width % 8:
+        return f"blocks of {length} codes of {width} bits do not end on bytes"
+    rows, row_bytes = math.prod(shape[:-1]), -(-cols * width // 8)
+    size = max(SHORTEST, 1 << max(0, length - 1).bit_length())
+    cut = Cut(rows * per_row, per_row, length, cols, row_bytes, block, row_blocks, *mapping)
+    whole = cut.row_div == 1 and cut.row_mod >= rows
+    return Segments(
+        cut=cut, size=size, many=max(1, TILE // size), flat=length == size and cols % length == 0,
+        own=whole and row_blocks == per_row,
+    )  # fmt: skip
