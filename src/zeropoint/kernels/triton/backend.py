@@ -53,7 +53,9 @@ class TritonBackend:
 def _scheme_refusal(scheme: Scheme, request: Request) -> str | None:
     element, op = scheme.element, request.op
     if element.per_code > 1 or element.per_scale > 1:
-        return f"{element.kind} codes of several values, or tables of blocks, are known to the reference alone"
+        return (
+            f"{element.kind} codes of several values, or tables of blocks, are known to the reference alone"
+        )
     if scheme.offsets:
         return "offsets are known to the reference alone"
     if multiplies(scheme) and rounder(scheme, request.own_dtype) is not None:

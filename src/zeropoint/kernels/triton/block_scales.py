@@ -6,7 +6,9 @@ import triton.language as tl
 from ...ops.lowering import How, Offset
 from .elements import bits_of, float_of, rounded
 
-_POWER, _MINIFLOAT, _AFFINE = tl.constexpr(int(How.POWER)), tl.constexpr(int(How.MINIFLOAT)), tl.constexpr(int(How.AFFINE))  # fmt: skip
+_POWER, _MINIFLOAT, _AFFINE = (
+    tl.constexpr(int(How.POWER)), tl.constexpr(int(How.MINIFLOAT)), tl.constexpr(int(How.AFFINE))
+)  # fmt: skip
 _REAL, _TRUNCATED, _OF_ROUNDED = (
     tl.constexpr(int(Offset.REAL)), tl.constexpr(int(Offset.TRUNCATED)), tl.constexpr(int(Offset.OF_ROUNDED))
 )  # fmt: skip
@@ -15,23 +17,23 @@ _LEAST_NORMAL, _LEAST_POWER = tl.constexpr(0x00800000), tl.constexpr(0x00400000)
 
 
 @triton.jit
-def scales_of(amax, low, high, coarse, rule: tl.constexpr, multiply: tl.constexpr):
+def scales_of(amax, low, high, coarse, k: tl.constexpr):
     """Choose the scales of blocks from their extremes, float32.
 
     amax, low, high: largest magnitude, smallest and largest number. coarse: where the scale of the whole
     tensor lies, float32.
-    multiply: whether elements are multiplied by the factor.
 
     Returns (scale, factor, zero, fits). scale: float32, or the code of a byte, int32. factor: what elements
     are divided by or multiplied by, Inf where the scale was lost. fits: whether the scale fits its format.
     """
-    zero = amax * 0.0
+    rule: tl.constexpr = k.rule
+    zero = tl.zeros_like(amax)
     if rule.how == _POWER:
         byte = _power_code(amax, rule)
         fits = byte < 255
         byte = tl.minimum(byte, 254)
         scale = byte.to(tl.int32)
-        factor = _power(254 - byte) if multiply else _power(byte) * rule.unit
+        factor = _power(254 - byte) if k.multiply else _power(byte) * rule.unit
     elif rule.how == _MINIFLOAT:
         scale, factor = _minifloat(amax, tl.load(coarse), rule)
         fits = amax == amax

@@ -13,19 +13,20 @@ LONGEST = 8192
 """Elements of the longest segment: a program holds a segment in registers."""
 SHORTEST = 8
 """Elements of the shortest: eight codes of any width are whole bytes."""
-TILE = 4096
-"""Elements of a program whose segments are shorter."""
+TILE = 1024
+"""Elements of a program whose segments are shorter: for one warp, which waits for no other."""
 
 
 class Cut(NamedTuple):
     """What kernels take at run time.
 
-    count: segments of the tensor. per_row, length: segments of a row, and elements of each but the last of a
-    row. cols, row_bytes: elements, and bytes of codes, of a row. block, row_blocks: elements of a block along
-    the row, and blocks of a row. row_div, row_mod: row ``r`` has the scales of row ``r // row_div % row_mod``.
+    segments: of the tensor. per_row, length: segments of a row, and elements of each but the last.
+    cols, row_bytes: elements, and bytes of codes, of a row. block, row_blocks: elements of a block along
+    the row, and blocks of a row. row_div, row_mod: row ``r`` has the scales of row ``r // row_div %
+    row_mod``.
     """
 
-    count: int
+    segments: int
     per_row: int
     length: int
     cols: int
@@ -37,7 +38,11 @@ class Cut(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """A tensor in segments. size, many, flat, own: constants of compilation, see :mod:`.segments`."""
+    """A tensor in segments.
+
+    size: length of a segment rounded up to a power of two. many: segments of a program. flat: whether
+    segments follow each other in memory without gaps. own: whether segment ``t`` has scale ``t``.
+    """
 
     cut: Cut
     size: int
@@ -48,7 +53,12 @@ class Segments(NamedTuple):
     @property
     def programs(self) -> int:
         """Programs that take all segments."""
-        return -(-self.cut.count // self.many)
+        return -(-self.cut.segments // self.many)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a program: 32 to 64 elements a thread were fastest on an H200."""
+        return max(1, self.size * self.many // 2048)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,22 +1,21 @@
-"""The host side of the kernels: tensors, constants and launches of one request."""
+"""The host side of the kernels: tensors and launches of one request."""
 
 from __future__ import annotations
 
 import functools
 import math
 from contextlib import AbstractContextManager
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from ...errors import NonFiniteError
-from ...formats import FloatFormat, IntFormat
+from ...formats import IntFormat
 from ...layout import packing
 from ...layout.blocks import reduce_blocks
-from ...ops import lowering, reference
-from ...ops.lowering import How, LoweredRule, code_order, value_table
+from ...ops import reference
+from ...ops.lowering import How, value_table
 from ...ops.reference_backend import filled
 from ...ops.registry import Request
 from ...params import arithmetic
@@ -24,10 +23,13 @@ from ...params.arithmetic import Ranges
 from ...params.effective import effective_scale
 from ...params.tensors import Params, parameter_tensors, require_parameters, zero_point_of
 from ...schemes import Granularity, Scheme
+from .constants import Constants, constants_of, of_extremes
 from .cuts import Segments, segments_of
 
-_BYTE_WIDTHS = {1: 8, 2: 4, 3: 8, 4: 2, 5: 8, 6: 4, 7: 8, 8: 1}
-"""Codes of each width that fill whole bytes together."""
+Codes = tuple[torch.Tensor, Params]
+Ends = tuple[float, float] | None
+"""Extremes of the tensor that a tensor is a part of."""
+_Range = tuple[torch.Tensor, torch.Tensor]
 
 
 class Launch:
@@ -38,12 +40,7 @@ class Launch:
         found = segments_of(scheme.granularity, request.shape, scheme.bits)
         assert isinstance(found, Segments)
         self._request, self._segments = request, found
-        element = lowering.element_of(scheme, request.own_dtype, multiply=False)
-        if request.code_range is not None:
-            element = element._replace(low=request.code_range[0], high=request.code_range[1])
-        self._element = _constants(element)
-        self._order = _packed_order(scheme)
-        self._width, self._group = scheme.bits, _BYTE_WIDTHS[scheme.bits]
+        self._given = constants_of(request, found, chosen=False)
         # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
         from . import segments as kernels
 
@@ -53,33 +50,26 @@ class Launch:
     def _empty(self) -> bool:
         return 0 in self._request.shape
 
-    def _start(self, kernel: Any, tensors: tuple[torch.Tensor, ...], cut: Segments, **constants: Any) -> None:
-        with _on(tensors[0].device):
-            kernel[(cut.programs,)](
-                *tensors, cut.cut, size=cut.size, many=cut.many, flat=cut.flat, **constants,
-                num_warps=8 if cut.size * cut.many > _SMALL else 4, enable_fp_fusion=False,
-            )  # fmt: skip
-
-    def choose_params(self, x: torch.Tensor, extremes: tuple[float, float] | None = None) -> Params:
+    def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
         scheme = self._request.scheme
         if self._empty or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
-        found = [
-            reference.whole_range(x, level.granularity, extremes) or self._extremes(x, level.granularity)
-            for level in scheme.scales
-        ]
+        found = [self._ends(x, level.granularity, extremes) for level in scheme.scales]
         return arithmetic.scales_from_ranges(scheme, _ranges(found, x))
 
-    def _extremes(self, x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tensor, torch.Tensor]:
+    def _ends(self, x: torch.Tensor, granularity: Granularity, extremes: Ends) -> _Range:
         """Return the extremes of each block, float32; raises NonFiniteError."""
+        whole = reference.whole_range(x, granularity, extremes)
+        if whole is not None:
+            return whole
         shape = tuple(x.shape)
         # Of a block that spans rows, those of its part of each row, of which torch takes the extremes.
         *lead, block = granularity.block_shape(shape) or (1,)
         cut = segments_of(Granularity.block(*[1] * len(lead), block), shape, 8)
         assert isinstance(cut, Segments)
-        low, high = torch.empty((2, cut.cut.count), dtype=torch.float32, device=x.device)
-        self._start(self._kernels.segment_extremes, (_bits(x.contiguous()), low, high), cut)
+        low, high = torch.empty((2, cut.cut.segments), dtype=torch.float32, device=x.device)
+        _start(self._kernels.segment_extremes, (bits(x), low, high), cut, of_extremes(cut, x.device))
         if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
             reference.require_finite(x)
             raise NonFiniteError("statistics of a finite tensor are not finite")
@@ -90,23 +80,14 @@ class Launch:
         out = self._packed(x) if out is None else out
         if self._empty:
             return out
-        factors, zeros = self._factors(params, dividing=True)
         bad = torch.zeros(1, dtype=torch.int32, device=x.device)
-        tensors = _bits(x.contiguous()), factors, zeros, out, bad
-        self._start(
-            self._kernels.quantize_segments, tensors, self._segments, element=self._element,
-            order=self._order, width=self._width, group=self._group, own=self._segments.own,
-        )  # fmt: skip
+        tensors = bits(x), *self._factors(params, dividing=True), out, bad
+        _start(self._kernels.quantize_segments, tensors, self._segments, self._given)
         if bad.item():
             reference.require_finite(x)
         return out
 
-    def quantize_dynamic(
-        self,
-        x: torch.Tensor,
-        out: tuple[torch.Tensor, Params] | None = None,
-        extremes: tuple[float, float] | None = None,
-    ) -> tuple[torch.Tensor, Params]:
+    def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         asked = self._request
         whole = asked.scheme.granularity == Granularity.tensor() and extremes is not None
@@ -117,76 +98,55 @@ class Launch:
             found = self.quantize(x, params), params
         return found if out is None else filled(out, *found)
 
-    def _in_one_pass(self, x: torch.Tensor, extremes: tuple[float, float] | None) -> tuple[torch.Tensor, Params]:
-        asked, device = self._request, x.device
-        scheme = asked.scheme
-        rule, element, multiply = _chosen(scheme, asked.own_dtype)
+    def _in_one_pass(self, x: torch.Tensor, extremes: Ends) -> Codes:
+        scheme, device = self._request.scheme, x.device
+        constants = constants_of(self._request, self._segments, chosen=True)
         params = [
             torch.empty(grid, dtype=dtype, device=device)
-            for grid, dtype in parameter_tensors(scheme, asked.shape, asked.own_dtype)
+            for grid, dtype in parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
         ]
-        two_levels = len(scheme.scales) > 1
-        if two_levels:
-            params[1] = self._coarse(x, extremes)
-        count = self._segments.cut.count
-        floats = rule.how in (How.LINEAR, How.AFFINE)
-        scales = params[0].view(torch.uint8)
-        if floats:
-            scales = params[0] if params[0].dtype is torch.float32 else torch.empty(count, device=device)
-        zeroed = zero_point_of(scheme, params) is not None
-        zeros = torch.empty(count, device=device) if zeroed else scales
+        scales = _written(params[0], floats=constants.rule.how in (How.LINEAR, How.AFFINE))
+        zeroed = bool(constants.element.zero_place)
+        zeros = _written(params[-1], floats=True) if zeroed else scales
+        coarse = scales
+        if len(scheme.scales) > 1:
+            coarse = params[1] = self._coarse(x, extremes)
         data, bad = self._packed(x), torch.zeros(1, dtype=torch.int32, device=device)
-        self._start(
-            self._kernels.quantize_blocks, (_bits(x.contiguous()), params[1] if two_levels else scales, scales, zeros, data, bad),
-            self._segments, element=element, rule=rule, order=self._order, width=self._width,
-            group=self._group, multiply=multiply,
-        )  # fmt: skip
+        tensors = bits(x), coarse, scales, zeros, data, bad
+        _start(self._kernels.quantize_blocks, tensors, self._segments, constants)
         if bad.item():
             reference.choose_params(x, scheme, extremes)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
-        if floats and scales is not params[0]:
-            params[0].view(-1).copy_(scales)
-        if zeroed:
-            params[-1].view(-1).copy_(zeros)
+        for made, written in ((params[0], scales), (params[-1], zeros))[: 1 + zeroed]:
+            if written.dtype is torch.float32 and written is not made:
+                made.view(-1).copy_(written)
         return data, params
 
-    def _coarse(self, x: torch.Tensor, extremes: tuple[float, float] | None) -> torch.Tensor:
+    def _coarse(self, x: torch.Tensor, extremes: Ends) -> torch.Tensor:
         """Return the scale of the whole tensor."""
         scheme = self._request.scheme
-        level = scheme.scales[1].granularity
-        ends = reference.whole_range(x, level, extremes) or self._extremes(x, level)
+        ends = self._ends(x, scheme.scales[1].granularity, extremes)
         return arithmetic.coarsest_scale(scheme, _ranges([ends, ends], x))
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
-        asked = self._request
-        if out is None:
-            out = torch.empty(asked.shape, dtype=asked.dtype, device=data.device)
-        if self._empty:
-            return out
-        factors, zeros = self._factors(params, dividing=False)
-        self._start(
-            self._kernels.dequantize_segments,
-            (data.contiguous(), factors, zeros, _table(asked.scheme, data.device), _bits(out)),
-            self._segments, element=self._element, width=self._width, group=self._group,
-            own=self._segments.own,
-        )  # fmt: skip
+        asked, device = self._request, data.device
+        out = torch.empty(asked.shape, dtype=asked.dtype, device=device) if out is None else out
+        if not self._empty:
+            factors = self._factors(params, dividing=False)
+            tensors = data.contiguous(), *factors, _table(asked.scheme, device), bits(out)
+            _start(self._kernels.dequantize_segments, tensors, self._segments, self._given)
         return out
 
     def fake_quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of the codes of ``x``."""
         asked = self._request
         out = torch.empty(asked.shape, dtype=asked.dtype, device=x.device) if out is None else out
-        if self._empty:
-            return out
-        factors, zeros = self._factors(params, dividing=True)
-        back, _ = self._factors(params, dividing=False)
-        self._start(
-            self._kernels.fake_quantize_segments,
-            (_bits(x.contiguous()), factors, back, zeros, _table(asked.scheme, x.device), _bits(out)),
-            self._segments, element=self._element, order=self._order, width=self._width,
-            own=self._segments.own,
-        )  # fmt: skip
+        if not self._empty:
+            factors, zeros = self._factors(params, dividing=True)
+            back, _ = self._factors(params, dividing=False)
+            tensors = bits(x), factors, back, zeros, _table(asked.scheme, x.device), bits(out)
+            _start(self._kernels.fake_quantize_segments, tensors, self._segments, self._given)
         return out
 
     def _packed(self, x: torch.Tensor) -> torch.Tensor:
@@ -203,8 +163,7 @@ class Launch:
         require_parameters(scheme, params, asked.shape)
         factors = effective_scale(scheme, params, asked.shape, asked.own_dtype)
         if factors is None:
-            count = scheme.granularity.block_count(asked.shape)
-            factors = torch.ones(count, device=asked.device)
+            factors = torch.ones(scheme.granularity.block_count(asked.shape), device=asked.device)
         factors = factors.to(torch.float32)
         if dividing:
             factors = torch.where(factors == 0, torch.inf, factors)
@@ -215,28 +174,18 @@ class Launch:
         return factors.contiguous(), zeros.contiguous()
 
 
-_SMALL = 2048
-"""Elements of a program from which on it takes eight warps."""
+def _start(kernel: Any, tensors: tuple[torch.Tensor, ...], cut: Segments, constants: Constants) -> None:
+    with _on(tensors[0].device):
+        kernel[(cut.programs,)](*tensors, cut.cut, constants, num_warps=cut.warps, enable_fp_fusion=False)
 
 
-def _packed_order(scheme: Scheme) -> int:
-    """Return the codes of all ranks of a codebook, four bits each, as an int64."""
-    packed = sum(int(code) << (4 * rank) for rank, code in enumerate(code_order(scheme)))
-    return packed - (1 << 64) if packed >> 63 else packed
-
-
-def _constants(record: NamedTuple) -> Any:
-    """Return a record whose fields are plain numbers, of which Triton makes constants of compilation."""
-    plain = (int(value) if isinstance(value, IntEnum) else value for value in record)
-    return type(record)(*plain)
-
-
-@functools.lru_cache(maxsize=1024)
-def _chosen(scheme: Scheme, dtype: torch.dtype) -> tuple[LoweredRule, Any, bool]:
-    """Return rule and element for scales that are chosen, and whether factors are multiplied by."""
-    rule = lowering.rule_of(scheme, dtype)
-    multiply = rule.how is How.POWER and isinstance(scheme.element, FloatFormat)
-    return _constants(rule), _constants(lowering.element_of(scheme, dtype, multiply=multiply)), multiply
+def _written(parameter: torch.Tensor, *, floats: bool) -> torch.Tensor:
+    """Return what a kernel writes a parameter to: its bytes, or float32, from which others are rounded."""
+    if not floats:
+        return parameter.view(torch.uint8)
+    if parameter.dtype is torch.float32:
+        return parameter
+    return torch.empty(parameter.numel(), dtype=torch.float32, device=parameter.device)
 
 
 @functools.lru_cache(maxsize=256)
@@ -254,7 +203,9 @@ def _over(
         return values.reshape(())
     parts = -(-cut.cut.block // cut.cut.length)  # segments of a block along the row
     lead = granularity.block_shape(shape)[:-1]
-    return reduce_blocks(values.reshape(*shape[:-1], cut.cut.per_row), Granularity.block(*lead, parts), kind, fill)
+    return reduce_blocks(
+        values.reshape(*shape[:-1], cut.cut.per_row), Granularity.block(*lead, parts), kind, fill
+    )
 
 
 def _ranges(found: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> Ranges:
@@ -263,9 +214,10 @@ def _ranges(found: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> 
     return Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=x.dtype, shape=tuple(x.shape))
 
 
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as kernels take it: bfloat16 as its bits."""
-    return x.view(torch.int16) if x.dtype is torch.bfloat16 else x
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor as kernels take it: on the host, bfloat16 as bits; see :mod:`.elements`."""
+    x = x.contiguous()
+    return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
