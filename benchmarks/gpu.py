@@ -34,7 +34,11 @@ def compare(scheme: str, x: torch.Tensor) -> None:
     with zp.only_backend("reference"):
         there = zp.quantize(part, scheme)
         values = there.dequantize()
-    pairs = [(here.data, there.data), (here.dequantize(), values), *zip(here.scales, there.scales, strict=True)]
+    pairs = [
+        (here.data, there.data),
+        (here.dequantize(), values),
+        *zip(here.scales, there.scales, strict=True),
+    ]
     pairs.append((zp.fake_quantize(x, here.params), values))
     if not all(torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)) for a, b in pairs):
         sys.exit(f"bytes of {scheme} differ from those of the reference")
@@ -88,7 +92,11 @@ def measure(x: torch.Tensor) -> list[dict[str, object]]:
 def line(row: dict[str, object]) -> str:
     """Return a row of the table: GB/s, and the share of the copy's."""
     copy = row["copy"]
-    cells = [f"{v:,.0f} ({v / copy:.2f})" if isinstance(v, float) else str(v) for k, v in row.items() if k != "scheme"]
+    cells = [
+        f"{v:,.0f} ({v / copy:.2f})" if isinstance(v, float) else str(v)
+        for k, v in row.items()
+        if k != "scheme"
+    ]
     return f"| {row['scheme']} | " + " | ".join(cells) + " |"
 
 
