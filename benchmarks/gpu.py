@@ -1,7 +1,7 @@
 """Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--rows N] [--json FILE]`.
 
-First codes, scales and values of a part are compared with the reference on the host; a difference ends the run
-with exit code 1. Then each call is timed by the GPU's clock next to a copy on the same device, and next to
+First codes, scales and values of a part are compared with the reference on the host; a difference ends the
+run with exit code 1. Then each call is timed by the GPU's clock next to a copy on the same device, and next to
 torchao where it is installed: its MX and NVFP4 functions under torch.compile, its Triton kernel for fp8.
 
 GB/s counts the bytes read plus written once, scales counted, though choosing scales of a whole tensor (nvfp4,
@@ -97,7 +97,7 @@ def line(row: dict[str, object]) -> str:
         for k, v in row.items()
         if k != "scheme"
     ]
-    return f"| {row['scheme']} | " + " | ".join(cells) + " |"
+    return f"| {scheme} | {copy:,.0f} | " + " | ".join(shown) + " |"
 
 
 def main() -> None:
