@@ -1,8 +1,8 @@
 """Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--rows N] [--json FILE]`.
 
 First codes, scales and values of a part are compared with the reference on the host; a difference ends the
-run with exit code 1. Then each call is timed by the GPU's clock next to a copy on the same device, and next to
-torchao where it is installed: its MX and NVFP4 functions under torch.compile, its Triton kernel for fp8.
+run with exit code 1. Then each call is timed by the GPU's clock next to a copy on the same device, and next
+to torchao where it is installed: its MX and NVFP4 functions under torch.compile, its Triton kernel for fp8.
 
 GB/s counts the bytes read plus written once, scales counted, though choosing scales of a whole tensor (nvfp4,
 int8:tensor) reads the values twice. A call includes what it does on the host, such as the check for NaN.
@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,7 +63,7 @@ def peers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure(x: torch.Tensor) -> list[dict[str, object]]:
+def measure(x: torch.Tensor) -> list[dict[str, Any]]:
     """Return GB/s of all operators, of the copy, and of peers."""
     from triton.testing import do_bench
 
@@ -74,7 +75,7 @@ def measure(x: torch.Tensor) -> list[dict[str, object]]:
     for scheme in SCHEMES:
         q = zp.quantize(x, scheme)
         nbytes = x.nbytes + q.data.nbytes + sum(level.nbytes for level in q.scales)
-        row: dict[str, object] = {"scheme": scheme, "copy": rate(lambda: target.copy_(x), 2 * x.nbytes)}
+        row: dict[str, Any] = {"scheme": scheme, "copy": rate(lambda: target.copy_(x), 2 * x.nbytes)}
         row["quantize"] = rate(lambda s=scheme: zp.quantize(x, s), nbytes)
         row["quantize, given scales"] = rate(lambda p=q.params: zp.quantize(x, p), nbytes)
         row["dequantize"] = rate(q.dequantize, nbytes)
@@ -89,14 +90,10 @@ def measure(x: torch.Tensor) -> list[dict[str, object]]:
     return rows
 
 
-def line(row: dict[str, object]) -> str:
+def line(row: dict[str, Any]) -> str:
     """Return a row of the table: GB/s, and the share of the copy's."""
-    copy = row["copy"]
-    cells = [
-        f"{v:,.0f} ({v / copy:.2f})" if isinstance(v, float) else str(v)
-        for k, v in row.items()
-        if k != "scheme"
-    ]
+    scheme, copy, *cells = row.values()
+    shown = [f"{cell:,.0f} ({cell / copy:.2f})" if isinstance(cell, float) else str(cell) for cell in cells]
     return f"| {scheme} | {copy:,.0f} | " + " | ".join(shown) + " |"
 
 

@@ -51,7 +51,9 @@ print("compiled")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_kernels_compile_for_a_gpu_to_wide_accesses_without_contraction(scheme: str, tmp_path: object) -> None:
+def test_kernels_compile_for_a_gpu_to_wide_accesses_without_contraction(
+    scheme: str, tmp_path: object
+) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     ran = subprocess.run(

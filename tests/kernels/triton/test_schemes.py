@@ -85,7 +85,11 @@ def test_every_scheme_has_the_bytes_of_the_reference(scheme: str, dtype: torch.d
 
 
 def test_long_rows_are_cut_into_segments() -> None:
-    for scheme, shape in (("int8:channel", (2, 20000)), ("int4:g16384", (2, 32768)), ("int8:tensor", (3, 9001))):
+    for scheme, shape in (
+        ("int8:channel", (2, 20000)),
+        ("int4:g16384", (2, 32768)),
+        ("int8:tensor", (3, 9001)),
+    ):
         parsed = zp.Scheme.parse(scheme)
         assert assert_same_bytes(sample_for(scheme, shape, torch.bfloat16), parsed) == 5
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
@@ -21,6 +23,8 @@ INTERPRETER = "TRITON_INTERPRET"
 
 Triton reads it when the kernels are loaded, so that it must be set before the first call.
 """
+OLDEST = 3, 6
+"""Version of Triton; before it, ``div_rn`` took subnormal float32 for zero on a GPU."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,8 +39,9 @@ class TritonBackend:
         interpreted = os.environ.get(INTERPRETER) == "1" and request.device.type == "cpu"
         if request.device.type != "cuda" and not interpreted:
             return f"the data is on {request.device}"
-        if importlib.util.find_spec("triton") is None:
-            return "needs the package triton, which is not installed"
+        missing = _triton_refusal()
+        if missing is not None:
+            return missing
         if request.op not in _KERNELS:
             return f"{request.op.value} is left to the reference"
         if request.dtype not in _DTYPES or request.own_dtype not in _DTYPES:
@@ -48,6 +53,15 @@ class TritonBackend:
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
         return FunctionKernel(self.name, request, _KERNELS[request.op](Launch(request)))
+
+
+@functools.cache
+def _triton_refusal() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "needs the package triton, which is not installed"
+    found = importlib.metadata.version("triton")
+    numbers = tuple(int(part) for part in found.split(".")[:2])
+    return None if numbers >= OLDEST else f"triton {found} takes subnormal quotients for zero; 3.6 does not"
 
 
 def _scheme_refusal(scheme: Scheme, request: Request) -> str | None:

@@ -111,11 +111,11 @@ def encoded(value, factor, zero, amax, k: tl.constexpr):
         ratio = quotient(value, factor, amax, k)
     ratio = rounded(ratio, k.element.quotient)
     if k.element.kind == _INTEGER:
-        return _integer(ratio, zero[:, None], k.element)
+        return _integer(ratio, zero[:, None], k)
     elif k.element.kind == _FLOAT:  # noqa: RET505
-        return _float(ratio, value, k.element)
+        return _float(ratio, value, k)
     else:
-        rank = _rank(ratio, k.element.thresholds)
+        rank = _rank(ratio, k)
         if k.order == _IN_ORDER:
             return rank
         else:  # noqa: RET505
@@ -123,8 +123,9 @@ def encoded(value, factor, zero, amax, k: tl.constexpr):
 
 
 @triton.jit
-def _integer(ratio, zero, element: tl.constexpr):
+def _integer(ratio, zero, k: tl.constexpr):
     """Return ``clamp(rint(ratio) + zero)``; clamping first is exact, and keeps the sum's bits in range."""
+    element: tl.constexpr = k.element
     if element.zero_place == _AFTER:
         steps = tl.minimum(tl.maximum(ratio, element.low - zero), element.high - zero)
         whole = (steps + _WHOLE) + zero
@@ -136,7 +137,7 @@ def _integer(ratio, zero, element: tl.constexpr):
 
 
 @triton.jit
-def _float(ratio, value, element: tl.constexpr):
+def _float(ratio, value, k: tl.constexpr):
     """Round quotients to the format, saturating; the signs are those of ``value``.
 
     For a magnitude ``a`` with exponent ``e = max(exponent(a), emin)``, adding ``c = 2**(e + 23 - m)`` leaves
@@ -144,6 +145,7 @@ def _float(ratio, value, element: tl.constexpr):
     itself. ``-(emin << m)`` rides along in the mantissa of c, which keeps ties right because it is even (but
     for m = 0, put right after); of the rest of c no bit is in the low byte.
     """
+    element: tl.constexpr = k.element
     a = tl.abs(ratio)
     sign = bits_of(value) & 0x80000000
     if element.unsigned_below >= 0:  # negative, and so with the sign bit, where ``a`` is larger
@@ -161,8 +163,9 @@ def _float(ratio, value, element: tl.constexpr):
 
 
 @triton.jit
-def _rank(x, ends: tl.constexpr):
+def _rank(x, k: tl.constexpr):
     """Return how many of 15 ascending numbers lie below ``x``, int32, by halves."""
+    ends: tl.constexpr = k.element.thresholds
     a = x > ends[7]
     b = x > tl.where(a, ends[11], ends[3])
     c = x > tl.where(a, tl.where(b, ends[13], ends[9]), tl.where(b, ends[5], ends[1]))
@@ -173,8 +176,9 @@ def _rank(x, ends: tl.constexpr):
 
 
 @triton.jit
-def decoded(code, table, element: tl.constexpr):
+def decoded(code, table, k: tl.constexpr):
     """Return the float32 values of codes, int32; table: (256,) float32, those of all codes."""
+    element: tl.constexpr = k.element
     if element.kind == _INTEGER:
         # In the low bits of 2**23 a code adds itself; with its sign bit flipped, that bit's value more.
         whole = (code ^ element.sign) | 0x4B000000

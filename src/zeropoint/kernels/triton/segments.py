@@ -184,7 +184,7 @@ def dequantize_segments(data, factors, zeros, table, out, cut, k: tl.constexpr):
     """Write the values of codes; table: (256,) float32, those of all codes."""
     t = _segments(k)
     codes = _load_codes(data, t, cut, k)
-    value = decoded(codes, table, k.element)
+    value = decoded(codes, table, k)
     if k.element.zero_place:
         value -= _load_zeros(zeros, t, cut, k)[:, None]
     value *= _load_blocks(factors, t, cut, 1.0, k)[:, None]
@@ -206,7 +206,7 @@ def fake_quantize_segments(x, factors, back, zeros, table, out, cut, k: tl.const
     lost = (factor[:, None] == float("inf")) & (value == value)
     kept = tl.where(lost, float_of(bits_of(value) & 0x80000000), value)
     codes = encoded(kept, factor, zero, _largest(value, k), k) & ((1 << k.width) - 1)
-    result = decoded(codes, table, k.element)
+    result = decoded(codes, table, k)
     if k.element.zero_place:
         result -= zero[:, None]
     result *= _load_blocks(back, t, cut, 1.0, k)[:, None]
