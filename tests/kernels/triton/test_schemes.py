@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,9 +98,7 @@ def test_long_rows_are_cut_into_segments() -> None:
 def test_a_range_of_codes_is_kept() -> None:
     x, scheme = torch.linspace(-20, 20, 64).reshape(1, 64), zp.Scheme.parse("int8:channel")
     asked = request(Op.QUANTIZE, x.to(DEVICE), scheme)
-    import dataclasses
-
-    narrow = dataclasses.replace(asked, code_range=(-5, 7))
+    narrow = replace(asked, code_range=(-5, 7))
     data = kernel_of(narrow, "triton").run(x.to(DEVICE), [torch.ones(1, 1, device=DEVICE)])
     codes = data.cpu().view(torch.int8)
     assert (int(codes.min()), int(codes.max())) == (-5, 7)
