@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.kernels.triton.interpreter import DEVICE
 
 import zeropoint as zp
 
@@ -22,10 +23,7 @@ NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 PLACES = (
     Place("reference", "cpu"),
     Place("cpu", "cpu"),
-    # Triton decides once in a process whether it interprets, when the kernels are loaded.
-    pytest.param(
-        Place("triton", "cpu"), marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-    ),
+    pytest.param(Place("triton", "cpu"), marks=pytest.mark.skipif(DEVICE == "cuda", reason="there is a GPU")),
     pytest.param(Place("reference", "cuda"), marks=NO_GPU),
     pytest.param(Place("triton", "cuda"), marks=NO_GPU),
 )

@@ -11,19 +11,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.kernels.triton.interpreter import DEVICE
 
 import zeropoint as zp
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, explain
 
 LARGEST = torch.finfo(torch.float32).max
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(autouse=True)
-def triton_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+def triton_only(interpreted: None) -> Iterator[None]:
     with zp.only_backend("triton"):
         yield
 

@@ -15,8 +15,8 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from zeropoint.kernels.triton import segments as kernels
-from zeropoint.kernels.triton.constants import constants_of
-from zeropoint.kernels.triton.cuts import Cut, segments_of
+from zeropoint.kernels.triton.specialization import constants_of
+from zeropoint.kernels.triton.segmentation import Cut, segments_of
 from zeropoint.ops.lowering import How
 from zeropoint.ops.registry import Op, Request
 from zeropoint.schemes import Scheme

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from tests.contract.test_backends import SCHEMES, same, sample_for
+from tests.kernels.triton.interpreter import DEVICE
 
 import zeropoint as zp
 from zeropoint.kernels.triton import BACKEND
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, kernel_of
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = ((4, 256), (3, 5, 70), (1, 2061), (17,), ())
 TAKEN = (
     "int8:channel", "int8:g64", "int8:tensor", "int4:g128", "int3:g32", "int2:g16", "int5:g40", "int6:token",
@@ -25,12 +25,6 @@ TAKEN = (
     "float8_e5m2fnuz:token", "float8_e4m3fn:block16x32", "e4m0:token", "binary:g32",
     "int4:g128:scale=input:dialect=compressed-tensors", "nvfp4:dialect=modelopt", "mxfp4:scale=even",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def run(backend: str, op: Op, x: torch.Tensor, scheme: zp.Scheme, *arguments: Any) -> list[torch.Tensor]:

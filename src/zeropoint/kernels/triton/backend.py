@@ -15,8 +15,8 @@ from ...ops.preparation import FunctionKernel
 from ...ops.registry import Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
 from ...schemes import Scheme
-from .cuts import segments_of
 from .launches import Launch
+from .segmentation import segments_of
 
 INTERPRETER = "TRITON_INTERPRET"
 """The variable of the environment that has Triton's interpreter run kernels on tensors of the host.

@@ -23,8 +23,8 @@ from ...params.arithmetic import Ranges
 from ...params.effective import effective_scale
 from ...params.tensors import Params, parameter_tensors, require_parameters, zero_point_of
 from ...schemes import Granularity, Scheme
-from .constants import Constants, constants_of, of_extremes
-from .cuts import Segments, segments_of
+from .segmentation import Segments, segments_of
+from .specialization import Constants, constants_of, of_extremes
 
 Codes = tuple[torch.Tensor, Params]
 Ends = tuple[float, float] | None
@@ -215,7 +215,7 @@ def _ranges(found: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> 
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as kernels take it: on the host, bfloat16 as bits; see :mod:`.elements`."""
+    """Return a contiguous tensor as kernels take it: see :mod:`.element_codes`."""
     x = x.contiguous()
     return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
 

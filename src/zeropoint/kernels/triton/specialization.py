@@ -14,7 +14,7 @@ from ...ops import lowering
 from ...ops.lowering import THRESHOLDS, How, Kind, code_order
 from ...ops.registry import Request
 from ...schemes import Scheme
-from .cuts import Segments
+from .segmentation import Segments
 
 _WHOLE_BYTES = {1: 8, 2: 4, 3: 8, 4: 2, 5: 8, 6: 4, 7: 8, 8: 1}
 """Codes of each width that fill whole bytes together."""
@@ -26,10 +26,10 @@ class Constants(NamedTuple):
     element, rule: records of :mod:`zeropoint.ops.lowering`, of plain numbers. ``unsigned_below`` is the bits
     of a float32, as a subnormal constant would make float64 of what it meets; ``thresholds`` are padded with
     Inf. order: of a codebook the codes of all ranks, four bits each, int64. width: bits of a code. group:
-    codes that fill whole bytes together.
-    multiply: whether values are multiplied by factors. size, many, flat, own: see :class:`.cuts.Segments`.
-    native: whether a GPU runs the kernel, rather than the interpreter. fused: whether quotients may be made
-    of fused multiplications and additions, see :func:`.elements.quotient`.
+    codes that fill whole bytes together. multiply: whether values are multiplied by factors. size, many,
+    flat, own: see :class:`.segmentation.Segments`. native: whether a GPU runs the kernel, rather than the
+    interpreter. fused: whether quotients may be made of fused multiplications and additions, see
+    :func:`.element_codes.quotient`.
     """
 
     element: Any

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ...ops.lowering import How, Offset
-from .elements import bits_of, float_of, rounded
+from .element_codes import bits_of, float_of, rounded
 
 _POWER, _MINIFLOAT, _AFFINE = (
     tl.constexpr(int(How.POWER)), tl.constexpr(int(How.MINIFLOAT)), tl.constexpr(int(How.AFFINE))
@@ -98,7 +98,7 @@ def _minifloat(amax, coarse, rule: tl.constexpr):
 
 @triton.jit
 def _minifloat_code(x, rule: tl.constexpr):
-    """Return the codes of non-negative float32, half to even, saturating; see :func:`.elements._float`."""
+    """Return the codes of non-negative float32, half to even; see :func:`.element_codes._float`."""
     a = tl.minimum(x, rule.maximum)
     exponent = tl.maximum(bits_of(a) & 0x7F800000, rule.emin << 23)
     c = exponent + ((23 - rule.mantissa) << 23)

@@ -1,7 +1,7 @@
 """Values to codes and back: :mod:`zeropoint.formats.codes` again, in Triton, bit for bit.
 
 Quotients are IEEE's and nothing is contracted: kernels are launched with ``enable_fp_fusion=False``. ``k`` is
-what they are compiled for, see :class:`.constants.Constants`.
+what they are compiled for, see :class:`.specialization.Constants`.
 
 On the host a bfloat16 tensor is passed as its int16 bits and converted here: Triton's interpreter (3.7) cuts
 float32 off instead of rounding it, and its ``fma`` rounds twice.
