@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .decode.fake import fake_quantize_backward_rows, fake_quantize_rows
+from .decode.level_products import level_products
 from .decode.rows import dequantize_rows
 from .encode.chained_rows import chained_rows, unpack_chain
 from .encode.rows import amax_rows, quantize_rows, range_rows
@@ -104,6 +105,12 @@ def _dequantize(
 def dequantize(*args: Any) -> Any:
     """Dequantize rows; see :func:`.decode.rows.dequantize_rows`."""
     return run_parts(_dequantize, args)
+
+
+@kernel
+def products_of_levels(*args: Any) -> Any:
+    """Write the number of each block; see :func:`.decode.level_products.level_products`."""
+    return run_parts(level_products, args)
 
 
 @device

@@ -12,14 +12,19 @@ import torch
 
 from ....errors import DtypeError
 from ....formats import IntFormat
-from ....formats.torch_dtypes import format_of
+from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ....layout import packing
+from ....layout.blocks import blocks_of_blocks
 from ....ops import reference
 from ....ops.row_errors import code_extent
-from ....params.effective import effective_scale
-from ....params.stored import load_scale
+from ....ops.threads import share
+from ....params.effective import effective_offset, effective_scale, over_reciprocal
+from ....params.stored import IEEE, load_scale
 from ....params.tensors import Params, require_parameters, zero_point_of
-from ....schemes import Granularity, Scheme
+from ....schemes import Granularity, ScaleLevel, Scheme
+from .. import entries
+from ..decode.level_products import TABLE
+from ..machine import descriptor as k
 from ..machine.descriptor import RowLayout, pack
 from . import memory
 from .views import KINDS, stored_rule
@@ -27,6 +32,9 @@ from .views import KINDS, stored_rule
 NO_FLOATS = np.zeros(1, np.float32)
 NO_BYTES = np.zeros(1, np.uint8)
 """Placeholders for arrays that a kernel does not use."""
+LEVEL_PAIR = 2
+HELD = {torch.float32: k.AS_FLOAT32, torch.bfloat16: k.AS_BFLOAT16, torch.float16: k.AS_FLOAT16}
+"""How numbers of levels are kept that are no bytes."""
 
 
 class Rows(NamedTuple):
@@ -112,7 +120,8 @@ def block_factors(
     levels, zero_point = len(scheme.scales), zero_point_of(scheme, params)
     plain = levels == 1 and params[0].dtype is torch.float32
     plain = plain and params[0].shape == scheme.granularity.grid(shape)
-    scale = params[0] if plain else effective_scale(scheme, params, shape, dtype)
+    scale = params[0] if plain else _products(scheme, scheme.scales, params, shape, dtype)
+    scale = effective_scale(scheme, params, shape, dtype) if scale is None else scale
     if scale is None:
         factors = torch.ones(1, device="cpu")
     else:
@@ -123,6 +132,70 @@ def block_factors(
         factors = factors * float(scheme.element_step)
     zeros = NO_FLOATS if zero_point is None else flat_array(zero_point.to(torch.float32))
     return flat_array(factors), zeros
+
+
+def block_offsets(
+    scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return the float32 offset of each block, or None where the scheme has none."""
+    if not scheme.offsets or 0 in shape:
+        return None
+    offset = _products(scheme, scheme.offsets, params[len(scheme.scales) :], shape, dtype)
+    offset = effective_offset(scheme, params, shape, dtype) if offset is None else offset
+    assert offset is not None
+    return offset.to(torch.float32)
+
+
+class Levels(NamedTuple):
+    """Two levels as a kernel takes them: values of bytes, kinds of numbers and blocks of a coarse one."""
+
+    tables: Any
+    sizes: Any
+    coarse: int
+
+
+def _products(
+    scheme: Scheme, levels: tuple[ScaleLevel, ...], tensors: Params, shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> torch.Tensor | None:  # fmt: skip
+    """Return the float32 number of each block of two levels, or None where plain torch multiplies them."""
+    found = _levels(scheme, levels, shape, dtype) if len(levels) == LEVEL_PAIR else None
+    if found is None:
+        return None
+    grid = scheme.granularity.grid(shape)
+    out = torch.empty(grid, dtype=torch.float32, device="cpu")
+    fine, coarse = (flat_array(tensor).view(np.uint8) for tensor in tensors[:LEVEL_PAIR])
+    args = fine, coarse, found.tables, found.sizes, flat_array(out)
+    share(entries.products_of_levels, args, found.coarse, out.numel())
+    return out
+
+
+@functools.lru_cache(maxsize=256)
+def _levels(
+    scheme: Scheme, levels: tuple[ScaleLevel, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> Levels | None:
+    """Return what a kernel multiplies, or None where it cannot: coarse blocks must be runs of fine ones."""
+    own, (fine, coarse) = format_of(dtype), levels
+    grid = scheme.granularity.grid(shape)
+    extents = blocks_of_blocks(coarse.granularity, scheme.granularity, shape).block_shape(grid)
+    kept = scheme.center is None and not over_reciprocal(scheme, 0) and wide_dtype(dtype) is torch.float32
+    if not kept or fine.granularity != scheme.granularity or set(extents[:-1]) - {1}:
+        return None
+    if not grid or grid[-1] % extents[-1]:
+        return None
+    tables = np.zeros(2 * TABLE, np.float32)
+    kinds = []
+    for n, level in enumerate(levels):
+        fmt = level.format_for(own)
+        native = storage_dtype(fmt)
+        if native not in IEEE and native.itemsize == 1:
+            codes = torch.arange(TABLE, dtype=torch.int32, device="cpu").to(torch.uint8).view(native)
+            tables[n * TABLE : (n + 1) * TABLE] = load_scale(codes, fmt, torch.float32).numpy()
+        elif native not in HELD:
+            return None
+        kinds.append(HELD.get(native, k.AS_LADDER))
+    sizes = np.array([*kinds, extents[-1]], np.uint64)
+    return Levels(tables=tables, sizes=sizes, coarse=math.prod(grid) // extents[-1])
 
 
 class Stored(NamedTuple):

@@ -16,7 +16,6 @@ from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Request
 from ....ops.row_errors import RowErrors
 from ....ops.threads import gradual_underflow, share
-from ....params.effective import effective_offset
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme
 from .. import entries
@@ -25,6 +24,7 @@ from . import memory
 from .arrays import (
     NO_FLOATS,
     block_factors,
+    block_offsets,
     clip_extent,
     flat_array,
     packed_like,
@@ -202,7 +202,7 @@ class DequantizeKernel(_Operator):
             return out
         values = out if asked.dtype is torch.float32 else torch.empty(asked.shape, dtype=torch.float32)
         self._wide.dequantize(data, stored, values)
-        offset = effective_offset(asked.scheme, params, asked.shape, asked.own_dtype)
+        offset = block_offsets(asked.scheme, params, asked.shape, asked.own_dtype)
         assert offset is not None
         values.view(*offset.shape, -1).add_(offset[..., None])
         return out if values is out else out.copy_(values)
@@ -303,8 +303,8 @@ class MeasureKernel(_Operator):
             values, source = flat_array(x), call.codes_in(data)
             stored = stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
             scales = stored.factors, stored.codes, stored.zeros
-            offset = effective_offset(asked.scheme, params, asked.shape, asked.own_dtype)
-            added = NO_FLOATS[:0] if offset is None else flat_array(offset.to(torch.float32))
+            offset = block_offsets(asked.scheme, params, asked.shape, asked.own_dtype)
+            added = NO_FLOATS[:0] if offset is None else flat_array(offset)
             more = added, clip_extent(asked.scheme), sums, clipped
             args = values, source, call.descriptor_of(stored), call.table, *scales, *more
             share(entries.measure, args, call.rows, call.count)
