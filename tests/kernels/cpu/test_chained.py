@@ -94,6 +94,8 @@ def test_rows_longer_than_a_tile_and_last_blocks_that_are_not_whole(scheme: str)
 
 
 OFFSETS = "uint4:g32:scale=float32:offset=float32"
+WIDE_LEVELS = "uint4:g32:scale=uint6:scale2=float32@g256:offset=uint6:offset2=signed/float32@g256"
+"""Products of two levels may be smaller than any number with a finite reciprocal."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -116,7 +118,7 @@ def test_middles_of_two_codes_are_rounded_as_quotients_are(
 
 
 @pytest.mark.parametrize("scale", [1e-45, 3e-44, 1e-39, 1e-38, 3e-38, 3e37, 1e38, 3.4e38])
-@pytest.mark.parametrize("scheme", [OFFSETS, "uint2:g32:scale=float32:offset=float32", "q4_k"])
+@pytest.mark.parametrize("scheme", [OFFSETS, WIDE_LEVELS, "uint2:g32:scale=float32:offset=float32", "q4_k"])
 def test_scales_without_a_reciprocal_divide(scheme: str, scale: float) -> None:
     x = torch.rand(8, 1024, generator=torch.Generator().manual_seed(4)) * 2 - 1
     x[0], x[1] = x[0].abs(), -x[1].abs()
