@@ -204,3 +204,13 @@ def test_three_levels_of_scales_hold_values_and_have_a_bound(first: str) -> None
     assert float(off.norm() / x.norm()) < 0.15
     assert bool((off <= q.error_bound().repeat_interleave(16, 1)).all())
     assert float(q.error_bound().max()) < 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("low", [-0.2, -0.97], ids=str)
+def test_a_range_past_the_largest_number_is_within_its_bound_under_powers_of_two(
+    low: float, dtype: torch.dtype
+) -> None:
+    x = (torch.tensor([[0.5, 0.99, low, 0.0]]).double() * torch.finfo(dtype).max).to(dtype)
+    q = zp.quantize(x, "uint4:g4:asym:scale=floor")
+    assert 0.2 < excess(q, x, q.error_bound()) <= 1

@@ -131,10 +131,10 @@ class ChainedErrors:
         """Return the extremes of data for which the rules choose these parameters."""
         element, ends, rounding = self.scheme.element, self.scheme.ends, 1 + 8 * self.wide.relative
         most = self.factor + self.drift
+        width = self._width(most * ((ends[1] - ends[0]) * rounding))
         if self.zero is not None:
-            return self._affine(most * ((ends[1] - ends[0]) * rounding))
+            return self._affine(width)
         if self.scheme.offsets:
-            width = most * ((ends[1] - ends[0]) * rounding)
             pad = self.offset_drift + 8 * self.wide.least
             pad = pad + 8 * self.wide.relative * (self.offset.abs() + self.factor * abs(ends[0]))
             pad = pad + (self.drift * abs(ends[0]) if self.scheme.scales[0].stores(Store.LATE) else 0.0)
@@ -150,6 +150,19 @@ class ChainedErrors:
         extent = most * ((abs(signed_end(*ends)) if signed else self.scheme.divisor) * rounding)
         none = torch.zeros_like(extent)
         return (none if element.min >= 0 else -extent), (none if element.max <= 0 else extent)
+
+    def _width(self, width: torch.Tensor) -> torch.Tensor:
+        """Return the widest range of data; ``width`` is that of the number a scale was made from.
+
+        Under a power of two that number is a range over a number, which, past the largest of its dtype, was
+        taken for that; the range was at most twice as large.
+        """
+        finest = self.scheme.scales[0].rule
+        if not finest.power_of_two:
+            return width
+        largest = self.wide.largest
+        taken = self.factor * rule_reach(self.scheme, finest) * (1 + 8 * self.wide.relative) >= largest
+        return torch.where(taken, torch.maximum(width, torch.full_like(width, 2 * largest)), width)
 
     def _affine(self, width: torch.Tensor) -> Extremes:
         """Return the extremes of data of at most ``width`` for which the rules choose the zero point."""
