@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.contract.test_backends import SCHEMES, same, sample_for
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zeropoint as zp
+from zeropoint.formats.division import divided, over
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, kernel_of
 from zeropoint.schemes import Scheme
@@ -49,6 +51,13 @@ def test_division_on_cuda_is_imitated() -> None:
         found, whole = x / 127.5, x / torch.full((), 127.5)
     assert not torch.equal(found, x / 127.5)
     assert torch.equal(whole, x / 127.5)
+
+
+def test_numbers_past_the_largest_of_a_dtype_divide_as_infinity() -> None:
+    x = torch.tensor([1.0, -2.0])
+    assert divided(x, 1e300).tolist() == [0.0, -0.0]
+    assert over(-1e300, x).tolist() == [-math.inf, math.inf]
+    assert divided(x.double(), 1e300).tolist() == [1e-300, -2e-300]
 
 
 @pytest.mark.parametrize("scheme", [*SEARCHED, *SCHEMES])

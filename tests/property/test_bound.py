@@ -214,3 +214,8 @@ def test_a_range_past_the_largest_number_is_within_its_bound_under_powers_of_two
     x = (torch.tensor([[0.5, 0.99, low, 0.0]]).double() * torch.finfo(dtype).max).to(dtype)
     q = zp.quantize(x, "uint4:g4:asym:scale=floor")
     assert 0.2 < excess(q, x, q.error_bound()) <= 1
+
+
+@pytest.mark.parametrize("seed", [1_000_866, 1_017_445, 1_040_785, 1_054_735])
+def test_schemes_that_the_long_sweep_once_found_past_their_bound_are_within_it(seed: int) -> None:
+    assert judge(seed, Counter()) == []

@@ -4,14 +4,23 @@ torch divides a tensor by a Python number on a GPU, and a number by a tensor any
 rounded reciprocal: in float32 many quotients differ in the last bit.
 """
 
+import math
+
 import torch
 
 
 def divided(x: torch.Tensor, number: float) -> torch.Tensor:
     """Return ``x / number``, ``number`` rounded to the dtype of ``x`` first."""
-    return x / torch.full((), number, dtype=x.dtype, device=x.device)
+    return x / _single(number, x)
 
 
 def over(number: float, x: torch.Tensor) -> torch.Tensor:
     """Return ``number / x``, ``number`` rounded to the dtype of ``x`` first."""
-    return torch.full((), number, dtype=x.dtype, device=x.device) / x
+    return _single(number, x) / x
+
+
+def _single(number: float, x: torch.Tensor) -> torch.Tensor:
+    """Return a number as a tensor without axes, Inf past the largest of the dtype, where torch raises."""
+    if abs(number) > torch.finfo(x.dtype).max:
+        number = math.copysign(math.inf, number)
+    return torch.full((), number, dtype=x.dtype, device=x.device)

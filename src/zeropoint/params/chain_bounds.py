@@ -60,7 +60,8 @@ def drift(
         if level.rule.power_of_two:
             off = values * (1.0 if index else beyond)
         else:
-            off = _off(values, fmt) * (2 if level.stores(Store.UP) else 1)
+            # Quotients round where they are computed, too: a float64 factor may hold a lost float32.
+            off = _off(values, fmt) * (2 if level.stores(Store.UP) else 1) + unit.least
             off = off + (2 / steps if steps and fmt.is_table else 0.0)
         finer = abs(span(levels[:index], own, signed=level.picks(Pick.SIGNED))) * (1 + 8 * unit.relative)
         if outer is None or reach is None:

@@ -184,7 +184,7 @@ class _Chain:
             factor = spread_grid(factor, level.granularity, fine.granularity, self._shape)
             outer = factor if outer is None else factor * outer
         if outer is not None:
-            if self._table_steps and self._format(fine).is_table:
+            if self._table_steps and self._format(fine).is_table and not fine.rule.power_of_two:
                 values = in_table(numbers, outer, self._format(fine), self._table_steps)
             else:
                 values = self._saturated(fine, torch.where(outer == 0, 0.0, numbers / outer))
