@@ -46,6 +46,11 @@ class Launch:
 
         self._kernels = kernels
 
+    @functools.cached_property
+    def _chosen(self) -> Constants:
+        """What the kernel that chooses scales is compiled for."""
+        return constants_of(self._request, self._segments, chosen=True)
+
     @property
     def _empty(self) -> bool:
         return 0 in self._request.shape
@@ -99,8 +104,7 @@ class Launch:
         return found if out is None else filled(out, *found)
 
     def _in_one_pass(self, x: torch.Tensor, extremes: Ends) -> Codes:
-        scheme, device = self._request.scheme, x.device
-        constants = constants_of(self._request, self._segments, chosen=True)
+        scheme, device, constants = self._request.scheme, x.device, self._chosen
         params = [
             torch.empty(grid, dtype=dtype, device=device)
             for grid, dtype in parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
