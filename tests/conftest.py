@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 
 from hypothesis import HealthCheck, settings
+
+# Before any module of tests loads transformers, which loads Triton.
+importlib.import_module("tests.kernels.triton.interpreter")
 
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that; the tests of Ctrl-C send it
 # to children of their own. A handler, unlike SIG_IGN, is not inherited.

@@ -1,6 +1,7 @@
 """Triton's own functions, loaded for its interpreter before any other package loads them for a GPU.
 
 Triton decides once, where a function is loaded, whether it is interpreted, and transformers loads Triton.
+The outermost conftest.py imports this first.
 """
 
 from __future__ import annotations
