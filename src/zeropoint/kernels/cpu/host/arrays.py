@@ -183,14 +183,14 @@ def _levels(
         return None
     if not grid or grid[-1] % extents[-1]:
         return None
-    tables = np.zeros(2 * TABLE, np.float32)
+    tables = np.full(2 * TABLE, math.nan, np.float32)  # of bytes that are no codes
     kinds = []
     for n, level in enumerate(levels):
         fmt = level.format_for(own)
         native = storage_dtype(fmt)
         if native not in IEEE and native.itemsize == 1:
-            codes = torch.arange(TABLE, dtype=torch.int32, device="cpu").to(torch.uint8).view(native)
-            tables[n * TABLE : (n + 1) * TABLE] = load_scale(codes, fmt, torch.float32).numpy()
+            codes = torch.arange(1 << fmt.bits, dtype=torch.int32, device="cpu").to(torch.uint8).view(native)
+            tables[n * TABLE : n * TABLE + len(codes)] = load_scale(codes, fmt, torch.float32).numpy()
         elif native not in HELD:
             return None
         kinds.append(HELD.get(native, k.AS_LADDER))
