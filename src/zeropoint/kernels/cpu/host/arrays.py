@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ....errors import DtypeError
-from ....formats import IntFormat
+from ....formats import CodebookFormat, IntFormat
 from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ....layout import packing
 from ....layout.blocks import blocks_of_blocks
@@ -183,13 +183,14 @@ def _levels(
         return None
     if not grid or grid[-1] % extents[-1]:
         return None
-    tables = np.full(2 * TABLE, math.nan, np.float32)  # of bytes that are no codes
+    tables = np.full(2 * TABLE, math.nan, np.float32)  # of bytes that are no codes of a table
     kinds = []
     for n, level in enumerate(levels):
         fmt = level.format_for(own)
         native = storage_dtype(fmt)
         if native not in IEEE and native.itemsize == 1:
-            codes = torch.arange(1 << fmt.bits, dtype=torch.int32, device="cpu").to(torch.uint8).view(native)
+            count = 1 << fmt.bits if isinstance(fmt, CodebookFormat) else TABLE
+            codes = torch.arange(count, dtype=torch.int32, device="cpu").to(torch.uint8).view(native)
             tables[n * TABLE : n * TABLE + len(codes)] = load_scale(codes, fmt, torch.float32).numpy()
         elif native not in HELD:
             return None
