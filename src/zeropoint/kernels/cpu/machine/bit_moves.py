@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from .emit import emit_packed
 from .intrinsics import I8, I16, I32, I64, address, device, load64, primitive, scratch, store64
 from .pack import apart, load_codes, together
+from .vector import in_all_lanes
+
+# It has no types.
+_tools: Any = cgutils
 
 MOVE = 8
 """Numbers of a move: its field, then those of Move in layout/bit_places.py.
@@ -37,35 +42,34 @@ _WIDENS, _DROPS = np.uint64(34522), np.uint64(23)
 
 
 def _mover(word: Any, count: int) -> Any:
-    """Build the move of ``count`` words of the bytes from a place on, which are or-ed into others."""
+    """Build the move of ``count`` words of each block, which are or-ed into others."""
     kind, width = ir.VectorType(word, count), word.width
 
     @primitive
     def move(
-        typingctx: Any, source: Any, begin: Any, target: Any, at: Any, right: Any, left: Any, mask: Any,
-        flip: Any,
+        typingctx: Any, source: Any, begin: Any, pitch: Any, target: Any, at: Any, step: Any, right: Any,
+        left: Any, mask: Any, flip: Any, blocks: Any,
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            origin, first, into, place, *numbers = args
-            right, left, mask, flip = (builder.trunc(n, word) if width < 64 else n for n in numbers)
+            origin, first, pitch, into, place, step, *numbers, blocks = args
+            numbers = [builder.trunc(n, word) if width < 64 else n for n in numbers]
             each = word(int.from_bytes(b"\1" * (width // 8), "little"))
-
-            def all_words(number: Any) -> Any:
-                one = builder.insert_element(ir.Constant(kind, ir.Undefined), number, I32(0))
-                return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, count), [0] * count))
-
-            value = builder.load(address(context, builder, signature.args[0], origin, first, kind))
-            value.align = 1
-            value = builder.and_(builder.lshr(value, all_words(right)), all_words(builder.mul(mask, each)))
-            value = builder.xor(value, all_words(builder.mul(flip, each)))
-            there = address(context, builder, signature.args[2], into, place, kind)
-            old = builder.load(there)
-            old.align = 1
-            builder.store(builder.or_(old, builder.shl(value, all_words(left))), there).align = 1
+            numbers[2:] = [builder.mul(n, each) for n in numbers[2:]]
+            right, left, mask, flip = (in_all_lanes(builder, n, kind) for n in numbers)
+            with _tools.for_range(builder, blocks) as loop:
+                here = builder.add(first, builder.mul(loop.index, pitch))
+                there = builder.add(place, builder.mul(loop.index, step))
+                value = builder.load(address(context, builder, signature.args[0], origin, here, kind))
+                value.align = 1
+                value = builder.xor(builder.and_(builder.lshr(value, right), mask), flip)
+                to = address(context, builder, signature.args[3], into, there, kind)
+                old = builder.load(to)
+                old.align = 1
+                builder.store(builder.or_(old, builder.shl(value, left)), to).align = 1
             return context.get_dummy_value()
 
         number = types.uint64
-        return types.void(source, number, target, *[number] * 5), codegen
+        return types.void(source, number, number, target, *[number] * 7), codegen
 
     return move
 
@@ -80,37 +84,24 @@ def _move(
 ) -> None:
     """Or bits of ``blocks`` blocks into ``target``; move: size, right, left, mask, flip."""
     size, right, left, mask, flip = move
-    done = np.uint64(0)
-    while done + np.uint64(32) <= size:
-        for block in range(blocks):
-            place = begin + done + block * pitch
-            _move32(source, place, target, at + done + block * step, right, left, mask, flip)
-        done += np.uint64(32)
-    while done + np.uint64(16) <= size:
-        for block in range(blocks):
-            place = begin + done + block * pitch
-            _move16(source, place, target, at + done + block * step, right, left, mask, flip)
-        done += np.uint64(16)
-    while done + np.uint64(8) <= size:
-        for block in range(blocks):
-            place = begin + done + block * pitch
-            _move8(source, place, target, at + done + block * step, right, left, mask, flip)
-        done += np.uint64(8)
-    while done + np.uint64(4) <= size:
-        for block in range(blocks):
-            place = begin + done + block * pitch
-            _move4(source, place, target, at + done + block * step, right, left, mask, flip)
-        done += np.uint64(4)
-    while done + np.uint64(2) <= size:
-        for block in range(blocks):
-            place = begin + done + block * pitch
-            _move2(source, place, target, at + done + block * step, right, left, mask, flip)
-        done += np.uint64(2)
-    while done + np.uint64(1) <= size:
-        for block in range(blocks):
-            place = begin + done + block * pitch
-            _move1(source, place, target, at + done + block * step, right, left, mask, flip)
-        done += np.uint64(1)
+    done, width = np.uint64(0), np.uint64(32)
+    while done < size:
+        while done + width > size:
+            width >>= np.uint64(1)
+        here, there = begin + done, at + done
+        if width == np.uint64(32):
+            _move32(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+        elif width == np.uint64(16):
+            _move16(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+        elif width == np.uint64(8):
+            _move8(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+        elif width == np.uint64(4):
+            _move4(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+        elif width == np.uint64(2):
+            _move2(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+        else:
+            _move1(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+        done += width
 
 
 @device

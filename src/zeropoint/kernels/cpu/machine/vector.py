@@ -95,17 +95,18 @@ def _constant(kind: Vector, value: int) -> Any:
     return kind.lanes([value] * kind.count)
 
 
-def _splat(builder: Any, scalar: Any, kind: Vector) -> Any:
-    empty = ir.Constant(kind.lanes, ir.Undefined)
+def in_all_lanes(builder: Any, scalar: Any, lanes: Any) -> Any:
+    """Return a vector of the LLVM type ``lanes`` with one number in all of them."""
+    empty = ir.Constant(lanes, ir.Undefined)
     first = builder.insert_element(empty, scalar, I32(0))
-    return builder.shuffle_vector(first, empty, indices([0] * kind.count))
+    return builder.shuffle_vector(first, empty, indices([0] * lanes.count))
 
 
 def _splatter(kind: Vector) -> Any:
     @primitive
     def splat(typingctx: Any, x: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return _splat(builder, args[0], kind)
+            return in_all_lanes(builder, args[0], kind.lanes)
 
         return kind(kind.scalar), codegen
 
