@@ -11,16 +11,16 @@ import torch
 
 def divided(x: torch.Tensor, number: float) -> torch.Tensor:
     """Return ``x / number``, ``number`` rounded to the dtype of ``x`` first."""
-    return x / _single(number, x)
+    return x / _scalar(number, x)
 
 
 def over(number: float, x: torch.Tensor) -> torch.Tensor:
     """Return ``number / x``, ``number`` rounded to the dtype of ``x`` first."""
-    return _single(number, x) / x
+    return _scalar(number, x) / x
 
 
-def _single(number: float, x: torch.Tensor) -> torch.Tensor:
-    """Return a number as a tensor without axes, Inf past the largest of the dtype, where torch raises."""
+def _scalar(number: float, x: torch.Tensor) -> torch.Tensor:
+    """Return a number as a tensor without axes; past the largest of the dtype, where torch raises, Inf."""
     if abs(number) > torch.finfo(x.dtype).max:
         number = math.copysign(math.inf, number)
     return torch.full((), number, dtype=x.dtype, device=x.device)

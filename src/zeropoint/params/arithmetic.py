@@ -392,8 +392,7 @@ def _affine(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]
     steps = float((scheme.qmax - scheme.qmin) * scheme.element_step)
     width = through(high - low, narrow)
     ideal = through(divided(width, steps), narrow)
-    # The width of a range that spans nearly all of float32 overflows; its two halves do not.
-    ideal = torch.where(torch.isinf(width), divided(high, steps) - divided(low, steps), ideal)
+    ideal = torch.where(torch.isinf(width), chains.from_halves(low, high, steps), ideal)
     scale = _linear(ideal, scheme, level, ranges.dtype)
     zero = zero_points(scheme, low, scale, empty=ideal == 0, narrow=narrow)
     return store(scale, level.format_for(format_of(ranges.dtype))), zero

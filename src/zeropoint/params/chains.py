@@ -90,15 +90,14 @@ def _ideal_scale(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Te
         steps = (scheme.ends[1] - scheme.ends[0]) / _unit(scheme)
         width = high - low
         ideal = divided(width.double(), steps).to(width.dtype)
-        # The width of a range that spans nearly all of the wide dtype overflows; its two halves do not.
-        return torch.where(torch.isinf(width), _halves(low, high, steps), ideal), low
+        return torch.where(torch.isinf(width), from_halves(low, high, steps), ideal), low
     if scheme.scales[0].picks(Pick.SIGNED):
         return divided(ranges.signed(), signed_end(*scheme.ends)), low
     return divided(ranges.magnitude(0), scheme.divisor / _unit(scheme)), low
 
 
-def _halves(low: torch.Tensor, high: torch.Tensor, steps: float) -> torch.Tensor:
-    """Return ``(high - low) / steps`` where the width overflows."""
+def from_halves(low: torch.Tensor, high: torch.Tensor, steps: float) -> torch.Tensor:
+    """Return ``(high - low) / steps`` of a range that spans nearly all of its dtype; its width overflows."""
     return divided(high, steps) - divided(low, steps)
 
 
@@ -122,7 +121,7 @@ def _from_edge(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tens
     steps = scheme.ends[1] - scheme.ends[0]
     width, small = high - low, scheme.dialect.small_scales
     quiet = torch.finfo(ranges.dtype).eps if small.of_zeros is None else small.of_zeros
-    step = torch.where(torch.isinf(width), _halves(low, high, steps), divided(width, steps))
+    step = torch.where(torch.isinf(width), from_halves(low, high, steps), divided(width, steps))
     step = torch.where(width == 0, quiet, step).clamp(min=max(small.least, LEAST_NORMAL))
     at_low = low.abs() > high.abs()
     edge, step = torch.where(at_low, low, high), torch.where(at_low, step, -step)

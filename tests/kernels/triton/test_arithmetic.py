@@ -14,6 +14,7 @@ import torch
 from tests.kernels.triton.interpreter import DEVICE
 
 import zeropoint as zp
+from zeropoint.kernels.triton import backend
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, explain
 
@@ -109,3 +110,16 @@ def test_without_triton_there_is_a_reason() -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert reported.stdout.strip() == "needs the package triton, which is not installed"
+
+
+@pytest.mark.parametrize(("version", "taken"), [("3.5.1", False), ("3.6.0+git1", True), ("4.0", True)])
+def test_versions_that_flush_subnormals_are_refused(
+    version: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triton.__version__", version)
+    backend._triton_refusal.cache_clear()
+    wanted = request(Op.QUANTIZE, torch.ones(2, 4, device=DEVICE), zp.Scheme.parse("int8:channel"))
+    reason = backend.BACKEND.refusal(wanted)
+    backend._triton_refusal.cache_clear()
+    refused = f"triton {version} takes subnormal quotients for zero; 3.6 does not"
+    assert reason == (None if taken else refused)

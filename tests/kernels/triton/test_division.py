@@ -1,38 +1,98 @@
-"""Quotients on a GPU are made of fused multiplications and additions, and have IEEE's codes all the same."""
+"""Quotients on a GPU are made of fused multiplications and additions, and have IEEE's codes all the same.
+
+Without a GPU the interpreter runs the same kernels with an ``fma`` of one rounding, which its own has not.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from tests.kernels.triton.interpreter import DEVICE
 
 import zeropoint as zp
+from zeropoint.kernels.triton import launches
+from zeropoint.kernels.triton.specialization import Constants, constants_of
+from zeropoint.ops.library import request
+from zeropoint.ops.registry import Op
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+Floats = npt.NDArray[np.float32]
 
 
-def assert_codes_of_the_host(x: torch.Tensor, scheme: str, scales: torch.Tensor) -> None:
+def fused(a: Floats, b: Floats, c: Floats) -> Floats:
+    """Return ``a * b + c`` with one rounding: in float64 products are exact, and sums are rounded to odd."""
+    with np.errstate(all="ignore"):
+        product, term = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+        total = product + term
+        part = total - product
+        off = (product - (total - part)) + (term - part)
+        toward = np.where(off > 0, np.inf, -np.inf)
+        even = (total.view(np.int64) & 1) == 0
+        inexact = (off != 0) & np.isfinite(total) & even
+        return np.where(inexact, np.nextafter(total, toward), total).astype(np.float32)
+
+
+def test_fma_rounds_once() -> None:
+    one, step = np.float32([1]), np.float32([2.0**-23])
+    # Rounded first, the products are 1 + 2 steps, and of the second sum a tie is left, which goes to even.
+    a = one + step
+    assert fused(a, a, -(one + 2 * step)).item() == 2.0**-46
+    assert fused(a, a, np.float32([2.0**-24])).item() == 1 + 2 * 2.0**-23 + 2.0**-23
+
+
+@pytest.fixture(autouse=True)
+def fusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have kernels fuse on the host, too."""
+    if DEVICE == "cuda":
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return TensorHandle(fused(x.data, y.data, z.data), z.dtype.scalar)
+
+    def constants(*arguments: Any, **named: Any) -> Constants:
+        made = constants_of(*arguments, **named)
+        return made._replace(fused=True)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_fma", create_fma)
+    monkeypatch.setattr(launches, "constants_of", constants)
+
+
+def assert_codes_of_the_reference(x: torch.Tensor, scheme: str, scales: torch.Tensor) -> None:
     params = zp.QuantizationParams(
         scheme=zp.Scheme.parse(scheme), shape=tuple(x.shape), scales=(scales,), dtype=x.dtype
     )
     with zp.only_backend("reference"):
         expected = zp.quantize(x, params).data
-    with zp.only_backend("triton"):
-        found = zp.quantize(x.cuda(), params.to("cuda")).data.cpu()
+    # A launch of its own: those that are kept were made for other tests.
+    here = x.to(DEVICE)
+    launch = launches.Launch(request(Op.QUANTIZE, here, params.scheme))
+    found = launch.quantize(here, [scales.to(DEVICE)]).cpu()
     assert torch.equal(found, expected)
+
+
+def next_to_ties(power: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scales of all mantissas, and values within two units of quarters of their steps."""
+    generator = torch.Generator().manual_seed(power + 200)
+    bits = torch.randint(0, 1 << 23, (rows, 1), generator=generator, dtype=torch.int32)
+    bits[:64] = (1 << 23) - 1 - torch.arange(64)[:, None]  # reciprocals just above a power of two
+    scales = (bits + (127 << 23)).view(torch.float32) * 2.0**power
+    halves = torch.randint(-512, 512, (rows, 256), generator=generator) / 4
+    near = (halves.double() * scales.double()).float()
+    steps = torch.randint(-2, 3, near.shape, generator=generator, dtype=torch.int32)
+    x = (near.view(torch.int32) + steps).view(torch.float32)
+    x[:, ::16] = -0.0
+    return torch.where(torch.isfinite(x), x, 0.0), scales
 
 
 @pytest.mark.parametrize("scheme", ["int8:channel", "float8_e4m3fn:channel", "float4_e2m1fn:channel"])
 @pytest.mark.parametrize("power", [0, -59, 59, -61, 61, -100, 100])
-def test_quotients_next_to_ties_have_the_codes_of_the_host(scheme: str, power: int) -> None:
-    generator = torch.Generator().manual_seed(power + 200)
-    bits = torch.randint(0, 1 << 23, (4096, 1), generator=generator, dtype=torch.int32)
-    bits[:64] = (1 << 23) - 1 - torch.arange(64)[:, None]  # all ones, for which one correction is too few
-    scales = (bits + (127 << 23)).view(torch.float32) * 2.0**power
-    halves = torch.randint(-512, 512, (4096, 256), generator=generator) / 4
-    near = (halves.double() * scales.double()).float()
-    steps = torch.randint(-2, 3, near.shape, generator=generator, dtype=torch.int32)
-    x = (near.view(torch.int32) + steps).view(torch.float32)
-    assert_codes_of_the_host(torch.where(torch.isfinite(x), x, 0.0), scheme, scales)
+def test_quotients_next_to_ties_have_the_codes_of_the_reference(scheme: str, power: int) -> None:
+    x, scales = next_to_ties(power, 4096 if DEVICE == "cuda" else 128)
+    assert_codes_of_the_reference(x, scheme, scales)
 
 
 def test_values_far_from_their_scale_are_clamped() -> None:
@@ -40,6 +100,10 @@ def test_values_far_from_their_scale_are_clamped() -> None:
     x = torch.ldexp(torch.ones(277), exponents).expand(277, -1) * torch.tensor([1.0, -1.5]).repeat(139)[:277]
     x = torch.where(torch.isfinite(x), x, 1.0).contiguous()
     for scheme in ("int8:channel", "float8_e5m2:channel"):
-        assert_codes_of_the_host(
-            x, scheme, torch.ldexp(torch.ones(277, 1), exponents.clamp(min=-127)[:, None])
-        )
+        scales = torch.ldexp(torch.ones(277, 1), exponents.clamp(min=-127)[:, None])
+        assert_codes_of_the_reference(x, scheme, scales)
+
+
+def test_products_with_reciprocals_alone_would_have_other_codes() -> None:
+    x, scales = next_to_ties(0, 128)
+    assert not torch.equal(torch.round(x * (1 / scales)), torch.round(x / scales))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from ...ops.lowering_refusals import element_refusal, rule_refusal
 from ...ops.preparation import FunctionKernel
 from ...ops.registry import Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
-from ...schemes import Scheme
 from .launches import Launch
 from .segmentation import segments_of
 
@@ -46,7 +44,7 @@ class TritonBackend:
             return f"{request.op.value} is left to the reference"
         if request.dtype not in _DTYPES or request.own_dtype not in _DTYPES:
             return f"{request.dtype} is computed in float64"
-        reason = _scheme_refusal(request.scheme, request)
+        reason = _scheme_refusal(request)
         found = segments_of(request.scheme.granularity, request.shape, request.scheme.bits)
         return reason or (found if isinstance(found, str) else None)
 
@@ -59,13 +57,13 @@ class TritonBackend:
 def _triton_refusal() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "needs the package triton, which is not installed"
-    found = importlib.metadata.version("triton")
+    found = importlib.import_module("triton").__version__  # whatever package brought it
     numbers = tuple(int(part) for part in found.split(".")[:2])
     return None if numbers >= OLDEST else f"triton {found} takes subnormal quotients for zero; 3.6 does not"
 
 
-def _scheme_refusal(scheme: Scheme, request: Request) -> str | None:
-    element, op = scheme.element, request.op
+def _scheme_refusal(request: Request) -> str | None:
+    scheme, element, op = request.scheme, request.scheme.element, request.op
     if element.per_code > 1 or element.per_scale > 1:
         return (
             f"{element.kind} codes of several values, or tables of blocks, are known to the reference alone"

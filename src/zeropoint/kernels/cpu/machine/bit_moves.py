@@ -29,7 +29,6 @@ flip those of all 8. Of one whose mask is 0, numbers are digits: its shift is ho
 LEVELS = 4
 """Most levels of a type."""
 _TILE, _WHOLE = np.uint64(4096), np.uint64(8)
-_EACH = np.uint64(0x0101010101010101)
 _ROOM = 4096 + 16
 """Numbers of some blocks, and what the last whole word writes past them."""
 FIVE = np.uint64(5)
