@@ -21,6 +21,7 @@ IMPORTED_BY_NAME = {
     "cli/main.py": "the command line catches signals before it imports what takes long",
     "cli/layers.py": "a command imports only what it calls",
     "ops/registry.py": "the table of backends, which nothing else imports",
+    "kernels/triton/backend.py": "triton, which is optional, and whose version decides",
     "codecs/registry.py": "each module of codecs/ is looked at",
     "methods/registry.py": "the modules of its own package, each of which is a method",
     "checkpoint/model/calibration.py": "transformers, which is optional",
