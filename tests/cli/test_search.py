@@ -96,4 +96,7 @@ def test_the_command_weighs_and_refines(tmp_path: Path, call: Call) -> None:
     assert call("quantize", source, tmp_path / "two", "--recipe", recipe).status == 0
     assert digests(tmp_path / "one")["model.safetensors"] == digests(tmp_path / "two")["model.safetensors"]
     refused = call(*command, "--overwrite", "--text", "x.txt")
-    assert "--text is what the model runs on; add --importance linearity or --refine N" in refused.err
+    assert (
+        "--text is what the model runs on; add --importance linearity or divergence, or --refine N"
+        in refused.err
+    )

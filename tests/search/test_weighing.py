@@ -23,7 +23,7 @@ from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError, RecipeError, UnsupportedError
-from zeropoint.search import evolution
+from zeropoint.search import evolution, weighing
 from zeropoint.search.evolution import Evolved, Terms, evolved, mutated
 from zeropoint.search.inputs import of_imatrix
 from zeropoint.search.search_state import SearchState
@@ -99,6 +99,38 @@ def test_where_columns_count_by_their_inputs_so_does_the_noise(source: Path, tmp
         assert choice.loss == pytest.approx(slope * choice.relative**2, rel=1e-3)
 
 
+def test_a_layer_may_lose_what_the_model_diverges_with_each_candidate_in_it_alone(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, candidates = tmp_path / "state", "int4:g32,int8:g32,nvfp4a16,keep"
+    result = zp.search_checkpoint(source, "6bpw", candidates, state=state, importance="divergence")
+    assert result.importance == "divergence"
+    tried = {choice.candidate for choice in result.chosen}
+    assert len(tried) > 1
+    for text in tried - {"keep"}:
+        zp.quantize_checkpoint(source, tmp_path / "out", text, overwrite=True)
+        zp.convert_checkpoint(tmp_path / "out", tmp_path / "floats", to="float32", overwrite=True)
+        held = load_file(next((tmp_path / "floats").glob("*.safetensors")))
+        for choice in [choice for choice in result.chosen if choice.candidate == text][:2]:
+            modules = [weight.module for weight in choice.layer.weights]
+            said = divergence(source, {module: held[f"{module}.weight"] for module in modules})
+            assert choice.loss == pytest.approx(said, rel=1e-3)
+    calls: list[str] = []
+    tries = weighing.decoded
+    monkeypatch.setattr(weighing, "decoded", lambda *given: calls.append(given[2]) or tries(*given))
+    again = zp.search_checkpoint(source, "7bpw", candidates, state=state, importance="divergence")
+    assert calls == [], "all that is asked for is known"
+    assert again.allocation.loss < result.allocation.loss
+    more = f"{candidates},int6:g32"
+    zp.search_checkpoint(source, "6bpw", more, state=state, importance="divergence")
+    assert set(calls) == {"int6:g32"}
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{n % 200}" for n in range(300)))
+    calls.clear()
+    zp.search_checkpoint(source, "6bpw", candidates, state=state, importance="divergence", text=text)
+    assert set(calls) == {"int4:g32", "int8:g32", "nvfp4a16"}, "other tokens are tried"
+
+
 def test_noise_has_the_norm_that_is_asked_for_and_is_the_same_each_time() -> None:
     weight = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
     found = noisy(weight, 0.1, 7)
@@ -130,7 +162,7 @@ def test_an_embedding_is_not_tried_with_noise_and_says_so(source: Path) -> None:
 
 
 def test_another_word_for_importance_is_refused(source: Path) -> None:
-    with pytest.raises(RecipeError, match="importance 'much' must be equal or linearity"):
+    with pytest.raises(RecipeError, match="importance 'much' must be equal, linearity or divergence"):
         zp.search_checkpoint(source, "6bpw", CANDIDATES, importance="much")
 
 

@@ -38,6 +38,7 @@ class ImportanceName(enum.Enum):
 
     EQUAL = "equal"
     LINEARITY = "linearity"
+    DIVERGENCE = "divergence"
 
 
 BudgetOption = Annotated[
@@ -64,7 +65,8 @@ State = Annotated[
 ImportanceOption = Annotated[
     ImportanceName,
     typer.Option(
-        "--importance", help="Of a budget: layers matter equally, or as noise in each moves the logits."
+        "--importance",
+        help="Of a budget: layers matter equally, as noise in each moves the logits, or as candidates do.",
     ),
 ]
 TextOption = Annotated[
@@ -124,9 +126,10 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
 
     One pass over the weights measures each layer under every candidate; the choice that follows is the best
     one, with proof. --importance linearity measures how much each layer matters, by noise in one at a time
-    and the KL divergence of the logits: the model runs, all of it in memory. Layers that engines run as one
-    get one scheme. What was measured is kept in a file, from which another budget is decided without reading
-    weights, and an interrupted search resumes.
+    and the KL divergence of the logits, and --importance divergence tries every candidate in each layer: the
+    model runs, all of it in memory. Layers that engines run as one get one scheme. What was measured is kept
+    in a file, from which another budget is decided without reading weights, and an interrupted search
+    resumes.
 
     \b
     Examples:
@@ -135,6 +138,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint search MODEL --budget 4.5bpw --method mse_weighted --calibration random -o recipe.yaml
       zeropoint search MODEL --budget 4.8bpw --format FORMAT --method ggml -o recipe.yaml --plot curve.svg
       zeropoint search MODEL --budget 4.5bpw --importance linearity --text wiki.txt --refine 20 -o recipe.yaml
+      zeropoint search MODEL --budget 4.5bpw --importance divergence --text wiki.txt -o recipe.yaml
       zeropoint quantize MODEL OUT --recipe recipe.yaml
     """  # noqa: D301
     if out is not None and out.exists() and not overwrite:
@@ -163,7 +167,9 @@ def under_budget(source: str, asked: Asked, state: Path | None, runs: ModelRuns)
     """Return the best choice within a budget; raises typer.BadParameter for a text that nothing runs on."""
     limits, (importance, text, refine, calibration, imatrix) = asked.limits or layers.Limits.default(), runs
     if importance is ImportanceName.EQUAL and not refine and text is not None:
-        raise typer.BadParameter("--text is what the model runs on; add --importance linearity or --refine N")
+        raise typer.BadParameter(
+            "--text is what the model runs on; add --importance linearity or divergence, or --refine N"
+        )
     asked = replace(asked, inputs=layers.inputs_by(imatrix, calibration, limits, progress=True))
     return layers.search(
         layers.open_source(source), asked, state=state,

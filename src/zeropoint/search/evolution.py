@@ -22,12 +22,11 @@ from ..checkpoint.read.source import Source
 from ..checkpoint.run.workers import Progress
 from ..errors import count
 from ..eval.divergence_meter import DivergenceMeter
-from ..eval.text_windows import TextWindows
 from .measuring import decoded
 from .offers import KEEP, Choices
 from .search_state import SearchState
 from .searching import Bar, Improve, Improved, Table
-from .weighing import Text, digest_of, meter_of, name_in, windows_of
+from .weighing import Text, decided_by, meter_of, name_in, windows_of
 
 OFFSPRING = 4
 """Choices that are tried in a generation."""
@@ -167,7 +166,7 @@ def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
         with bar("refining", _generations) as on_generation, meter_of(found, windows, limits) as meter:
             best = evolved(
                 Fitness(meter, found), chosen, Terms(options=levels(table), budget=allowed),
-                generations=generations, known=(state, _decided_by(table, windows)),
+                generations=generations, known=(state, decided_by(found, table.mark, windows)),
                 on_progress=on_generation,
             )  # fmt: skip
         note = (
@@ -177,13 +176,6 @@ def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
         return Improved(chosen=best.chosen, note=note)
 
     return improve
-
-
-def _decided_by(table: Table, windows: TextWindows) -> str:
-    """Return what the divergence of a choice follows from: tokens, and how codes are chosen."""
-    methods = {c.method or "" for c in table.choices.candidates.values()}
-    parts = (f"tokens {digest_of(windows)}", table.choices.codec.name, *sorted(methods), table.mark)
-    return " ".join(filter(None, parts))
 
 
 def levels(table: Table) -> Options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -139,20 +139,27 @@ Bar = Callable[[str, Callable[[int], str]], AbstractContextManager[Progress]]
 """Shows how far a part of a search is: takes what it does, and how a number of what it counts is written."""
 Weigh = Callable[[Choices, "Inputs | None", SearchState, Bar], "Weighing"]
 """How much layers matter whose errors count by these inputs, if any; may ask the state, and add to it."""
+Loss = Callable[[SearchedLayer, str, float], float]
+"""What a layer loses under a candidate, of which the mean error is given."""
 Improve = Callable[["Table", Sequence[str], int, SearchState, Bar], "Improved"]
 """Takes options, the text of each layer, the size that is allowed, and what is known."""
+
+
+def by_matrices(layer: SearchedLayer, text: str, error: float) -> float:  # noqa: ARG001 (a loss)
+    """Let every matrix count the same, the experts of a layer together as one; see :data:`Loss`."""
+    return error * len({_EXPERT.sub("*", weight.module) for weight in layer.weights})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighing:
     """How much layers matter.
 
-    name: how it was found. factors: of layers by name; those that it has not count by their matrices.
-    inputs: what is known of these, by which errors of columns count.
+    name: how it was found. loss: of layers under candidates. inputs: what is known of these, by which errors
+    of columns count.
     """
 
     name: str = EQUAL
-    factors: Mapping[str, float] | None = None
+    loss: Loss = by_matrices
     inputs: Inputs | None = None
 
     def by(self, inputs: Inputs) -> Weighing:
@@ -183,7 +190,7 @@ def silent(verb: str, amount: Callable[[int], str]) -> Iterator[Progress]:  # no
 def equal(
     found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar  # noqa: ARG001 (a way to weigh)
 ) -> Weighing:  # fmt: skip
-    """Let every matrix count the same, the experts of a layer together as one; see :data:`Weigh`."""
+    """Let every matrix count the same, see :func:`by_matrices`; a :data:`Weigh`."""
     return Weighing()
 
 
@@ -252,12 +259,12 @@ class Table:
         """Return the options of layers whose errors ``state`` knows."""
         every = []
         for layer in found.layers:
-            factor = _factor(layer, weighing)
             options = []
             for text, size in layer.sizes.items():
                 error = _mean_error(found, state, layer, text, weighing.mark)
-                if math.isfinite(error):
-                    options.append((text, size, error, factor * error))
+                loss = weighing.loss(layer, text, error) if text != KEEP else 0.0
+                if math.isfinite(error) and math.isfinite(loss):
+                    options.append((text, size, error, loss))
             if not options:
                 raise CheckpointError(
                     f"no candidate of {', '.join(layer.sizes)} leaves anything of {layer.name}; --ignore it"
@@ -294,13 +301,6 @@ class Table:
                 sizes, losses = zip(*((size, loss) for ((_, size, _, loss),) in only.options), strict=True)
                 found.append(CurvePoint(nbytes=sum(sizes), loss=math.fsum(losses), name=text))
         return found
-
-
-def _factor(layer: SearchedLayer, weighing: Weighing) -> float:
-    found = (weighing.factors or {}).get(layer.name)
-    if found is not None:
-        return found
-    return float(len({_EXPERT.sub("*", weight.module) for weight in layer.weights}))
 
 
 def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: str, mark: str) -> float:

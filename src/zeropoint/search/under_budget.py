@@ -49,8 +49,8 @@ def search_checkpoint(
         include: patterns of tensors to quantize although they are kept by default.
         ignore: patterns of tensors to keep.
         state: file in which the errors of layers are kept, for another budget; none if None.
-        importance: how much layers matter: ``"equal"``, or ``"linearity"``, for which noise in one layer at a
-            time is run through the model.
+        importance: how much layers matter: ``"equal"``; ``"linearity"``, for which noise in one layer at a
+            time is run through the model; or ``"divergence"``, for which each candidate in one layer is.
         text: a file of text, or of token ids, that the model runs on; random tokens if None.
         calibration: text, token ids or ``"random"``, as for :func:`quantize_checkpoint`: the errors of
             columns count by the mean squares of their inputs on it, and so does the search of methods that

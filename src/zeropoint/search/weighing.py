@@ -1,4 +1,4 @@
-"""How much layers matter: equally, or by noise in one layer at a time.
+"""How much layers matter: equally, by noise in one layer at a time, or by trying each candidate in each.
 
 By the linearity theorem, for small errors that are unbiased
 
@@ -9,6 +9,10 @@ relative norm t in one layer, Gaussian: alpha_l = KL / t^2. Random tokens serve 
 squares of errors and of W_l count by the mean squares of inputs, so do those of the noise: what reaches the
 outputs of a layer is what counts, and noise is spread over its inputs otherwise than errors are.
 
+Errors of codes are no noise, so that a layer may lose twice what this says, and candidates of equal errors
+differ. Where every candidate is tried in every layer, alone, no theorem is needed but that small losses of
+layers add up.
+
 Source: HIGGS, arXiv:2411.17525, theorem 1 and section 4.
 """
 
@@ -17,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,12 +37,12 @@ from ..eval.divergence_meter import DivergenceMeter, divergence_meter
 from ..eval.text_windows import TEXT_OF_IDS, TextTokenizer, TextWindows, TokenizedText, read_ids, read_text
 from ..eval.window_probe import WindowProbe
 from .inputs import Inputs
-from .measuring import Importance, Weights
-from .offers import Choices, SearchedLayer
+from .measuring import Importance, Weights, decoded
+from .offers import KEEP, Choices, SearchedLayer
 from .search_state import SearchState
 from .searching import EQUAL, Bar, Weigh, Weighing, equal
 
-LINEARITY = "linearity"
+LINEARITY, DIVERGENCE = "linearity", "divergence"
 """Besides EQUAL, how much layers matter, as users write it."""
 NOISE = 0.1
 """Relative norm of the noise: that of errors of 4 bits, where the theorem holds well."""
@@ -76,6 +80,15 @@ def meter_of(found: Choices, windows: TextWindows, limits: Limits) -> Iterator[D
         yield meter
 
 
+def decided_by(found: Choices, mark: str, windows: TextWindows) -> str:
+    """Return what the divergence of a choice follows from: tokens, and how codes are chosen.
+
+    mark: names the inputs that methods know, see :attr:`~.searching.Weighing.mark`.
+    """
+    methods = {c.method or "" for c in found.candidates.values()}
+    return " ".join(filter(None, (f"tokens {digest_of(windows)}", found.codec.name, *sorted(methods), mark)))
+
+
 def name_in(meter: DivergenceMeter, source: Source, module: str) -> str:
     """Return the name by which a meter knows the weight of a module of the files.
 
@@ -87,7 +100,7 @@ def name_in(meter: DivergenceMeter, source: Source, module: str) -> str:
         if head in meter.modules and module.endswith(("embed_tokens", "wte", "word_embeddings", "shared")):
             return module_of(head)
     raise UnsupportedError(
-        f"{printable(module)} is no linear layer of the model, so that noise in it is not tried; leave it "
+        f"{printable(module)} is no linear layer of the model, so that no change of it is tried; leave it "
         "out of --include, or weigh layers equally"
     )
 
@@ -126,9 +139,46 @@ def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
                 "noise in no layer changes the logits of these tokens; give other text, or weigh layers "
                 "equally"
             )
-        return Weighing(name="linearity", factors=factors)
+        return Weighing(name=LINEARITY, loss=lambda layer, text, error: factors[layer.name] * error)  # noqa: ARG005
 
     return weigh
+
+
+def by_divergence(given: Text, limits: Limits) -> Weigh:
+    """Return the way to weigh layers by the divergence of the model with each candidate in one layer alone.
+
+    given: see :func:`windows_of`. What it returns raises what :func:`windows_of` and :func:`meter_of` raise.
+    """
+
+    def weigh(found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar) -> Weighing:
+        windows = windows_of(found.source, given)
+        kind = f"divergence, {decided_by(found, '' if inputs is None else inputs.mark, windows)}"
+        losses = {layer.name: dict(state.fact(kind, layer.name) or {}) for layer in found.layers}
+        left = [layer for layer in found.layers if _untried(layer, losses)]
+        if left:
+            with bar("trying", layers_of) as on_layer, meter_of(found, windows, limits) as meter:
+                for number, layer in enumerate(left):
+                    own = losses[layer.name]
+                    own |= {text: _tried(meter, found, layer, text) for text in _untried(layer, losses)}
+                    state.add_facts(kind, {layer.name: own})
+                    on_layer(number + 1, len(left), layer.name)
+        return Weighing(name=DIVERGENCE, loss=lambda layer, text, error: losses[layer.name][text])  # noqa: ARG005
+
+    return weigh
+
+
+def _untried(layer: SearchedLayer, losses: Mapping[str, Mapping[str, float]]) -> list[str]:
+    return [text for text in layer.sizes if text != KEEP and text not in losses[layer.name]]
+
+
+def _tried(meter: DivergenceMeter, found: Choices, layer: SearchedLayer, text: str) -> float:
+    """Return the divergence of the model with the weights of a layer as a candidate gives them back."""
+    limits = found.plans[0].limits
+    weights = {
+        name_in(meter, found.source, weight.module): decoded(found, weight, text, limits)
+        for weight in layer.weights
+    }
+    return meter.mean_divergence(weights).value
 
 
 def layers_of(number: int) -> str:
@@ -158,8 +208,11 @@ def _size(noise: torch.Tensor, weight: torch.Tensor, counts: Weights) -> float:
 def weigh_by(importance: str, text: Text, limits: Limits) -> Weigh:
     """Return the way to weigh layers that users ask for.
 
-    importance: EQUAL or LINEARITY. text: see :func:`windows_of`. Raises RecipeError for another word.
+    importance: EQUAL, LINEARITY or DIVERGENCE. text: see :func:`windows_of`. Raises RecipeError for another
+    word.
     """
-    if importance not in (EQUAL, LINEARITY):
-        raise RecipeError(f"importance {printable(importance)} must be {EQUAL} or {LINEARITY}")
-    return by_noise(text, limits) if importance == LINEARITY else equal
+    ways = {EQUAL: equal, LINEARITY: by_noise(text, limits), DIVERGENCE: by_divergence(text, limits)}
+    if importance not in ways:
+        *others, last = ways
+        raise RecipeError(f"importance {printable(importance)} must be {', '.join(others)} or {last}")
+    return ways[importance]
