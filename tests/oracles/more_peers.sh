@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes tests/oracles/.peers and tests/oracles/.peers-quark, the environments of the packages that tests/oracle/ compares file layouts with and
-# that cannot live beside zeropoint. Run the tests with their Python, PYTHONPATH=src: .peers-quark/bin/python -m pytest tests/oracle/test_quark.py
+# that cannot live beside zeropoint. Run the tests with their Python, PYTHONPATH=src: .peers-quark/bin/python -m pytest tests/oracle/test_quark.py,
+# .peers/bin/python -m pytest -m "slow or not slow" -W ignore::DeprecationWarning tests/codecs/test_quanto.py (torch warns of what Quanto uses).
 #
 #   PYTHON       interpreter to use (default python3)
 #   TORCH_INDEX  index to take torch from, for example one of builds without CUDA
