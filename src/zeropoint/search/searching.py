@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -139,27 +139,28 @@ Bar = Callable[[str, Callable[[int], str]], AbstractContextManager[Progress]]
 """Shows how far a part of a search is: takes what it does, and how a number of what it counts is written."""
 Weigh = Callable[[Choices, "Inputs | None", SearchState, Bar], "Weighing"]
 """How much layers matter whose errors count by these inputs, if any; may ask the state, and add to it."""
-Loss = Callable[[SearchedLayer, str, float], float]
-"""What a layer loses under a candidate, of which the mean error is given."""
+Losses = Callable[[SearchedLayer, Mapping[str, float]], Mapping[str, float]]
+"""What a layer loses under candidates, of which the mean errors are given."""
 Improve = Callable[["Table", Sequence[str], int, SearchState, Bar], "Improved"]
 """Takes options, the text of each layer, the size that is allowed, and what is known."""
 
 
-def by_matrices(layer: SearchedLayer, text: str, error: float) -> float:  # noqa: ARG001 (a loss)
-    """Let every matrix count the same, the experts of a layer together as one; see :data:`Loss`."""
-    return error * len({_EXPERT.sub("*", weight.module) for weight in layer.weights})
+def by_matrices(layer: SearchedLayer, errors: Mapping[str, float]) -> dict[str, float]:
+    """Let every matrix count the same, the experts of a layer together as one; see :data:`Losses`."""
+    matrices = len({_EXPERT.sub("*", weight.module) for weight in layer.weights})
+    return {text: matrices * error for text, error in errors.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighing:
     """How much layers matter.
 
-    name: how it was found. loss: of layers under candidates. inputs: what is known of these, by which errors
-    of columns count.
+    name: how it was found. losses: of layers under candidates. inputs: what is known of these, by which
+    errors of columns count.
     """
 
     name: str = EQUAL
-    loss: Loss = by_matrices
+    losses: Losses = by_matrices
     inputs: Inputs | None = None
 
     def by(self, inputs: Inputs) -> Weighing:
@@ -259,12 +260,13 @@ class Table:
         """Return the options of layers whose errors ``state`` knows."""
         every = []
         for layer in found.layers:
-            options = []
-            for text, size in layer.sizes.items():
-                error = _mean_error(found, state, layer, text, weighing.mark)
-                loss = weighing.loss(layer, text, error) if text != KEEP else 0.0
-                if math.isfinite(error) and math.isfinite(loss):
-                    options.append((text, size, error, loss))
+            errors = {text: _mean_error(found, state, layer, text, weighing.mark) for text in layer.sizes}
+            losses = weighing.losses(layer, errors)
+            options = [
+                (text, layer.sizes[text], error, losses[text])
+                for text, error in errors.items()
+                if math.isfinite(error) and math.isfinite(losses[text])
+            ]
             if not options:
                 raise CheckpointError(
                     f"no candidate of {', '.join(layer.sizes)} leaves anything of {layer.name}; --ignore it"

@@ -139,7 +139,11 @@ def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
                 "noise in no layer changes the logits of these tokens; give other text, or weigh layers "
                 "equally"
             )
-        return Weighing(name=LINEARITY, loss=lambda layer, text, error: factors[layer.name] * error)  # noqa: ARG005
+
+        def losses(layer: SearchedLayer, errors: Mapping[str, float]) -> dict[str, float]:
+            return {text: factors[layer.name] * error for text, error in errors.items()}
+
+        return Weighing(name=LINEARITY, losses=losses)
 
     return weigh
 
@@ -153,32 +157,36 @@ def by_divergence(given: Text, limits: Limits) -> Weigh:
     def weigh(found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar) -> Weighing:
         windows = windows_of(found.source, given)
         kind = f"divergence, {decided_by(found, '' if inputs is None else inputs.mark, windows)}"
-        losses = {layer.name: dict(state.fact(kind, layer.name) or {}) for layer in found.layers}
-        left = [layer for layer in found.layers if _untried(layer, losses)]
+        known = {layer.name: {KEEP: 0.0, **(state.fact(kind, layer.name) or {})} for layer in found.layers}
+        left = [layer for layer in found.layers if layer.sizes.keys() - known[layer.name].keys()]
         if left:
             with bar("trying", layers_of) as on_layer, meter_of(found, windows, limits) as meter:
                 for number, layer in enumerate(left):
-                    own = losses[layer.name]
-                    own |= {text: _tried(meter, found, layer, text) for text in _untried(layer, losses)}
+                    own = known[layer.name]
+                    own |= {
+                        text: _tried(meter, found, layer, text, limits)
+                        for text in layer.sizes
+                        if text not in own
+                    }
                     state.add_facts(kind, {layer.name: own})
                     on_layer(number + 1, len(left), layer.name)
-        return Weighing(name=DIVERGENCE, loss=lambda layer, text, error: losses[layer.name][text])  # noqa: ARG005
+        return Weighing(
+            name=DIVERGENCE, losses=lambda layer, errors: {t: known[layer.name][t] for t in errors}
+        )
 
     return weigh
 
 
-def _untried(layer: SearchedLayer, losses: Mapping[str, Mapping[str, float]]) -> list[str]:
-    return [text for text in layer.sizes if text != KEEP and text not in losses[layer.name]]
-
-
-def _tried(meter: DivergenceMeter, found: Choices, layer: SearchedLayer, text: str) -> float:
+def _tried(
+    meter: DivergenceMeter, found: Choices, layer: SearchedLayer, text: str, limits: Limits
+) -> float:  # fmt: skip
     """Return the divergence of the model with the weights of a layer as a candidate gives them back."""
-    limits = found.plans[0].limits
     weights = {
         name_in(meter, found.source, weight.module): decoded(found, weight, text, limits)
         for weight in layer.weights
     }
-    return meter.mean_divergence(weights).value
+    # Rounding may make less than nothing of it; NaN stays NaN.
+    return max(meter.mean_divergence(weights).value, 0.0)
 
 
 def layers_of(number: int) -> str:
