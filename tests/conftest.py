@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
 
 from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["tests.selection"]
 
 # Before any module of tests loads transformers, which loads Triton.
 importlib.import_module("tests.kernels.triton.interpreter")
@@ -22,3 +25,9 @@ os.environ.setdefault("ZEROPOINT_QUIET", "1")
 # A busy machine draws inputs slowly, which is no fault of a test.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_collection_finish() -> None:
+    """Take modules and items, which live as long as the process, out of what the garbage collector visits."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,119 @@
+"""Which cases of a crossed test are quick: a cover of all pairs, and a tenth of the rest that the commit chooses.
+
+A test marked ``crossed`` runs over a product of parameters, which costs more than it finds: most faults show
+with two values together. Quick runs take
+
+- cases that hold each pair of values of any two parameters (each value, where there are only two parameters),
+- a tenth of the others, by the hash of the commit, so that cases of all kinds return within some commits.
+
+The others are slow: ``pytest -m slow`` runs all of them, and ``pytest -m ""`` runs a case by its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import zlib
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+PARTS = 10
+ROOT = Path(__file__).resolve().parents[1]
+
+Case = tuple[Hashable, ...]
+Together = tuple[tuple[int, Hashable], ...]
+
+
+def commit() -> str:
+    """Hash of the checked-out commit, or an empty text outside of a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def part_of(text: str) -> int:
+    """Part of the product in which ``text`` lies, from 0 to PARTS - 1."""
+    return zlib.crc32(text.encode()) % PARTS
+
+
+def together(case: Case, strength: int) -> Iterator[Together]:
+    """Yield the combinations of ``strength`` values in a case."""
+    return itertools.combinations(enumerate(case), strength)
+
+
+def covering(cases: Sequence[Case], strength: int) -> set[int]:
+    """Indices of cases that hold every combination of ``strength`` values that any case holds.
+
+    Greedy: each time the case with the most combinations that are still missing, the first of several.
+    """
+    missing = {combination for case in cases for combination in together(case, strength)}
+    taken: set[int] = set()
+    while missing:
+        best = max(range(len(cases)), key=lambda n: sum(c in missing for c in together(cases[n], strength)))
+        missing.difference_update(together(cases[best], strength))
+        taken.add(best)
+    return taken
+
+
+def identity(value: object) -> Hashable:
+    """What tells a value of a parameter from others; 1 and True are two."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
+
+
+def numbered(column: Sequence[object]) -> tuple[int, ...]:
+    """Number the distinct values of a parameter in the order of their first case."""
+    seen: dict[Hashable, int] = {}
+    return tuple(seen.setdefault(identity(value), len(seen)) for value in column)
+
+
+def is_determined(column: tuple[int, ...], by: tuple[int, ...]) -> bool:
+    """Whether a parameter has one value for each value of another, as parameters given together do."""
+    return len(set(zip(by, column, strict=True))) == len(set(by))
+
+
+def crossed_parameters(rows: Sequence[Mapping[str, object]]) -> list[Case]:
+    """Values of the parameters that vary independently, numbered, for each case."""
+    columns = dict.fromkeys(numbered([row[name] for row in rows]) for name in rows[0])
+    independent: list[tuple[int, ...]] = []
+    for column in sorted(columns, key=lambda c: -len(set(c))):
+        if not any(is_determined(column, other) for other in independent):
+            independent.append(column)
+    return list(zip(*independent, strict=True))
+
+
+def quick_cases(items: Sequence[pytest.Function], part: int) -> set[int]:
+    """Indices of the items of one test that quick runs take."""
+    cases = crossed_parameters([item.callspec.params for item in items])
+    strength = min(2, len(cases[0]) - 1)
+    chosen = {n for n, item in enumerate(items) if part_of(item.nodeid) == part}
+    return chosen | (covering(cases, strength) if strength > 0 else set()) or {part % len(items)}
+
+
+def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Function]]:
+    """Items of each test that is marked as crossed."""
+    tests: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("crossed"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return tests
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what neither pairs nor the commit choose."""
+    part = part_of(commit())
+    for cases in by_test(items).values():
+        quick = quick_cases(cases, part)
+        for n, item in enumerate(cases):
+            if n not in quick:
+                item.add_marker(pytest.mark.slow)
