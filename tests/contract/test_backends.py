@@ -379,7 +379,6 @@ def test_errors_of_codes_with_offsets_are_measured_by_kernels(scheme: str, dtype
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:tensor", "int4:block4x16", "mx9"])
 def test_one_value_that_is_not_finite_is_refused_wherever_it_stands(scheme: str, value: float) -> None:
-    """Catalogue cases 1 to 4."""
     for place in (0, 1, 15, 31, 32, 100, 257):
         x = sample((4, 258), torch.bfloat16)
         x[2, place] = value
@@ -404,7 +403,6 @@ def test_fake_quantization_treats_nan_and_inf_alike_on_every_backend(scheme: str
 
 @pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:token", "mxint8"])
 def test_flushing_subnormals_to_zero_changes_no_byte(scheme: str) -> None:
-    """Catalogue case 119."""
     x = sample((40, 256), torch.float32) * torch.logspace(-44, -30, 40).unsqueeze(1)
     expected = zp.quantize(x, scheme)
     values = expected.dequantize()
@@ -444,7 +442,7 @@ def test_a_backend_that_cannot_run_a_request_is_an_error_when_it_is_the_only_one
 
 @pytest.mark.slow
 def test_more_than_two_to_the_31_elements_are_quantized_to_the_last_row() -> None:
-    """Catalogue case 43; 4.3 GB of bfloat16 and 1.1 GB of codes."""
+    """Of 4.3 GB in bfloat16 and 1.1 GB in codes."""
     rows, cols = 32769, 65536
     x = torch.zeros(rows, cols, dtype=torch.bfloat16)
     x[-1] = sample((cols,), torch.bfloat16)

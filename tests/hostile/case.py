@@ -1,4 +1,4 @@
-"""One bad input: what to write to disk, and what must be said of it."""
+"""One hostile file or directory: what to write to disk, and what must be said of it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Content = bytes | Callable[[Path], None]
 class Case:
     """A file or directory.
 
-    number: of the catalogue of bad inputs. content: a file's, or by name those of a directory.
+    topic: what is wrong or odd. content: a file's, or by name those of a directory.
     refusal: words of the error, or None for what must be accepted.
     library: why safetensors 0.8 decides otherwise, or None where it decides alike.
     """
 
-    number: int
+    topic: str
     name: str
     content: Content | Mapping[str, Content]
     refusal: str | None
     library: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.number} {self.name}"
+        return f"{self.topic}: {self.name}"
 
     @property
     def is_directory(self) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoint directories, hostile, damaged or odd, and what must be said of each (73 to 88 of bad inputs)."""
+"""Checkpoint directories, hostile, damaged or odd, and what must be said of each."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SHARDED: Mapping[str, Content] = {
 }  # fmt: skip
 
 
-def _case(number: int, name: str, refusal: str | None, **changes: object) -> Case:
+def _case(topic: str, name: str, refusal: str | None, **changes: object) -> Case:
     """Return a checkpoint of two shards with ``files`` added or replaced, ``without`` some."""
     files = {**SHARDED, **changes.get("files", {})}  # type: ignore[dict-item]
     for gone in changes.get("without", ()):  # type: ignore[attr-defined]
         del files[gone]
-    return Case(number=number, name=name, refusal=refusal, content=files)
+    return Case(topic=topic, name=name, refusal=refusal, content=files)
 
 
 _PATHS = (
@@ -49,45 +49,50 @@ _OUTSIDE = "/usr/bin/env"
 
 
 def _paths() -> Iterator[Case]:
-    """82: names that lead out of the directory, links, devices, FIFOs."""
+    """Names that lead out of the directory, links, devices, FIFOs."""
     for path in _PATHS:
-        yield _case(82, f"shard named {path[:24]!a}", "must be the plain name of a file",
+        yield _case("path", f"shard named {path[:24]!a}", "must be the plain name of a file",
                     files={INDEX: index({A: ONE, B: ONE, C: path})})  # fmt: skip
     for name in (TWO, INDEX, CONFIG, "tokenizer.json", "sub/notes.txt"):
-        yield _case(82, f"{name} links outside", "outside of the checkpoint's directory",
+        yield _case("path", f"{name} links outside", "outside of the checkpoint's directory",
                     files={name: link(_OUTSIDE)})  # fmt: skip
-        yield _case(82, f"{name} is a FIFO", "is a FIFO, but must be a regular file", files={name: fifo})
-    yield _case(82, "shard links to a device", "outside of the checkpoint's directory",
+        yield _case("path", f"{name} is a FIFO", "is a FIFO, but must be a regular file", files={name: fifo})
+    yield _case("path", "shard links to a device", "outside of the checkpoint's directory",
                 files={TWO: link("/dev/zero")})  # fmt: skip
-    yield _case(82, "shard links to itself", "cannot be opened", files={TWO: link(TWO)})
-    yield _case(82, "shard links to nothing", "cannot be opened: No such file", files={TWO: link("nowhere")})
-    yield _case(82, "companion links to nothing", "cannot be opened: No such file",
+    yield _case("path", "shard links to itself", "cannot be opened", files={TWO: link(TWO)})
+    yield _case(
+        "path", "shard links to nothing", "cannot be opened: No such file", files={TWO: link("nowhere")}
+    )
+    yield _case("path", "companion links to nothing", "cannot be opened: No such file",
                 files={"tokenizer.json": link("nowhere")})  # fmt: skip
-    yield _case(82, "shard links inside", None, files={TWO: link("store"), "store": shard(C)})
-    yield _case(82, "folder links upwards", "is a directory, but must be", files={"sub": link(".")})
+    yield _case("path", "shard links inside", None, files={TWO: link("store"), "store": shard(C)})
+    yield _case("path", "folder links upwards", "is a directory, but must be", files={"sub": link(".")})
     for name in (TWO, INDEX, CONFIG):
-        yield _case(82, f"{name} is a directory", "is a directory, but must be", files={name: folder})
+        yield _case("path", f"{name} is a directory", "is a directory, but must be", files={name: folder})
 
 
 def _contradictions() -> Iterator[Case]:
-    """83, 84: index against shards."""
-    yield _case(83, "all contradictions at once", "1 missing shards: 'extra.safetensors' (2 tensors)",
+    """Index against shards."""
+    yield _case("shards", "all contradictions at once", "1 missing shards: 'extra.safetensors' (2 tensors)",
                 files={INDEX: index({A: TWO, "x": ONE, C: TWO, "d": "extra.safetensors",
                                      "e": "extra.safetensors"})})  # fmt: skip
-    yield _case(83, "missing shard", "1 missing shards", without=(TWO,))
-    yield _case(83, "missing tensor", f"1 missing tensors: 'd' (of '{ONE}')",
+    yield _case("shards", "missing shard", "1 missing shards", without=(TWO,))
+    yield _case("shards", "missing tensor", f"1 missing tensors: 'd' (of '{ONE}')",
                 files={INDEX: index({**MAP, "d": ONE})})  # fmt: skip
-    yield _case(83, "tensor in another shard", f"'{A}' lies in '{ONE}', not '{TWO}'",
+    yield _case("shards", "tensor in another shard", f"'{A}' lies in '{ONE}', not '{TWO}'",
                 files={INDEX: index({**MAP, A: TWO})})  # fmt: skip
-    yield _case(83, "shards swapped", "3 tensors in another shard", files={ONE: shard(C), TWO: shard(A, B)})
-    yield _case(83, "tensor that the index leaves out", f"1 tensors that the index does not name: '{B}'",
+    yield _case(
+        "shards", "shards swapped", "3 tensors in another shard", files={ONE: shard(C), TWO: shard(A, B)}
+    )
+    yield _case("shards", "tensor that the index leaves out",
+                f"1 tensors that the index does not name: '{B}'",
                 files={INDEX: index({A: ONE, C: TWO})})  # fmt: skip
-    yield _case(83, "1000 missing tensors", "and 950 more",
+    yield _case("shards", "1000 missing tensors", "and 950 more",
                 files={INDEX: index(MAP | {f"gone{i}": ONE for i in range(1000)})})  # fmt: skip
-    yield _case(83, "shard cut", "is truncated", files={TWO: shard(C)[:-1]})
-    yield _case(83, "shard empty", "0 bytes are too small", files={TWO: b""})
-    yield _case(84, "tensor in two shards", f"tensor '{A}' is in both", files={TWO: shard(C, A)})
-    yield _case(84, "one shard under two names", f"tensor '{A}' is in both",
+    yield _case("shards", "shard cut", "is truncated", files={TWO: shard(C)[:-1]})
+    yield _case("shards", "shard empty", "0 bytes are too small", files={TWO: b""})
+    yield _case("twice", "tensor in two shards", f"tensor '{A}' is in both", files={TWO: shard(C, A)})
+    yield _case("twice", "one shard under two names", f"tensor '{A}' is in both",
                 files={INDEX: index({A: "one.safetensors", B: "two.safetensors"}),
                        "one.safetensors": shard(A, B),
                        "two.safetensors": link("one.safetensors")})  # fmt: skip
@@ -118,28 +123,28 @@ _NUMBERINGS = (
 
 
 def _indexes() -> Iterator[Case]:
-    """85 to 87: the index itself, shard counts, several candidates."""
+    """The index itself, shard counts, several candidates."""
     for content, words in _INDEXES:
-        yield _case(85, f"index {content[:24]!r} of {len(content)}", words, files={INDEX: content})
+        yield _case("index", f"index {content[:24]!r} of {len(content)}", words, files={INDEX: content})
     for name in (INDEX, CONFIG):
-        yield _case(85, f"{name} of a terabyte", f"{2**40} bytes, above the limit of",
+        yield _case("index", f"{name} of a terabyte", f"{2**40} bytes, above the limit of",
                     files={name: sparse(b"", 2**40)})  # fmt: skip
     for total in (767, -1, 3.5, "768", None, 10**30, [], {}):
-        yield _case(85, f"total_size {total!r}", None, files={INDEX: index(MAP, total)})
-    yield _case(85, "metadata is a list", None,
+        yield _case("index", f"total_size {total!r}", None, files={INDEX: index(MAP, total)})
+    yield _case("index", "metadata is a list", None,
                 files={INDEX: json.dumps({"metadata": [], "weight_map": MAP}).encode()})  # fmt: skip
     for numbers, optional in _NUMBERINGS:
         names = [f"m-{number}.safetensors" for number in numbers]
         files = {name: shard(f"{i}.weight") for i, name in enumerate(names)}
         files[INDEX] = index({f"{i}.weight": name for i, name in enumerate(names)}, 256 * len(names))
-        yield Case(number=86, name=f"shards {numbers}", refusal=optional, content=files)
+        yield Case(topic="count", name=f"shards {numbers}", refusal=optional, content=files)
     for names in ([ONE], [ONE, TWO], ["a.safetensors", "b.safetensors"]):
-        yield Case(number=86, name=f"no index for {names}", refusal=f"but no {INDEX} that says which",
+        yield Case(topic="count", name=f"no index for {names}", refusal=f"but no {INDEX} that says which",
                    content={name: shard(name) for name in names})  # fmt: skip
-    yield _case(87, "single file and index", None, files={SINGLE: shard("z.weight")})
+    yield _case("indexes", "single file and index", None, files={SINGLE: shard("z.weight")})
     variant = {"model.fp16.safetensors.index.json": index(MAP)}
-    yield _case(87, "index and its variant", None, files=variant)
-    yield _case(87, "two variants of the index", "holds 2 indexes", without=(INDEX,),
+    yield _case("indexes", "index and its variant", None, files=variant)
+    yield _case("indexes", "two variants of the index", "holds 2 indexes", without=(INDEX,),
                 files={**variant, "x.safetensors.index.json": index(MAP)})  # fmt: skip
 
 
@@ -147,25 +152,26 @@ _CONFIGS = (b"", b"{", b"[1]", b"null", b"\xff{}", b"\xef\xbb\xbf{}", b"[" * 100
 
 
 def _configs() -> Iterator[Case]:
-    """88, 78, 80, 73: the configuration, other files, names of files."""
-    yield _case(88, "no configuration", None, without=(CONFIG,))
+    """The configuration, other files, names of files."""
+    yield _case("config", "no configuration", None, without=(CONFIG,))
     for content in _CONFIGS:
         label = f"configuration {content[:12]!r} of {len(content)}"
-        yield _case(88, label, None, files={CONFIG: content})
-    yield _case(88, "remote code", None, files={
+        yield _case("config", label, None, files={CONFIG: content})
+    yield _case("config", "remote code", None, files={
         CONFIG: b'{"auto_map": {"AutoModel": "evil.Model"}, "x": [Infinity]}', "evil.py": b"0"})  # fmt: skip
-    yield _case(88, "key twice", None, files={CONFIG: b'{"a": 1, "a": 2}'})
-    yield _case(88, "pointer as configuration", "a Git LFS pointer", files={CONFIG: LFS})
-    yield _case(80, "pointer as shard", "a Git LFS pointer", files={TWO: LFS})
-    yield _case(80, "pointer as companion", None, files={"tokenizer.json": LFS})
+    yield _case("config", "key twice", None, files={CONFIG: b'{"a": 1, "a": 2}'})
+    yield _case("config", "pointer as configuration", "a Git LFS pointer", files={CONFIG: LFS})
+    yield _case("other", "pointer as shard", "a Git LFS pointer", files={TWO: LFS})
+    yield _case("other", "pointer as companion", None, files={"tokenizer.json": LFS})
     for name in ("pytorch_model.bin", "model.pt", "last.ckpt", "consolidated.00.pth", "w.npz", "x.gguf"):
-        yield Case(number=78, name=f"{name} alone", refusal=f"weights only as '{name}'|begin as a GGUF file",
+        yield Case(topic="pickle", name=f"{name} alone",
+                   refusal=f"weights only as '{name}'|begin as a GGUF file",
                    content={name: pickle.dumps(Bomb()), CONFIG: b"{}"})  # fmt: skip
-    yield _case(78, "pickle next to the shards", None, files={"pytorch_model.bin": pickle.dumps(Bomb())})
-    yield Case(number=78, name="pickle as model.safetensors", refusal="a Python pickle",
+    yield _case("pickle", "next to the shards", None, files={"pytorch_model.bin": pickle.dumps(Bomb())})
+    yield Case(topic="pickle", name="pickle as model.safetensors", refusal="a Python pickle",
                content={SINGLE: pickle.dumps(Bomb())})  # fmt: skip
-    yield Case(number=82, name="empty directory", refusal="holds no model.safetensors", content={})
-    yield _case(73, "file names that drive a terminal", None, files={"\x1b[31m\n.txt": b"", "\x9b2J.md": b""})
+    yield Case(topic="path", name="empty directory", refusal="holds no model.safetensors", content={})
+    yield _case("name", "escapes for a terminal", None, files={"\x1b[31m\n.txt": b"", "\x9b2J.md": b""})
 
 
 DIRECTORIES: tuple[Case, ...] = (*_paths(), *_contradictions(), *_indexes(), *_configs())

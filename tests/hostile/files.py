@@ -1,4 +1,4 @@
-"""Single safetensors files, hostile or damaged, and what must be said of each (62 to 82 of bad inputs)."""
+"""Single safetensors files, hostile or damaged, and what must be said of each."""
 
 from __future__ import annotations
 
@@ -45,23 +45,25 @@ def _zipped() -> bytes:
 
 
 def _truncated() -> Iterator[Case]:
-    """62, 63: the length of the header."""
+    """The length of the header."""
     for size in range(8):
-        yield Case(number=62, name=f"{size} bytes", content=bytes(size),
+        yield Case(topic="short", name=f"{size} bytes", content=bytes(size),
                    refusal=f"{size} bytes are too small for a header")  # fmt: skip
     after = "follow its length: the file is truncated"
-    yield Case(number=62, name="length alone", content=_length(16), refusal=f"16 bytes, but only 0 {after}")
-    yield Case(number=62, name="header of no bytes", content=bytes(8), refusal="the header is not JSON")
+    yield Case(
+        topic="short", name="length alone", content=_length(16), refusal=f"16 bytes, but only 0 {after}"
+    )
+    yield Case(topic="short", name="header of no bytes", content=bytes(8), refusal="the header is not JSON")
     lengths = (MAX_HEADER_BYTES + 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64 - 1)
     for length in lengths:
-        yield Case(number=63, name=f"header length {length}", content=_length(length, b"{}"),
+        yield Case(topic="length", name=f"header length {length}", content=_length(length, b"{}"),
                    refusal=f"has {length} bytes, above the limit of {MAX_HEADER_BYTES}")  # fmt: skip
     for length in (3, 100, MAX_HEADER_BYTES):
-        yield Case(number=63, name=f"header length {length} of 2", content=_length(length, b"{}"),
+        yield Case(topic="length", name=f"header length {length} of 2", content=_length(length, b"{}"),
                    refusal=f"has {length} bytes, but only 2 {after}")  # fmt: skip
-    yield Case(number=63, name="largest header, all zeros", refusal="the header is not JSON",
+    yield Case(topic="length", name="largest header, all zeros", refusal="the header is not JSON",
                content=sparse(_length(MAX_HEADER_BYTES), MAX_HEADER_BYTES + 8))  # fmt: skip
-    yield Case(number=63, name="length one short", content=_length(len(GOOD) - 19, GOOD[8:]),
+    yield Case(topic="length", name="length one short", content=_length(len(GOOD) - 19, GOOD[8:]),
                refusal="the header is not JSON")  # fmt: skip
 
 
@@ -88,15 +90,15 @@ _NOT_JSON = (
 
 
 def _json() -> Iterator[Case]:
-    """64, 65: what the header's text is."""
+    """What the header's text is."""
     for raw, words in _NOT_JSON:
-        yield Case(number=64, name=f"header {raw[:12]!r} of {len(raw)}", content=blob(raw), refusal=words)
+        yield Case(topic="text", name=f"header {raw[:12]!r} of {len(raw)}", content=blob(raw), refusal=words)
     text = json.dumps({"a": spec(0, 2)}).encode()
     for space in (b" ", b"\n\t\r  ", b" " * 5000):
-        yield Case(number=65, name=f"{len(space)} spaces around", content=blob(space + text + space, b"12"),
-                   refusal=None)  # fmt: skip
-    yield Case(number=65, name="no tensors", content=blob({}), refusal=None)
-    yield Case(number=65, name="form feed before", content=blob(b"\f" + text, b"12"), refusal="not JSON")
+        yield Case(topic="spaces", name=f"{len(space)} spaces around", refusal=None,
+                   content=blob(space + text + space, b"12"))  # fmt: skip
+    yield Case(topic="spaces", name="no tensors", content=blob({}), refusal=None)
+    yield Case(topic="spaces", name="form feed before", content=blob(b"\f" + text, b"12"), refusal="not JSON")
 
 
 _ONE = b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
@@ -116,19 +118,19 @@ _METADATA = (
 
 
 def _doubles_and_metadata() -> Iterator[Case]:
-    """66, 67."""
+    """What stands twice, and metadata."""
     for second in (b"U8", b"I8"):
         raw = b"{" + _ONE + b"," + _ONE.replace(b"U8", second) + b"}"
-        yield Case(number=66, name=f"name twice, {second.decode()}", content=blob(raw, b"1"),
+        yield Case(topic="duplicate", name=f"name twice, {second.decode()}", content=blob(raw, b"1"),
                    refusal="'a' appears twice in one object", library=KEEPS_LAST)  # fmt: skip
     escaped = b"{" + _ONE + b"," + _ONE.replace(b'"a"', b'"\\u0061"') + b"}"
-    yield Case(number=66, name="name twice, once escaped", content=blob(escaped, b"1"),
+    yield Case(topic="duplicate", name="name twice, once escaped", content=blob(escaped, b"1"),
                refusal="'a' appears twice in one object", library=KEEPS_LAST)  # fmt: skip
     inside = b"{" + _ONE.replace(b'"shape"', b'"dtype":"U8","shape"') + b"}"
-    yield Case(number=66, name="key of a tensor twice", content=blob(inside, b"1"),
+    yield Case(topic="duplicate", name="key of a tensor twice", content=blob(inside, b"1"),
                refusal="'dtype' appears twice in one object")  # fmt: skip
     for raw, words, library in _METADATA:
-        yield Case(number=67, name=f"metadata {raw[16:48]!r}", content=blob(raw), refusal=words,
+        yield Case(topic="metadata", name=f"metadata {raw[16:48]!r}", content=blob(raw), refusal=words,
                    library=library)  # fmt: skip
 
 
@@ -165,19 +167,21 @@ _SECOND = (
 
 
 def _tensors() -> Iterator[Case]:
-    """68, 69: keys and offsets."""
+    """Keys and offsets."""
     for entry, words, library in _ENTRIES:
-        yield Case(number=68, name=f"entry {json.dumps(entry)}", content=blob({"a": entry}, b"1"),
+        yield Case(topic="keys", name=f"entry {json.dumps(entry)}", content=blob({"a": entry}, b"1"),
                    refusal=f"tensor 'a' {words}", library=library)  # fmt: skip
     for offsets, words in _OFFSETS:
         raw = f'{{"a":{{"dtype":"U8","shape":[2],"data_offsets":{offsets}}}}}'.encode()
-        yield Case(number=69, name=f"offsets {offsets}", content=blob(raw, b"12"), refusal=words)
+        yield Case(topic="offsets", name=f"offsets {offsets}", content=blob(raw, b"12"), refusal=words)
     for second, optional in _SECOND:
-        yield Case(number=69, name=f"second at {second}", refusal=optional,
+        yield Case(topic="offsets", name=f"second at {second}", refusal=optional,
                    content=blob({"a": spec(0, 2), "b": spec(*second)}, b"12345"))  # fmt: skip
     empties = {"c": spec(2, 2), "a": spec(0, 2), "b": spec(0, 0), "d": spec(2, 2, dtype="F64", shape=[0, 3])}
-    yield Case(number=69, name="empty tensors share offsets", content=blob(empties, b"12"), refusal=None)
-    yield Case(number=69, name="empty tensor past the data", refusal="a hole of 1 bytes",
+    yield Case(
+        topic="offsets", name="empty tensors share offsets", content=blob(empties, b"12"), refusal=None
+    )
+    yield Case(topic="offsets", name="empty tensor past the data", refusal="a hole of 1 bytes",
                content=blob({"a": spec(0, 2), "b": spec(3, 3)}, b"12"))  # fmt: skip
 
 
@@ -209,27 +213,27 @@ _EMPTY_SHAPES = (
 
 
 def _shapes() -> Iterator[Case]:
-    """70 to 72: shapes against bytes, what follows the data, dtypes."""
+    """Shapes against bytes, what follows the data, dtypes."""
     for shapes, size in ((_SHAPES, 2), (_EMPTY_SHAPES, 0)):
         for shape, dtype, words, library in shapes:
             entry = spec(0, size, dtype=dtype, shape=shape)
             label = f"{dtype} of shape {json.dumps(shape)[:40]}, {size} bytes"
-            yield Case(number=70, name=label, content=blob({"a": entry}, bytes(size)), refusal=words,
+            yield Case(topic="shape", name=label, content=blob({"a": entry}, bytes(size)), refusal=words,
                        library=library)  # fmt: skip
     mixed = {"a": spec(0, 3, dtype="F6_E3M2", shape=[4]), "b": spec(3, 4, dtype="F4", shape=[1, 2])}
-    yield Case(number=70, name="formats below a byte", content=blob(mixed, b"1234"), refusal=None)
+    yield Case(topic="shape", name="formats below a byte", content=blob(mixed, b"1234"), refusal=None)
     trailers = (b"\0", b"PK\x05\x06" + bytes(18), _zipped(), pickle.dumps({"a": 1}), bytes(4096))
     for trailer in trailers:
         words = f"has {len(trailer)} trailing bytes after the data of its last tensor"
-        yield Case(number=71, name=f"trailer of {len(trailer)}", content=GOOD + trailer, refusal=words)
-    yield Case(number=71, name="trailer without tensors", content=blob({}, b"\0"), refusal="trailing bytes")
+        yield Case(topic="size", name=f"trailer of {len(trailer)}", content=GOOD + trailer, refusal=words)
+    yield Case(topic="size", name="no tensors, trailer", content=blob({}, b"\0"), refusal="trailing bytes")
     for missing in (1, 7, 8, 10):
-        yield Case(number=71, name=f"data short of {missing}", content=GOOD[:-missing],
+        yield Case(topic="size", name=f"data short of {missing}", content=GOOD[:-missing],
                    refusal="it is truncated")  # fmt: skip
     for dtype in ("F7", "bf16", "", "F8", "F\x1b[31m", "I4", "torch.float32", None, 8, ["U8"]):
-        yield Case(number=72, name=f"dtype {dtype!r}", refusal="tensor 'a' has the unknown dtype ",
+        yield Case(topic="dtype", name=f"dtype {dtype!r}", refusal="tensor 'a' has the unknown dtype ",
                    content=blob({"a": spec(0, 2, dtype=dtype)}, b"12"))  # fmt: skip
-    yield Case(number=72, name="dtype as an object", refusal="has the unknown dtype {'U8': None}",
+    yield Case(topic="dtype", name="dtype as an object", refusal="has the unknown dtype {'U8': None}",
                library=TAKES_SEQUENCES,
                content=blob({"a": spec(0, 2, dtype={"U8": None})}, b"12"))  # fmt: skip
 
@@ -242,58 +246,65 @@ NAMES = (
 
 
 def _names() -> Iterator[Case]:
-    """73, 74, 76, 81: names, many tensors, a file larger than any disk, any bytes."""
+    """Names, many tensors, a file larger than any disk, any bytes."""
     for name in NAMES:
         label = ascii(name)[:24]
-        yield Case(number=73, name=f"name {label}", content=blob({name: spec(0, 2)}, b"12"), refusal=None)
-        yield Case(number=73, name=f"name {label}, misplaced", content=blob({name: spec(1, 2)}, b"12"),
+        yield Case(topic="name", name=f"name {label}", content=blob({name: spec(0, 2)}, b"12"), refusal=None)
+        yield Case(topic="name", name=f"name {label}, misplaced", content=blob({name: spec(1, 2)}, b"12"),
                    refusal="leaves a hole of 1 bytes")  # fmt: skip
     for name in ("x" * (MAX_NAME_BYTES + 1), "\u00e9" * (MAX_NAME_BYTES // 2 + 1), "x" * 65536):
-        yield Case(number=73, name=f"name of {len(name)}", content=blob({name: spec(0, 1)}, b"1"),
+        yield Case(topic="name", name=f"name of {len(name)}", content=blob({name: spec(0, 1)}, b"1"),
                    refusal=f"bytes, above the limit of {MAX_NAME_BYTES}", library=NO_NAME_LIMIT)  # fmt: skip
     for name in ("a\ud800", "\udfff", "\udc00\ud800"):
-        yield Case(number=73, name=f"name {name!a}", content=blob({name: spec(0, 1)}, b"1"),
+        yield Case(topic="name", name=f"name {name!a}", content=blob({name: spec(0, 1)}, b"1"),
                    refusal="has half a surrogate pair in its name")  # fmt: skip
     together = {name: spec(i, i + 1) for i, name in enumerate(NAMES)}
-    yield Case(number=73, name="all names at once", content=blob(together, bytes(len(NAMES))), refusal=None)
+    yield Case(
+        topic="name", name="all names at once", content=blob(together, bytes(len(NAMES))), refusal=None
+    )
     for size in (0, 1):
         many = {str(i): spec(i * size, (i + 1) * size) for i in range(3000)}
         yield Case(
-            number=74, name=f"3000 tensors of {size}", content=blob(many, bytes(3000 * size)), refusal=None
+            topic="many", name=f"3000 tensors of {size}", content=blob(many, bytes(3000 * size)), refusal=None
         )
     head = blob({"a": spec(0, 2**40, dtype="BF16", shape=[2**20, 2**19])})
-    yield Case(number=76, name="a terabyte", content=sparse(head, len(head) + 2**40), refusal=None)
-    yield Case(number=76, name="a terabyte, one short", content=sparse(head, len(head) + 2**40 - 1),
+    yield Case(topic="sparse", name="a terabyte", content=sparse(head, len(head) + 2**40), refusal=None)
+    yield Case(topic="sparse", name="a terabyte, one short", content=sparse(head, len(head) + 2**40 - 1),
                refusal="it is truncated")  # fmt: skip
-    yield Case(number=81, name="booleans of any byte", refusal=None,
+    yield Case(topic="booleans", name="booleans of any byte", refusal=None,
                content=blob({"a": spec(0, 256, dtype="BOOL")}, bytes(range(256))))  # fmt: skip
 
 
 _FOREIGN = (
-    (79, "GGUF", b"GGUF\x03\0\0\0" + bytes(16), "a GGUF file; pass the safetensors checkpoint"),
-    (79, "GGUF of 4 bytes", b"GGUF", "a GGUF file"),
-    (80, "LFS pointer", LFS, "a Git LFS pointer"), (80, "gzip", gzip.compress(GOOD), "a gzip archive"),
-    (80, "zstd", b"\x28\xb5\x2f\xfd\x04\0" + bytes(30), "a zstd archive"),
-    (80, "xz", b"\xfd7zXZ\x00" + bytes(30), "a xz archive"), (80, "bzip2", b"BZh9" + bytes(30), "a bzip2"),
-    (80, "numpy", b"\x93NUMPY\x01\0" + bytes(30), "a numpy array file"),
-    (80, "HDF5", b"\x89HDF\r\n\x1a\n" + bytes(30), "a HDF5 file"),
-    (80, "HTML", b"<!DOCTYPE html><html>", "a HTML page"),
+    ("GGUF", "GGUF", b"GGUF\x03\0\0\0" + bytes(16), "a GGUF file; pass the safetensors checkpoint"),
+    ("GGUF", "GGUF of 4 bytes", b"GGUF", "a GGUF file"),
+    ("other", "LFS pointer", LFS, "a Git LFS pointer"),
+    ("other", "gzip", gzip.compress(GOOD), "a gzip archive"),
+    ("other", "zstd", b"\x28\xb5\x2f\xfd\x04\0" + bytes(30), "a zstd archive"),
+    ("other", "xz", b"\xfd7zXZ\x00" + bytes(30), "a xz archive"),
+    ("other", "bzip2", b"BZh9" + bytes(30), "a bzip2"),
+    ("other", "numpy", b"\x93NUMPY\x01\0" + bytes(30), "a numpy array file"),
+    ("other", "HDF5", b"\x89HDF\r\n\x1a\n" + bytes(30), "a HDF5 file"),
+    ("other", "HTML", b"<!DOCTYPE html><html>", "a HTML page"),
 )  # fmt: skip
 
 
 def _foreign() -> Iterator[Case]:
-    """78 to 80: other files under our suffix; 82: a FIFO."""
+    """Other files under our suffix, and a FIFO."""
     for protocol in range(2, 6):
-        yield Case(number=78, name=f"pickle {protocol}", content=pickle.dumps([Bomb(), "x" * 999], protocol),
+        yield Case(topic="pickle", name=f"protocol {protocol}",
+                   content=pickle.dumps([Bomb(), "x" * 999], protocol),
                    refusal="a Python pickle (.bin, .pt or .ckpt); convert it")  # fmt: skip
-    yield Case(number=78, name="zip of a pickle", content=_zipped(), refusal="a zip archive, such as torch")
-    yield Case(number=78, name="empty zip", content=b"PK\x05\x06" + bytes(18), refusal="empty zip archive")
-    for number, name, content, words in _FOREIGN:
-        yield Case(number=number, name=name, content=content, refusal=words)
+    yield Case(topic="pickle", name="zipped", content=_zipped(), refusal="a zip archive, such as torch")
+    yield Case(
+        topic="pickle", name="empty zip", content=b"PK\x05\x06" + bytes(18), refusal="empty zip archive"
+    )
+    for topic, name, content, words in _FOREIGN:
+        yield Case(topic=topic, name=name, content=content, refusal=words)
     for length in (0x8B1F, 0x0280):  # as gzip and a pickle begin
         text = json.dumps({"a": spec(0, 1)}).encode().ljust(length)
-        yield Case(number=80, name=f"header of {length:#x}", content=blob(text, b"1"), refusal=None)
-    yield Case(number=82, name="FIFO", content=fifo, refusal="is a FIFO, but must be a regular file")
+        yield Case(topic="other", name=f"header of {length:#x}", content=blob(text, b"1"), refusal=None)
+    yield Case(topic="path", name="FIFO", content=fifo, refusal="is a FIFO, but must be a regular file")
 
 
 FILES: tuple[Case, ...] = (

@@ -98,7 +98,7 @@ def index_target(folder: Path) -> Target:
     for name, content in SHARDED.items():
         assert isinstance(content, bytes)
         (folder / name).write_bytes(content)
-    found = [c.content[INDEX] for c in DIRECTORIES if c.number in (83, 85) and INDEX in c.content]  # type: ignore[index]
+    found = [c.content[INDEX] for c in DIRECTORIES if c.topic in ("index", "shards") and INDEX in c.content]  # type: ignore[index]
     seeds = [content for content in found if isinstance(content, bytes) and len(content) < 4000]
     return Target(name="index", seeds=seeds, decide=in_directory(folder, INDEX, open_source))
 

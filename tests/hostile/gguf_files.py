@@ -229,7 +229,7 @@ _CASES: tuple[tuple[str, bytes, str], ...] = (
 
 
 def _case(name: str, content: bytes, words: str) -> Case:
-    return Case(number=31, name=f"GGUF: {name}", content={"model.gguf": content}, refusal=words)
+    return Case(topic="quantized", name=f"GGUF: {name}", content={"model.gguf": content}, refusal=words)
 
 
 GGUF_FILES: tuple[Case, ...] = tuple(_case(*each) for each in _CASES)

@@ -63,7 +63,7 @@ def changed(layout: Layout, changes: Changes) -> dict[str, torch.Tensor]:
 
 
 def case_of(name: str, content: dict[str, bytes], words: str) -> Case:
-    return Case(number=31, name=name, content=content, refusal=words)
+    return Case(topic="quantized", name=name, content=content, refusal=words)
 
 
 def _said(changes: Changes) -> str:

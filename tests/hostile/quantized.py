@@ -119,7 +119,7 @@ _DAMAGES: tuple[tuple[str, Mapping[str, torch.Tensor], str], ...] = (
 def _case(name: str, words: str, config: object, tensors: Mapping[str, torch.Tensor] = WEIGHTS) -> Case:
     text = json.dumps({"quantization_config": config}).encode()
     content = {"model.safetensors": save(dict(tensors)), "config.json": text}
-    return Case(number=31, name=name, content=content, refusal=words)
+    return Case(topic="quantized", name=name, content=content, refusal=words)
 
 
 QUANTIZED: tuple[Case, ...] = (

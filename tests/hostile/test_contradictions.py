@@ -86,7 +86,7 @@ CLAIMS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
 
 def problems(folder: Path, content: Mapping[str, bytes]) -> tuple[str, str]:
     """Return what inspect and verify say of a checkpoint."""
-    path = Case(number=31, name="contradiction", content=content, refusal=None).write(folder)
+    path = Case(topic="quantized", name="contradiction", content=content, refusal=None).write(folder)
     try:
         verified = "; ".join(map(str, verify(path).problems))
     except CheckpointError as error:

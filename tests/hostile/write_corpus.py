@@ -2,8 +2,8 @@
 
     python -m tests.hostile.write_corpus FOLDER
 
-FOLDER/00000 and so on hold a case each; FOLDER/expected.json says of each its number in the catalogue of bad
-inputs, its name, the path to pass to a command, and words of the refusal, or null for what must be accepted.
+FOLDER/00000 and so on hold a case each; FOLDER/expected.json says of each its topic, its name,
+the path to pass to a command, and words of the refusal, or null for what must be accepted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def write_corpus(root: Path) -> list[dict[str, object]]:
         place.mkdir(parents=True)
         expected.append(
             {
-                "number": case.number,
+                "topic": case.topic,
                 "name": case.name,
                 "path": str(case.write(place).relative_to(root)),
                 "refusal": case.refusal,

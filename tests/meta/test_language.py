@@ -1,4 +1,4 @@
-"""The library speaks the terms of PyTorch, vLLM and NVIDIA documentation: no private vocabulary.
+"""The library speaks the terms of PyTorch, vLLM and NVIDIA documentation: no private words or numbers.
 
 The rule reads names of files, identifiers split at underscores and capitals, docstrings, comments, messages
 and pages. Like every rule of the house it is tested on a planted violation and on the tree.
@@ -45,6 +45,15 @@ EXCUSED: dict[tuple[str, str], str] = {
 }
 """(path, word) -> why it may stand there. One that excuses nothing is an error."""
 
+NUMBERED = re.compile(
+    r"\b(?:bad inputs?|catalogue|(?:case|finding|issue|item)s? [A-Z]?[0-9]+(?: (?:and|to) [0-9]+)?[.:;])"
+    r"|(?:\"\"\"|# )[A-Z][0-9]{1,3}(?: and [A-Z]?[0-9]+)?[.:](?![0-9])"
+    r"|\"\"\"[0-9]{1,3}(?:(?:,| to| and) [0-9]+)*:"
+    r"|\"\"\"[0-9]{1,3}(?:(?:,| to| and) [0-9]+)+\.(?![0-9])",
+    re.IGNORECASE,
+)
+"""An entry, by its number, of a list that readers do not have: words say what the entry says."""
+
 PATTERN = re.compile(rf"\b(?:{'|'.join(BANNED)})\b", re.IGNORECASE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -63,6 +72,11 @@ def violations(name: str, source: str) -> list[tuple[str, str]]:
         for text in (name, joined)
         for match in PATTERN.finditer(re.sub(" +", " ", words(text)))
     ]
+
+
+def numbered(name: str, source: str) -> list[str]:
+    """Return a violation for each entry of a list outside of the tree that a text names by its number."""
+    return [f"{name}: {match[0]}" for match in NUMBERED.finditer(source)]
 
 
 def tree() -> Iterator[Path]:
@@ -107,3 +121,38 @@ def test_the_tree_uses_the_words_of_the_field() -> None:
     }
     assert sorted(found - EXCUSED.keys()) == []
     assert sorted(EXCUSED.keys() - found) == [], "excuses that excuse nothing"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""Bad inputs 40 and 41."""',
+        "# Bad input 5",
+        '"""Catalogue cases 1 to 4."""',
+        '"""D77: by size."""',
+        '"""D77 and F96: EIO."""',
+        "# E87.",
+        '"""82, 83: index."""',
+        '"""66, 67."""',
+        "as issue 19.",
+    ],
+)
+def test_an_entry_of_a_list_that_is_not_here_is_found(text: str) -> None:
+    assert numbered("x.py", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""127.6 / 64 rounds to 128."""',
+        "# S3 refuses a range",
+        "(OCP MX 1.0, section 5.3)",
+        '"""64 pairs."""',
+    ],
+)
+def test_numbers_of_other_kinds_are_not(text: str) -> None:
+    assert not numbered("x.py", text)
+
+
+def test_the_tree_says_in_words_what_lists_outside_of_it_number() -> None:
+    assert [v for path in tree() for v in numbered(str(path), path.read_text(encoding="utf-8"))] == []

@@ -27,7 +27,7 @@ from zeropoint.recipes import Assignment, Recipe, Rule
 
 
 def test_two_processes_train_what_one_trains_on_the_same_data(tmp_path: Path) -> None:
-    """Bad input 133: also where the processes began with other weights."""
+    """Also where the processes began with other weights."""
     torch.multiprocessing.spawn(trained_apart.run_process, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     alone = trained_apart.prepared(seed=0)
@@ -46,7 +46,6 @@ def test_two_processes_train_what_one_trains_on_the_same_data(tmp_path: Path) ->
 
 @pytest.mark.parametrize("qat", ["minmax", "lsq"])
 def test_prepared_models_are_pickled(qat: str) -> None:
-    """Bad input 136."""
     model = prepare(nn.Sequential(nn.Linear(8, 4), nn.GRU(4, 3)), "w8a16", qat=qat)
     other, x = pickle.loads(pickle.dumps(model)), torch.randn(2, 8)
     assert torch.equal(other(x)[0], model(x)[0])
@@ -54,7 +53,6 @@ def test_prepared_models_are_pickled(qat: str) -> None:
 
 
 def test_a_model_is_quantized_in_two_steps_and_each_layer_once() -> None:
-    """Bad input 135."""
     model = nn.Sequential(nn.Embedding(9, 16), nn.ModuleList([nn.Linear(16, 4)])[0], nn.Linear(4, 4))
     model.append(model[2])
     table = Recipe(rules=(Rule(types=("Embedding",), gives=Assignment.of(weight="int8:token")),))
@@ -69,7 +67,6 @@ def test_a_model_is_quantized_in_two_steps_and_each_layer_once() -> None:
 
 
 def test_a_rule_for_what_cannot_be_quantized_names_its_path() -> None:
-    """Bad input 135."""
     model = nn.ModuleDict({"block": nn.Sequential(nn.LayerNorm(4))})
     recipe = Recipe(rules=(Rule(types=("LayerNorm",), gives=Assignment.of(weight="int8")),))
     with pytest.raises(UnsupportedError, match=r"^layer block\.0: LayerNorm has no weight to quantize; give"):

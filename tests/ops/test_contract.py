@@ -75,7 +75,6 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_any_stride_gives_the_result_of_the_contiguous_copy(
     scheme: str, view: str, dtype: torch.dtype
 ) -> None:
-    """Bad inputs 40 and 41."""
     base = random((12, 8), dtype)
     x = VIEWS[view](base)
     before = base.clone()
@@ -90,7 +89,6 @@ def test_any_stride_gives_the_result_of_the_contiguous_copy(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (7,), (3, 7), (2, 3, 7), (2, 2, 3, 7), (2, 1, 2, 3, 7)])
 def test_every_axis_of_every_rank_may_be_the_channel(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Bad input 45."""
     x = random(shape, dtype)
     for axis in range(-len(shape), len(shape)):
         q = zp.quantize(x, f"int8:channel{axis}")
@@ -103,7 +101,6 @@ def test_every_axis_of_every_rank_may_be_the_channel(shape: tuple[int, ...], dty
 
 @pytest.mark.parametrize(("axis", "shape"), [(2, (3, 4)), (-3, (3, 4)), (1, (3,)), (0, ())])
 def test_an_axis_the_tensor_lacks_is_refused_with_the_shape(axis: int, shape: tuple[int, ...]) -> None:
-    """Bad input 45."""
     with pytest.raises(
         ShapeError, match=rf"granularity channel{'' if axis == 0 else axis} needs at least \d axes, got"
     ):
@@ -112,14 +109,13 @@ def test_an_axis_the_tensor_lacks_is_refused_with_the_shape(axis: int, shape: tu
 
 @pytest.mark.parametrize("scheme", ["int4:g32", "mxfp4", "nvfp4", "int8:token", "int8:block2x2"])
 def test_a_scalar_has_no_axis_for_groups(scheme: str) -> None:
-    """Bad input 34: per-tensor only."""
+    """One scale for the whole tensor is all that fits."""
     with pytest.raises(ShapeError, match=r"needs at least \d axes, got shape \(\)"):
         zp.quantize(torch.tensor(1.0), scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_vector_is_quantized_like_a_matrix_of_one_row(scheme: str) -> None:
-    """Bad input 35."""
     x = random((37,))
     if "block" in scheme or "channel" in scheme:
         scheme = "int8:token"
@@ -129,7 +125,7 @@ def test_a_vector_is_quantized_like_a_matrix_of_one_row(scheme: str) -> None:
 @pytest.mark.parametrize("columns", [1, 2, 31, 33, 63, 65, 192])
 @pytest.mark.parametrize("scheme", ["int4:g128", "int4:g32:asym", "mxfp4", "nvfp4", "nf4:g64", "mx6"])
 def test_a_ragged_last_group_is_a_group_of_its_own(scheme: str, columns: int) -> None:
-    """Bad inputs 36 and 37: nothing outside the row affects it."""
+    """Nothing outside the row affects it."""
     x = random((3, columns)) - 3.0  # all of one sign, so that a padded zero would be an extreme
     size = zp.Scheme.parse(scheme).granularity.extents[-1]
     size = max(size, 16) if scheme.startswith("mx6") else size
@@ -146,7 +142,7 @@ def test_a_ragged_last_group_is_a_group_of_its_own(scheme: str, columns: int) ->
 
 @pytest.mark.parametrize("size", [1, 3, 1000, 2**31 + 5, 2**40])
 def test_a_group_of_any_size_is_defined(size: int) -> None:
-    """Bad input 37: a group larger than the row is the row."""
+    """A group larger than the row is the row."""
     x = random((2, 3))
     q = zp.quantize(x, f"int8:g{size}:narrow")
     assert q.scales[0].shape == (2, 3 if size == 1 else 1)
@@ -155,7 +151,6 @@ def test_a_group_of_any_size_is_defined(size: int) -> None:
 
 @pytest.mark.parametrize("text", ["int8:g0", "int8:g-1", "int8:block0x3"])
 def test_a_group_size_below_one_is_refused(text: str) -> None:
-    """Bad input 37."""
     with pytest.raises(SchemeError, match=r"at least|positive|unknown"):
         zp.quantize(torch.ones(2, 3), text)
 
@@ -163,7 +158,7 @@ def test_a_group_size_below_one_is_refused(text: str) -> None:
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("length", range(1, 18))
 def test_an_odd_count_of_codes_survives_packing(bits: int, length: int) -> None:
-    """Bad input 38: pad bits are zero and the length is kept."""
+    """Pad bits are zero and the length is kept."""
     x = torch.full((2, length), -1.0)
     q = zp.quantize(x, f"int{bits}:narrow")
     assert q.data.shape == (2, -(-length * bits // 8))
@@ -180,7 +175,6 @@ def test_an_odd_count_of_codes_survives_packing(bits: int, length: int) -> None:
 def test_an_empty_tensor_gives_empty_results_of_consistent_shapes(
     scheme: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """Bad input 33."""
     x = torch.empty(shape, dtype=dtype, requires_grad=True)
     q = zp.quantize(x, scheme)
     q.params.validate()
@@ -197,7 +191,6 @@ def test_an_empty_tensor_gives_empty_results_of_consistent_shapes(
 
 @pytest.mark.parametrize("scheme", ["int8:channel", "nvfp4", "uint4:g4:asym", "int8:tensor:cast"])
 def test_meta_tensors_give_meta_results_of_the_right_shapes(scheme: str) -> None:
-    """Bad input 48."""
     real, meta = zp.quantize(torch.ones(4, 10), scheme), zp.quantize(torch.ones(4, 10, device="meta"), scheme)
     assert meta.data.is_meta
     assert (meta.data.shape, meta.data.dtype) == (real.data.shape, real.data.dtype)
@@ -247,7 +240,6 @@ BAD = {
 @pytest.mark.parametrize("call", [zp.quantize, zp.choose_params, zp.fake_quantize])
 @pytest.mark.parametrize("kind", BAD)
 def test_tensors_that_cannot_be_quantized_are_named(kind: str, call: Callable[..., object]) -> None:
-    """Bad inputs 29, 30, 31, 48 and 50 at the level of operators."""
     make, message = BAD[kind]
     with pytest.raises(DtypeError, match=message):
         call(make(), "int8")
@@ -271,14 +263,12 @@ class Wrapper(torch.Tensor):
 
 
 def test_wrapper_tensors_are_refused_by_their_type() -> None:
-    """Bad input 48."""
     wrapper = torch.Tensor._make_wrapper_subclass(Wrapper, (3,), dtype=torch.float32)
     with pytest.raises(DtypeError, match=r"x \(a Wrapper\) must be a plain tensor"):
         zp.quantize(wrapper, "int8")
 
 
 def test_nested_tensors_are_refused() -> None:
-    """Bad input 48."""
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     with pytest.raises(DtypeError, match=r"must be a (dense|plain) tensor"):
         zp.quantize(nested, "int8")
@@ -289,7 +279,6 @@ def test_nested_tensors_are_refused() -> None:
     "scheme", ["int8", "int4:g4:asym", "mxfp4", "nvfp4", "nf4:g4", "mx9", "float8_e5m2:cast"]
 )
 def test_a_value_that_is_not_finite_is_an_error_with_its_place_and_count(scheme: str, value: float) -> None:
-    """Bad inputs 1, 2 and 28."""
     x = torch.ones(3, 8)
     x[1, 5] = value
     x[2, 0] = math.nan
@@ -304,7 +293,6 @@ def test_a_value_that_is_not_finite_is_an_error_with_its_place_and_count(scheme:
 
 @pytest.mark.parametrize("lane", range(32))
 def test_infinity_in_any_lane_of_a_block_is_found(lane: int) -> None:
-    """Bad input 3."""
     x = torch.ones(2, 32)
     x[1, lane] = math.inf
     with pytest.raises(NonFiniteError, match=rf"contains inf at \(1, {lane}\); 1 non-finite"):
@@ -313,7 +301,6 @@ def test_infinity_in_any_lane_of_a_block_is_found(lane: int) -> None:
 
 @pytest.mark.parametrize("payload", [0x7F800001, 0xFF800001, 0x7FC00000, 0xFFC12345])
 def test_every_kind_of_nan_is_an_error(payload: int) -> None:
-    """Bad input 4."""
     x = torch.tensor([0, payload], dtype=torch.int64).to(torch.int32).view(torch.float32)
     with pytest.raises(NonFiniteError, match="contains nan at"):
         zp.quantize(x, "int8")
@@ -322,7 +309,6 @@ def test_every_kind_of_nan_is_an_error(payload: int) -> None:
 @pytest.mark.parametrize("scheme", [*SCHEMES, *PRESETS])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_bits_give_a_result_or_a_named_error(scheme: str, dtype: torch.dtype) -> None:
-    """Bad input 32."""
     generator = torch.Generator().manual_seed(len(scheme))
     width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     raw = torch.randint(-(2**31), 2**31, (16, 40 * 8), generator=generator, dtype=torch.int64)
@@ -344,7 +330,6 @@ def test_random_bits_give_a_result_or_a_named_error(scheme: str, dtype: torch.dt
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_input_is_never_modified_and_never_returned(scheme: str) -> None:
-    """Bad inputs 47 and 52."""
     x = random((6, 8))
     before = x.clone()
     q = zp.quantize(x, scheme)
@@ -358,7 +343,7 @@ def test_the_input_is_never_modified_and_never_returned(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8:cast", "float8_e4m3fn:cast", "int8:tensor"])
 def test_results_alias_nothing(scheme: str) -> None:
-    """Bad input 47: writing into the input afterwards changes no result."""
+    """Writing into the input afterwards changes no result."""
     x = random((4, 8))
     q = zp.quantize(x, scheme)
     values, y = q.dequantize(), zp.fake_quantize(x, q.params)
@@ -370,7 +355,6 @@ def test_results_alias_nothing(scheme: str) -> None:
 
 
 def test_read_only_memory_can_be_quantized() -> None:
-    """Bad input 52."""
     array = np.frombuffer(np.arange(8, dtype=np.float32).tobytes(), dtype=np.float32)
     with pytest.warns(UserWarning, match="not writable"):
         x = torch.from_numpy(array)
@@ -378,7 +362,6 @@ def test_read_only_memory_can_be_quantized() -> None:
 
 
 def test_inputs_that_require_gradients_give_codes_without_and_fake_values_with() -> None:
-    """Bad input 48."""
     x = random((4, 8)).requires_grad_()
     q = zp.quantize(x, "int8:channel")
     assert not q.data.requires_grad
@@ -388,7 +371,6 @@ def test_inputs_that_require_gradients_give_codes_without_and_fake_values_with()
 
 
 def test_inference_tensors_can_be_quantized() -> None:
-    """Bad input 48."""
     with torch.inference_mode():
         x = random((4, 8))
         q = zp.quantize(x, "mxfp4")
@@ -475,7 +457,7 @@ def test_operators_work_under_vmap_free_tracing_with_dynamic_shapes() -> None:
 
 
 def test_a_tensor_of_large_strides_and_little_memory_is_indexed_in_64_bits() -> None:
-    """Bad input 44: rows lie 2**30 elements apart, past 2**31 elements in all; the memory is virtual."""
+    """Rows lie 2**30 elements apart, past 2**31 elements in all; the memory is virtual."""
     base = torch.empty(1).expand(2**33)
     meta = torch.empty_strided((5, 3), (2**30, 1), device="meta")
     assert zp.quantize(meta, "int8:channel").data.shape == (5, 3)
@@ -501,7 +483,7 @@ def test_the_size_of_chunks_changes_nothing(
 
 
 def test_values_past_the_output_dtype_become_infinite() -> None:
-    """Bad input 27: a kernel returns Inf of the right sign; verifying a checkpoint is what refuses it."""
+    """A kernel returns Inf of the right sign; verifying a checkpoint is what refuses it."""
     q = zp.quantize(torch.tensor([3e38, -3e38, 1.0]), "int8:narrow")
     assert q.dequantize(torch.float16).tolist() == [math.inf, -math.inf, 0.0]
     params = zp.QuantizationParams.new(2.0**127, 0, "float8_e5m2")
@@ -512,7 +494,6 @@ def test_values_past_the_output_dtype_become_infinite() -> None:
 
 
 def test_byte_swapped_arrays_are_refused_and_never_swapped_in_silence() -> None:
-    """Bad input 51."""
     swapped = np.arange(4, dtype=np.float32).astype(">f4")
     with pytest.raises(DtypeError, match=r"x \(a ndarray\) must be a torch.Tensor"):
         zp.quantize(swapped, "int8")
@@ -535,7 +516,7 @@ def test_byte_swapped_arrays_are_refused_and_never_swapped_in_silence() -> None:
     ],
 )
 def test_an_unknown_or_contradictory_scheme_is_refused_by_every_operator(scheme: str, message: str) -> None:
-    """Bad input 55: the wrong word is named."""
+    """The wrong word is named."""
     for call in (zp.quantize, zp.choose_params, zp.fake_quantize):
         with pytest.raises((SchemeError, FormatError), match=message):
             call(torch.ones(4), scheme)
@@ -543,7 +524,7 @@ def test_an_unknown_or_contradictory_scheme_is_refused_by_every_operator(scheme:
 
 @pytest.mark.slow
 def test_more_than_two_to_the_31_elements_have_correct_last_rows() -> None:
-    """Bad input 43: 2**31 + 2**20 elements of one row's memory, so that only results take memory."""
+    """2**31 + 2**20 elements of one row's memory, so that only results take memory."""
     rows, columns = 2**11 + 1, 2**20
     x = torch.linspace(-1, 1, columns, dtype=torch.bfloat16).expand(rows, columns)
     assert x.numel() > 2**31

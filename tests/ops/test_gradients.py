@@ -59,7 +59,6 @@ def test_the_mask_of_a_float_format_is_where_the_specification_has_no_overflow(
 def test_the_mask_of_an_integer_format_is_inclusive_on_the_rounded_value(
     mode: RoundingMode, narrow: bool
 ) -> None:
-    """Bad input 129."""
     low, high = (-7 if narrow else -8), 7
     x = torch.arange(-40, 40, dtype=torch.float64) / 4
     params = QuantizationParams.new(1.0, 0, f"int4:tensor{':narrow' if narrow else ''}:round={mode.value}")
@@ -80,7 +79,6 @@ def test_the_mask_of_stochastic_rounding_uses_the_bits_of_the_forward() -> None:
 
 @pytest.mark.parametrize("scheme", ["int8", "float8_e4m3fn", "float4_e2m1fn", "nf4"])
 def test_nan_and_infinity_pass_no_gradient(scheme: str) -> None:
-    """Bad input 129."""
     params = QuantizationParams.new(1.0, 0, scheme)
     assert mask(torch.tensor([math.nan, math.inf, -math.inf, 0.5]), params) == [0.0, 0.0, 0.0, 1.0]
 

@@ -54,7 +54,7 @@ def gradient(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def test_per_tensor_forward_and_gradient_are_those_of_torch(
     element: str, scale: float, dtype: torch.dtype
 ) -> None:
-    """Bad inputs 14 and 129: ties with odd and even zero points; the mask includes both ends."""
+    """Ties with odd and even zero points; the mask includes both ends."""
     low, high = CODES[element]
     data = inputs(scale, min(high - low, 600), dtype)
     for zero_point in sorted({low, low + 1, (low + high) // 2, 0, 1, high - 1, high}):
@@ -108,7 +108,6 @@ def test_float64_has_the_codes_of_torch_and_values_of_its_own_precision(scale: f
 
 
 def test_nan_takes_the_smallest_code_and_passes_no_gradient() -> None:
-    """Bad input 129."""
     x = torch.tensor([math.nan, math.inf, -math.inf, 1.0], requires_grad=True)
     y = zp.fake_quantize(x, QuantizationParams.new(1.0, 0, "int8"))
     assert y.tolist() == [-128.0, 127.0, -128.0, 1.0]
@@ -119,7 +118,7 @@ def test_nan_takes_the_smallest_code_and_passes_no_gradient() -> None:
 
 @pytest.mark.parametrize("scheme", ["float8_e4m3fn", "float4_e2m1fn", "nf4", "float8_e4m3fnuz"])
 def test_nan_stays_nan_where_the_element_is_no_integer(scheme: str) -> None:
-    """Bad input 129: fake quantization passes NaN on, and Inf becomes the largest value."""
+    """Fake quantization passes NaN on, and Inf becomes the largest value."""
     x = torch.tensor([math.nan, math.inf, -math.inf, 1.0])
     y = zp.fake_quantize(x, QuantizationParams.new(1.0, 0, scheme))
     top = float(zp.get_format(scheme).max)

@@ -73,7 +73,7 @@ def test_shared_microexponents_follow_their_definition(preset: str, columns: int
 def test_a_pair_is_halved_when_both_exponents_lie_below_the_shared_one(
     pair: tuple[float, float], tau: int
 ) -> None:
-    """Bad input 22: signs do not matter, and a pair with one large element is not halved."""
+    """Signs do not matter, and a pair with one large element is not halved."""
     x = torch.tensor([[1.5, 0.0, *pair, *[0.0] * 12]])
     q = zp.quantize(x, "mx9")
     assert int(q.scales[0][0, 1]) == tau
@@ -151,7 +151,7 @@ def test_nvfp4_follows_its_definition(columns: int, spread: float, factor: float
 
 
 def test_an_nvfp4_tensor_of_zeros_has_tensor_scale_one_and_zero_bytes() -> None:
-    """Bad input 5: torchao makes NaN of it."""
+    """torchao makes NaN of it."""
     q = zp.quantize(torch.zeros(2, 32), "nvfp4:dialect=zeropoint")
     assert q.scales[1].item() == 1.0
     assert not q.scales[0].view(torch.uint8).any()
@@ -160,7 +160,6 @@ def test_an_nvfp4_tensor_of_zeros_has_tensor_scale_one_and_zero_bytes() -> None:
 
 
 def test_a_zero_block_of_nvfp4_keeps_a_zero_scale_among_others() -> None:
-    """Bad input 6."""
     x = torch.cat([torch.zeros(1, 16), torch.ones(1, 16)], -1)
     q = zp.quantize(x, "nvfp4:dialect=zeropoint")
     assert q.scales[0].view(torch.uint8).tolist() == [[0, 0x7E]]
@@ -179,7 +178,7 @@ def test_a_tiny_nvfp4_tensor_stays_finite_and_within_its_bound(amax: float) -> N
 
 
 def test_a_block_far_below_the_tensor_becomes_zeros_and_says_so_in_its_scale() -> None:
-    """Bad input 21: one outlier of 1e30 among ones."""
+    """One outlier of 1e30 among ones."""
     x = torch.ones(1, 32)
     x[0, 0] = 1e30
     q = zp.quantize(x, "nvfp4:dialect=zeropoint")

@@ -59,7 +59,7 @@ def test_new_with_a_zero_point_that_int8_holds_stays_int8(zero_point: int) -> No
 
 @pytest.mark.parametrize("scale", [0.0, -0.0, -1.0, math.nan, math.inf, 2.0**-129, 1e-40])
 def test_new_refuses_a_scale_that_is_not_positive_finite_and_invertible(scale: float) -> None:
-    """Bad input 53: torch accepts each of these."""
+    """torch accepts each of these."""
     with pytest.raises(
         RangeError, match=r"scale 1 \(=.*\) of block \(0,\) must be finite and at least 2\*\*-128"
     ):
@@ -107,7 +107,6 @@ def test_block_wise_has_one_block_of_the_given_size() -> None:
     [(0, r"size \(=0\) must be a whole number, at least 1"), (-1, r"size \(=-1\) must be")],
 )
 def test_block_wise_refuses_a_size_below_one(size: int, message: str) -> None:
-    """Bad input 37."""
     with pytest.raises(SchemeError, match=message):
         QuantizationParams.block_wise(size)
 
@@ -259,7 +258,7 @@ def test_validate_refuses_another_number_of_scales() -> None:
 
 
 def test_validate_refuses_scales_off_their_grid() -> None:
-    """Bad input 54: both shapes are named."""
+    """Both shapes are named."""
     params = replace(QuantizationParams.channel_wise(4), scales=(torch.ones(3, 1),))
     with pytest.raises(
         ShapeError, match=r"scale 1 \(shape \(3, 1\)\) must have shape \(4,\) for channel of a tensor"
@@ -268,7 +267,6 @@ def test_validate_refuses_scales_off_their_grid() -> None:
 
 
 def test_validate_refuses_a_zero_point_off_its_grid() -> None:
-    """Bad input 54."""
     params = zp.choose_params(torch.ones(4, 2), "uint8:channel:asym")
     wrong = replace(params, zero_point=torch.zeros(4, dtype=torch.int32))
     with pytest.raises(ShapeError, match=r"zero_point \(shape \(4,\)\) must have shape \(4, 1\)"):
@@ -276,7 +274,6 @@ def test_validate_refuses_a_zero_point_off_its_grid() -> None:
 
 
 def test_validate_refuses_scales_of_another_dtype() -> None:
-    """Bad input 53."""
     params = replace(QuantizationParams.int8_symmetric(), scales=(torch.ones(1, dtype=torch.float64),))
     with pytest.raises(
         SchemeError, match=r"scale 1 \(dtype torch.float64\) must be torch.float32 for level float32"
@@ -286,7 +283,6 @@ def test_validate_refuses_scales_of_another_dtype() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
 def test_validate_refuses_zero_points_of_another_dtype(dtype: torch.dtype) -> None:
-    """Bad input 53."""
     params = replace(QuantizationParams.uint8_asymmetric(), zero_point=torch.ones(1, dtype=dtype))
     with pytest.raises(SchemeError, match=rf"zero_point \(dtype {dtype}\) must be torch.int32"):
         params.validate()
@@ -311,7 +307,6 @@ def test_validate_refuses_a_real_zero_point_that_is_not_finite() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2.0**-129])
 def test_validate_names_the_block_of_a_bad_scale(scale: float) -> None:
-    """Bad input 53."""
     params = zp.choose_params(torch.ones(3, 2), "int8:channel")
     scales = params.scales[0].clone()
     scales[1, 0] = scale
@@ -323,7 +318,6 @@ def test_validate_names_the_block_of_a_bad_scale(scale: float) -> None:
 
 @pytest.mark.parametrize("byte", [0x7F, 0xFF])
 def test_validate_refuses_nan_as_a_stored_nvfp4_scale(byte: int) -> None:
-    """Bad input 25."""
     params = zp.choose_params(torch.ones(1, 32), "nvfp4")
     scales = torch.tensor([[0x38, byte]], dtype=torch.uint8).view(torch.float8_e4m3fn)
     with pytest.raises(RangeError, match=r"scale 1 \((=nan|byte 255)\) of block \(0, 1\) must be"):
@@ -332,7 +326,6 @@ def test_validate_refuses_nan_as_a_stored_nvfp4_scale(byte: int) -> None:
 
 @pytest.mark.parametrize("byte", [0x80, 0xB8])
 def test_validate_refuses_a_negative_nvfp4_scale(byte: int) -> None:
-    """Bad input 25."""
     params = zp.choose_params(torch.ones(1, 32), "nvfp4")
     scales = torch.tensor([[0x38, byte]], dtype=torch.uint8).view(torch.float8_e4m3fn)
     message = rf"scale 1 \(byte {byte}\) of block \(0, 1\) must be one of the 128 codes of float8_ue4m3fn"
@@ -350,7 +343,7 @@ def test_validate_refuses_a_microexponent_of_two_bits() -> None:
 
 
 def test_a_zero_scale_decodes_to_zero_and_only_finer_levels_may_have_one() -> None:
-    """Bad input 26: one level refuses a zero; in nvfp4 it marks a block of zeros, whatever its codes are."""
+    """One level refuses a zero; in nvfp4 it marks a block of zeros, whatever its codes are."""
     params = zp.choose_params(torch.ones(1, 32), "nvfp4")
     zero = replace(params, scales=(torch.zeros(1, 2, dtype=torch.float8_e4m3fn), params.scales[1]))
     zero.validate()
@@ -464,7 +457,7 @@ def test_parameters_of_one_channel_list_fit_another_tensor_with_as_many_channels
 
 @pytest.mark.parametrize("shape", [(4, 8), (2, 16), (64,), (3, 8)])
 def test_parameters_of_another_grid_are_refused(shape: tuple[int, ...]) -> None:
-    """Bad input 54: the same count of groups in another arrangement is another tensor."""
+    """The same count of groups in another arrangement is another tensor."""
     params = zp.choose_params(torch.ones(2, 8), "int4:g2")
     assert params.scales[0].shape == (2, 4)
     with pytest.raises(

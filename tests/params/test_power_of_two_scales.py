@@ -95,7 +95,7 @@ def test_a_block_that_needs_a_scale_past_the_largest_is_refused(rule: str) -> No
 
 @pytest.mark.parametrize("power", range(-148, 128))
 def test_one_ulp_below_a_power_of_two_belongs_to_the_exponent_below(power: int) -> None:
-    """Bad input 12: a float log2 rounds up here."""
+    """A float log2 rounds up here."""
     below = neighbors(2.0**power)[0]
     block = torch.full((1, 32), below)
     byte = int(zp.choose_params(block, "mxfp8_e4m3").scales[0].view(torch.uint8))
@@ -138,7 +138,6 @@ def test_compressed_tensors_rounds_mxfp8_scales_at_the_threshold_of_fp4() -> Non
     "preset", ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8"]
 )
 def test_a_zero_block_has_scale_byte_zero_and_zero_codes(preset: str) -> None:
-    """Bad inputs 5 and 6, for power-of-two scales."""
     x = torch.cat([torch.zeros(1, 32), torch.ones(1, 32)])
     q = zp.quantize(x, preset)
     assert q.scales[0].view(torch.uint8)[0].tolist() == [0]
@@ -148,7 +147,7 @@ def test_a_zero_block_has_scale_byte_zero_and_zero_codes(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ["mxfp4_e2m1", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8"])
 def test_the_smallest_subnormal_gives_scale_byte_zero(preset: str) -> None:
-    """Bad input 11: there is no logarithm of zero on the way."""
+    """There is no logarithm of zero on the way."""
     x = torch.full((1, 32), 2.0**-149)
     q = zp.quantize(x, preset)
     assert int(q.scales[0].view(torch.uint8)) == 0
@@ -160,7 +159,7 @@ def test_the_smallest_subnormal_gives_scale_byte_zero(preset: str) -> None:
 
 @pytest.mark.parametrize("byte", [0, 1, 127, 253, 254])
 def test_every_finite_scale_byte_decodes_to_its_power(byte: int) -> None:
-    """Bad input 24: byte 0 is 2**-127, a subnormal, and not zero."""
+    """Byte 0 is 2**-127, a subnormal, and not zero."""
     params = zp.QuantizationParams(
         scheme=zp.Scheme.parse("mxfp4_e2m1"),
         shape=(1, 2),
@@ -173,7 +172,6 @@ def test_every_finite_scale_byte_decodes_to_its_power(byte: int) -> None:
 
 
 def test_scale_byte_255_is_nan_and_refused() -> None:
-    """Bad input 24."""
     scale = torch.tensor([[255]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
     params = zp.QuantizationParams(scheme=zp.Scheme.parse("mxfp4_e2m1"), shape=(1, 2), scales=(scale,))
     with pytest.raises(RangeError, match=r"scale 1 \(=nan\) of block \(0, 0\) must be finite"):

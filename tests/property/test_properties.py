@@ -85,7 +85,6 @@ def test_the_error_is_within_the_proven_bound(scheme: str, dtype: torch.dtype, d
 def test_fake_quantize_is_quantize_then_dequantize(
     scheme: str, dtype: torch.dtype, data: st.DataObject
 ) -> None:
-    """Bad input 128."""
     x = data.draw(matrices(dtype))
     q = quantized(x, scheme)
     if q is None:
@@ -109,7 +108,7 @@ STABLE = [
 @FEW
 @given(data=st.data())
 def test_quantizing_dequantized_values_again_returns_the_codes(scheme: str, data: st.DataObject) -> None:
-    """Bad input 137: with the same parameters, in float32.
+    """With the same parameters, in float32.
 
     It need not hold with new parameters: their scale shrinks where the largest value was clipped or rounded.
     """

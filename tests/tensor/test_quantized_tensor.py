@@ -203,7 +203,6 @@ def test_codes_of_another_shape_or_dtype_are_refused(
 
 
 def test_damaged_parameters_are_refused_when_loaded(tmp_path: Path) -> None:
-    """Bad inputs 26 and 53."""
     path = tmp_path / "q.safetensors"
     with pytest.raises(SchemeError, match=r"tensors \['scale1'\] are missing"):
         QuantizedTensor.load(rewrite(path, scale1=None))

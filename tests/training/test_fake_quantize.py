@@ -37,7 +37,7 @@ def sample(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_forward_is_the_deployed_round_trip_bit_for_bit(scheme: str, dtype: torch.dtype) -> None:
-    """Bad input 128: every preset and dtype, on data that the parameters were not made from too."""
+    """Every preset and dtype, on data that the parameters were not made from too."""
     x = sample((130, 150) if "128x128" in scheme else (6, 150), dtype)
     quantizer = FakeQuantize.from_tensor(x, scheme)
     for data in (x, x * 1.5):
@@ -192,7 +192,7 @@ def test_the_noise_is_the_mean_squared_error_whether_enabled_or_not() -> None:
 
 
 def test_the_gradient_passes_where_the_rounded_value_lies_within_the_codes() -> None:
-    """Bad input 129: ends included, on the rounded value; NaN and Inf pass none."""
+    """Ends included, on the rounded value; NaN and Inf pass none."""
     quantizer = FakeQuantize.from_bits(4)
     x = torch.tensor([-8.5, -8.51, -8.0, 0.0, 7.49, 7.5, 8.0, math.nan, math.inf, -math.inf])
     wanted = [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]

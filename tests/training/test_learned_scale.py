@@ -46,7 +46,7 @@ def by_hand(
 @pytest.mark.parametrize("granularity", BLOCKS)
 @pytest.mark.parametrize("element", ["int2", "int4", "int8:{}:narrow", "uint3"])
 def test_gradients_are_those_of_lsq_in_every_block(element: str, granularity: str) -> None:
-    """Bad input 130, in float64: the last blocks are short, and each has a sum of its own."""
+    """In float64: the last blocks are short, and each has a sum of its own."""
     text = element.format(granularity) if "{}" in element else f"{element}:{granularity}"
     x, dy = sample(SHAPE, torch.float64), sample(SHAPE, torch.float64, 1)
     start = (x / 2).clamp(min=0) if text.startswith("u") else x / 2
@@ -162,7 +162,7 @@ def test_gradients_are_torchs_up_to_the_order_of_summation(axis: int | None) -> 
     "text", ["int4:channel", "uint3:g5:asym=real", "uint3:tensor:asym", "int3:block3x4:round=floor"]
 )
 def test_gradients_are_the_differences_of_a_stand_in_whose_roundings_are_frozen(text: str) -> None:
-    """Bad input 130: gradcheck in float64, away from kinks.
+    """In float64, away from kinks.
 
     Straight through means: with r = Q - v frozen, y = x + s r inside the codes, s Q + beta outside.
     """
@@ -260,7 +260,6 @@ def test_the_first_scale_is_twice_the_mean_magnitude_over_the_root_of_the_larges
 
 
 def test_nan_and_infinity_have_no_gradient_and_leave_that_of_the_scale_finite() -> None:
-    """Bad input 129."""
     quantizer = LearnedScale(QuantizationParams.new(1.0, 0, "int4"), count=1)
     quantizer.factor = 1.0
     x = torch.tensor([math.nan, math.inf, -math.inf, 0.25], requires_grad=True)
@@ -281,7 +280,6 @@ def test_nan_and_infinity_have_no_gradient_and_leave_that_of_the_scale_finite() 
     ],
 )
 def test_a_scale_driven_to_zero_or_below_acts_as_the_smallest_and_is_reported(text: str, bad: float) -> None:
-    """Bad input 131."""
     quantizer = LearnedScale(QuantizationParams.from_range(text, -20.0, 1.0), count=1)
     assert quantizer.guarded_count == 0
     with torch.no_grad():
@@ -299,7 +297,6 @@ def test_a_scale_driven_to_zero_or_below_acts_as_the_smallest_and_is_reported(te
 
 
 def test_the_optimizer_brings_a_lost_scale_back() -> None:
-    """Bad input 131."""
     quantizer = LearnedScale(QuantizationParams.new(0.1, 0, "int4"), count=64)
     with torch.no_grad():
         quantizer.scale.fill_(-0.5)
@@ -354,7 +351,7 @@ def test_other_bad_arguments_are_refused() -> None:
 
 
 def test_a_second_derivative_is_refused() -> None:
-    """Bad input 129: double backward is an error, not a silent zero."""
+    """Double backward is an error, not a silent zero."""
     quantizer = LearnedScale(QuantizationParams.new(1.0, 0, "int4"))
     x = torch.tensor([0.3], requires_grad=True)
     (gradient,) = torch.autograd.grad(quantizer(x).square().sum(), quantizer.scale, create_graph=True)

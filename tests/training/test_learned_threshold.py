@@ -205,7 +205,7 @@ def test_training_finds_the_best_power_of_two() -> None:
 @pytest.mark.parametrize("option", ["", ":scale=ceil", ":scale=float16"])
 @pytest.mark.parametrize("far", [1e4, -1e4, math.inf, -math.inf])
 def test_a_threshold_driven_out_of_range_acts_as_the_end_of_its_format(far: float, option: str) -> None:
-    """Bad input 131: whatever the optimizer does, the scale is a positive power of two."""
+    """Whatever the optimizer does, the scale is a positive power of two."""
     quantizer = LearnedThreshold(f"int4:tensor{option}", 1.0)
     with torch.no_grad():
         quantizer.log2_threshold.fill_(far)
@@ -227,7 +227,6 @@ def test_a_threshold_that_became_nan_shows_in_the_result() -> None:
 
 
 def test_nan_and_infinity_have_no_gradient_and_leave_that_of_the_threshold_finite() -> None:
-    """Bad input 129."""
     quantizer = LearnedThreshold("int4", 8.0)
     x = torch.tensor([math.nan, math.inf, -math.inf, 0.25], requires_grad=True)
     quantizer(x).backward(torch.ones(4))
@@ -264,7 +263,6 @@ def test_bad_thresholds_are_refused() -> None:
 
 
 def test_a_second_derivative_is_refused() -> None:
-    """Bad input 129."""
     quantizer = LearnedThreshold("int4", 1.0)
     y = quantizer(torch.tensor([0.3]))
     (gradient,) = torch.autograd.grad(y.square().sum(), quantizer.log2_threshold, create_graph=True)

@@ -68,7 +68,7 @@ def test_the_forward_is_the_deployed_round_trip(scheme: str, dtype: torch.dtype)
 
 
 def test_nan_and_infinity_have_no_gradient() -> None:
-    """Bad input 129: infinity lies past alpha and counts for it; NaN counts for nothing."""
+    """Infinity lies past alpha and counts for it; NaN counts for nothing."""
     x = torch.tensor([math.nan, math.inf, -math.inf, 0.25], requires_grad=True)
     quantizer = Pact("uint4", 1.0)
     quantizer(x).backward(torch.ones(4))
@@ -77,7 +77,6 @@ def test_nan_and_infinity_have_no_gradient() -> None:
 
 
 def test_an_alpha_driven_to_zero_or_below_comes_back() -> None:
-    """Bad input 131."""
     quantizer = Pact("uint4", 1.0)
     with torch.no_grad():
         quantizer.alpha.fill_(-2.0)
@@ -108,7 +107,6 @@ def test_a_first_alpha_that_is_not_positive_and_finite_is_refused(alpha: float) 
 
 
 def test_a_second_derivative_is_refused() -> None:
-    """Bad input 129."""
     leaf = torch.tensor([0.3], requires_grad=True)
     (gradient,) = torch.autograd.grad(Pact("uint4", 1.0)(leaf).square().sum(), leaf, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):

@@ -60,7 +60,6 @@ def assert_alike(one: Quantizer, other: Quantizer) -> None:
 
 
 def test_a_state_restores_the_exact_parameters(made: tuple[str, Quantizer], tmp_path: Path) -> None:
-    """Bad input 134."""
     name, quantizer = made
     other = MAKERS[name](sample(seed=5) * 3)
     assert other.params != quantizer.params
@@ -103,7 +102,7 @@ def test_pickling_keeps_everything(made: tuple[str, Quantizer]) -> None:
 def test_a_model_of_another_dtype_keeps_the_exact_parameters(
     made: tuple[str, Quantizer], convert: object
 ) -> None:
-    """Bad input 134: scales stay what they are, and 16-bit data is quantized with them."""
+    """Scales stay what they are, and 16-bit data is quantized with them."""
     _, quantizer = made
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), copy.deepcopy(quantizer))
     convert(model)
@@ -115,7 +114,7 @@ def test_a_model_of_another_dtype_keeps_the_exact_parameters(
 
 
 def test_a_state_is_loaded_strictly() -> None:
-    """Bad input 134: another scheme, dtype, shape or value, and names missing or unknown, are all refused."""
+    """Another scheme, dtype, shape or value, and names missing or unknown, are all refused."""
     model = torch.nn.ModuleDict({"inner": MAKERS["fixed uint4"](sample())})
     state = model.state_dict()
     wrong = {
@@ -167,7 +166,6 @@ DYNAMO = pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Func
 @DYNAMO
 # inductor itself needs a C++ compiler; aot_eager runs the same traced graphs without one.
 def test_a_compiled_step_is_the_eager_one_without_graph_breaks(made: tuple[str, Quantizer]) -> None:
-    """Bad input 136."""
     _, quantizer = made
     torch.compiler.reset()
     eager = trained(quantizer, sample(seed=1))
@@ -203,7 +201,6 @@ def test_a_compiled_quantizer_follows_new_seeds(name: str) -> None:
 
 
 def test_export_keeps_the_quantizer_in_the_graph() -> None:
-    """Bad input 136."""
     quantizer = FakeQuantize.from_tensor(sample(), "int4:channel")
     program = torch.export.export(quantizer, (sample(),), strict=True)
     assert "zeropoint.fake_quantize" in str(program.graph)
@@ -212,7 +209,7 @@ def test_export_keeps_the_quantizer_in_the_graph() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_changes_no_number_of_a_quantizer(made: tuple[str, Quantizer], dtype: torch.dtype) -> None:
-    """Bad input 128: 16-bit outputs of autocast layers are quantized as such, float32 inputs as float32."""
+    """16-bit outputs of autocast layers are quantized as such, float32 inputs as float32."""
     _, quantizer = made
     layer = torch.nn.Linear(32, 32)
     with torch.autocast("cpu", dtype=dtype):
@@ -228,7 +225,6 @@ def test_autocast_changes_no_number_of_a_quantizer(made: tuple[str, Quantizer], 
 
 @pytest.mark.parametrize("scheme", ["int8:channel", "mxfp4"])
 def test_a_second_derivative_of_a_fixed_quantizer_is_refused(scheme: str) -> None:
-    """Bad input 129."""
     leaf = sample().requires_grad_()
     y = FakeQuantize.from_tensor(sample(), scheme)(leaf)
     (gradient,) = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
@@ -250,7 +246,7 @@ def states_of(folder: Path, network: type[torch.nn.Module]) -> list[dict[str, to
 
 
 def test_two_processes_learn_what_one_learns_from_the_same_data(learned_by_two: Path) -> None:
-    """Bad input 133: gradients are averaged, and the state of the first process reaches the other."""
+    """Gradients are averaged, and the state of the first process reaches the other."""
     states = states_of(learned_by_two, ddp_run.Network)
     alone = ddp_run.Network(seed=0)
     start = {key: value.clone() for key, value in alone.state_dict().items()}
@@ -268,7 +264,7 @@ def test_two_processes_learn_what_one_learns_from_the_same_data(learned_by_two: 
 
 
 def test_two_processes_learn_exactly_what_one_learns_where_sums_are_exact(learned_by_two: Path) -> None:
-    """Bad input 133: the order of sums is all that can set them apart."""
+    """The order of sums is all that can set them apart."""
     alone = ddp_run.DyadicNetwork(seed=0)
     start = {key: value.clone() for key, value in alone.state_dict().items()}
     ddp_run.train_dyadic(alone, slice(None))

@@ -1,4 +1,4 @@
-"""Headers of safetensors files, but for refused ones, which tests/hostile has; numbers are of bad inputs."""
+"""Headers of safetensors files, but for refused ones, which tests/hostile has."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ def test_every_dtype_of_the_library_has_its_bits() -> None:
 
 @pytest.mark.parametrize("length", [MAX_HEADER_BYTES + 1, 2**31, 2**63, 2**64 - 1])
 def test_a_header_length_above_the_limit_is_refused_before_allocating(refusal: Refusal, length: int) -> None:
-    """D63."""
     tracemalloc.start()
     message = refusal(length.to_bytes(8, "little") + b"{}")
     peak = tracemalloc.get_traced_memory()[1]
@@ -73,7 +72,7 @@ def test_a_header_length_above_the_limit_is_refused_before_allocating(refusal: R
 
 
 def test_a_header_length_beyond_the_file_is_refused_before_allocating(refusal: Refusal) -> None:
-    """D63: below the limit, but above the file."""
+    """Below the limit, but above the file."""
     tracemalloc.start()
     message = refusal(MAX_HEADER_BYTES.to_bytes(8, "little") + b"{}")
     peak = tracemalloc.get_traced_memory()[1]
@@ -83,24 +82,23 @@ def test_a_header_length_beyond_the_file_is_refused_before_allocating(refusal: R
 
 
 def test_null_metadata_is_accepted_as_absent(write: Write) -> None:
-    """D67: as the library does."""
+    """As in the safetensors library."""
     assert parse_header(write(blob({"__metadata__": None}))).metadata == {}
 
 
 def test_empty_tensors_may_share_an_offset_with_others(write: Write) -> None:
-    """D69: the control, which must be accepted."""
+    """Accepted, unlike tensors with bytes that overlap."""
     header = {"c": spec(2, 2), "a": spec(0, 2), "b": spec(0, 0), "d": spec(2, 2, dtype="F64", shape=[0, 3])}
     assert [entry.name for entry in parse_header(write(blob(header, b"12"))).entries] == ["b", "a", "c", "d"]
 
 
 def test_formats_below_a_byte_are_measured_in_bits(write: Write) -> None:
-    """D70: the control; F4 and F6 end on a whole byte as a tensor, not as an element."""
+    """F4 and F6 end on a whole byte as a tensor, not as an element."""
     header = {"a": spec(0, 3, dtype="F6_E3M2", shape=[4]), "b": spec(3, 4, dtype="F4", shape=[1, 2])}
     assert [entry.nbytes for entry in parse_header(write(blob(header, b"1234"))).entries] == [3, 1]
 
 
 def test_data_short_of_one_byte_is_refused(refusal: Refusal) -> None:
-    """D71."""
     message = refusal(blob({"a": spec(0, 2), "b": spec(2, 4)}, b"123"))
     assert re.search(r"tensor 'b' ends at byte (\d+), but the file has \d+: it is truncated", message)
 
@@ -125,7 +123,7 @@ HOSTILE = [
 
 
 def test_hostile_names_are_kept_as_names(write: Write) -> None:
-    """D73: they are dictionary keys, never paths or attributes; those that differ stay apart."""
+    """They are dictionary keys, never paths or attributes; those that differ stay apart."""
     header = {name: spec(i, i + 1) for i, name in enumerate(HOSTILE)}
     path = write(blob(header, bytes(len(HOSTILE))))
     before = sorted(os.listdir(path.parent))
@@ -143,7 +141,7 @@ def many(count: int, size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [0, 1])
 def test_the_work_grows_with_the_number_of_tensors_and_no_faster(write: Write, size: int) -> None:
-    """D74: counted in calls, not in seconds; ten times the tensors may take ten times the calls."""
+    """Counted in calls, not in seconds; ten times the tensors may take ten times the calls."""
 
     def calls(count: int) -> int:
         path, seen = write(many(count, size)), 0
@@ -166,7 +164,7 @@ def test_the_work_grows_with_the_number_of_tensors_and_no_faster(write: Write, s
 
 @pytest.mark.parametrize("size", [0, 1])
 def test_the_memory_per_tensor_is_bounded(write: Write, size: int) -> None:
-    """D74: in bytes a tensor, so that 10**6 tensors stay near 1.5 GB with the JSON."""
+    """In bytes a tensor, so that 10**6 tensors stay near 1.5 GB with the JSON."""
     path = write(many(20_000, size))
     tracemalloc.start()
     entries = parse_header(path).entries
@@ -178,12 +176,11 @@ def test_the_memory_per_tensor_is_bounded(write: Write, size: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1])
 def test_a_million_tensors_are_read(write: Write, size: int) -> None:
-    """D74."""
     assert len(parse_header(write(many(1_000_000, size))).entries) == 1_000_000
 
 
 def test_a_header_to_write_refuses_a_name_that_clashes() -> None:
-    """D75: the planner's names end here too, before any byte is written."""
+    """The planner's names end here too, before any byte is written."""
     rule = re.escape(
         "tensor 'w.scale' cannot be written: the name appears twice in one file; rename the tensor"
     )

@@ -1,4 +1,4 @@
-"""How safetensors files are opened and read, and what is none; the numbers are those of the bad inputs."""
+"""How safetensors files are opened and read, and what is none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zeropoint.errors import CheckpointError
 
 
 def test_a_sparse_file_of_a_terabyte_costs_its_header_only(tmp_path: Path) -> None:
-    """D76: parse and tile reads allocate neither tensor nor file."""
+    """Parse and tile reads allocate neither tensor nor file."""
     size = 2**40
     path = tmp_path / "sparse.safetensors"
     head = blob({"a": spec(0, size, dtype="BF16", shape=[2**20, 2**19])})
@@ -40,7 +40,7 @@ def test_a_sparse_file_of_a_terabyte_costs_its_header_only(tmp_path: Path) -> No
 
 
 def test_a_file_truncated_while_reading_is_an_error_and_no_crash(write: Write) -> None:
-    """D77: with mmap this would be SIGBUS."""
+    """With mmap this would be SIGBUS."""
     path = write(blob({"a": spec(0, 100_000)}, bytes(100_000)))
     (entry,) = parse_header(path).entries
     fd = open_regular(path)
@@ -53,7 +53,7 @@ def test_a_file_truncated_while_reading_is_an_error_and_no_crash(write: Write) -
 
 
 def test_short_and_interrupted_reads_are_resumed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D77: each second call is interrupted, and the others give one byte."""
+    """Each second call is interrupted, and the others give one byte."""
     content = bytes(range(200))
     fd = open_regular(write(content))
     real, calls = os.preadv, 0
@@ -74,7 +74,6 @@ def test_short_and_interrupted_reads_are_resumed(write: Write, monkeypatch: pyte
 
 
 def test_a_failing_disk_is_named_with_its_offset(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D77 and F96: EIO."""
     fd = open_regular(write(b"12345678"))
 
     def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
@@ -87,7 +86,7 @@ def test_a_failing_disk_is_named_with_its_offset(write: Write, monkeypatch: pyte
 
 
 def test_a_read_stays_below_what_one_system_call_takes(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D77: larger tensors are read in several calls."""
+    """Larger tensors are read in several calls."""
     monkeypatch.setattr(storage, "MAX_READ_BYTES", 3)
     fd = open_regular(write(b"0123456789"))
     buffer = bytearray(10)
@@ -105,7 +104,7 @@ class Bomb:
 
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_a_pickle_is_named_and_never_unpickled(refusal: Refusal, protocol: int) -> None:
-    """D78: .bin, .pt and .ckpt of old torch."""
+    """Files .bin, .pt and .ckpt of old torch."""
     message = refusal(pickle.dumps([Bomb(), "x" * 2000], protocol), "pytorch_model.bin")
     assert (
         "is not a safetensors file but a Python pickle (.bin, .pt or .ckpt); convert it to safetensors"
@@ -114,7 +113,7 @@ def test_a_pickle_is_named_and_never_unpickled(refusal: Refusal, protocol: int) 
 
 
 def test_a_zip_of_torch_is_named_and_never_unpickled(tmp_path: Path) -> None:
-    """D78: .pt of new torch, and .npz."""
+    """Files .pt of new torch, and .npz."""
     torch.save({"a": torch.ones(100)}, tmp_path / "m.pt")
     with pytest.raises(
         CheckpointError, match=r"but a zip archive, such as torch\.save .* convert it to safetensors"
@@ -137,12 +136,12 @@ def test_a_zip_of_torch_is_named_and_never_unpickled(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("size", [0, 700_000])
 def test_other_known_files_are_named(refusal: Refusal, head: bytes, what: str, size: int) -> None:
-    """D80: also where the magic, read as a length, lies inside of the file."""
+    """Also where the magic, read as a length, lies inside of the file."""
     assert f"is not a safetensors file but {what}" in refusal(head + bytes(size))
 
 
 def test_the_bytes_of_booleans_are_not_looked_at(write: Write) -> None:
-    """D81: 0 to 255 come back as they are."""
+    """Bytes 0 to 255 come back as they are."""
     path = write(blob({"a": spec(0, 256, dtype="BOOL")}, bytes(range(256))))
     (entry,) = parse_header(path).entries
     fd = open_regular(path)
@@ -154,7 +153,7 @@ def test_the_bytes_of_booleans_are_not_looked_at(write: Write) -> None:
 
 @pytest.mark.parametrize("kind", ["FIFO", "directory", "device"])
 def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path: Path, kind: str) -> None:
-    """E82: to open a FIFO would wait for ever."""
+    """To open a FIFO would wait for ever."""
     path = tmp_path / "x.safetensors"
     if kind == "FIFO":
         os.mkfifo(path)
@@ -169,7 +168,7 @@ def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path: Path, 
 def test_a_file_swapped_for_a_fifo_before_the_open_is_refused(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E82: the open does not block, and the descriptor is asked again."""
+    """The open does not block, and the descriptor is asked again."""
     path, real = write(b""), os.open
 
     def swap(name: Path, flags: int) -> int:

@@ -1,4 +1,4 @@
-"""Checkpoint directories, well formed, incomplete or hostile; the numbers are those of the bad inputs."""
+"""Checkpoint directories, well formed, incomplete or hostile."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["size", "mtime_ns", "inode", "gone"])
 @pytest.mark.parametrize("name", [ONE, INDEX, "config.json"])
 def test_a_file_that_changes_after_it_was_opened_is_found(tmp_path: Path, name: str, change: str) -> None:
-    """D77: by size, time and inode, for shards, index and config."""
+    """By size, time and inode, for shards, index and config."""
     source = open_source(lay_out(tmp_path, SHARDED))
     source.check_unchanged()
     path = tmp_path / name
@@ -137,7 +137,7 @@ class Bomb:
 
 
 def test_pickles_next_to_safetensors_are_left_out_and_noted(tmp_path: Path) -> None:
-    """D78: they are neither read nor copied."""
+    """They are neither read nor copied."""
     source = open_source(lay_out(tmp_path, SHARDED, {"pytorch_model.bin": pickle.dumps(Bomb())}))
     assert source.left_out == (Path("pytorch_model.bin"),)
     assert any("not copied from" in note and "'pytorch_model.bin'" in note for note in source.notes)
@@ -145,7 +145,7 @@ def test_pickles_next_to_safetensors_are_left_out_and_noted(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, ONE])
 def test_a_git_lfs_pointer_is_named(tmp_path: Path, name: str) -> None:
-    """D80: as shard, index or config."""
+    """As shard, index or config."""
     message = refused(lay_out(tmp_path, SHARDED, {name: LFS}))
     assert f"{name}' is not " in message
     assert "but a Git LFS pointer" in message
@@ -153,7 +153,7 @@ def test_a_git_lfs_pointer_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_a_git_lfs_pointer_among_the_companions_is_noted(tmp_path: Path) -> None:
-    """D80: weights can be quantized without it."""
+    """Weights can be quantized without it."""
     source = open_source(lay_out(tmp_path, SHARDED, {"tokenizer.json": LFS}))
     assert any("tokenizer.json' is a Git LFS pointer" in note for note in source.notes)
 
@@ -177,7 +177,7 @@ def test_a_git_lfs_pointer_among_the_companions_is_noted(tmp_path: Path) -> None
 def test_a_shard_that_is_no_plain_name_is_refused_before_it_is_opened(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E82: no header is read at all."""
+    """No header is read at all."""
     lay_out(tmp_path / "m", SHARDED, {INDEX: index({"a": ONE, "b": TWO, "c": name})})
     lay_out(tmp_path, {"x.safetensors": shard("c"), "m/sub/x.safetensors": shard("c")})
     monkeypatch.setattr(headers, "parse_header", lambda path: pytest.fail(f"opened {path}"))
@@ -186,7 +186,7 @@ def test_a_shard_that_is_no_plain_name_is_refused_before_it_is_opened(
 
 
 def test_a_symbolic_link_within_the_directory_is_followed(tmp_path: Path) -> None:
-    """E82: the control."""
+    """Unlike one that leads outside."""
     root = lay_out(tmp_path / "m", SHARDED)
     (root / TWO).rename(root / "store")
     (root / TWO).symlink_to("store")
@@ -194,14 +194,14 @@ def test_a_symbolic_link_within_the_directory_is_followed(tmp_path: Path) -> Non
 
 
 def test_the_directory_itself_may_be_given_as_a_link(tmp_path: Path) -> None:
-    """E82: the user named it."""
+    """The user named it."""
     lay_out(tmp_path / "m", SHARDED)
     (tmp_path / "link").symlink_to("m")
     assert open_source(tmp_path / "link").root == Path(os.path.realpath(tmp_path / "m"))
 
 
 def test_the_links_of_the_hub_cache_are_followed_into_its_blobs_only(tmp_path: Path) -> None:
-    """E82: huggingface_hub stores snapshots/REVISION/NAME as links to blobs/HASH."""
+    """The cache stores snapshots/REVISION/NAME as links to blobs/HASH."""
     model = tmp_path / "models--x--y"
     root = model / "snapshots" / "0123"
     for number, (name, content) in enumerate({**SHARDED, "1_Pooling/config.json": b"{}"}.items()):
@@ -218,7 +218,7 @@ def test_the_links_of_the_hub_cache_are_followed_into_its_blobs_only(tmp_path: P
 
 
 def test_all_contradictions_of_index_and_shards_are_listed_at_once(tmp_path: Path) -> None:
-    """E83: missing shards, missing tensors, tensors in another shard, tensors not in the index."""
+    """Missing shards, missing tensors, tensors in another shard, tensors not in the index."""
     weight_map = {"a": TWO, "gone": ONE, "c": TWO, "d": "extra.safetensors", "e": "extra.safetensors"}
     message = refused(lay_out(tmp_path, SHARDED, {INDEX: index(weight_map)}))
     assert "1 missing shards: 'extra.safetensors' (2 tensors)" in message
@@ -228,7 +228,7 @@ def test_all_contradictions_of_index_and_shards_are_listed_at_once(tmp_path: Pat
 
 
 def test_two_names_of_one_shard_are_refused(tmp_path: Path) -> None:
-    """E84: by a hard link."""
+    """By a hard link."""
     lay_out(tmp_path, SHARDED, {INDEX: index({"a": "one.safetensors", "b": "two.safetensors"})})
     (tmp_path / ONE).rename(tmp_path / "one.safetensors")
     os.link(tmp_path / "one.safetensors", tmp_path / "two.safetensors")
@@ -237,7 +237,7 @@ def test_two_names_of_one_shard_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("total", [4, 3.5, "3", None])
 def test_a_wrong_total_size_is_noted(tmp_path: Path, total: object) -> None:
-    """E85: no loader reads it, so it is reported only."""
+    """No loader reads it, so it is reported only."""
     source = open_source(lay_out(tmp_path, SHARDED, {INDEX: index({"a": ONE, "b": ONE, "c": TWO}, total)}))
     (note,) = source.notes
     assert f"has total_size {total!r}, but the tensors have 3 bytes" in note
@@ -247,7 +247,7 @@ def test_a_wrong_total_size_is_noted(tmp_path: Path, total: object) -> None:
     "names", [("x-0-of-2", "x-1-of-2"), ("x-1-of-2", "x-2-of-2", "mtp"), ("x-1-of-1", "y-1-of-1")]
 )
 def test_complete_sets_of_shards_are_accepted(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """E86: the control; some exporters count from 0, and some add an unnumbered shard or a second set."""
+    """Some exporters count from 0, and some add an unnumbered shard or a second set."""
     files = {f"{name}.safetensors": shard(name) for name in names}
     lay_out(tmp_path, files, {INDEX: index({name: f"{name}.safetensors" for name in names}, len(names))})
     assert set(open_source(tmp_path).entries) == set(names)
@@ -255,19 +255,19 @@ def test_complete_sets_of_shards_are_accepted(tmp_path: Path, names: tuple[str, 
 
 @pytest.mark.parametrize("names", [(ONE,), (ONE, TWO), ("a.safetensors", "b.safetensors")])
 def test_shards_without_an_index_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """E86: which of them belong together is unknown."""
+    """Which of them belong together is unknown."""
     message = refused(lay_out(tmp_path, {name: shard(name) for name in names}))
     assert "but no model.safetensors.index.json that says which belong together" in message
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "model-00001-of-00001.safetensors"])
 def test_one_file_of_another_name_is_taken(tmp_path: Path, name: str) -> None:
-    """E86: there is no choice to make."""
+    """There is no choice to make."""
     assert open_source(lay_out(tmp_path, {name: shard("a")})).shards == (name,)
 
 
 def test_model_safetensors_wins_over_an_index_as_in_transformers(tmp_path: Path) -> None:
-    """E87: the index and its shards are neither read nor copied, and both are noted."""
+    """The index and its shards are neither read nor copied, and both are noted."""
     source = open_source(lay_out(tmp_path, SHARDED, {"model.safetensors": shard("z")}))
     assert list(source.entries) == ["z"]
     assert source.index is None
@@ -276,7 +276,6 @@ def test_model_safetensors_wins_over_an_index_as_in_transformers(tmp_path: Path)
 
 
 def test_transformers_itself_prefers_model_safetensors(tmp_path: Path) -> None:
-    """E87: the control on the choice that we document."""
     config = transformers.BertConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=8
     )
@@ -289,7 +288,7 @@ def test_transformers_itself_prefers_model_safetensors(tmp_path: Path) -> None:
 
 
 def test_the_plain_index_wins_over_its_variants(tmp_path: Path) -> None:
-    """E87: variants are left out and noted."""
+    """Variants are left out and noted."""
     variant = {"model.fp16.safetensors.index.json": SHARDED[INDEX], "model.fp16.safetensors": shard("a")}
     source = open_source(lay_out(tmp_path, SHARDED, variant))
     assert source.index == INDEX
@@ -297,7 +296,6 @@ def test_the_plain_index_wins_over_its_variants(tmp_path: Path) -> None:
 
 
 def test_several_variants_of_the_index_are_refused(tmp_path: Path) -> None:
-    """E87."""
     files = {"a.safetensors.index.json": SHARDED[INDEX], "b.safetensors.index.json": SHARDED[INDEX]}
     message = refused(lay_out(tmp_path, files, {ONE: SHARDED[ONE], TWO: SHARDED[TWO]}))
     assert (
@@ -306,7 +304,6 @@ def test_several_variants_of_the_index_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_config_leaves_the_weights_only(tmp_path: Path) -> None:
-    """E88."""
     (lay_out(tmp_path, SHARDED) / "config.json").unlink()
     source = open_source(tmp_path)
     assert (source.config, source.config_text) == (None, None)
@@ -317,7 +314,7 @@ def test_a_missing_config_leaves_the_weights_only(tmp_path: Path) -> None:
     "content", [b"", b"{", b"[1]", b"\xff{}", b"\xef\xbb\xbf{}", b"[" * 100_000, b"9" * 9999]
 )
 def test_an_invalid_config_leaves_the_weights_only(tmp_path: Path, content: bytes) -> None:
-    """E88: it is noted, and still copied as it is."""
+    """It is noted, and still copied as it is."""
     source = open_source(lay_out(tmp_path, SHARDED, {"config.json": content}))
     assert source.config is None
     assert "is not a valid configuration" in source.notes[0]
@@ -325,7 +322,7 @@ def test_an_invalid_config_leaves_the_weights_only(tmp_path: Path, content: byte
 
 
 def test_a_config_is_kept_to_the_byte_and_nothing_of_it_is_run(tmp_path: Path) -> None:
-    """E88: unknown keys, Infinity as Mamba has it, line ends, and code that auto_map names."""
+    """Unknown keys, Infinity as Mamba has it, line ends, and code that auto_map names."""
     text = '{\r\n "unknown": [0.10, Infinity],\t"auto_map": {"AutoModel": "evil.Model"}, "e": "\u00e9"}'
     evil = f"open({str(tmp_path / 'ran')!r}, 'w')"
     source = open_source(lay_out(tmp_path, SHARDED, {"config.json": text.encode(), "evil.py": evil.encode()}))
@@ -337,7 +334,7 @@ def test_a_config_is_kept_to_the_byte_and_nothing_of_it_is_run(tmp_path: Path) -
 
 
 def test_a_key_that_stands_twice_in_the_config_is_noted(tmp_path: Path) -> None:
-    """E88: the last counts, as for transformers."""
+    """The last counts, as for transformers."""
     source = open_source(lay_out(tmp_path, SHARDED, {"config.json": b'{"a": 1, "a": 2}'}))
     assert source.config == {"a": 2}
     assert "has duplicate keys, the last of which counts: 'a'" in source.notes[0]
@@ -359,7 +356,7 @@ def test_companions_are_every_regular_file_but_weights_and_caches(tmp_path: Path
 
 
 def test_a_hostile_file_name_is_escaped_in_notes(tmp_path: Path) -> None:
-    """D73: names of files are names too."""
+    """Names of files are names too."""
     source = open_source(lay_out(tmp_path, SHARDED, {"\x1b[31m\n.bin": b""}))
     assert all(note.isprintable() for note in source.notes)
     assert "\\x1b[31m\\n.bin" in source.notes[0]
