@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.choose.recipe import KEEP
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
@@ -18,6 +19,7 @@ from zeropoint.checkpoint.run.loop import RunResult, run
 
 LINEAR = "model.layers.0.mlp.up_proj.weight"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
+LLAMA = {"model_type": "llama", "dtype": "bfloat16"}
 ONE = Limits(workers=1)
 
 
@@ -27,11 +29,14 @@ def weight(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 
 def save(
-    folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, object] | None = CONFIG
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    config: Mapping[str, object] | None = CONFIG,
+    **more: str,
 ) -> Path:
-    """Write one file of tensors, with its configuration, and return the folder."""
+    """Write one file of tensors, with its configuration and more metadata, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt", **more})
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -40,6 +45,13 @@ def save(
 def quantize(source: Path, out: Path, to: str = "int8:channel", **selection: tuple[str, ...]) -> RunResult:
     """Quantize a checkpoint on one thread."""
     return run(make_plan(open_source(source), to, selection=Selection(**selection), limits=ONE), out)
+
+
+def dequantized(source: Path, out: Path, floats: str | None = None) -> dict[str, torch.Tensor]:
+    """Dequantize all weights of a checkpoint, to another dtype if given, and return the tensors written."""
+    every = Selection(dequantize=DequantizePolicy.EVERY, floats=floats)
+    run(make_plan(open_source(source), KEEP, selection=every), out)
+    return tensors_of(out)
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:

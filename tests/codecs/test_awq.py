@@ -9,10 +9,9 @@ import pytest
 import torch
 from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 from safetensors.torch import load_file, save_file
+from tests.checkpoint.written import dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -104,12 +103,11 @@ def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
 
 
 def checkpoint(folder: Path, *, kept: str = "a.down_proj") -> Path:
-    folder.mkdir()
-    save_file(
-        {"a.up_proj.weight": weight(*SHAPE), f"{kept}.weight": weight(96, 200)}, folder / "model.safetensors"
+    return save(
+        folder,
+        {"a.up_proj.weight": weight(*SHAPE), f"{kept}.weight": weight(96, 200)},
+        {"model_type": "llama", "dtype": "float16"},
     )
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "float16"}))
-    return folder
 
 
 def test_a_checkpoint_is_written_read_and_verified(tmp_path: Path) -> None:
@@ -127,9 +125,7 @@ def test_files_of_autoawq_have_no_manifest_and_are_read_all_the_same(tmp_path: P
     source = checkpoint(tmp_path / "in")
     run(make_plan(open_source(source), "int4:g32:asym", codec=CODEC), tmp_path / "out")
     (tmp_path / "out" / "zeropoint_manifest.json").unlink()
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(tmp_path / "out"), KEEP, selection=every), tmp_path / "floats")
-    found = load_file(tmp_path / "floats" / "model.safetensors")["a.up_proj.weight"]
+    found = dequantized(tmp_path / "out", tmp_path / "floats")["a.up_proj.weight"]
     wanted = zp.quantize(weight(*SHAPE), "int4:g32:asym:scale=float16").dequantize(torch.float16)
     assert torch.equal(found, wanted)
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.checkpoint.written import LLAMA, dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
@@ -84,24 +83,16 @@ def nested() -> Tensors:
 
 def theirs(folder: Path, tensors: Tensors, **section: Any) -> Path:
     """Return a checkpoint of bitsandbytes."""
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
     found = {"quant_method": "bitsandbytes", "load_in_4bit": True, **section}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": found}))
-    return folder
+    return save(folder, tensors, {"model_type": "llama", "quantization_config": found})
 
 
 def original(folder: Path, weight: torch.Tensor, **others: torch.Tensor) -> Path:
-    folder.mkdir(parents=True)
-    save_file({M: weight, **others}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
-    return folder
+    return save(folder, {M: weight, **others}, LLAMA)
 
 
 def decoded(folder: Path, out: Path) -> torch.Tensor:
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(folder), KEEP, selection=every), out)
-    return load_file(out / "model.safetensors")[M]
+    return dequantized(folder, out)[M]
 
 
 @pytest.mark.parametrize(("text", "codes"), [("nf4", NF4), ("fp4_bnb", FP4)])
@@ -298,8 +289,7 @@ def test_transformers_loads_what_is_written_with_our_values(text: str, tmp_path:
     torch.manual_seed(3)
     transformers.LlamaForCausalLM(shape).save_pretrained(tmp_path / "in")
     run(make_plan(open_source(tmp_path / "in"), text, codec=CODEC), tmp_path / "out")
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(tmp_path / "out"), KEEP, selection=every), tmp_path / "floats")
+    dequantized(tmp_path / "out", tmp_path / "floats")
     load = transformers.AutoModelForCausalLM.from_pretrained
     found, wanted = (load(tmp_path / name, dtype=torch.float32) for name in ("out", "floats"))
     assert type(found.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tests.checkpoint.written import dequantized, save
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 
 
 def llama() -> LlamaForCausalLM:
@@ -62,12 +58,9 @@ def test_transformers_decodes_the_blocks_to_the_same_bits(text: str, tmp_path: P
 
 def files(folder: Path, tensors: dict[str, torch.Tensor], block: list[int] | None, **more: object) -> Path:
     """Write a checkpoint of one layer, ``a``, as somebody else has it."""
-    folder.mkdir()
-    save_file({f"a.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
     section = {"quant_method": "fp8", "weight_block_size": block, **more}
     config = {"model_type": "llama", "dtype": "float32", "quantization_config": section}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return save(folder, {f"a.{name}": tensor for name, tensor in tensors.items()}, config)
 
 
 CODES = torch.linspace(-400, 400, 96 * 160).reshape(96, 160).to(torch.float8_e4m3fn)
@@ -93,9 +86,7 @@ def test_factors_of_others_are_what_the_scheme_says(name: str, tmp_path: Path) -
 
 
 def floats(path: Path, out: Path) -> torch.Tensor:
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(path), KEEP, selection=every), out)
-    return load_file(out / "model.safetensors")["a.weight"]
+    return dequantized(path, out)["a.weight"]
 
 
 @pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])

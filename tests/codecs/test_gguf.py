@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from tests.checkpoint.written import dequantized, save
 from tests.oracles import tiny_tokenizers
 from tokenizers import Tokenizer
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
@@ -199,20 +199,18 @@ def test_arrays_of_the_head_are_read() -> None:
 
 def gemma(folder: Path) -> dict[str, torch.Tensor]:
     """Write a checkpoint of a layer of Gemma 3 with a tokenizer."""
-    folder.mkdir()
     layer = "model.layers.0."
     tensors = {
         "model.embed_tokens.weight": weight(400, 64), "model.norm.weight": weight(64),
         f"{layer}self_attn.q_proj.weight": weight(64, 64), f"{layer}self_attn.q_norm.weight": weight(16),
         f"{layer}mlp.down_proj.weight": weight(64, 96),
     }  # fmt: skip
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "model_type": "gemma3_text", "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96,
         "num_attention_heads": 4, "head_dim": 16, "query_pre_attn_scalar": 16, "vocab_size": 400,
         "tie_word_embeddings": True, "dtype": "bfloat16",
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
+    save(folder, tensors, config)
     for name, data in tiny_tokenizers.files("sentencepiece").items():
         (folder / name).write_bytes(data)
     return tensors
@@ -243,12 +241,6 @@ def test_a_file_has_the_names_of_llama_cpp_and_comes_back(tmp_path: Path) -> Non
     assert (config["head_dim"], config["num_hidden_layers"], config["vocab_size"]) == (16, 1, 400)
     files = [Tokenizer.from_file(str(tmp_path / name / "tokenizer.json")) for name in ("in", "back")]
     assert files[0].encode(tiny_tokenizers.TEXT).ids == files[1].encode(tiny_tokenizers.TEXT).ids
-
-
-def dequantized(path: Path, out: Path) -> dict[str, torch.Tensor]:
-    selection = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(path), KEEP, selection=selection), out)
-    return {name: x for file in out.glob("*.safetensors") for name, x in load_file(file).items()}
 
 
 def test_a_gguf_file_is_quantized_again_with_its_tokenizer(tmp_path: Path) -> None:

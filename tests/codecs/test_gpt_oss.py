@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.checkpoint.written import dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
@@ -33,7 +33,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # noqa: 
 
 X = "model.layers.0.mlp.experts"
 GATE_UP, DOWN = f"{X}.gate_up_proj", f"{X}.down_proj"
-CONFIG = {"model_type": "gpt_oss", "dtype": "bfloat16"}
+CONFIG: dict[str, Any] = {"model_type": "gpt_oss", "dtype": "bfloat16"}
 EXPERTS, HIDDEN, INNER = 3, 64, 96
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 Tensors = dict[str, torch.Tensor]
@@ -60,25 +60,13 @@ def codes() -> Tensors:
     return found
 
 
-def save(folder: Path, tensors: Tensors, config: dict[str, Any] = CONFIG, **section: Any) -> Path:
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    quantization = {"quantization_config": section} if section else {}
-    (folder / "config.json").write_text(json.dumps(config | quantization))
-    return folder
-
-
 def theirs(folder: Path, tensors: Tensors, config: dict[str, Any] = CONFIG) -> Path:
-    return save(folder, tensors, config, quant_method="mxfp4", modules_to_not_convert=["lm_head"])
+    section = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    return save(folder, tensors, config | {"quantization_config": section})
 
 
 def quantized(source: Path, out: Path, to: str = "mxfp4", limits: Limits | None = None) -> Tensors:
     run(make_plan(open_source(source), to, codec=CODEC, limits=limits), out)
-    return load_file(out / "model.safetensors")
-
-
-def decoded(folder: Path, out: Path) -> Tensors:
-    run(make_plan(open_source(folder), KEEP, selection=Selection(dequantize=DequantizePolicy.EVERY)), out)
     return load_file(out / "model.safetensors")
 
 
@@ -95,7 +83,7 @@ def nearest(x: float) -> int:
 def test_codes_and_scales_are_those_of_triton_kernels(tmp_path: Path) -> None:
     x = floats()
     x[GATE_UP][0, :32, 0] = torch.tensor([6.0, 2.5, -2.5, 0.25, -0.75, 5.0, 1.25, 3.5] * 4)
-    found = quantized(save(tmp_path / "in", x), tmp_path / "out")
+    found = quantized(save(tmp_path / "in", x, CONFIG), tmp_path / "out")
     for name in (GATE_UP, DOWN):
         blocks = x[name].transpose(1, 2).reshape(-1, 32).tolist()
         scales = [math.frexp(max(map(abs, block)) / 6) for block in blocks]
@@ -108,7 +96,7 @@ def test_codes_and_scales_are_those_of_triton_kernels(tmp_path: Path) -> None:
 
 def test_the_tensors_and_the_configuration_are_those_of_gpt_oss(tmp_path: Path) -> None:
     x = floats()
-    found = quantized(save(tmp_path / "in", x), tmp_path / "out")
+    found = quantized(save(tmp_path / "in", x, CONFIG), tmp_path / "out")
     assert {name: (tuple(t.shape), t.dtype) for name, t in found.items() if t.dtype == torch.uint8} == {
         f"{GATE_UP}_blocks": ((3, 192, 2, 16), torch.uint8), f"{GATE_UP}_scales": ((3, 192, 2), torch.uint8),
         f"{DOWN}_blocks": ((3, 64, 3, 16), torch.uint8), f"{DOWN}_scales": ((3, 64, 3), torch.uint8),
@@ -127,7 +115,7 @@ def test_the_tensors_and_the_configuration_are_those_of_gpt_oss(tmp_path: Path) 
 def test_dequantizing_gives_the_floats_of_transformers_bit_for_bit(tmp_path: Path) -> None:
     stored = codes()
     assert not zp.verify_checkpoint(theirs(tmp_path / "in", stored)).problems
-    found = decoded(tmp_path / "in", tmp_path / "out")
+    found = dequantized(tmp_path / "in", tmp_path / "out")
     for name in (GATE_UP, DOWN):
         wanted = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"])
         assert torch.equal(bits(found[name]), bits(wanted))
@@ -135,7 +123,7 @@ def test_dequantizing_gives_the_floats_of_transformers_bit_for_bit(tmp_path: Pat
 
 
 def test_tiles_of_any_size_give_the_same_bytes(tmp_path: Path) -> None:
-    source = save(tmp_path / "in", floats())
+    source = save(tmp_path / "in", floats(), CONFIG)
     whole = quantized(source, tmp_path / "a")
     parts = quantized(source, tmp_path / "b", limits=Limits(tile_values=700, workers=2))
     assert whole.keys() == parts.keys()
@@ -143,7 +131,7 @@ def test_tiles_of_any_size_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_other_layouts_keep_these_experts_and_say_why(tmp_path: Path) -> None:
-    plan = make_plan(open_source(save(tmp_path / "in", floats())), "w8a8")
+    plan = make_plan(open_source(save(tmp_path / "in", floats(), CONFIG)), "w8a8")
     assert any("fused experts with a bias, which loaders do not take apart" in note for note in plan.notes)
     assert [weight.module for weight in plan.weights] == ["model.layers.0.self_attn.q_proj"]
 
@@ -159,7 +147,7 @@ def test_transformers_loads_the_result_and_computes_what_the_decoded_one_does(tm
     model = transformers.GptOssForCausalLM(config).bfloat16()
     model.save_pretrained(tmp_path / "in")
     quantized(tmp_path / "in", tmp_path / "out")
-    decoded(tmp_path / "out", tmp_path / "back")
+    dequantized(tmp_path / "out", tmp_path / "back")
     load = transformers.AutoModelForCausalLM.from_pretrained
     ours, other = (load(tmp_path / name, dtype=torch.bfloat16) for name in ("out", "back"))
     tokens = torch.arange(12)[None]
@@ -213,7 +201,7 @@ def test_a_model_of_another_family_is_refused(tmp_path: Path) -> None:
 
 
 def test_some_experts_of_a_layer_alone_are_refused(tmp_path: Path) -> None:
-    source = open_source(save(tmp_path / "in", floats()))
+    source = open_source(save(tmp_path / "in", floats(), CONFIG))
     with pytest.raises(CheckpointError, match=r"some experts of 'model\.layers\.0\.mlp\.experts' are kept"):
         make_plan(source, "mxfp4", codec=CODEC, selection=Selection(ignore=(DOWN,)))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.checkpoint.written import LLAMA, dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
@@ -51,7 +51,7 @@ def stream(words: list[int], bits: int) -> list[int]:
     return [(number >> (bits * at)) % 2**bits for at in range(32 * len(words) // bits)]
 
 
-def dequantized(tensors: dict[str, torch.Tensor], bits: int, *, first_version: bool) -> torch.Tensor:
+def by_hand(tensors: dict[str, torch.Tensor], bits: int, *, first_version: bool) -> torch.Tensor:
     """Return ``scales[g_idx] * (q - zeros[g_idx])``, as GPTQModel has it: (inputs, outputs)."""
     codes = torch.tensor([stream(column, bits) for column in tensors["qweight"].t().tolist()]).t()
     zeros = torch.tensor([stream(row, bits) for row in tensors["qzeros"].tolist()]) + first_version
@@ -63,7 +63,7 @@ def dequantized(tensors: dict[str, torch.Tensor], bits: int, *, first_version: b
 def test_another_decoder_gives_the_same_values(text: str) -> None:
     layer = layer_scheme(text, CODEC)
     x = weight(*SHAPE)
-    theirs = dequantized(encoded(layer, x), layer.weight.bits, first_version=layer.layout == "gptq")
+    theirs = by_hand(encoded(layer, x), layer.weight.bits, first_version=layer.layout == "gptq")
     ours = zp.quantize(x, layer.weight).dequantize(torch.float32)
     assert torch.equal(ours, theirs.t())
 
@@ -75,7 +75,7 @@ def test_signed_scales_have_the_values_of_another_decoder() -> None:
     tensors = encoded(layer, x)
     assert bool((tensors["scales"] < 0).any())
     ours = zp.quantize(x, layer.weight).dequantize(torch.float32)
-    assert torch.equal(ours, dequantized(tensors, 4, first_version=layer.layout == "gptq").t())
+    assert torch.equal(ours, by_hand(tensors, 4, first_version=layer.layout == "gptq").t())
 
 
 def test_known_words() -> None:
@@ -122,20 +122,15 @@ def test_a_weight_whose_outputs_fill_no_whole_words_is_kept() -> None:
 
 def files(folder: Path, tensors: dict[str, torch.Tensor], **settings: object) -> Path:
     """Write a checkpoint of one layer, ``a.up_proj``, as somebody else has it."""
-    folder.mkdir()
     stored = {f"a.up_proj.{name}": tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(stored, folder / "model.safetensors")
     section = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, **settings}
     config = {"model_type": "llama", "dtype": "float32", "quantization_config": section}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return save(folder, stored, config)
 
 
 def floats(path: Path, out: Path) -> torch.Tensor:
     """Return the weight of such a checkpoint, dequantized."""
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(path), KEEP, selection=every), out)
-    return load_file(out / "model.safetensors")["a.up_proj.weight"]
+    return dequantized(path, out)["a.up_proj.weight"]
 
 
 def act_ordered(text: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -160,7 +155,7 @@ def test_act_order_is_read_with_the_values_of_another_decoder(text: str, tmp_pat
     (seen,) = zp.inspect_checkpoint(path).schemes
     assert (seen.scheme, seen.layout) == (str(scheme), f"{version} with act-order")
     found = floats(path, tmp_path / "out")
-    assert torch.equal(found, dequantized(tensors, bits, first_version=not asym).t())
+    assert torch.equal(found, by_hand(tensors, bits, first_version=not asym).t())
 
 
 @pytest.mark.parametrize("text", ["int4:g32", "int4:g32:asym", "int8:g64", "int3:g32:asym"])
@@ -216,7 +211,7 @@ def test_zero_points_of_the_first_version_may_borrow_from_each_other(tmp_path: P
     first = {**tensors, "qzeros": tensors["qzeros"] - 0x11111111}
     path = files(tmp_path / "in", first, sym=False)
     found = floats(path, tmp_path / "out")
-    assert torch.equal(found, dequantized(tensors, 4, first_version=False).t())
+    assert torch.equal(found, by_hand(tensors, 4, first_version=False).t())
     (problem,) = zp.verify_checkpoint(path).problems
     assert "a zero point is stored as 15, which engines read in different ways" in problem.what
 
@@ -240,12 +235,9 @@ def test_what_contradicts_the_configuration_is_named(
 
 
 def mixture(folder: Path) -> Path:
-    folder.mkdir()
     names = [f"model.layers.{n}.{part}" for n in (0, 1) for part in ("self_attn.q_proj", "mlp.down_proj")]
     tensors = {f"{name}.weight": weight(*SHAPE) for name in [*names, "lm_head"]}
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
-    return folder
+    return save(folder, tensors, LLAMA)
 
 
 def recipe(folder: Path, queries: str) -> RecipeText:
@@ -289,13 +281,7 @@ def test_symmetric_and_asymmetric_layers_take_two_files(tmp_path: Path) -> None:
 
 
 def checkpoint(folder: Path) -> Path:
-    folder.mkdir()
-    save_file(
-        {"a.up_proj.weight": weight(*SHAPE), "a.down_proj.weight": weight(96, 200)},
-        folder / "model.safetensors",
-    )
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
-    return folder
+    return save(folder, {"a.up_proj.weight": weight(*SHAPE), "a.down_proj.weight": weight(96, 200)}, LLAMA)
 
 
 def test_the_configuration_says_what_loaders_ask_for(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tests.checkpoint.written import dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -51,19 +51,15 @@ def test_ten_codes_of_three_bits_share_a_word() -> None:
 
 
 def written(folder: Path, text: str, weight: torch.Tensor, method: str = "nearest") -> Tensors:
-    (folder / "in").mkdir(parents=True)
-    save_file({f"{M}.weight": weight}, folder / "in" / "model.safetensors")
     name = str(weight.dtype).removeprefix("torch.")
-    (folder / "in" / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": name}))
+    save(folder / "in", {f"{M}.weight": weight}, {"model_type": "llama", "dtype": name})
     recipe = RecipeText(text=f"default: '{text}'\nmethod: {method}", name="a recipe")
     run(make_plan(open_source(folder / "in"), recipe, codec=CODEC), folder / "out")
     return load_file(folder / "out" / "model.safetensors")
 
 
 def decoded(folder: Path, out: Path) -> torch.Tensor:
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(folder), KEEP, selection=every), out)
-    return load_file(out / "model.safetensors")[f"{M}.weight"]
+    return dequantized(folder, out)[f"{M}.weight"]
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
@@ -142,12 +138,9 @@ def test_layers_of_hqq_load_what_is_written_and_save_what_is_read(bits: int, tmp
 
 
 def hqq_files(folder: Path, tensors: Tensors) -> Path:
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
     section = {"quant_method": "hqq", "quant_config": {}, "skip_modules": ["lm_head"]}
     config = {"model_type": "llama", "dtype": "float32", "quantization_config": section}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return save(folder, tensors, config)
 
 
 def stored(**changes: Any) -> Tensors:

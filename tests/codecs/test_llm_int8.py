@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tests.checkpoint.written import LLAMA, dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -44,24 +43,13 @@ def stored() -> Tensors:
 
 
 def theirs(folder: Path, tensors: Tensors, **section: Any) -> Path:
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
     found = {"quant_method": "bitsandbytes", "load_in_8bit": True, **section}
     config = {"model_type": "llama", "dtype": "bfloat16", "quantization_config": found}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return save(folder, tensors, config)
 
 
 def original(folder: Path, **others: torch.Tensor) -> Path:
-    folder.mkdir()
-    save_file({f"{M}.weight": x(), **others}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
-    return folder
-
-
-def decoded(folder: Path, out: Path) -> Tensors:
-    run(make_plan(open_source(folder), KEEP, selection=Selection(dequantize=DequantizePolicy.EVERY)), out)
-    return load_file(out / "model.safetensors")
+    return save(folder, {f"{M}.weight": x(), **others}, LLAMA)
 
 
 def test_the_bytes_are_those_of_bitsandbytes(tmp_path: Path) -> None:
@@ -85,7 +73,7 @@ def test_files_of_bitsandbytes_are_read_with_its_values(tmp_path: Path) -> None:
     folder = theirs(tmp_path / "in", tensors)
     assert not zp.verify_checkpoint(folder).problems
     wanted = tensors[f"{M}.weight"] * tensors[f"{M}.SCB"].view(-1, 1) * 7.874015718698502e-3
-    assert torch.equal(decoded(folder, tmp_path / "out")[f"{M}.weight"], wanted.bfloat16())
+    assert torch.equal(dequantized(folder, tmp_path / "out")[f"{M}.weight"], wanted.bfloat16())
 
 
 def test_magnitudes_of_16_bits_come_back_and_others_keep_their_scale() -> None:
@@ -141,7 +129,7 @@ def test_transformers_loads_what_is_written_and_its_files_are_read(tmp_path: Pat
     with torch.no_grad():
         assert bool(torch.isfinite(model(torch.arange(12)[None]).logits).all())
     assert not zp.verify_checkpoint(tmp_path / "theirs", tmp_path / "in").problems
-    values = decoded(tmp_path / "theirs", tmp_path / "decoded")
+    values = dequantized(tmp_path / "theirs", tmp_path / "decoded")
     for name in modules:
         wanted = functional.int8_vectorwise_dequant(saved[f"{name}.weight"], saved[f"{name}.SCB"])
         assert torch.equal(values[f"{name}.weight"], wanted.bfloat16())

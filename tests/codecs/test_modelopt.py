@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.checkpoint.written import LLAMA, dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -116,11 +116,8 @@ def weight(*shape: int) -> torch.Tensor:
 
 
 def checkpoint(folder: Path, *, head: str = HEAD) -> Path:
-    folder.mkdir()
     tensors = {f"{name}.weight": weight(*SHAPE) * (2 if name == K else 1) for name in (Q, K, UP)}
-    save_file(tensors | {f"{head}.weight": weight(96, 128)}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
-    return folder
+    return save(folder, tensors | {f"{head}.weight": weight(96, 128)}, LLAMA)
 
 
 def written(top: Path, to: Any = "nvfp4a16") -> Path:
@@ -139,12 +136,6 @@ def set_section(folder: Path, section: Mapping[str, Any] | None) -> None:
     config.pop("quantization_config", None)
     added = {} if section is None else {"quantization_config": section}
     (folder / "config.json").write_text(json.dumps(config | added))
-
-
-def floats(folder: Path, out: Path) -> dict[str, torch.Tensor]:
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(folder), KEEP, selection=every), out)
-    return load_file(out / "model.safetensors")
 
 
 def test_the_tensors_and_both_configurations_are_as_modelopt_writes_them(tmp_path: Path) -> None:
@@ -205,7 +196,6 @@ def test_the_package_itself_makes_the_section_of_the_file(tmp_path: Path) -> Non
 
 def static(folder: Path, algorithm: str) -> dict[str, torch.Tensor]:
     """Write a checkpoint with scales of inputs, its numbers as lists of one; return the decoded weights."""
-    folder.mkdir()
     scheme, tensors, wanted = ALGORITHMS[algorithm].weight, {}, {}
     for name in (Q, UP):
         q = zp.quantize(weight(*SHAPE), scheme)
@@ -215,8 +205,7 @@ def static(folder: Path, algorithm: str) -> dict[str, torch.Tensor]:
         tensors |= {f"{name}.weight": data, f"{name}.input_scale": torch.tensor(0.25)}
         tensors |= {f"{name}.{number}": t for number, t in zip(numbers, stored, strict=True)}
         wanted[f"{name}.weight"] = q.dequantize(torch.bfloat16)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    save(folder, tensors, LLAMA)
     table = {"quant_algo": algorithm.lower(), "kv_cache_quant_algo": None, "exclude_modules": ["lm_*"]}
     other = {"producer": {"name": "modelopt", "version": "0.39.0"}, "quantization": table}
     (folder / "hf_quant_config.json").write_text(json.dumps(other))
@@ -231,7 +220,7 @@ def test_files_with_scales_of_inputs_are_read_where_one_configuration_stands_alo
     assert not zp.verify_checkpoint(tmp_path / "in").problems
     (seen,) = zp.inspect_checkpoint(tmp_path / "in").schemes
     assert (seen.layers, seen.layout) == (2, algorithm)
-    found = floats(tmp_path / "in", tmp_path / "out")
+    found = dequantized(tmp_path / "in", tmp_path / "out")
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     assert found.keys() == wanted.keys()
     assert not (tmp_path / "out" / "hf_quant_config.json").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,9 @@ from compressed_tensors.compressors.naive_quantized import IntQuantizationCompre
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from safetensors.torch import load_file, save_file
+from tests.checkpoint.written import dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.compressed_tensors import layer_scheme
 from zeropoint.codecs.compressed_tensors.layout import Layout, encode
 from zeropoint.schemes import Scheme
@@ -47,22 +41,17 @@ def arguments(text: str, **more: object) -> dict[str, Any]:
 
 def files(folder: Path, tensors: dict[str, torch.Tensor], layout: str, weights: dict[str, Any]) -> Path:
     """Write a checkpoint of one layer, ``a``."""
-    folder.mkdir()
     stored = {f"a.{name}": tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(stored, folder / "model.safetensors")
     group = {"targets": ["Linear"], "weights": weights, "format": layout}
     others = {"targets": ["LlamaAttention"], "weights": None, "input_activations": {"num_bits": 8}}
     groups = {"group_0": others, "group_1": group}
     section = {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
     config = {"model_type": "llama", "dtype": "float32", "quantization_config": section}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return save(folder, stored, config)
 
 
 def floats(path: Path, out: Path) -> torch.Tensor:
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(path), KEEP, selection=every), out)
-    return load_file(out / "model.safetensors")["a.weight"]
+    return dequantized(path, out)["a.weight"]
 
 
 def apart(fields: torch.Tensor, bits: int) -> torch.Tensor:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tests.checkpoint.written import dequantized, save
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -47,18 +46,14 @@ def test_codes_far_apart_share_a_byte_the_first_in_its_low_bits(bits: int, group
 
 
 def written(folder: Path, text: str, weight: torch.Tensor) -> Tensors:
-    (folder / "in").mkdir(parents=True)
-    save_file({f"{M}.weight": weight}, folder / "in" / "model.safetensors")
     config = {"model_type": "llama", "dtype": "float32", "hidden_size": weight.shape[1]}
-    (folder / "in" / "config.json").write_text(json.dumps(config))
+    save(folder / "in", {f"{M}.weight": weight}, config)
     run(make_plan(open_source(folder / "in"), text, codec=CODEC), folder / "out")
     return load_file(folder / "out" / "model.safetensors")
 
 
 def decoded(folder: Path, out: Path) -> torch.Tensor:
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(folder), KEEP, selection=every), out)
-    return load_file(out / "model.safetensors")[f"{M}.weight"]
+    return dequantized(folder, out)[f"{M}.weight"]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +80,7 @@ def test_what_is_written_is_read_with_the_same_values(text: str, kind: str, tmp_
 
 
 def test_awq_becomes_quanto_with_the_same_values(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    save_file({f"{M}.weight": x(16).half()}, tmp_path / "in" / "model.safetensors")
-    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "float16"}))
+    save(tmp_path / "in", {f"{M}.weight": x(16).half()}, {"model_type": "llama", "dtype": "float16"})
     plan = make_plan(open_source(tmp_path / "in"), "int4:g128:asym", codec=get_codec("awq"))
     run(plan, tmp_path / "awq")
     run(conversion_plan(open_source(tmp_path / "awq"), None, CODEC), tmp_path / "out")
@@ -150,8 +143,7 @@ def test_whole_models_of_quanto_have_the_logits_of_our_values_both_ways(to: str,
     ids = torch.arange(60).view(2, 30)
     for folder in (tmp_path / "ours", tmp_path / "theirs"):
         assert not zp.verify_checkpoint(folder).problems
-        every = Selection(dequantize=DequantizePolicy.EVERY)
-        run(make_plan(open_source(folder), KEEP, selection=every), tmp_path / f"{folder.name}-floats")
+        dequantized(folder, tmp_path / f"{folder.name}-floats")
         again = quanto.QuantizedModelForCausalLM.from_pretrained(str(folder))
         linears = [m for m in again._wrapped.modules() if isinstance(m, quanto.QLinear)]
         assert len(linears) == 14
@@ -165,10 +157,8 @@ def test_whole_models_of_quanto_have_the_logits_of_our_values_both_ways(to: str,
 
 
 def quanto_files(folder: Path, tensors: Tensors, kind: Any = "qint4", width: int = 256, **more: Any) -> Path:
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
     config = {"model_type": "llama", "dtype": "float32", "hidden_size": width}
-    (folder / "config.json").write_text(json.dumps(config))
+    save(folder, tensors, config)
     (folder / FILE).write_text(json.dumps({M: {"weights": kind, "activations": "none", **more}}))
     return folder
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tests.checkpoint.written import save
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -79,12 +79,9 @@ SPEC: dict[str, Any] = {"dtype": "int4", "qscheme": "per_channel", "ch_axis": 0,
 
 def theirs(folder: Path, tensors: Tensors, spec: dict[str, Any] = SPEC, **section: Any) -> Path:
     """Return a checkpoint of Quark."""
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
     found = {"quant_method": "quark", "global_quant_config": {"weight": spec}, "exclude": [], **section}
     config = {"model_type": "llama", "dtype": "bfloat16", "quantization_config": found}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return save(folder, tensors, config)
 
 
 def test_the_first_glob_of_a_layer_says_how_it_is_quantized(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.codecs.torchao_files import wrapped, write
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -45,9 +45,7 @@ def metadata(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("preset", RECORDED)
 def test_the_bytes_are_those_of_torchao(preset: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    save_file({f"{M}.weight": x(), "a.norm.weight": torch.ones(4)}, tmp_path / "in" / "model.safetensors")
-    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    save(tmp_path / "in", {f"{M}.weight": x(), "a.norm.weight": torch.ones(4)}, LLAMA)
     run(make_plan(open_source(tmp_path / "in"), preset, codec=CODEC), tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")
     codes = found[f"{M}._weight_qdata"].view(torch.uint8).numpy().tobytes()
@@ -58,13 +56,8 @@ def test_the_bytes_are_those_of_torchao(preset: str, tmp_path: Path) -> None:
     described = metadata(tmp_path / "out" / "model.safetensors")
     assert sorted(json.loads(described["tensor_names"])) == ["a.norm.weight", f"{M}.weight"]
     assert json.loads(described["a.norm.weight"]) == {"_type": "Tensor"}
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(tmp_path / "out"), KEEP, selection=every), tmp_path / "back")
+    dequantized(tmp_path / "out", tmp_path / "back")
     assert metadata(tmp_path / "back" / "model.safetensors") == {"format": "pt"}
-
-
-def wrapped(kind: str, data: object) -> dict[str, object]:
-    return {"_type": kind, "_data": data}
 
 
 DATA: dict[str, Any] = {
@@ -87,16 +80,8 @@ def theirs(
     **changes: Any,
 ) -> Path:  # fmt: skip
     """Return a checkpoint of torchao whose metadata has other values."""
-    folder.mkdir()
-    described = {
-        "format": "pt", f"{M}.weight": json.dumps(wrapped(kind, DATA | changes)),
-        "tensor_names": json.dumps([f"{M}.weight"]),
-    }  # fmt: skip
-    save_file(tensors, folder / "model.safetensors", described)
-    default = wrapped("IntxWeightOnlyConfig", {"mapping_type": wrapped("MappingType", mapping)})
-    section = {"quant_method": "torchao", "quant_type": {"default": default}}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": section}))
-    return folder
+    config = wrapped("IntxWeightOnlyConfig", {"mapping_type": wrapped("MappingType", mapping)})
+    return write(folder, tensors, kind, DATA | changes, config=config)
 
 
 def test_zero_points_are_read_where_the_configuration_has_them(tmp_path: Path) -> None:
@@ -104,8 +89,7 @@ def test_zero_points_are_read_where_the_configuration_has_them(tmp_path: Path) -
     tensors[f"{M}._weight_zero_point"][1] = 3
     folder = theirs(tmp_path / "in", tensors, mapping="ASYMMETRIC")
     assert not zp.verify_checkpoint(folder).problems
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(folder), KEEP, selection=every), tmp_path / "out")
+    dequantized(folder, tmp_path / "out")
     codes, scales, zeros = (t.float() for t in tensors.values())
     wanted = (codes.view(2, 2, 32) - zeros[..., None]) * scales[..., None]
     found = load_file(tmp_path / "out" / "model.safetensors")[f"{M}.weight"]

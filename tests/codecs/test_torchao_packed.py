@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.codecs.torchao_files import wrapped, write
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
@@ -51,18 +51,14 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def written(folder: Path, text: str, weight: torch.Tensor) -> Tensors:
-    (folder / "in").mkdir(parents=True)
-    save_file({f"{M}.weight": weight}, folder / "in" / "model.safetensors")
-    (folder / "in" / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "bfloat16"}))
+    save(folder / "in", {f"{M}.weight": weight}, LLAMA)
     limits = Limits(workers=1, tile_values=1)
     run(make_plan(open_source(folder / "in"), text, codec=CODEC, limits=limits), folder / "out")
     return load_file(folder / "out" / "model.safetensors")
 
 
 def decoded(folder: Path, out: Path) -> torch.Tensor:
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(folder), KEEP, selection=every), out)
-    return load_file(out / "model.safetensors")[f"{M}.weight"]
+    return dequantized(folder, out)[f"{M}.weight"]
 
 
 @pytest.mark.parametrize("text", RECORDED)
@@ -122,10 +118,6 @@ def test_the_metadata_and_the_configuration_of_int4_are_those_of_torchao(tmp_pat
     assert section["quant_type"]["default"]["_data"]["int4_packing_format"]["_data"] == "PLAIN"
 
 
-def wrapped(kind: str, data: object) -> dict[str, object]:
-    return {"_type": kind, "_data": data}
-
-
 MX: dict[str, Any] = {
     "elem_dtype": wrapped("torch.dtype", "float4_e2m1fn_x2"), "block_size": 32,
     "orig_dtype": wrapped("torch.dtype", "bfloat16"), "act_quant_kwargs": None, "is_swizzled_scales": False,
@@ -155,15 +147,7 @@ def int4() -> Tensors:
 
 
 def theirs(folder: Path, tensors: Tensors, kind: str, data: Mapping[str, Any]) -> Path:
-    folder.mkdir()
-    described = {
-        "format": "pt", f"{M}.weight": json.dumps(wrapped(kind, data)),
-        "tensor_names": json.dumps([f"{M}.weight"]),
-    }  # fmt: skip
-    save_file(tensors, folder / "model.safetensors", described)
-    section = {"quant_method": "torchao", "quant_type": {"default": wrapped("AnyConfig", {})}}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": section}))
-    return folder
+    return write(folder, tensors, kind, data, config=wrapped("AnyConfig", {}))
 
 
 def test_scales_in_rows_are_read_as_well(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.torch import save_file
+from tests.checkpoint.written import save
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -176,7 +176,6 @@ def onnx_model(folder: Path) -> Path:
 
 def checkpoint(folder: Path, *, fused: bool) -> Path:
     """Return a model of four weights, those of fused experts where a layout has no others."""
-    folder.mkdir()
     names = ("experts.gate_up_proj", "experts.down_proj") if fused else ("up_proj.weight", "gate_proj.weight")
     rows, columns = SHAPE
     shapes = ((1, columns, rows), (1, rows // 2, 2 * rows)) if fused else (SHAPE, SHAPE)
@@ -185,10 +184,10 @@ def checkpoint(folder: Path, *, fused: bool) -> Path:
         for n in (0, 1)
         for name, shape in zip(names, shapes, strict=True)
     }
-    save_file(tensors | {"model.norm.weight": weight(columns)}, folder / "model.safetensors")
     family = "gpt_oss" if fused else "llama"
-    (folder / "config.json").write_text(json.dumps({"model_type": family, "dtype": "bfloat16"}))
-    return folder
+    return save(
+        folder, tensors | {"model.norm.weight": weight(columns)}, {"model_type": family, "dtype": "bfloat16"}
+    )
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -8,16 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from tests.codecs.torchao_files import wrapped
 from tests.hostile.case import Case
 from tests.hostile.layout import DROP, Layout, Table, case_of, cases_of, given
 
 _I8, _U8, _BF16 = torch.int8, torch.uint8, torch.bfloat16
 _INTX = "IntxUnpackedToInt8Tensor"
-
-
-def wrapped(kind: object, data: object) -> dict[str, object]:
-    """Return a value with its type, as torchao spells both."""
-    return {"_type": kind, "_data": data}
 
 
 _DATA: Mapping[str, Any] = {

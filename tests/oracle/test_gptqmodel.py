@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from tests.checkpoint.written import dequantized
 from tests.oracles import tiny_llama
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.codecs.awq import CODEC as AWQ
 from zeropoint.codecs.gptq import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -125,13 +121,6 @@ def test_the_words_of_awq_are_those_of_its_packer(dtype: str) -> None:
         assert torch.equal(tensor, wanted), name
 
 
-def floats(folder: Path, out: Path) -> dict[str, torch.Tensor]:
-    """Return what zeropoint decodes a checkpoint to, in float16."""
-    every = Selection(dequantize=DequantizePolicy.EVERY, floats="F16")
-    run(make_plan(open_source(folder), KEEP, selection=every), out)
-    return load_file(out / "model.safetensors")
-
-
 def same_layers(model: nn.Module, wanted: dict[str, torch.Tensor]) -> int:
     """Return how many layers of a model that GPTQModel made decode to ``wanted``."""
     layers = {name: m for name, m in model.named_modules() if hasattr(m, "dequantize_weight")}
@@ -160,7 +149,7 @@ def test_it_loads_a_mixture_with_a_head_and_a_layer_that_is_kept(tmp_path: Path)
     loaded = gptqmodel.GPTQModel.load(
         str(tmp_path / "out"), device="cpu", backend=gptqmodel.BACKEND.TORCH, dtype=torch.float16
     )
-    assert same_layers(loaded.model, floats(tmp_path / "out", tmp_path / "floats")) == 14
+    assert same_layers(loaded.model, dequantized(tmp_path / "out", tmp_path / "floats", "F16")) == 14
 
 
 @pytest.mark.slow
@@ -173,7 +162,7 @@ def test_transformers_loads_one_scheme_by_way_of_it(name: str, text: str, tmp_pa
     tiny_llama.save(tmp_path / "in")
     zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", text, format=name)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float16, device_map="cpu")
-    wanted = floats(tmp_path / "out", tmp_path / "floats")
+    wanted = dequantized(tmp_path / "out", tmp_path / "floats", "F16")
     assert same_layers(loaded, wanted) == 14
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float16)
     tokens = torch.arange(16)[None]
@@ -209,7 +198,7 @@ def test_what_it_quantizes_is_read(name: str, tmp_path: Path, monkeypatch: pytes
         str(tmp_path / "theirs"), device="cpu", backend=gptqmodel.BACKEND.TORCH, dtype=torch.float16
     )
     assert zp.verify_checkpoint(tmp_path / "theirs").problems == ()
-    wanted = floats(tmp_path / "theirs", tmp_path / "floats")
+    wanted = dequantized(tmp_path / "theirs", tmp_path / "floats", "F16")
     if name == "awq":  # whose layers tell their weights to kernels alone
         plain = AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float16)
         tokens = torch.arange(16)[None]

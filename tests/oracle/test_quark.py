@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.checkpoint.written import dequantized
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -66,9 +65,7 @@ def test_bytes_values_and_logits_are_those_of_quark(case: str, tmp_path: Path) -
     assert set(written["exclude"]) >= set(found["exclude"])
 
     assert not zp.verify_checkpoint(tmp_path / "theirs", tmp_path / "in").problems
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(tmp_path / "theirs"), KEEP, selection=every), tmp_path / "decoded")
-    values = load_file(tmp_path / "decoded" / "model.safetensors")
+    values = dequantized(tmp_path / "theirs", tmp_path / "decoded")
     load = transformers.AutoModelForCausalLM.from_pretrained
     first, second = (load(tmp_path / name, dtype=dtype_of(case)).eval() for name in ("theirs", "ours"))
     for name, module in first.named_modules():
@@ -93,9 +90,7 @@ def test_negative_scales_are_decoded_by_quark(text: str, dtype: torch.dtype, tmp
     scales = [tensor for name, tensor in stored.items() if name.endswith("weight_scale")]
     assert len(scales) == 7
     assert all(bool((scale < 0).any() and (scale > 0).any()) for scale in scales)
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(tmp_path / "ours"), KEEP, selection=every), tmp_path / "decoded")
-    values = load_file(tmp_path / "decoded" / "model.safetensors")
+    values = dequantized(tmp_path / "ours", tmp_path / "decoded")
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=dtype).eval()
     for name, module in found.named_modules():
         if hasattr(module, "_get_qweight"):

@@ -10,10 +10,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tests.checkpoint.written import dequantized
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -106,9 +105,7 @@ def test_both_are_read_with_the_values_of_torchao_and_ours_is_loaded(case: str, 
     load = transformers.AutoModelForCausalLM.from_pretrained
     for name in ("ours", "theirs"):
         assert not zp.verify_checkpoint(tmp_path / name).problems
-        every = Selection(dequantize=DequantizePolicy.EVERY)
-        run(make_plan(open_source(tmp_path / name), KEEP, selection=every), tmp_path / f"{name}-decoded")
-        values = load_file(tmp_path / f"{name}-decoded" / "model.safetensors")
+        values = dequantized(tmp_path / name, tmp_path / f"{name}-decoded")
         model = load(tmp_path / name, dtype=torch.bfloat16)
         weights = {key: value for key, value in model.named_parameters() if "_proj" in key}
         assert len(weights) == 7
@@ -130,9 +127,7 @@ def test_negative_scales_are_decoded_by_torchao(text: str, tmp_path: Path) -> No
     else:
         run(make_plan(open_source(tmp_path / "in"), f"{text}:scale=signed", codec=CODEC), tmp_path / "ours")
     assert not zp.verify_checkpoint(tmp_path / "ours").problems
-    every = Selection(dequantize=DequantizePolicy.EVERY)
-    run(make_plan(open_source(tmp_path / "ours"), KEEP, selection=every), tmp_path / "decoded")
-    values = load_file(tmp_path / "decoded" / "model.safetensors")
+    values = dequantized(tmp_path / "ours", tmp_path / "decoded")
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.bfloat16)
     weights = {key: value for key, value in found.named_parameters() if "_proj" in key}
     assert len(weights) == 7

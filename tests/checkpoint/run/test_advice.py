@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.checkpoint.written import save
 from tests.cli.checkpoints import write_llama
 
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -46,11 +46,8 @@ def test_an_output_like_others_of_its_bits_is_not_warned_of(tmp_path: Path) -> N
 
 def narrow(folder: Path, columns: int) -> Path:
     """Two linear weights of which one has so many columns."""
-    folder.mkdir()
     tensors = {"a.up.weight": torch.randn(64, columns), "a.down.weight": torch.randn(64, 256)}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({"architectures": ["X"]}))
-    return folder
+    return save(folder, tensors, {"architectures": ["X"]})
 
 
 @pytest.mark.parametrize(

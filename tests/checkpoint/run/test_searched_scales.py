@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from tests.checkpoint.written import save
 
 import zeropoint as zp
 
@@ -15,10 +14,8 @@ import zeropoint as zp
 @pytest.mark.parametrize("to", ["nvfp4a16:scale=search", "mxfp4a16:scale=search", "w4a16:scale=search"])
 def test_a_checkpoint_with_searched_scales_is_proven_and_has_less_error(to: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
-    source.mkdir()
     weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-    save_file({"layers.0.up_proj.weight": weight}, source / "model.safetensors", metadata={"format": "pt"})
-    (source / "config.json").write_text(json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"}))
+    save(source, {"layers.0.up_proj.weight": weight}, {"model_type": "llama", "torch_dtype": "bfloat16"})
     errors = {}
     for name in (to, to.partition(":")[0]):
         out = tmp_path / name.replace(":", "_")

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tests.checkpoint.written import save
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
@@ -63,10 +64,7 @@ def fused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def checkpoint(folder: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
-    return folder
+    return save(folder, tensors, {**CONFIG, **config})
 
 
 def converted(source: Path, out: Path, **wanted: object) -> Path:
