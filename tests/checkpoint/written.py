@@ -59,12 +59,6 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return {n: t for path in sorted(folder.glob("*.safetensors")) for n, t in load_file(path).items()}
 
 
-def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
-
-
 def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

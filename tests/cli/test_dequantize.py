@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.checkpoint.quantized_inputs import dequantized_by_others, to_fp8
-from tests.checkpoint.written import digests, same_bytes, tensors_of
+from tests.checkpoint.written import digests, tensors_of
 from tests.cli.conftest import Call
+from tests.tensors import same_bytes
 
 from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection

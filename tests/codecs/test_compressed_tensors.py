@@ -5,8 +5,9 @@ import re
 
 import pytest
 import torch
-from tests.checkpoint.written import same_bytes, weight
+from tests.checkpoint.written import weight
 from tests.oracles import llmcompressor_golden
+from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.codecs.compressed_tensors import CODEC, layer_scheme

@@ -22,7 +22,8 @@ from compressed_tensors.quantization.utils import (
     maybe_pad_tensor_for_block_quant,
 )
 from safetensors.torch import load_file
-from tests.checkpoint.written import same_bytes, weight
+from tests.checkpoint.written import weight
+from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.codecs.compressed_tensors import CODEC, layer_scheme

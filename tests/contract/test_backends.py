@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.functional import quantize_part, row_errors
@@ -61,12 +62,6 @@ def sample_for(scheme: str, shape: tuple[int, ...], dtype: torch.dtype, seed: in
     return x.abs() if parsed.element.min >= 0 and parsed.zero_point is ZeroPoint.NONE else x
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare dtype, shape and every byte; empty tensors have none."""
-    bits = [t.contiguous().view(torch.uint8) if t.numel() else t.reshape(-1).to(torch.uint8) for t in (a, b)]
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
-
-
 def assert_same_everywhere(x: torch.Tensor, scheme: str) -> str:
     """Run all operators on the reference and on the chosen backend; return the latter's name."""
     with zp.only_backend("reference"):
@@ -74,19 +69,21 @@ def assert_same_everywhere(x: torch.Tensor, scheme: str) -> str:
         values, faked = expected.dequantize(), zp.fake_quantize(x, expected.params)
     actual = zp.quantize(x, scheme)
     for mine, theirs in zip(actual.scales, expected.scales, strict=True):
-        assert same(mine, theirs), f"scales of {scheme} differ"
+        assert same_bytes(mine, theirs), f"scales of {scheme} differ"
     if expected.zero_point is not None:
         assert actual.zero_point is not None
-        assert same(actual.zero_point, expected.zero_point), f"zero points of {scheme} differ"
-    assert same(actual.data, expected.data), f"codes of {scheme} differ"
-    assert same(expected.dequantize(), values), f"values of {scheme} differ"
-    assert same(zp.fake_quantize(x, expected.params), faked), f"fake-quantized values of {scheme} differ"
+        assert same_bytes(actual.zero_point, expected.zero_point), f"zero points of {scheme} differ"
+    assert same_bytes(actual.data, expected.data), f"codes of {scheme} differ"
+    assert same_bytes(expected.dequantize(), values), f"values of {scheme} differ"
+    assert same_bytes(zp.fake_quantize(x, expected.params), faked), (
+        f"fake-quantized values of {scheme} differ"
+    )
     if "_late" not in str(expected.scheme):  # those give other codes under the scales as they are stored
         given = zp.quantize(x, expected.params).data
-        assert same(given, expected.data), f"codes of {scheme} under given parameters differ"
-        assert same(values, faked), f"fake quantization of {scheme} is not quantize and dequantize"
-    assert same(values, zp.fake_quantize(x, scheme)), f"fake quantization of {scheme} is another"
-    assert same(gradient(x, expected, "reference"), gradient(x, expected, None)), (
+        assert same_bytes(given, expected.data), f"codes of {scheme} under given parameters differ"
+        assert same_bytes(values, faked), f"fake quantization of {scheme} is not quantize and dequantize"
+    assert same_bytes(values, zp.fake_quantize(x, scheme)), f"fake quantization of {scheme} is another"
+    assert same_bytes(gradient(x, expected, "reference"), gradient(x, expected, None)), (
         f"gradients of {scheme} differ"
     )
     return zp.explain(x, scheme).chosen
@@ -180,9 +177,9 @@ def test_what_torchs_default_device_is_changes_nothing(scheme: str, backend: str
             actual = zp.quantize(x, scheme)
             values, faked = actual.dequantize(), zp.fake_quantize(x, actual.params)
             errors = row_errors(x, actual)
-    assert same(actual.data, expected.data)
-    assert same(values, expected.dequantize())
-    assert same(faked, values)
+    assert same_bytes(actual.data, expected.data)
+    assert same_bytes(values, expected.dequantize())
+    assert same_bytes(faked, values)
     assert float(errors.squares.sum()) > 0
 
 
@@ -231,7 +228,7 @@ def test_every_stride_gives_the_bytes_of_the_contiguous_tensor(scheme: str) -> N
     }  # fmt: skip
     for name, view in views.items():
         before = view.clone()
-        assert same(zp.quantize(view, scheme).data, zp.quantize(view.contiguous(), scheme).data), name
+        assert same_bytes(zp.quantize(view, scheme).data, zp.quantize(view.contiguous(), scheme).data), name
         assert torch.equal(view, before), f"{name} was modified"
 
 
@@ -244,7 +241,7 @@ def test_threads_do_not_change_a_byte(scheme: str) -> None:
             q = zp.quantize(x, scheme)
             results.append((q.data, *q.scales, q.dequantize(), zp.fake_quantize(x, q.params)))
     for other in results[1:]:
-        assert all(same(a, b) for a, b in zip(results[0], other, strict=True))
+        assert all(same_bytes(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 EXTREMES = (
@@ -270,8 +267,8 @@ def test_blocks_at_the_ends_of_the_range_give_the_same_bytes(scheme: str, dtype:
                 zp.quantize(x.to(dtype), scheme)
             continue
         actual = zp.quantize(x.to(dtype), scheme)
-        assert all(same(a, b) for a, b in zip(actual.scales, expected.scales, strict=True)), largest
-        assert same(actual.data, expected.data), largest
+        assert all(same_bytes(a, b) for a, b in zip(actual.scales, expected.scales, strict=True)), largest
+        assert same_bytes(actual.data, expected.data), largest
 
 
 @pytest.mark.parametrize("scheme", ["mxfp4", "mxfp4:dialect=compressed-tensors:scale=even"])
@@ -285,8 +282,8 @@ def test_the_16_bit_short_cut_gives_the_bytes_of_float32_for_every_bfloat16(sche
         with zp.only_backend("reference"):
             expected = zp.quantize(x, scheme)
         actual = zp.quantize(x, scheme)
-        assert same(actual.data, expected.data)
-        assert same(actual.scales[0], expected.scales[0])
+        assert same_bytes(actual.data, expected.data)
+        assert same_bytes(actual.scales[0], expected.scales[0])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -297,10 +294,10 @@ def test_results_can_be_written_into_earlier_ones(scheme: str) -> None:
     target, expected = zp.quantize(first, scheme), zp.quantize(second, scheme)
     result = zp.quantize(second, scheme, out=target)
     assert result.data.data_ptr() == target.data.data_ptr()
-    assert same(result.data, expected.data)
-    assert all(same(a, b) for a, b in zip(result.scales, expected.scales, strict=True))
+    assert same_bytes(result.data, expected.data)
+    assert all(same_bytes(a, b) for a, b in zip(result.scales, expected.scales, strict=True))
     values = torch.empty(6, 288, dtype=torch.float32)
-    assert same(zp.dequantize(result, out=values), expected.dequantize(torch.float32))
+    assert same_bytes(zp.dequantize(result, out=values), expected.dequantize(torch.float32))
 
 
 WHOLE = (
@@ -324,8 +321,8 @@ def test_parts_have_the_codes_of_the_whole_from_its_extremes(
             part = quantize_part(
                 x[first:end], expected.scheme, extremes, out=last if end - first == rows else None
             )
-            assert same(part.data, expected.data[first:end])
-            assert same(part.dequantize(), expected.dequantize()[first:end])
+            assert same_bytes(part.data, expected.data[first:end])
+            assert same_bytes(part.dequantize(), expected.dequantize()[first:end])
             last, rows = part, end - first
 
 
@@ -343,10 +340,10 @@ def test_parts_of_a_tensor_do_not_depend_on_who_asked_first_for_its_scale() -> N
     with torch.inference_mode(), torch.device("meta"):
         quantize_part(x, scheme, extremes, out=place)
     found = quantize_part(x, scheme, extremes)
-    assert same(found.scales[1], place.scales[1])
+    assert same_bytes(found.scales[1], place.scales[1])
     assert not found.scales[1].is_inference()
     found.scales[1].mul_(2)
-    assert same(quantize_part(x, scheme, extremes).scales[1], place.scales[1])
+    assert same_bytes(quantize_part(x, scheme, extremes).scales[1], place.scales[1])
 
 
 @pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:block16x32", "mxint8", "int4:token:narrow"])
@@ -398,7 +395,7 @@ def test_fake_quantization_treats_nan_and_inf_alike_on_every_backend(scheme: str
     actual = zp.fake_quantize(x, params)
     assert torch.equal(torch.isnan(actual), torch.isnan(expected))
     assert bool(torch.isnan(actual[0, 0])) == (not scheme.startswith(("int", "uint")))
-    assert same(actual.nan_to_num(), expected.nan_to_num())
+    assert same_bytes(actual.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:token", "mxint8"])
@@ -413,9 +410,9 @@ def test_flushing_subnormals_to_zero_changes_no_byte(scheme: str) -> None:
         assert bool((torch.tensor(1e-40) * 1 == 0).item()), "the mode of the caller's thread is kept"
     finally:
         torch.set_flush_denormal(False)
-    assert same(actual.data, expected.data)
-    assert all(same(a, b) for a, b in zip(actual.scales, expected.scales, strict=True))
-    assert same(again, values)
+    assert same_bytes(actual.data, expected.data)
+    assert all(same_bytes(a, b) for a, b in zip(actual.scales, expected.scales, strict=True))
+    assert same_bytes(again, values)
 
 
 def test_explanations_name_the_reason_of_each_refusal() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from tests.checkpoint.written import save
+from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -81,11 +82,6 @@ def encoded(layer: LayerScheme, q: zp.QuantizedTensor) -> dict[str, torch.Tensor
     return layer.codec.encode(layer, q) | layer.codec.constants(layer, q.params, q.shape)
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    ours, theirs = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(ours, theirs)
-
-
 def layer_of(name: str, text: str) -> LayerScheme:
     return layer_scheme(text, CODECS[name])
 
@@ -127,8 +123,8 @@ def test_decoding_gives_what_was_encoded(name: str, text: str) -> None:
     if drift is not None:
         assert bool(((back.scales[0] - q.scales[0]).abs() <= drift).all())
         return
-    assert all(same(a, b) for a, b in zip(back.params.stored, q.params.stored, strict=True))
-    assert same(back.dequantize(), q.dequantize())
+    assert all(same_bytes(a, b) for a, b in zip(back.params.stored, q.params.stored, strict=True))
+    assert same_bytes(back.dequantize(), q.dequantize())
     assert back.params.validate() is None
 
 
@@ -151,7 +147,7 @@ def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) 
             spec = specs[suffix]
             assert spec.axis == axis
             first = start // spec.per * spec.lines
-            assert same(line, whole[suffix][first : first + len(line)])
+            assert same_bytes(line, whole[suffix][first : first + len(line)])
         lines |= part_layer.codec.constants(part_layer, q.params, SHAPE)
         decoded = part_layer.codec.decode(
             part_layer, lines, start=start, shape=tuple(part.shape), dtype=torch.bfloat16

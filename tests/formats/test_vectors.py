@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from tests.tensors import normal
 
 import zeropoint as zp
 from zeropoint.errors import FormatError
@@ -20,10 +21,6 @@ from zeropoint.formats.rounding import Overflow, RoundingMode
 from zeropoint.report.formats import page_document, page_table
 
 TEXTS = ("vector2[higgs16]", "vector3[0,0,0,1,0.5,-1,0.25,0,1]", "digits5[-1,0,1]", "digits3[0.5,2,1,0]")
-
-
-def values(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -90,7 +87,7 @@ def code_of(fmt: Format, numbers: list[float]) -> int:
 @pytest.mark.parametrize(("columns", "block"), [(24, 12), (31, 12), (7, 7)])
 def test_codes_and_values_are_those_of_the_definition(text: str, columns: int, block: int) -> None:
     scheme = zp.Scheme.parse(f"{text}:g{block}")
-    x = values((5, columns)) if scheme.element.signed else values((5, columns)).abs()
+    x = normal(5, columns) if scheme.element.signed else normal(5, columns).abs()
     q = zp.quantize(x, scheme)
     assert scheme.element.per_code > 1
     scale = q.scales[0].repeat_interleave(block, 1)[:, :columns]
@@ -113,7 +110,7 @@ def test_codes_and_values_are_those_of_the_definition(text: str, columns: int, b
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_a_scheme_has_comes_with_the_format(text: str, tmp_path: Path) -> None:
     scheme = zp.Scheme.parse(f"{text}:g10")
-    x = values((3, 4, 25)).abs()
+    x = normal(3, 4, 25).abs()
     q = zp.quantize(x, scheme)
     assert q.codes.shape == scheme.code_shape((3, 4, 25))
     assert torch.equal(zp.fake_quantize(x, q.params), q.dequantize())
@@ -129,8 +126,8 @@ def test_what_a_scheme_has_comes_with_the_format(text: str, tmp_path: Path) -> N
 
 
 def test_a_vector_takes_a_gradient_and_a_scalar_a_code() -> None:
-    params = zp.quantize(values((6,)), "vector2[higgs16]:tensor").params
-    x = values((6,)).requires_grad_()
+    params = zp.quantize(normal(6), "vector2[higgs16]:tensor").params
+    x = normal(6).requires_grad_()
     zp.fake_quantize(x, params).sum().backward()
     assert x.grad is not None
     assert set(x.grad.tolist()) <= {0.0, 1.0}
@@ -168,7 +165,7 @@ def test_digits_of_base_3_take_a_fifth_of_a_byte() -> None:
 
 
 def test_a_code_past_the_digits_of_a_saved_tensor_is_refused(tmp_path: Path) -> None:
-    q = zp.quantize(values((2, 10)), "digits5[-1,0,1]:g10")
+    q = zp.quantize(normal(2, 10), "digits5[-1,0,1]:g10")
     q.data.fill_(250)
     q.save(tmp_path / "q.safetensors")
     with pytest.raises(zp.CheckpointError, match=r"holds code 250; digits5.* has 0..242"):

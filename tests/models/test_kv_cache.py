@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.tensors import normal
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, MistralConfig
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -28,10 +29,6 @@ SCHEMES = [
     "mxfp4",
     "nf4:g32",
 ]
-
-
-def sample(shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def llama(dtype: torch.dtype = torch.float64, deviation: float = 0.2) -> LlamaForCausalLM:
@@ -84,7 +81,7 @@ def held(cache: QuantizedKVCache) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_codes_are_those_of_all_tokens_at_once_however_they_came(scheme: str, dtype: torch.dtype) -> None:
-    x = sample(dtype=dtype)
+    x = normal(*SHAPE, dtype=dtype)
     whole = filled(ONE, x, keys=scheme)
     parts = QuantizedKVCache(ONE, keys=scheme)
     for piece in x.split([1, 1, 31, 2, 30, 5], 2):
@@ -105,10 +102,10 @@ def test_codes_are_those_of_all_tokens_at_once_however_they_came(scheme: str, dt
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_new_tokens_leave_the_codes_of_earlier_ones_alone(scheme: str) -> None:
     """Tokens a thousand times as large do not change the scales of what is there."""
-    cache = filled(ONE, sample(), keys=scheme)
+    cache = filled(ONE, normal(*SHAPE), keys=scheme)
     before = [tensor.clone() for tensor in held(cache)]
     count = len(cache.layers[0].states[0].older.params.tensors()) + 1
-    cache.update(1000 * sample(seed=1), sample(seed=1), 0)
+    cache.update(1000 * normal(*SHAPE, seed=1), normal(*SHAPE, seed=1), 0)
     after = held(cache)
     axis = 3 if "block32" in scheme else 2
     for old, new in zip(before[:count], after[:count], strict=True):
@@ -187,7 +184,7 @@ def test_int8_keeps_logits_close_to_those_of_the_float_cache() -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_bytes_fall_as_promised(scheme: str, most: float, head_dim: int) -> None:
     """Of float32, scales and zero points counted, as the memory of the tensors that are held."""
-    x = sample((2, 4, 50, head_dim))
+    x = normal(2, 4, 50, head_dim)
     cache = filled(ONE, x, keys=scheme)
     tensors = held(cache)
     memory = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
@@ -201,8 +198,8 @@ def test_bytes_fall_as_promised(scheme: str, most: float, head_dim: int) -> None
 def test_sequences_are_reordered_repeated_and_selected_as_in_transformers_cache(
     scheme: str, residual_length: int
 ) -> None:
-    cache = filled(ONE, sample(), keys=scheme, residual_length=residual_length)
-    extra = sample((3, 2, 1, 64), seed=5)
+    cache = filled(ONE, normal(*SHAPE), keys=scheme, residual_length=residual_length)
+    extra = normal(3, 2, 1, 64, seed=5)
     plain = DynamicCache()
     plain.update(*copy.deepcopy(cache).update(extra[:, :, :0], extra[:, :, :0], 0), 0)
     for change in (
@@ -223,8 +220,8 @@ def test_sequences_are_reordered_repeated_and_selected_as_in_transformers_cache(
 @pytest.mark.parametrize("kept", [1, 31, 32, 40, 64, 69, 70])
 def test_cropping_keeps_the_values_of_the_first_tokens(scheme: str, kept: int) -> None:
     """A block of 32 tokens that is cut is kept as it was dequantized."""
-    cache = filled(ONE, sample(), keys=scheme, residual_length=3)
-    none = sample((3, 2, 0, 64))
+    cache = filled(ONE, normal(*SHAPE), keys=scheme, residual_length=3)
+    none = normal(3, 2, 0, 64)
     before = copy.deepcopy(cache).update(none, none, 0)
     cache.crop(kept - 70)
     assert cache.get_seq_length() == kept
@@ -233,19 +230,19 @@ def test_cropping_keeps_the_values_of_the_first_tokens(scheme: str, kept: int) -
         assert torch.equal(new, old[:, :, :kept])
     memory = sum(tensor.untyped_storage().nbytes() for tensor in held(cache))
     assert memory == cache.nbytes
-    other = filled(ONE, sample(), keys=scheme, residual_length=3)
+    other = filled(ONE, normal(*SHAPE), keys=scheme, residual_length=3)
     other.crop(kept)
     assert other.get_seq_length() == kept
 
 
 @pytest.mark.parametrize("scheme", ["int8:token", "mxfp4"])
 def test_a_cropped_cache_without_residual_continues_as_if_nothing_had_been(scheme: str) -> None:
-    cache, never = filled(ONE, sample(), keys=scheme), QuantizedKVCache(ONE, keys=scheme)
+    cache, never = filled(ONE, normal(*SHAPE), keys=scheme), QuantizedKVCache(ONE, keys=scheme)
     assert cache.is_croppable
     cache.crop(-30)
-    never.update(sample()[:, :, :40], -sample()[:, :, :40], 0)
+    never.update(normal(*SHAPE)[:, :, :40], -normal(*SHAPE)[:, :, :40], 0)
     for one in (cache, never):
-        one.update(sample(seed=2), sample(seed=3), 0)
+        one.update(normal(*SHAPE, seed=2), normal(*SHAPE, seed=3), 0)
     for mine, other in zip(held(cache), held(never), strict=True):
         assert torch.equal(mine.view(torch.uint8), other.view(torch.uint8))
     assert not QuantizedKVCache(ONE, residual_length=1).is_croppable
@@ -255,7 +252,7 @@ def test_a_cropped_cache_without_residual_continues_as_if_nothing_had_been(schem
 @pytest.mark.parametrize("scheme", ["int8:token", "uint4:block32x1:asym"])
 def test_the_newest_tokens_stay_in_full_precision(scheme: str) -> None:
     cache, step = QuantizedKVCache(ONE, keys=scheme, residual_length=8), 32 if "block" in scheme else 1
-    x = sample()
+    x = normal(*SHAPE)
     for count, piece in enumerate(x.split(1, 2), 1):
         keys, _ = cache.update(piece, piece, 0)
         coded = max(0, count - 8) // step * step
@@ -319,12 +316,12 @@ def test_models_in_16_bits_generate_with_it(dtype: torch.dtype) -> None:
     plain = 2 * 2 * 2 * 16 * 64 * dtype.itemsize  # keys and values, layers, sequences, tokens
     # One byte and 1/16 of scales, of two bytes.
     assert cache.nbytes / plain == 17 / 32
-    keys, _ = cache.update(sample((2, 1, 1, 64), dtype), sample((2, 1, 1, 64), dtype), 0)
+    keys, _ = cache.update(normal(2, 1, 1, 64, dtype=dtype), normal(2, 1, 1, 64, dtype=dtype), 0)
     assert keys.dtype == dtype
 
 
 def test_moving_to_the_host_and_back_changes_nothing() -> None:
-    cache = filled(ONE, sample(), keys="mxfp4", residual_length=4)
+    cache = filled(ONE, normal(*SHAPE), keys="mxfp4", residual_length=4)
     before = [tensor.clone() for tensor in held(cache)]
     cache.layers[0].offload()
     cache.layers[0].prefetch()
@@ -362,7 +359,7 @@ def test_other_bad_arguments_are_refused() -> None:
         QuantizedKVCache(MistralConfig(num_hidden_layers=2, sliding_window=16))
     with pytest.raises(zp.NonFiniteError, match=r"nan"):
         filled(ONE, torch.full(SHAPE, torch.nan))
-    spoiled = sample()
+    spoiled = normal(*SHAPE)
     spoiled[0, 1, 5, 3] = spoiled[0, 1, 2, 4] = torch.nan
     with pytest.raises(zp.NonFiniteError, match=r"\(0, 1, 2, 4\)"):
         filled(ONE, spoiled, keys="int8:block32x1")

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from tests.tensors import normal
 from torch import nn
 
 import zeropoint as zp
@@ -42,11 +43,6 @@ def refusal(q: zp.QuantizedTensor, dtype: torch.dtype | None = None) -> str | No
     return reported.reasons.get("cpu")
 
 
-def sample(shape: tuple[int, int], seed: int) -> torch.Tensor:
-    """Return numbers of a normal distribution."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def assert_near(found: torch.Tensor, x: torch.Tensor, q: zp.QuantizedTensor, bias: torch.Tensor) -> None:
     """Compare with sums in float64, within what roundings of float32 add up to."""
     values = q.dequantize(torch.float32).double()
@@ -60,24 +56,28 @@ def assert_near(found: torch.Tensor, x: torch.Tensor, q: zp.QuantizedTensor, bia
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_sums_are_within_their_bound_for_every_remainder(scheme: str) -> None:
     for cols, out in itertools.product(COLS, OUT):
-        q, bias = zp.quantize(sample((out, cols), out), scheme), sample((out, 2), cols)[:, 0]
+        q, bias = zp.quantize(normal(out, cols, seed=out), scheme), normal(out, 2, seed=cols)[:, 0]
         assert refusal(q) is None, scheme
         for rows in ROWS:
-            x = sample((rows, cols), rows)
+            x = normal(rows, cols, seed=rows)
             assert_near(computed(x, q, bias), x, q, bias)
             assert_near(computed(x, q), x, q, torch.zeros(out))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_weights_of_any_dtype_have_float32_values(dtype: torch.dtype) -> None:
-    q, x = zp.quantize(sample((70, 96), 0).to(dtype), "int4:g32"), sample((5, 96), 1)
+    q, x = zp.quantize(normal(70, 96, seed=0).to(dtype), "int4:g32"), normal(5, 96, seed=1)
     assert refusal(q) is None
     assert_near(computed(x, q), x, q, torch.zeros(70))
 
 
 @pytest.mark.parametrize("scheme", ["int8:channel", "mxfp4", "uint4:g32:asym"])
 def test_neither_threads_nor_other_rows_nor_strides_change_a_bit(scheme: str) -> None:
-    q, x, bias = zp.quantize(sample((300, 320), 0), scheme), sample((131, 320), 1), sample((1, 300), 2)[0]
+    q, x, bias = (
+        zp.quantize(normal(300, 320, seed=0), scheme),
+        normal(131, 320, seed=1),
+        normal(1, 300, seed=2)[0],
+    )
     with thread_limit(1):
         alone = computed(x, q, bias)
     for threads in (2, 3, 7):
@@ -99,7 +99,7 @@ def test_sums_of_whole_numbers_are_exact() -> None:
 
 
 def test_nothing_comes_of_nothing() -> None:
-    q, bias = zp.quantize(sample((20, 32), 0), "mxfp4"), torch.ones(20)
+    q, bias = zp.quantize(normal(20, 32, seed=0), "mxfp4"), torch.ones(20)
     assert computed(torch.zeros(0, 32), q, bias).shape == (0, 20)
     assert torch.equal(computed(torch.zeros(3, 32), q, bias), torch.ones(3, 20))
     nothing = zp.quantize(torch.zeros(20, 0), "int8:channel")
@@ -108,7 +108,7 @@ def test_nothing_comes_of_nothing() -> None:
 
 
 def test_what_is_not_finite_stays_in_its_row() -> None:
-    q, x = zp.quantize(sample((20, 64), 0), "int8:channel"), sample((6, 64), 1)
+    q, x = zp.quantize(normal(20, 64, seed=0), "int8:channel"), normal(6, 64, seed=1)
     expected = computed(x, q)
     x[2, 5], x[4, 0] = torch.nan, torch.inf
     found = computed(x, q)
@@ -119,7 +119,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 
 
 def test_subnormal_numbers_survive_a_thread_that_flushes_them() -> None:
-    q, x = zp.quantize(sample((20, 64), 0) * 2.0**-6, "int8:channel"), sample((6, 64), 1) * 2.0**-120
+    q, x = zp.quantize(normal(20, 64, seed=0) * 2.0**-6, "int8:channel"), normal(6, 64, seed=1) * 2.0**-120
     expected = computed(x, q)
     assert bool(((expected.abs() < 2.0**-126) & (expected != 0)).any())
     try:
@@ -131,7 +131,7 @@ def test_subnormal_numbers_survive_a_thread_that_flushes_them() -> None:
 
 
 def test_other_inputs_are_multiplied_by_the_whole_weight() -> None:
-    q, x = zp.quantize(sample((20, 64), 0), "float8_e4m3fn:channel"), sample((6, 64), 1)
+    q, x = zp.quantize(normal(20, 64, seed=0), "float8_e4m3fn:channel"), normal(6, 64, seed=1)
     values = q.dequantize(torch.float64)
     found = computed(x.double(), q)
     assert found.dtype == torch.float64
@@ -154,11 +154,11 @@ def test_why_there_is_no_kernel() -> None:
 
 
 def test_tensors_that_are_too_short_are_refused_before_they_are_read() -> None:
-    q, x = zp.quantize(sample((20, 64), 0), "int8:channel"), sample((6, 64), 1)
+    q, x = zp.quantize(normal(20, 64, seed=0), "int8:channel"), normal(6, 64, seed=1)
     with pytest.raises(
         ShapeError, match=r"^weight \(.* of shape \(20, 64\)\) must be bytes that hold 80 codes"
     ):
-        computed(sample((6, 80), 1), q)
+        computed(normal(6, 80, seed=1), q)
     with pytest.raises(ShapeError, match=r"^scales and zero points \(of shape \(19, 1\)\) must hold 20"):
         library.linear_values(x, q.data, [q.scales[0][1:]], None, str(q.scheme), q.dtype)
     with pytest.raises(ShapeError, match=r"^bias \(shape \(19,\)\) must have shape \(20,\)"):
@@ -166,8 +166,8 @@ def test_tensors_that_are_too_short_are_refused_before_they_are_read() -> None:
 
 
 def test_the_operator_passes_torchs_own_checks() -> None:
-    q = zp.quantize(sample((20, 64), 0), "int4:g32")
-    args = sample((3, 64), 1), q.data, list(q.scales), torch.zeros(20), str(q.scheme), q.dtype
+    q = zp.quantize(normal(20, 64, seed=0), "int4:g32")
+    args = normal(3, 64, seed=1), q.data, list(q.scales), torch.zeros(20), str(q.scheme), q.dtype
     found = torch.library.opcheck(
         torch.ops.zeropoint.linear_values.default, args, test_utils=("test_schema", "test_faketensor")
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from tests.tensors import normal
 from torch.library import opcheck
 
 import zeropoint as zp
@@ -47,10 +48,6 @@ SCHEMES = [
 ]
 
 
-def random(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 def same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
     return torch.equal(a.data, b.data) and a.params == b.params and a.shape == b.shape and a.dtype == b.dtype
 
@@ -75,7 +72,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_any_stride_gives_the_result_of_the_contiguous_copy(
     scheme: str, view: str, dtype: torch.dtype
 ) -> None:
-    base = random((12, 8), dtype)
+    base = normal(12, 8, dtype=dtype)
     x = VIEWS[view](base)
     before = base.clone()
     plain = x.contiguous().clone(memory_format=torch.contiguous_format)
@@ -89,7 +86,7 @@ def test_any_stride_gives_the_result_of_the_contiguous_copy(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (7,), (3, 7), (2, 3, 7), (2, 2, 3, 7), (2, 1, 2, 3, 7)])
 def test_every_axis_of_every_rank_may_be_the_channel(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x = random(shape, dtype)
+    x = normal(*shape, dtype=dtype)
     for axis in range(-len(shape), len(shape)):
         q = zp.quantize(x, f"int8:channel{axis}")
         moved = zp.quantize(x.movedim(axis, 0).contiguous(), "int8:channel")
@@ -116,7 +113,7 @@ def test_a_scalar_has_no_axis_for_groups(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_vector_is_quantized_like_a_matrix_of_one_row(scheme: str) -> None:
-    x = random((37,))
+    x = normal(37)
     if "block" in scheme or "channel" in scheme:
         scheme = "int8:token"
     assert torch.equal(zp.quantize(x, scheme).codes, zp.quantize(x[None], scheme).codes[0])
@@ -126,7 +123,7 @@ def test_a_vector_is_quantized_like_a_matrix_of_one_row(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["int4:g128", "int4:g32:asym", "mxfp4", "nvfp4", "nf4:g64", "mx6"])
 def test_a_ragged_last_group_is_a_group_of_its_own(scheme: str, columns: int) -> None:
     """Nothing outside the row affects it."""
-    x = random((3, columns)) - 3.0  # all of one sign, so that a padded zero would be an extreme
+    x = normal(3, columns) - 3.0  # all of one sign, so that a padded zero would be an extreme
     size = zp.Scheme.parse(scheme).granularity.extents[-1]
     size = max(size, 16) if scheme.startswith("mx6") else size
     q = zp.quantize(x, scheme)
@@ -143,7 +140,7 @@ def test_a_ragged_last_group_is_a_group_of_its_own(scheme: str, columns: int) ->
 @pytest.mark.parametrize("size", [1, 3, 1000, 2**31 + 5, 2**40])
 def test_a_group_of_any_size_is_defined(size: int) -> None:
     """A group larger than the row is the row."""
-    x = random((2, 3))
+    x = normal(2, 3)
     q = zp.quantize(x, f"int8:g{size}:narrow")
     assert q.scales[0].shape == (2, 3 if size == 1 else 1)
     assert float((q.dequantize() - x).abs().max()) <= float(q.error_bound().max())
@@ -330,7 +327,7 @@ def test_random_bits_give_a_result_or_a_named_error(scheme: str, dtype: torch.dt
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_input_is_never_modified_and_never_returned(scheme: str) -> None:
-    x = random((6, 8))
+    x = normal(6, 8)
     before = x.clone()
     q = zp.quantize(x, scheme)
     y = zp.fake_quantize(x, q.params)
@@ -344,7 +341,7 @@ def test_the_input_is_never_modified_and_never_returned(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["int8:cast", "float8_e4m3fn:cast", "int8:tensor"])
 def test_results_alias_nothing(scheme: str) -> None:
     """Writing into the input afterwards changes no result."""
-    x = random((4, 8))
+    x = normal(4, 8)
     q = zp.quantize(x, scheme)
     values, y = q.dequantize(), zp.fake_quantize(x, q.params)
     kept = copy.deepcopy(q), values.clone(), y.clone()
@@ -362,7 +359,7 @@ def test_read_only_memory_can_be_quantized() -> None:
 
 
 def test_inputs_that_require_gradients_give_codes_without_and_fake_values_with() -> None:
-    x = random((4, 8)).requires_grad_()
+    x = normal(4, 8).requires_grad_()
     q = zp.quantize(x, "int8:channel")
     assert not q.data.requires_grad
     assert not any(s.requires_grad for s in q.scales)
@@ -372,7 +369,7 @@ def test_inputs_that_require_gradients_give_codes_without_and_fake_values_with()
 
 def test_inference_tensors_can_be_quantized() -> None:
     with torch.inference_mode():
-        x = random((4, 8))
+        x = normal(4, 8)
         q = zp.quantize(x, "mxfp4")
         y = zp.fake_quantize(x, q.params)
     assert torch.equal(q.dequantize(), y)
@@ -381,7 +378,7 @@ def test_inference_tensors_can_be_quantized() -> None:
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_the_default_dtype_and_autocast_have_no_effect(default: torch.dtype) -> None:
-    x = random((4, 40))
+    x = normal(4, 40)
     wanted = {scheme: zp.quantize(x, scheme) for scheme in SCHEMES}
     torch.set_default_dtype(default)
     try:
@@ -403,7 +400,7 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("scheme", "dtype", "affine"), ARGUMENTS)
 def test_operators_pass_the_checks_of_torch(scheme: str, dtype: torch.dtype, affine: bool) -> None:
-    x = random((4, 12), dtype)
+    x = normal(4, 12, dtype=dtype)
     q = zp.quantize(x, scheme)
     assert (q.zero_point is not None) == affine
     text, params = q.params.text, list(q.params.stored)
@@ -428,7 +425,7 @@ def test_a_compiled_function_has_no_graph_break_and_the_same_bytes(scheme: str) 
         return q.data, q.dequantize() + 1, zp.fake_quantize(x, q.params)
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    x = random((4, 12))
+    x = normal(4, 12)
     for ours, theirs in zip(compiled(x), run(x), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -439,7 +436,7 @@ def test_a_compiled_training_step_has_the_gradient_of_the_eager_one() -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return (zp.fake_quantize(x, params) ** 2).sum()
 
-    eager, compiled = random((5, 7)).requires_grad_(), random((5, 7)).requires_grad_()
+    eager, compiled = normal(5, 7).requires_grad_(), normal(5, 7).requires_grad_()
     loss(eager).backward()
     torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled).backward()
     assert eager.grad is not None
@@ -452,7 +449,7 @@ def test_operators_work_under_vmap_free_tracing_with_dynamic_shapes() -> None:
         lambda x: zp.fake_quantize(x, "int8:token"), fullgraph=True, dynamic=True, backend="aot_eager"
     )
     for rows, columns in itertools.product((2, 5), (3, 9)):
-        x = random((rows, columns))
+        x = normal(rows, columns)
         assert torch.equal(compiled(x), zp.fake_quantize(x, "int8:token"))
 
 
@@ -473,7 +470,7 @@ def test_the_size_of_chunks_changes_nothing(
 ) -> None:
     if len(shape) == 1 and "block" in scheme:
         scheme = "mxfp4"
-    x = random(shape)
+    x = normal(*shape)
     whole = zp.quantize(x, scheme)
     values = whole.dequantize()
     monkeypatch.setattr(reference, "CHUNK", chunk)

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tensors import normal
 
 import zeropoint as zp
 from zeropoint.layout.blocks import spread_blocks
-
-
-def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def checked(x: torch.Tensor, scheme: str) -> float:
@@ -44,7 +41,7 @@ def test_every_level_of_scales_fits_its_format(
 ) -> None:
     """Coarse scales that were rounded down gave Inf, NaN or zeros; linear middle levels were left out."""
     for seed in range(20):
-        assert checked((numbers(4, 64, seed=seed) * factor).to(dtype), scheme) < relative
+        assert checked((normal(4, 64, seed=seed) * factor).to(dtype), scheme) < relative
 
 
 def test_a_scale_rounded_up_below_another_level_clips_nothing() -> None:
@@ -61,7 +58,7 @@ def test_a_scale_past_its_format_is_refused_where_it_is_rounded_up_too(number: f
 
 def test_a_coarse_scale_is_rounded_up_where_the_scheme_says_so() -> None:
     for seed in range(40):
-        x = numbers(4, 16, seed=seed)
+        x = normal(4, 16, seed=seed)
         down, up = (
             zp.quantize(x, f"int8:g4:scale=ue4m3:scale2={rule}bfloat16@tensor").scales[1].double().item()
             for rule in ("", "linear_up/")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.ops import registry
@@ -47,18 +48,12 @@ def fitting(x: torch.Tensor, scheme: str) -> torch.Tensor:
     return x.abs() if scheme == "uint8:token" else x
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare dtype, shape and every byte; empty tensors have none."""
-    bits = [t.contiguous().view(-1).view(torch.uint8) if t.numel() else torch.empty(0) for t in (a, b)]
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
-
-
 def assert_same_results(a: zp.QuantizedTensor, b: zp.QuantizedTensor) -> None:
     """Compare codes, scales and zero points, byte for byte."""
-    assert same(a.data, b.data)
-    assert all(same(mine, theirs) for mine, theirs in zip(a.scales, b.scales, strict=True))
+    assert same_bytes(a.data, b.data)
+    assert all(same_bytes(mine, theirs) for mine, theirs in zip(a.scales, b.scales, strict=True))
     assert (a.zero_point is None) == (b.zero_point is None)
-    assert a.zero_point is None or b.zero_point is None or same(a.zero_point, b.zero_point)
+    assert a.zero_point is None or b.zero_point is None or same_bytes(a.zero_point, b.zero_point)
     assert (a.scheme, a.shape, a.dtype) == (b.scheme, b.shape, b.dtype)
 
 
@@ -87,9 +82,9 @@ def test_a_plan_gives_the_bytes_of_the_operators(scheme: str, dtype: torch.dtype
         assert quantizing.run(x, out=q) is q
         assert_same_results(q, expected)
         assert dequantizing.run(q, out=values) is values
-        assert same(values, expected.dequantize())
-        assert same(faking.run(x), values)
-        assert same(going_back.run(slope, x), gradient(x, slope, expected.params))
+        assert same_bytes(values, expected.dequantize())
+        assert same_bytes(faking.run(x), values)
+        assert same_bytes(going_back.run(slope, x), gradient(x, slope, expected.params))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -104,10 +99,10 @@ def test_a_plan_with_given_parameters_gives_the_bytes_of_the_operators(
     expected = zp.quantize(x, params)
     q = plan("quantize", params, shape, dtype).run(x)
     assert_same_results(q, expected)
-    assert same(plan("dequantize", params, shape, dtype).run(q), expected.dequantize())
-    assert same(plan("fake_quantize", params, shape, dtype).run(x), zp.fake_quantize(x, params))
+    assert same_bytes(plan("dequantize", params, shape, dtype).run(q), expected.dequantize())
+    assert same_bytes(plan("fake_quantize", params, shape, dtype).run(x), zp.fake_quantize(x, params))
     going_back = plan("fake_quantize_backward", params, shape, dtype)
-    assert same(going_back.run(slope, x), gradient(x, slope, params))
+    assert same_bytes(going_back.run(slope, x), gradient(x, slope, params))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (0, 4), (7,), (2, 3, 4, 5)], ids=str)
@@ -121,9 +116,11 @@ def test_a_plan_takes_any_shape(scheme: str, shape: tuple[int, ...]) -> None:
     expected = zp.quantize(x, scheme)
     assert_same_results(plan("quantize", scheme, shape).run(x), expected)
     assert_same_results(plan("quantize", expected.params, shape).run(x), expected)
-    assert same(plan("dequantize", scheme, shape).run(expected), expected.dequantize())
-    assert same(plan("fake_quantize", scheme, shape).run(x), expected.dequantize())
-    assert same(plan("fake_quantize_backward", scheme, shape).run(x, x), gradient(x, x, expected.params))
+    assert same_bytes(plan("dequantize", scheme, shape).run(expected), expected.dequantize())
+    assert same_bytes(plan("fake_quantize", scheme, shape).run(x), expected.dequantize())
+    assert same_bytes(
+        plan("fake_quantize_backward", scheme, shape).run(x, x), gradient(x, x, expected.params)
+    )
 
 
 STRIDED = {
@@ -147,7 +144,7 @@ def test_a_plan_for_strides_takes_tensors_of_those_strides(op: str, view: str) -
     if op == "quantize":
         assert_same_results(result, expected)
     else:
-        assert same(result, expected)
+        assert same_bytes(result, expected)
         assert result.is_contiguous()
     assert torch.equal(x, before)
     assert strided.workspace_bytes >= len(inputs) * x.numel() * 4
@@ -213,12 +210,12 @@ def test_equal_parameters_are_the_parameters_of_the_plan() -> None:
     q = zp.quantize(x, "int8")
     again = zp.quantize(x, "int8")
     assert again.params is not q.params
-    assert same(plan("dequantize", q.params, (2, 8)).run(again), q.dequantize())
+    assert same_bytes(plan("dequantize", q.params, (2, 8)).run(again), q.dequantize())
 
 
 def test_codes_of_half_precision_may_become_float32() -> None:
     q = zp.quantize(sample(dtype=torch.bfloat16), "int4:g32")
-    assert same(plan("dequantize", q.params, SHAPE).run(q), q.dequantize(torch.float32))
+    assert same_bytes(plan("dequantize", q.params, SHAPE).run(q), q.dequantize(torch.float32))
 
 
 @pytest.mark.parametrize("scheme", ["int8:tensor", "int8:token", "uint8:channel-1:asym", "nvfp4"])
@@ -265,7 +262,7 @@ def test_later_changes_to_the_parameters_do_not_reach_the_kernel() -> None:
         x = torch.tensor([1.0, -2.0, 100.0])
         before = p.run(x)
         params.scales[0].fill_(7.0)
-        assert same(p.run(x), before)
+        assert same_bytes(p.run(x), before)
 
 
 def test_another_operator_is_refused() -> None:
@@ -340,7 +337,9 @@ def test_inputs_that_require_a_gradient_are_read_without_one() -> None:
         result = plan(op, "int8", (4, 8)).run(x)
         assert not (result.data if op == "quantize" else result).requires_grad
     weight = torch.nn.Parameter(sample((4, 8)))
-    assert same(plan("fake_quantize", "int8", (4, 8)).run(weight), zp.fake_quantize(weight, "int8").detach())
+    assert same_bytes(
+        plan("fake_quantize", "int8", (4, 8)).run(weight), zp.fake_quantize(weight, "int8").detach()
+    )
 
 
 def test_a_plan_runs_in_a_thread_that_flushes_subnormal_numbers() -> None:
@@ -352,10 +351,10 @@ def test_a_plan_runs_in_a_thread_that_flushes_subnormal_numbers() -> None:
         try:
             assert_same_results(plan("quantize", scheme, (4, 64)).run(x), expected)
             values = plan("dequantize", scheme, (4, 64)).run(expected)
-            assert same(given.run(x), values)
+            assert same_bytes(given.run(x), values)
         finally:
             torch.set_flush_denormal(False)
-        assert same(values, expected.dequantize())
+        assert same_bytes(values, expected.dequantize())
 
 
 @pytest.mark.parametrize("scheme", ["int8:token", "uint8:channel-1:asym", "int8:tensor:asym=real", "int8:g5"])
@@ -374,8 +373,8 @@ def test_a_large_float64_tensor_is_cut_into_chunks(
     ):
         p = plan(op, q.params, shape, torch.float64)
         assert p.allocates is None
-        assert same(p.run(*inputs), expected)
-    assert same(plan("quantize", q.params, shape, torch.float64).run(x).data, q.data)
+        assert same_bytes(p.run(*inputs), expected)
+    assert same_bytes(plan("quantize", q.params, shape, torch.float64).run(x).data, q.data)
 
 
 def test_float64_numbers_that_are_not_finite_are_clipped_in_training() -> None:
@@ -385,8 +384,8 @@ def test_float64_numbers_that_are_not_finite_are_clipped_in_training() -> None:
     forward, backward = (
         plan(op, params, (4,), torch.float64) for op in ("fake_quantize", "fake_quantize_backward")
     )
-    assert same(forward.run(x), zp.fake_quantize(x, params))
-    assert same(backward.run(slope, x), gradient(x, slope, params))
+    assert same_bytes(forward.run(x), zp.fake_quantize(x, params))
+    assert same_bytes(backward.run(slope, x), gradient(x, slope, params))
     assert forward.allocates is None
     assert backward.allocates is None
 
@@ -410,7 +409,7 @@ def test_one_plan_with_given_parameters_runs_in_several_threads(op: str) -> None
 
     expected = [run(x) for x in batches]
     with ThreadPoolExecutor(4) as pool:
-        assert all(map(same, pool.map(run, batches), expected))
+        assert all(map(same_bytes, pool.map(run, batches), expected))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -423,9 +422,9 @@ def test_a_plan_for_a_gpu_gives_the_bytes_of_the_host(scheme: str, dtype: torch.
         result = plan("quantize", source, (16, 96), dtype, device="cuda").run(x.cuda())
         assert_same_results(result.to("cpu"), q)
         values = plan("dequantize", source, (16, 96), dtype, device="cuda").run(result)
-        assert same(values.cpu(), q.dequantize())
+        assert same_bytes(values.cpu(), q.dequantize())
         faked = plan("fake_quantize", source, (16, 96), dtype, device="cuda").run(x.cuda())
-        assert same(faked.cpu(), q.dequantize())
+        assert same_bytes(faked.cpu(), q.dequantize())
 
 
 class Counting(Reference):

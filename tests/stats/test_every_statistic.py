@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.stats.every_statistic import ALL, CHANNELS, EXACT, name_of
+from tests.tensors import normal
 from torch.testing._internal.two_tensor import TwoTensor
 
 from zeropoint import DtypeError, Granularity, Scheme, SchemeError, ShapeError, choose_params
@@ -24,10 +25,6 @@ SCHEMES = (
 )  # fmt: skip
 
 
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def after(statistic: Statistic, *batches: torch.Tensor) -> State:
     return reduce(statistic.update, batches, statistic.start())
 
@@ -41,7 +38,7 @@ def assert_same(a: State, b: State) -> None:
 
 @pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 def test_a_state_keeps_its_names_shapes_and_dtypes(statistic: Statistic) -> None:
-    start, state = statistic.start(), after(statistic, noise(50, 6))
+    start, state = statistic.start(), after(statistic, normal(50, 6))
     assert {k: (v.shape, v.dtype) for k, v in start.items()} == {
         k: (v.shape, v.dtype) for k, v in state.items()
     }
@@ -50,8 +47,8 @@ def test_a_state_keeps_its_names_shapes_and_dtypes(statistic: Statistic) -> None
 
 @pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 def test_an_update_modifies_neither_state_nor_data(statistic: Statistic) -> None:
-    first = after(statistic, noise(5, 6))
-    kept, x = {name: tensor.clone() for name, tensor in first.items()}, noise(5, 6, seed=1)
+    first = after(statistic, normal(5, 6))
+    kept, x = {name: tensor.clone() for name, tensor in first.items()}, normal(5, 6, seed=1)
     data = x.clone()
     statistic.update(first, x)
     assert_same(first, kept)
@@ -65,7 +62,7 @@ def test_parts_merge_to_the_state_of_one_pass_in_any_order(
 ) -> None:
     # Magnitudes far apart: any rounded sum would show the order.
     x = (
-        noise(100, 6)
+        normal(100, 6)
         * torch.logspace(-30, 30, 100)[torch.randperm(100, generator=torch.Generator())][:, None]
     )
     states = [after(statistic, part) for part in x.split(parts)]
@@ -80,19 +77,19 @@ def test_parts_merge_to_the_state_of_one_pass_in_any_order(
 def test_several_batches_at_once_teach_what_one_after_the_other_do(
     statistic: Statistic, spoiled: bool
 ) -> None:
-    batches = [noise(rows, 6, seed=rows) * 10**rows for rows in (3, 1, 4, 0, 2)]
+    batches = [normal(rows, 6, seed=rows) * 10**rows for rows in (3, 1, 4, 0, 2)]
     if spoiled:
         batches[2][0, 1] = torch.nan
-    whole = [noise(6, 7, seed=9).T.to(torch.bfloat16)]
+    whole = [normal(6, 7, seed=9).T.to(torch.bfloat16)]
     for data in (batches, batches[:3], whole, []):
-        state = after(statistic, noise(2, 6))
+        state = after(statistic, normal(2, 6))
         assert_same(statistic.update_all(statistic.start(), data), after(statistic, *data))
         assert_same(statistic.update_all(state, data), reduce(statistic.update, data, state))
 
 
 @pytest.mark.parametrize("statistic", ALL, ids=name_of)
 def test_batches_of_several_dtypes_teach_what_one_after_the_other_do(statistic: Statistic) -> None:
-    batches = [noise(5, 6, seed=seed).to(dtype) for seed, dtype in enumerate(DTYPES)]
+    batches = [normal(5, 6, seed=seed).to(dtype) for seed, dtype in enumerate(DTYPES)]
     assert_same(statistic.update_all(statistic.start(), batches), after(statistic, *batches))
 
 
@@ -152,14 +149,14 @@ def test_a_statistic_made_of_one_that_may_join_batches_does_not_join_them() -> N
 @pytest.mark.parametrize("statistic", ALL, ids=name_of)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_statistic_gives_valid_parameters_for_every_scheme(statistic: Statistic, scheme: str) -> None:
-    params = statistic.params(after(statistic, noise(64, 6)), scheme)
+    params = statistic.params(after(statistic, normal(64, 6)), scheme)
     params.validate()
     assert params.scheme == Scheme.parse(scheme)
 
 
 @pytest.mark.parametrize("statistic", CHANNELS, ids=name_of)
 def test_a_channel_of_a_tensor_is_judged_as_a_tensor_of_its_own(statistic: Statistic) -> None:
-    x = noise(40, 6) * torch.tensor([1.0, 10.0, 0.1, 3.0, 1e-3, 1e4])
+    x = normal(40, 6) * torch.tensor([1.0, 10.0, 0.1, 3.0, 1e-3, 1e4])
     low, high = statistic.range(after(statistic, x))
     alone = next(s for s in ALL if name_of(s) == name_of(statistic))
     for channel in range(6):
@@ -172,7 +169,7 @@ def test_a_channel_of_a_tensor_is_judged_as_a_tensor_of_its_own(statistic: Stati
 def test_numbers_that_are_not_finite_are_counted_and_change_nothing_else(
     statistic: Statistic, poison: float
 ) -> None:
-    x = noise(30, 6)
+    x = normal(30, 6)
     clean = after(statistic, x[:10], x[10:])
     extra = torch.full((2, 6), poison)
     state = after(statistic, torch.cat([extra, x[:10]]), torch.cat([x[10:], extra]))
@@ -183,7 +180,7 @@ def test_numbers_that_are_not_finite_are_counted_and_change_nothing_else(
 @pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 @pytest.mark.parametrize("empty", [torch.zeros(0, 6), torch.full((3, 6), math.nan)], ids=["none", "nan"])
 def test_a_batch_without_finite_numbers_changes_no_range(statistic: Statistic, empty: torch.Tensor) -> None:
-    x = noise(30, 6)
+    x = normal(30, 6)
     state = after(statistic, empty, x, empty)
     assert int(state["left_out"]) == 2 * empty.numel()
     assert_same({**state, "left_out": torch.zeros((), dtype=torch.int64)}, after(statistic, x))
@@ -204,7 +201,7 @@ def test_calibration_without_data_is_an_error_that_names_what_was_observed(stati
 
 @pytest.mark.parametrize("statistic", CHANNELS, ids=name_of)
 def test_a_channel_without_finite_numbers_is_named(statistic: Statistic) -> None:
-    x = noise(4, 6)
+    x = normal(4, 6)
     x[:, 4] = math.nan
     with pytest.raises(
         CalibrationError, match=r"received no finite number \(4 non-finite left out\) in block \(4,\)"
@@ -215,9 +212,9 @@ def test_a_channel_without_finite_numbers_is_named(statistic: Statistic) -> None
 @pytest.mark.parametrize("statistic", ALL, ids=name_of)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes_strides_and_gradients_do_not_matter(statistic: Statistic, dtype: torch.dtype) -> None:
-    x = noise(16, 6).to(torch.bfloat16).to(dtype)
+    x = normal(16, 6).to(torch.bfloat16).to(dtype)
     state = after(statistic, x)
-    assert_same(state, after(statistic, noise(16, 6).bfloat16().float()))
+    assert_same(state, after(statistic, normal(16, 6).bfloat16().float()))
     assert_same(state, after(statistic, x.t()))
     assert_same(state, after(statistic, x.clone().requires_grad_()))
     spaced = torch.zeros(16, 12, dtype=dtype)
@@ -234,7 +231,7 @@ def test_data_of_zeros_alone_have_the_range_zero(statistic: Statistic) -> None:
 
 @pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 def test_a_thread_that_flushes_subnormal_numbers_learns_the_same(statistic: Statistic) -> None:
-    x = noise(20, 6) * 2.0**-130
+    x = normal(20, 6) * 2.0**-130
     kept = after(statistic, x)
     torch.set_flush_denormal(True)
     try:
@@ -247,7 +244,7 @@ def test_a_thread_that_flushes_subnormal_numbers_learns_the_same(statistic: Stat
 
 @pytest.mark.parametrize("statistic", ALL, ids=name_of)
 def test_ranks_may_vary_per_tensor(statistic: Statistic) -> None:
-    x = noise(24)
+    x = normal(24)
     batches = [x[:6].reshape(1, 2, 3), x[6], x[7:].reshape(17, 1)]
     assert int(after(statistic, *batches)["seen"]) == 24
 
@@ -268,7 +265,7 @@ def test_ranks_may_vary_per_tensor(statistic: Statistic) -> None:
 def test_extremes_give_the_parameters_of_the_data_themselves(
     text: str, shape: tuple[int, ...], batch: tuple[int, ...]
 ) -> None:
-    x = noise(*batch)
+    x = normal(*batch)
     statistic = MinMax(granularity=Scheme.parse(text).granularity, shape=shape)
     params, own = statistic.params(after(statistic, x), text), choose_params(x, text)
     for learned, chosen in zip(params.scales, own.scales, strict=True):
@@ -304,11 +301,11 @@ def test_data_that_cannot_be_summed_up_are_refused() -> None:
     with pytest.raises(DtypeError, match=r"x \(a list\) must be a torch.Tensor"):
         after(MinMax(), [1.0])  # type: ignore[arg-type]
     with pytest.raises(DtypeError, match=r"x \(a TwoTensor\) must be a plain tensor; take its local"):
-        after(MinMax(), TwoTensor(noise(3), noise(3)))
+        after(MinMax(), TwoTensor(normal(3), normal(3)))
     wrong = MinMax(granularity=Granularity.channel(-1), shape=(6,))
     with pytest.raises(
         ShapeError, match=r"x \(shape \(2, 5\)\) must have blocks channel-1 of a tensor of shape"
     ):
-        after(wrong, noise(2, 5))
+        after(wrong, normal(2, 5))
     with pytest.raises(SchemeError, match="has blocks channel, but statistics were taken per channel-1"):
-        wrong.params(after(wrong, noise(2, 6)), "int8:channel")
+        wrong.params(after(wrong, normal(2, 6)), "int8:channel")

@@ -4,16 +4,13 @@ import math
 
 import pytest
 import torch
+from tests.tensors import normal
 
 from zeropoint import Granularity, RangeError
 from zeropoint.layout.blocks import reduce_blocks
 from zeropoint.schemes.granularity import Anchor
 from zeropoint.stats import MinMax, MovingAverage, State
 from zeropoint.stats.statistic import block_extremes
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def averaged(statistic: MovingAverage, *batches: torch.Tensor) -> State:
@@ -24,7 +21,7 @@ def averaged(statistic: MovingAverage, *batches: torch.Tensor) -> State:
 
 
 def test_minmax_is_what_torch_says() -> None:
-    x = noise(1000)
+    x = normal(1000)
     low, high = MinMax().range(MinMax().update(MinMax().start(), x))
     assert (low.item(), high.item()) == tuple(float(end) for end in torch.aminmax(x))
 
@@ -54,7 +51,7 @@ def test_minmax_keeps_float64_and_the_ends_of_every_dtype() -> None:
     ids=str,
 )
 def test_pieces_have_the_extremes_of_the_whole(shape: tuple[int, ...], granularity: Granularity) -> None:
-    x = noise(*shape)
+    x = normal(*shape)
     for data in (x, x.transpose(0, -1)):
         low, high = block_extremes(data, data, granularity)
         assert torch.equal(low, reduce_blocks(data, granularity, "amin", math.inf))
@@ -62,14 +59,14 @@ def test_pieces_have_the_extremes_of_the_whole(shape: tuple[int, ...], granulari
 
 
 def test_a_number_that_is_not_finite_shows_in_the_extremes_of_its_piece() -> None:
-    x = noise(1500, 700)
+    x = normal(1500, 700)
     x[1200, 3] = math.nan
     assert block_extremes(x, x, Granularity.channel(-1))[0].isnan().nonzero().tolist() == [[0, 3]]
 
 
 def test_a_moving_average_follows_torch_s_observer() -> None:
     ours, theirs = MovingAverage(rate=0.25), torch.ao.quantization.MovingAverageMinMaxObserver(0.25)
-    batches = noise(5, 20)
+    batches = normal(5, 20)
     state = averaged(ours, *batches)
     for batch in batches:
         theirs(batch)
@@ -92,7 +89,7 @@ def test_a_moving_average_depends_on_the_order_of_batches() -> None:
 
 
 def test_averages_move_by_the_rate_in_double_precision_and_stay_where_nothing_is_finite() -> None:
-    batches = [noise(4, seed=seed) for seed in range(5)]
+    batches = [normal(4, seed=seed) for seed in range(5)]
     batches[2] = torch.full((4,), math.nan)
     statistic = MovingAverage(rate=0.1)
     state, want = statistic.start(), None
@@ -116,13 +113,13 @@ def test_separate_averages_merge_with_their_counts_of_batches() -> None:
 
 def test_merging_with_nothing_leaves_an_average_as_it_is() -> None:
     statistic = MovingAverage()
-    state = averaged(statistic, *noise(7, 3))
+    state = averaged(statistic, *normal(7, 3))
     for merged in (statistic.merge(state, statistic.start()), statistic.merge(statistic.start(), state)):
         assert all(torch.equal(merged[name], state[name]) for name in state)
 
 
 def test_parts_of_a_batch_count_as_one_batch() -> None:
-    statistic, first, second = MovingAverage(rate=0.1), noise(8), noise(8, seed=1) * 3
+    statistic, first, second = MovingAverage(rate=0.1), normal(8), normal(8, seed=1) * 3
     whole = averaged(statistic, first, second)
     state = averaged(statistic, first)
     parts = statistic.merge_batches(statistic.measure(second[:3]), statistic.measure(second[3:]))

@@ -5,14 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.tensors import normal
 
 from zeropoint import Granularity, RangeError, ShapeError
 from zeropoint.stats import Histogram, Percentile
 from zeropoint.stats.histogram import bin_edges
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def every_sixteen_bit_number(dtype: torch.dtype) -> torch.Tensor:
@@ -23,7 +20,7 @@ def every_sixteen_bit_number(dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("mantissa_bits", [0, 5, 7, 10])
 def test_counts_are_those_of_numpy_on_the_same_edges(mantissa_bits: int) -> None:
     statistic = Histogram(mantissa_bits=mantissa_bits)
-    x = noise(5000) * torch.logspace(-44, 38, 5000)
+    x = normal(5000) * torch.logspace(-44, 38, 5000)
     x = x[torch.isfinite(x)]
     positive, negative = statistic.measure(x)["counts"][0].numpy()
     edges, values = bin_edges(mantissa_bits), x.double().numpy()
@@ -64,7 +61,7 @@ def test_float64_past_float32_is_counted_in_the_last_bin() -> None:
 
 
 def test_more_elements_than_are_counted_at_once_are_all_counted() -> None:
-    x = noise(600_001)
+    x = normal(600_001)
     for statistic, data in (
         (Histogram(), x),
         (Histogram(granularity=Granularity.channel(0), shape=(3, 1)), x[:600_000].reshape(3, -1)),
@@ -77,7 +74,7 @@ def test_more_elements_than_are_counted_at_once_are_all_counted() -> None:
 )
 @pytest.mark.parametrize("mean", [0.0, 3.0, -100.0])
 def test_percentiles_lie_in_the_bin_of_numpy_s(percent: float, rank: int, mean: float) -> None:
-    x = noise(10_000) + mean
+    x = normal(10_000) + mean
     statistic = Histogram(rule=Percentile(percent=percent))
     low, high = (end.item() for end in statistic.range(statistic.measure(x)))
     values = x.double().numpy()
@@ -99,7 +96,7 @@ def test_percent_is_read_in_decimal() -> None:
 
 
 def test_a_hundred_percent_are_the_extremes() -> None:
-    x = noise(100)
+    x = normal(100)
     statistic = Histogram(rule=Percentile(percent=100))
     low, high = statistic.range(statistic.measure(x))
     assert (low.item(), high.item()) == (x.min().item(), x.max().item())

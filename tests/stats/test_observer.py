@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.stats.every_statistic import ALL, CHANNELS, name_of
+from tests.tensors import normal
 from torch._dynamo.utils import counters
 
 from zeropoint import UnsupportedError, choose_params, fake_quantize
@@ -20,10 +21,6 @@ from zeropoint.stats import MinMax, MovingAverage, Observer, State, Statistic, n
 from zeropoint.stats.observer import update_together
 
 EVERY = pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def observed(statistic: Statistic, *batches: torch.Tensor) -> Observer:
@@ -42,7 +39,7 @@ def assert_same(a: State, b: State) -> None:
 
 @EVERY
 def test_the_input_passes_as_it_is(statistic: Statistic) -> None:
-    x = noise(4, 6).requires_grad_()
+    x = normal(4, 6).requires_grad_()
     observer = Observer(statistic)
     assert observer(x) is x
     observer(x).sum().backward()
@@ -53,7 +50,7 @@ def test_the_input_passes_as_it_is(statistic: Statistic) -> None:
 
 @EVERY
 def test_several_batches_are_taken_at_once(statistic: Statistic) -> None:
-    batches = [noise(4, 6).requires_grad_(), noise(0, 6), noise(1, 6), noise(7, 6, seed=1)]
+    batches = [normal(4, 6).requires_grad_(), normal(0, 6), normal(1, 6), normal(7, 6, seed=1)]
     one_by_one = observed(statistic, *batches)
     observer = Observer(statistic)
     observer.update_all(batches[:1])
@@ -67,7 +64,7 @@ def test_several_batches_are_taken_at_once(statistic: Statistic) -> None:
 def test_observers_that_see_the_same_take_it_in_together(
     monkeypatch: pytest.MonkeyPatch, statistic: Statistic
 ) -> None:
-    before, batches = noise(2, 6, seed=2), [noise(4, 6), noise(1, 6, seed=1)]
+    before, batches = normal(2, 6, seed=2), [normal(4, 6), normal(1, 6, seed=1)]
     observers = [observed(statistic), observed(statistic, before), observed(statistic)]
     reported = []
     update_all = Observer.update_all
@@ -87,20 +84,20 @@ def test_observers_that_see_the_same_take_it_in_together(
 
 @EVERY
 def test_a_disabled_observer_is_frozen(statistic: Statistic) -> None:
-    observer = observed(statistic, noise(4, 6))
+    observer = observed(statistic, normal(4, 6))
     before = {name: tensor.clone() for name, tensor in observer.state().items()}
     observer.disable()
-    observer(noise(4, 6, seed=1) * 100)
+    observer(normal(4, 6, seed=1) * 100)
     assert_same(observer.state(), before)
     assert repr(observer).endswith("disabled)")
     observer.enable()
-    observer(noise(4, 6, seed=1) * 100)
+    observer(normal(4, 6, seed=1) * 100)
     assert int(observer.state()["seen"]) == 48
 
 
 @EVERY
 def test_a_state_dict_fits_a_new_observer_strictly(statistic: Statistic, tmp_path: Path) -> None:
-    observer = observed(statistic, noise(9, 6), noise(9, 6, seed=1))
+    observer = observed(statistic, normal(9, 6), normal(9, 6, seed=1))
     save_file(observer.state_dict(), tmp_path / "state.safetensors")
     other = Observer(statistic)
     other.load_state_dict(load_file(tmp_path / "state.safetensors"), strict=True)
@@ -109,7 +106,7 @@ def test_a_state_dict_fits_a_new_observer_strictly(statistic: Statistic, tmp_pat
 
 @EVERY
 def test_copies_go_their_own_ways(statistic: Statistic) -> None:
-    observer = observed(statistic, noise(9, 6))
+    observer = observed(statistic, normal(9, 6))
     before = {name: tensor.clone() for name, tensor in observer.state().items()}
     file = io.BytesIO()
     torch.save(observer, file)
@@ -120,14 +117,14 @@ def test_copies_go_their_own_ways(statistic: Statistic) -> None:
         torch.load(file, weights_only=False),
     ):
         assert_same(other.state(), before)
-        other(noise(9, 6, seed=1) * 100)
+        other(normal(9, 6, seed=1) * 100)
         assert int(other.state()["seen"]) == 108
         assert_same(observer.state(), before)
 
 
 @EVERY
 def test_casting_a_model_leaves_statistics_exact(statistic: Statistic) -> None:
-    observer = observed(statistic, noise(9, 6))
+    observer = observed(statistic, normal(9, 6))
     before = {name: tensor.clone() for name, tensor in observer.state().items()}
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), observer)
     for cast in (model.half, model.bfloat16, model.float, model.double):
@@ -136,7 +133,7 @@ def test_casting_a_model_leaves_statistics_exact(statistic: Statistic) -> None:
 
 
 def test_parameters_are_those_of_the_data_and_name_the_observer_without_data() -> None:
-    x = noise(50).bfloat16()
+    x = normal(50).bfloat16()
     observer = observed(MinMax(), x)
     params = observer.params("uint8:tensor:asym", dtype=torch.bfloat16)
     assert_same(params.tensors(), choose_params(x, "uint8:tensor:asym").tensors())
@@ -158,16 +155,16 @@ def test_errors_name_the_place_in_the_model() -> None:
 
 
 def test_merging_observers_leaves_the_other_as_it_is() -> None:
-    a, b = observed(MinMax(), noise(5)), observed(MinMax(), noise(5, seed=1))
+    a, b = observed(MinMax(), normal(5)), observed(MinMax(), normal(5, seed=1))
     kept = {name: tensor.clone() for name, tensor in b.state().items()}
     a.merge(b)
     assert_same(b.state(), kept)
-    assert_same(a.state(), observed(MinMax(), torch.cat([noise(5), noise(5, seed=1)])).state())
+    assert_same(a.state(), observed(MinMax(), torch.cat([normal(5), normal(5, seed=1)])).state())
 
 
 def test_one_process_alone_gathers_what_it_has() -> None:
     observer = Observer(MovingAverage(), shared=False)
-    observer(noise(5))
+    observer(normal(5))
     assert_same(observer.gathered().state(), observer.state())
 
 
@@ -178,7 +175,7 @@ def test_what_is_shared_already_is_not_gathered_again() -> None:
 
 @EVERY
 def test_inference_mode_and_autocast_change_nothing(statistic: Statistic) -> None:
-    observer, x = Observer(statistic), noise(9, 6)
+    observer, x = Observer(statistic), normal(9, 6)
     with torch.inference_mode():
         observer(x)
     with torch.autocast("cpu", torch.bfloat16):
@@ -192,7 +189,7 @@ def test_a_compiled_model_breaks_its_graph_once_and_learns_the_same(statistic: S
     counters.clear()
     observer = Observer(statistic)
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), observer, torch.nn.ReLU())
-    compiled, x = torch.compile(model, backend="eager"), noise(9, 6)
+    compiled, x = torch.compile(model, backend="eager"), normal(9, 6)
     with torch.no_grad():
         outputs = [compiled(x) for _ in range(3)]
         plain = Observer(statistic)
@@ -208,7 +205,7 @@ def test_a_disabled_observer_leaves_the_graph_whole() -> None:
     observer = Observer(MinMax())
     observer.disable()
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), observer)
-    x = noise(3, 6)
+    x = normal(3, 6)
     whole = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(whole(x), model(x))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.tensors import normal
 
 import zeropoint as zp
 from zeropoint import QuantizationParams, Scheme
@@ -30,15 +31,11 @@ SCHEMES = list(
 )
 
 
-def sample(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_forward_is_the_deployed_round_trip_bit_for_bit(scheme: str, dtype: torch.dtype) -> None:
     """Every preset and dtype, on data that the parameters were not made from too."""
-    x = sample((130, 150) if "128x128" in scheme else (6, 150), dtype)
+    x = normal(*((130, 150) if "128x128" in scheme else (6, 150)), dtype=dtype)
     quantizer = FakeQuantize.from_tensor(x, scheme)
     for data in (x, x * 1.5):
         deployed = zp.quantize(data, quantizer.params).dequantize()
@@ -73,7 +70,7 @@ def test_ranges_in_numbers_are_codes_less_zero_point_times_scale() -> None:
     "scheme", ["int4:g8", "uint4:g8:asym", "mxfp4", "nvfp4", "nf4:g8", "mx9", "e4m3:cast"]
 )
 def test_numbers_far_outside_become_the_ends_of_the_float_range(scheme: str) -> None:
-    x = sample((4, 32))
+    x = normal(4, 32)
     quantizer = FakeQuantize.from_tensor(x, scheme)
     low, high = quantizer.float_range()
     shape = quantizer.params.scheme.granularity.grid((4, 32))
@@ -118,7 +115,7 @@ def test_new_parameters_are_used_at_once_and_written_in_place() -> None:
 
 
 def test_parameters_of_every_channel_and_of_several_levels_can_be_replaced() -> None:
-    x = sample((4, 32))
+    x = normal(4, 32)
     channels = FakeQuantize.from_tensor(x, "int8:channel")
     channels.update_params(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     assert channels.scale1.flatten().tolist() == [1.0, 2.0, 3.0, 4.0]
@@ -162,7 +159,7 @@ def test_a_refused_update_changes_nothing() -> None:
         zp.SchemeError,
         match=r"scale must be a QuantizationParams for .* has more than positive scales of one level",
     ):
-        FakeQuantize.from_tensor(sample((4, 32)), "nvfp4").update_params(1.0)
+        FakeQuantize.from_tensor(normal(4, 32), "nvfp4").update_params(1.0)
 
 
 def test_a_quantizer_that_is_not_enabled_returns_its_input() -> None:
@@ -186,7 +183,7 @@ def test_the_noise_is_the_mean_squared_error_whether_enabled_or_not() -> None:
     quantizer = FakeQuantize.from_bits(4, enabled=False)
     assert quantizer.quantization_noise(torch.tensor([0.25, 1.5, 9.0])).item() == (0.0625 * 1 + 0.25 + 4) / 3
     assert quantizer.quantization_noise(torch.empty(0)).item() == 0.0
-    x = sample((64, 64), torch.bfloat16)
+    x = normal(64, 64, dtype=torch.bfloat16)
     error = (zp.fake_quantize(x, quantizer.params).double() - x.double()).square().mean()
     assert math.isclose(quantizer.quantization_noise(x).item(), error.item(), rel_tol=1e-12)
 
@@ -207,11 +204,11 @@ def test_forward_and_gradient_are_those_of_torch_in_its_dialect(symmetric: bool,
     low, high, zero = (-128, 127, 0) if symmetric else (0, 255, 37)
     scheme = "int8:tensor:dialect=torch" if symmetric else "uint8:tensor:asym:dialect=torch"
     quantizer = FakeQuantize(QuantizationParams.new(0.0371, zero, scheme))
-    x = sample((50, 80), dtype) * 4
+    x = normal(50, 80, dtype=dtype) * 4
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     y = quantizer(ours)
     t = torch.fake_quantize_per_tensor_affine(theirs, 0.0371, zero, low, high)
-    grad = sample((50, 80), dtype, 1)
+    grad = normal(50, 80, dtype=dtype, seed=1)
     y.backward(grad)
     t.backward(grad)
     assert torch.equal(y, t)
@@ -221,7 +218,7 @@ def test_forward_and_gradient_are_those_of_torch_in_its_dialect(symmetric: bool,
 
 
 def test_another_seed_rounds_otherwise_and_the_same_seed_alike() -> None:
-    x = sample((64, 64))
+    x = normal(64, 64)
     quantizer = FakeQuantize.from_tensor(x, "int4:tensor:round=stochastic(1)")
     first = quantizer(x)
     quantizer.reseed(2)

@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.tensors import normal
 from torch.func import functional_call
 
 import zeropoint as zp
@@ -18,11 +19,6 @@ from zeropoint.training import LearnedScale
 
 BLOCKS = {"tensor": (4, 18), "channel": (1, 18), "channel1": (4, 1), "g5": (1, 5), "block3x4": (3, 4)}
 SHAPE = (4, 18)
-
-
-def sample(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def by_hand(
@@ -48,7 +44,7 @@ def by_hand(
 def test_gradients_are_those_of_lsq_in_every_block(element: str, granularity: str) -> None:
     """In float64: the last blocks are short, and each has a sum of its own."""
     text = element.format(granularity) if "{}" in element else f"{element}:{granularity}"
-    x, dy = sample(SHAPE, torch.float64), sample(SHAPE, torch.float64, 1)
+    x, dy = normal(*SHAPE, dtype=torch.float64), normal(*SHAPE, dtype=torch.float64, seed=1)
     start = (x / 2).clamp(min=0) if text.startswith("u") else x / 2
     quantizer = LearnedScale(zp.choose_params(start, text + ":scale=float64"))
     leaf = x.clone().requires_grad_()
@@ -68,7 +64,7 @@ def test_gradients_are_those_of_lsq_in_every_block(element: str, granularity: st
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
 def test_gradients_of_a_real_offset_are_those_of_lsq_plus(granularity: str) -> None:
-    x, dy = sample(SHAPE, torch.float64) + 0.4, sample(SHAPE, torch.float64, 1)
+    x, dy = normal(*SHAPE, dtype=torch.float64) + 0.4, normal(*SHAPE, dtype=torch.float64, seed=1)
     params = zp.choose_params(x / 2, f"uint3:{granularity}:asym=real:scale=float64")
     quantizer = LearnedScale(params)
     assert torch.allclose(quantizer.offset, -params.zero_point * params.scales[0], rtol=1e-15, atol=0)
@@ -120,8 +116,8 @@ def test_everything_is_torchs_bit_for_bit_where_arithmetic_is_exact(element: str
 
     There are no ties: at a tie torch's gradient rounds with the zero point inside, its forward without.
     """
-    x = (sample((24, 32)) * 40).round() / 16 + 2.0**-10
-    dy = (sample((24, 32), seed=1) * 8).round() / 8
+    x = (normal(24, 32) * 40).round() / 16 + 2.0**-10
+    dy = (normal(24, 32, seed=1) * 8).round() / 8
     granularity = "tensor" if axis is None else f"channel{axis}"
     scheme = Scheme.parse(f"{element}:{granularity}:asym:dialect=torch")
     grid = scheme.granularity.grid((24, 32))
@@ -145,7 +141,7 @@ def test_everything_is_torchs_bit_for_bit_where_arithmetic_is_exact(element: str
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_gradients_are_torchs_up_to_the_order_of_summation(axis: int | None) -> None:
-    x, dy = sample((64, 48)), sample((64, 48), seed=1)
+    x, dy = normal(64, 48), normal(64, 48, seed=1)
     granularity = "tensor" if axis is None else f"channel{axis}"
     quantizer = LearnedScale(zp.choose_params(x / 2, f"uint4:{granularity}:asym:dialect=torch"))
     ours, theirs = learnable_by_us(x, dy, quantizer), learnable_by_torch(x, dy, quantizer, axis)
@@ -166,7 +162,7 @@ def test_gradients_are_the_differences_of_a_stand_in_whose_roundings_are_frozen(
 
     Straight through means: with r = Q - v frozen, y = x + s r inside the codes, s Q + beta outside.
     """
-    x = sample(SHAPE, torch.float64)
+    x = normal(*SHAPE, dtype=torch.float64)
     quantizer = LearnedScale(zp.choose_params(x / 2, text + ":scale=float64"))
     quantizer.factor = 1.0
     learned = dict(quantizer.named_parameters())
@@ -208,7 +204,7 @@ def spread_like(values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 def test_the_forward_is_the_deployed_round_trip_and_gradients_keep_dtypes(
     text: str, dtype: torch.dtype
 ) -> None:
-    x = sample((6, 40), dtype)
+    x = normal(6, 40, dtype=dtype)
     quantizer = LearnedScale.from_tensor(x, text)
     with torch.no_grad():
         quantizer.scale.mul_(0.7)
@@ -224,7 +220,7 @@ def test_the_forward_is_the_deployed_round_trip_and_gradients_keep_dtypes(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_16_bit_tensors_are_summed_in_float32(dtype: torch.dtype) -> None:
-    x, dy = sample((64, 64), dtype), sample((64, 64), dtype, 1)
+    x, dy = normal(64, 64, dtype=dtype), normal(64, 64, dtype=dtype, seed=1)
     narrow, wide = (LearnedScale(QuantizationParams.new(0.1, 0, "int4:tensor")) for _ in range(2))
     narrow(x).backward(dy)
     wide(x.float()).backward(dy.float())
@@ -236,7 +232,7 @@ def test_gradients_of_16_bit_tensors_are_summed_in_float32(dtype: torch.dtype) -
     "text", ["int4:channel:scale=bfloat16", "int4:channel:scale=ue4m3", "int4:channel:scale=input"]
 )
 def test_a_scale_of_a_narrow_format_is_used_and_deployed_rounded(text: str) -> None:
-    x = sample((4, 32), torch.bfloat16)
+    x = normal(4, 32, dtype=torch.bfloat16)
     quantizer = LearnedScale.from_tensor(x, text)
     with torch.no_grad():
         quantizer.scale.mul_(1.01)
@@ -300,7 +296,7 @@ def test_the_optimizer_brings_a_lost_scale_back() -> None:
     quantizer = LearnedScale(QuantizationParams.new(0.1, 0, "int4"), count=64)
     with torch.no_grad():
         quantizer.scale.fill_(-0.5)
-    x = sample((64,))
+    x = normal(64, seed=1)
     optimizer = torch.optim.SGD(quantizer.parameters(), lr=0.05)
     for _ in range(200):
         optimizer.zero_grad()
@@ -311,7 +307,7 @@ def test_the_optimizer_brings_a_lost_scale_back() -> None:
 
 
 def test_learning_lowers_the_error_below_that_of_the_largest_magnitude() -> None:
-    x = sample((4096,))
+    x = normal(4096)
     quantizer = LearnedScale(zp.choose_params(x, "int3"))
     start = quantizer.quantization_noise(x)
     optimizer = torch.optim.Adam(quantizer.parameters(), lr=0.01)
@@ -327,7 +323,7 @@ def test_a_scheme_without_one_linear_scale_is_refused(text: str) -> None:
     with pytest.raises(
         zp.SchemeError, match=r"must have one scale level with a linear rule to learn its scales"
     ):
-        LearnedScale(zp.choose_params(sample((4, 32)), text))
+        LearnedScale(zp.choose_params(normal(4, 32), text))
 
 
 def test_other_bad_arguments_are_refused() -> None:
@@ -343,11 +339,11 @@ def test_other_bad_arguments_are_refused() -> None:
         zp.DtypeError, match=r"x \(dtype torch.bfloat16\) must be float32 or float64 to learn in"
     ):
         dialect(torch.ones(3, dtype=torch.bfloat16))
-    channels = LearnedScale.from_tensor(sample((4, 8)), "int4:channel")
+    channels = LearnedScale.from_tensor(normal(4, 8), "int4:channel")
     with pytest.raises(
         zp.ShapeError, match=r"x \(shape \(5, 8\)\) must have a grid of blocks like .*\(4, 1\)"
     ):
-        channels(sample((5, 8)))
+        channels(normal(5, 8))
 
 
 def test_a_second_derivative_is_refused() -> None:
@@ -362,7 +358,7 @@ def test_a_second_derivative_is_refused() -> None:
 def test_one_scale_serves_any_shape() -> None:
     quantizer = LearnedScale(QuantizationParams.new(0.5, 0, "int4"))
     for shape in [(), (3,), (2, 3, 4), (0, 3)]:
-        x = sample(shape)
+        x = normal(*shape)
         quantizer(x).sum().backward() if x.numel() else None
         assert quantizer(x).shape == shape
     assert quantizer.scale.grad.shape == (1,)

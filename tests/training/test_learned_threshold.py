@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.tensors import normal
 from torch.func import functional_call
 
 import zeropoint as zp
@@ -14,11 +15,6 @@ from zeropoint import Scheme
 from zeropoint.recipes import TQTThresholdInitMeth
 from zeropoint.training import LearnedScale, LearnedThreshold, ThresholdRule
 from zeropoint.training.thresholds import threshold
-
-
-def sample(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def by_hand(
@@ -43,7 +39,7 @@ def by_hand(
 @pytest.mark.parametrize("element", ["int4", "int8", "uint4", "int2"])
 @pytest.mark.parametrize("option", [":scale=float64", ":scale=ceil", ""])
 def test_forward_and_gradients_are_those_of_the_paper(element: str, log2_t: float, option: str) -> None:
-    x, dy = sample((40, 25), torch.float64), sample((40, 25), torch.float64, 1)
+    x, dy = normal(40, 25, dtype=torch.float64), normal(40, 25, dtype=torch.float64, seed=1)
     quantizer = LearnedThreshold(f"{element}:tensor{option}", 1.0, dtype=torch.float64)
     with torch.no_grad():
         quantizer.log2_threshold.fill_(log2_t)
@@ -60,7 +56,7 @@ def test_forward_and_gradients_are_those_of_the_paper(element: str, log2_t: floa
 
 @pytest.mark.parametrize("text", ["int4:channel", "int3:g5", "uint4:channel1"])
 def test_every_block_has_a_threshold_and_a_gradient_of_its_own(text: str) -> None:
-    x, dy = sample((4, 12), torch.float64), sample((4, 12), torch.float64, 1)
+    x, dy = normal(4, 12, dtype=torch.float64), normal(4, 12, dtype=torch.float64, seed=1)
     whole = LearnedThreshold.from_tensor(x, text + ":scale=float64")
     with torch.no_grad():
         whole.log2_threshold.sub_(1)
@@ -76,7 +72,7 @@ def test_every_block_has_a_threshold_and_a_gradient_of_its_own(text: str) -> Non
 
 def test_the_gradient_is_the_difference_of_a_stand_in_whose_roundings_are_frozen() -> None:
     """Gradcheck in float64: with a smooth scale 2 ** log2 t, and the residues of rounding held fixed."""
-    x = sample((30,), torch.float64)
+    x = normal(30, dtype=torch.float64)
     quantizer = LearnedThreshold("int3:tensor:scale=float64", 1.0, dtype=torch.float64)
     base = torch.zeros(1, dtype=torch.float64)
     y0 = functional_call(quantizer, {"log2_threshold": base}, (x,)).detach()
@@ -120,7 +116,7 @@ def test_a_threshold_has_the_power_of_two_at_or_above_it(dtype: torch.dtype) -> 
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_forward_is_the_deployed_round_trip(text: str, dtype: torch.dtype) -> None:
-    x = sample((6, 40), dtype)
+    x = normal(6, 40, dtype=dtype)
     quantizer = LearnedThreshold.from_tensor(x, text, ThresholdRule.THREE_SD)
     leaf = x.clone().requires_grad_()
     y = quantizer(leaf)
@@ -154,7 +150,7 @@ def kl_j_by_numpy(x: np.ndarray, levels: int) -> float:
 @pytest.mark.parametrize("power", [1, 3])
 @pytest.mark.parametrize("scheme", ["int3", "int4", "uint4"])
 def test_the_kl_j_search_finds_what_numpy_finds(scheme: str, power: int) -> None:
-    x = sample((70, 70), torch.float64) ** power
+    x = normal(70, 70, dtype=torch.float64) ** power
     if scheme.startswith("u"):
         x = x.abs()
     found = threshold(x, Scheme.parse(scheme), ThresholdRule.KL_J)
@@ -165,7 +161,7 @@ def test_the_kl_j_search_finds_what_numpy_finds(scheme: str, power: int) -> None
 
 
 def test_the_kl_j_search_clips_long_tails() -> None:
-    x = sample((100, 100), torch.float64) ** 5
+    x = normal(100, 100, dtype=torch.float64) ** 5
     found = threshold(x, Scheme.parse("int4"), ThresholdRule.KL_J).item()
     assert found < 0.7 * x.abs().max().item()
 
@@ -175,7 +171,7 @@ def test_too_few_bins_for_a_search_keep_the_largest_magnitude() -> None:
 
 
 def test_three_standard_deviations_are_those_of_numpy_in_every_block() -> None:
-    x = sample((4, 33), torch.float64) + torch.arange(4)[:, None]
+    x = normal(4, 33, dtype=torch.float64) + torch.arange(4)[:, None]
     found = threshold(x, Scheme.parse("int8:channel"), ThresholdRule.THREE_SD)
     wanted = np.abs(x.numpy().mean(1)) + 3 * x.numpy().std(1)
     assert np.allclose(found.numpy()[:, 0], wanted, rtol=1e-13)
@@ -190,7 +186,7 @@ def test_a_block_of_zeros_starts_at_scale_one() -> None:
 
 
 def test_training_finds_the_best_power_of_two() -> None:
-    x = sample((4096,))
+    x = normal(4096)
     noises = [LearnedThreshold("int4", 2.0**e).quantization_noise(x).item() for e in range(-3, 6)]
     for start in (2.0**-3, 2.0**5):
         quantizer = LearnedThreshold("int4", start)
@@ -209,7 +205,7 @@ def test_a_threshold_driven_out_of_range_acts_as_the_end_of_its_format(far: floa
     quantizer = LearnedThreshold(f"int4:tensor{option}", 1.0)
     with torch.no_grad():
         quantizer.log2_threshold.fill_(far)
-    x = sample((64,)).requires_grad_()
+    x = normal(64).requires_grad_()
     y = quantizer(x)
     y.sum().backward()
     quantizer.params.validate()

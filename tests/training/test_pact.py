@@ -6,22 +6,18 @@ import math
 
 import pytest
 import torch
+from tests.tensors import normal
 from torch.func import functional_call
 
 import zeropoint as zp
 from zeropoint.training import Pact
 
 
-def sample(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("alpha", [0.5, 1.7])
 def test_forward_and_gradients_are_those_of_the_paper(alpha: float, bits: int) -> None:
     """y = round(clip(x, 0, alpha) (2^k - 1) / alpha) alpha / (2^k - 1), and the clip's own derivatives."""
-    x, dy = sample((500,), torch.float64), sample((500,), torch.float64, 1)
+    x, dy = normal(500, dtype=torch.float64), normal(500, dtype=torch.float64, seed=1)
     x[:4] = torch.tensor([0.0, -0.0, alpha, math.nextafter(alpha, 0.0)])
     quantizer = Pact(f"uint{bits}:tensor:scale=float64", alpha, dtype=torch.float64)
     leaf = x.clone().requires_grad_()
@@ -40,7 +36,7 @@ def test_forward_and_gradients_are_those_of_the_paper(alpha: float, bits: int) -
 
 def test_the_gradients_are_the_differences_of_the_clip_without_its_rounding() -> None:
     """Gradcheck in float64, away from kinks."""
-    x = sample((50,), torch.float64)
+    x = normal(50, dtype=torch.float64)
     quantizer = Pact("uint4:tensor:scale=float64", 1.0, dtype=torch.float64)
 
     def stand_in(x: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
@@ -56,7 +52,7 @@ def test_the_gradients_are_the_differences_of_the_clip_without_its_rounding() ->
 @pytest.mark.parametrize("scheme", ["uint2", "uint4:tensor:scale=bfloat16", "uint8", "uint1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_forward_is_the_deployed_round_trip(scheme: str, dtype: torch.dtype) -> None:
-    x = sample((6, 40), dtype).requires_grad_()
+    x = normal(6, 40, dtype=dtype).requires_grad_()
     quantizer = Pact(scheme, 1.3)
     y = quantizer(x)
     y.float().square().sum().backward()
@@ -80,7 +76,7 @@ def test_an_alpha_driven_to_zero_or_below_comes_back() -> None:
     quantizer = Pact("uint4", 1.0)
     with torch.no_grad():
         quantizer.alpha.fill_(-2.0)
-    x = sample((256,)).abs()
+    x = normal(256).abs()
     quantizer.params.validate()
     assert torch.isfinite(quantizer(x)).all()
     optimizer = torch.optim.SGD(quantizer.parameters(), lr=0.2)

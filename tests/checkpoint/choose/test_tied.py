@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, same_bytes, save, tensors_of, weight
+from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, save, tensors_of, weight
+from tests.tensors import same_bytes
 
 from zeropoint.architectures import heads_of
 from zeropoint.checkpoint.choose.selection import Selection

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkpoint.written import digests, quantize, same_bytes, tensors_of
+from tests.checkpoint.written import digests, quantize, tensors_of
+from tests.tensors import same_bytes
 from torch import nn
 
 import zeropoint as zp

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.written import CONFIG, ONE, same_bytes, save, tensors_of, weight
+from tests.checkpoint.written import CONFIG, ONE, save, tensors_of, weight
+from tests.tensors import same_bytes
 from transformers import MixtralConfig
 from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear
 

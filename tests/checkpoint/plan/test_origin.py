@@ -16,7 +16,8 @@ import torch
 from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer, FP8BlockDequantizer
 from safetensors.torch import save_file
 from tests.checkpoint.quantized_inputs import BLOCKS, FP8, fp8_layer
-from tests.checkpoint.written import CONFIG, quantize, same_bytes, save, tensors_of, weight
+from tests.checkpoint.written import CONFIG, quantize, save, tensors_of, weight
+from tests.tensors import same_bytes
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from zeropoint.checkpoint.plan.origin import Origin, as_floats

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.checkpoint.written import LINEAR, digests, quantize, same_bytes, save, tensors_of, weight
+from tests.checkpoint.written import LINEAR, digests, quantize, save, tensors_of, weight
 from tests.oracles import synthetic_llama
+from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan

@@ -13,8 +13,9 @@ from compressed_tensors.compressors import decompress_module
 from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.quantized_inputs import BLOCKS, dequantized_by_others, fp8_layer, save_like, to_fp8
-from tests.checkpoint.written import CONFIG, ONE, digests, quantize, same_bytes, save, tensors_of, weight
+from tests.checkpoint.written import CONFIG, ONE, digests, quantize, save, tensors_of, weight
 from tests.oracles import synthetic_llama
+from tests.tensors import same_bytes
 
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection

@@ -12,7 +12,8 @@ import torch
 import transformers as tf
 from scipy.linalg import hadamard
 from tests.checkpoint.interrupted import stop_after
-from tests.checkpoint.written import ONE, digests, same_bytes, save, tensors_of, weight
+from tests.checkpoint.written import ONE, digests, save, tensors_of, weight
+from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.residual_stream import FAMILIES
