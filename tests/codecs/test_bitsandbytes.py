@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.oracles import tiny_models
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan import cuts
@@ -282,12 +283,7 @@ def test_absmax_that_is_off_by_more_than_its_rounding_is_seen(tmp_path: Path) ->
 def test_transformers_loads_what_is_written_with_our_values(text: str, tmp_path: Path) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     transformers = pytest.importorskip("transformers")
-    shape = transformers.LlamaConfig(
-        num_hidden_layers=1, hidden_size=192, intermediate_size=320, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=64,
-    )  # fmt: skip
-    torch.manual_seed(3)
-    transformers.LlamaForCausalLM(shape).save_pretrained(tmp_path / "in")
+    tiny_models.llama(seed=3, hidden_size=192, intermediate_size=320).save_pretrained(tmp_path / "in")
     run(make_plan(open_source(tmp_path / "in"), text, codec=CODEC), tmp_path / "out")
     dequantized(tmp_path / "out", tmp_path / "floats")
     load = transformers.AutoModelForCausalLM.from_pretrained

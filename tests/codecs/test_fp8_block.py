@@ -9,18 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized, save
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
+from tests.oracles import tiny_models
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaForCausalLM
 
 import zeropoint as zp
 
 
 def llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, vocab_size=64,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).to(torch.bfloat16)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2}
+    return tiny_models.llama(**sizes).to(torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +110,7 @@ def test_a_scale_of_something_else_is_no_factor(tmp_path: Path) -> None:
 
 
 def test_a_model_is_loaded_with_the_inputs_and_values_of_compressed_tensors(tmp_path: Path) -> None:
-    model = llama().float().eval()
+    model = llama().float()
     model.save_pretrained(tmp_path / "in")
     ids = torch.randint(0, 64, (4, 32), generator=torch.Generator().manual_seed(0))
     answers = []

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.oracles import tiny_models
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -104,12 +105,7 @@ def test_the_package_itself_gives_the_same_codes_but_for_ties(dtype: torch.dtype
 def test_transformers_loads_what_is_written_and_its_files_are_read(tmp_path: Path) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     transformers = pytest.importorskip("transformers", reason="extra `hf`")
-    config = transformers.LlamaConfig(
-        num_hidden_layers=1, hidden_size=64, intermediate_size=128, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=64,
-    )  # fmt: skip
-    torch.manual_seed(6)
-    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "in")
+    tiny_models.llama(seed=6).bfloat16().save_pretrained(tmp_path / "in")
     run(make_plan(open_source(tmp_path / "in"), "llm_int8", codec=CODEC), tmp_path / "ours")
     load = transformers.AutoModelForCausalLM.from_pretrained
     eight = transformers.BitsAndBytesConfig(load_in_8bit=True)

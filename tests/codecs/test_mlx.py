@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.oracles import tiny_models
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import RecipeText
@@ -119,13 +120,7 @@ def test_the_package_decodes_float_codes_to_our_values(mode: str, scheme: str) -
 
 
 def model(folder: Path) -> Path:
-    transformers = pytest.importorskip("transformers", reason="extra `hf`")
-    config = transformers.LlamaConfig(
-        num_hidden_layers=2, hidden_size=64, intermediate_size=128, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=64,
-    )  # fmt: skip
-    torch.manual_seed(6)
-    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    tiny_models.llama(layers=2, seed=6).bfloat16().save_pretrained(folder)
     return folder
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized, save
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.oracles import tiny_models
+from transformers import LlamaForCausalLM
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
@@ -130,12 +131,7 @@ WIDE = {
 @pytest.mark.parametrize("to", WIDE)
 def test_whole_models_of_quanto_have_the_logits_of_our_values_both_ways(to: str, tmp_path: Path) -> None:
     quanto = pytest.importorskip("optimum.quanto", reason="tests/oracles/more_peers.sh")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=128, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = tiny_models.llama(layers=2, hidden_size=256, intermediate_size=512, vocab_size=128)
     model.save_pretrained(tmp_path / "in")
     run(make_plan(open_source(tmp_path / "in"), to, codec=CODEC), tmp_path / "ours")
     own = quanto.QuantizedModelForCausalLM.quantize(model, weights=WIDE[to], exclude="lm_head")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.oracles import tiny_models
 from torch import nn
 
 import zeropoint as zp
@@ -270,16 +271,10 @@ def test_what_tensors_have_and_packed_weights_have_not_says_what_to_do() -> None
 def test_what_trainer_does_with_checkpoints_works_for_prepared_models(tmp_path: Any) -> None:
     """It calls save_pretrained, reads the file, and loads its tensors by name, not strictly."""
     transformers = pytest.importorskip("transformers", reason="extra `hf`")
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-
-    def prepared(seed: int) -> Any:
-        torch.manual_seed(seed)
-        return zp.prepare(transformers.LlamaForCausalLM(config), "int4:g32", qat="lsq").eval()
-
-    first, second = prepared(0), prepared(1)
+    first, second = (
+        zp.prepare(tiny_models.llama(seed=seed, tie_word_embeddings=True), "int4:g32", qat="lsq").eval()
+        for seed in (0, 1)
+    )
     first.save_pretrained(tmp_path)
     found = second.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
     assert (found.missing_keys, found.unexpected_keys) == (["lm_head.weight"], [])

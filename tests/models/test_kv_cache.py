@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.oracles import tiny_models
 from tests.tensors import normal
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, MistralConfig
 from transformers.cache_utils import DynamicCache
@@ -36,21 +37,9 @@ def llama(dtype: torch.dtype = torch.float64, deviation: float = 0.2) -> LlamaFo
 
     Logits of small weights are all but alike, and so are then the tokens of any cache.
     """
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=101,
-        hidden_size=128,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        initializer_range=deviation,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).to(dtype).eval()
+    sizes = {"vocab_size": 101, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    endless = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    return tiny_models.llama(layers=2, initializer_range=deviation, **sizes, **endless).to(dtype)
 
 
 def prompts(count: int = 2) -> torch.Tensor:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from tests.reference_backend import reference_only
 
-from zeropoint import only_backend
+__all__ = ["every_backend", "reference_only"]
 
 
 @pytest.fixture
 def every_backend() -> None:
     """Leave a test the backends that callers get."""
-
-
-@pytest.fixture(autouse=True)
-def reference_only(request: pytest.FixtureRequest) -> Iterator[None]:
-    if "every_backend" in request.fixturenames:
-        yield
-        return
-    with only_backend("reference"):
-        yield

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized
+from tests.oracles import tiny_models
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
@@ -55,12 +56,7 @@ def config(case: str) -> Any:
 
 def plain(folder: Path) -> None:
     """Write a small Llama in bfloat16."""
-    shape = transformers.LlamaConfig(
-        num_hidden_layers=1, hidden_size=64, intermediate_size=128, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=64,
-    )  # fmt: skip
-    torch.manual_seed(7)
-    transformers.LlamaForCausalLM(shape).bfloat16().save_pretrained(folder)
+    tiny_models.llama(seed=7).bfloat16().save_pretrained(folder)
 
 
 @pytest.fixture(params=SCHEMES)

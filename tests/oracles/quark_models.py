@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.oracles.tiny_models import llama
 
 CASES = (
     "int4_group", "int4_channel", "int8_channel", "int8_tensor", "int8_group", "uint4_group", "uint8_channel",
@@ -25,19 +26,13 @@ def dtype_of(case: str) -> torch.dtype:
 
 def model(dtype: torch.dtype) -> Any:
     """Return the model, whose weights are the same everywhere."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        num_hidden_layers=1, hidden_size=64, intermediate_size=128, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=64,
-    )  # fmt: skip
-    found = LlamaForCausalLM(config)
+    found = llama()
     with torch.no_grad():
         for number, parameter in enumerate(found.parameters()):
             if parameter.ndim > 1:
                 places = torch.arange(parameter.numel()) * (7919 + 2 * number) % 1009
                 parameter.copy_(((places.float() - 504) / 4096).view(parameter.shape))
-    return found.to(dtype).eval()
+    return found.to(dtype)
 
 
 def spec(case: str) -> Any:

@@ -22,6 +22,16 @@ LLAMA3 = {
 }  # fmt: skip
 
 
+def llama(*, seed: int = 0, layers: int = 1, **sizes: Any) -> transformers.LlamaForCausalLM:
+    """Return a Llama of random float32 weights; sizes are those of its configuration."""
+    defaults: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 64,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**defaults, **sizes})).eval()
+
+
 def config_of(name: str, vocab_size: int) -> transformers.PretrainedConfig:
     """Return the configuration of a tiny model."""
     t = transformers

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from tests.checkpoint.written import tensors_of
 from tests.cli.checkpoints import write_llama
 from tests.oracles import synthetic_llama
 
@@ -49,10 +50,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic_llama.write(tmp_path_factory.mktemp("source") / "in")
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {k: t for path in folder.glob("*.safetensors") for k, t in load_file(path).items()}
-
-
 def searched(
     source: Path, budget: str, candidates: str = "w4a16,mxfp8a16,w8a16", format: str = "compressed-tensors",  # noqa: A002
     state: Path | None = None, **options: object,
@@ -63,7 +60,7 @@ def searched(
 
 def in_memory(source: Path, module: str, text: str) -> tuple[torch.Tensor, QuantizedTensor]:
     """Return a whole weight, quantized under the extremes of the set that it shares a scale with."""
-    held = tensors(source)
+    held = tensors_of(source)
     scheme = layer_scheme(text, get_codec("compressed-tensors")).weight
     x = held[f"{module}.weight"]
     parent, _, last = module.rpartition(".")
@@ -84,7 +81,7 @@ def test_errors_of_the_pass_are_those_of_weights_in_memory_bit_for_bit(source: P
     found = choices(open_source(source), TEXTS, get_codec("compressed-tensors"), limits=limits)
     state = SearchState(None, {})
     measure_all(found, state, limits)
-    held, compared = tensors(source), 0
+    held, compared = tensors_of(source), 0
     for layer in found.layers:
         for weight in layer.weights:
             x = held[f"{weight.module}.weight"]
@@ -171,7 +168,7 @@ def test_a_layout_of_one_scheme_gets_the_best_one(source: Path) -> None:
 
 def test_heads_that_are_tied_to_the_embedding_are_decided_with_it(tmp_path: Path) -> None:
     source = write_llama(tmp_path / "in")
-    held = tensors(source)
+    held = tensors_of(source)
     held["lm_head.weight"] = held["model.embed_tokens.weight"].clone()
     save_file(held, source / "model.safetensors", metadata={"format": "pt"})
     config = (source / "config.json").read_text().replace("false", "true")
@@ -295,7 +292,7 @@ def test_candidates_that_make_no_sense_are_refused_by_name(
 
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
     source = write_llama(tmp_path / "in")
-    held = tensors(source)
+    held = tensors_of(source)
     held["model.layers.1.mlp.up_proj.weight"][3, 7] = math.inf
     save_file(held, source / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(NonFiniteError, match=r"1\.mlp\.up_proj.* holds inf, first at row 3, column 7"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.stats.every_statistic import ALL, CHANNELS, EXACT, name_of
+from tests.stats.states import assert_same
 from tests.tensors import normal
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -27,13 +28,6 @@ SCHEMES = (
 
 def after(statistic: Statistic, *batches: torch.Tensor) -> State:
     return reduce(statistic.update, batches, statistic.start())
-
-
-def assert_same(a: State, b: State) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert a[name].dtype == b[name].dtype
-        assert torch.equal(a[name], b[name]), name
 
 
 @pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)

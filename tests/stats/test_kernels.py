@@ -7,11 +7,12 @@ import itertools
 import pytest
 import torch
 from tests.stats.every_statistic import name_of
+from tests.stats.states import assert_same
 
 from zeropoint import Granularity, only_backend
 from zeropoint.layout.runs import Runs, runs_of
 from zeropoint.ops.library import counter_for
-from zeropoint.stats import AbsoluteMean, Histogram, MinMax, MovingAverage, State, Statistic
+from zeropoint.stats import AbsoluteMean, Histogram, MinMax, MovingAverage, Statistic
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CASES = [
@@ -48,15 +49,6 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     x = torch.randn(shape, generator=generator) * torch.exp(8 * torch.randn(shape, generator=generator))
     x = x.where(torch.rand(shape, generator=generator) > 0.3, -0.0).where(x.abs() > 1e-3, 1e-41)
     return x.clamp(-6e4, 6e4).to(dtype)
-
-
-def assert_same(a: State, b: State) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert (a[name].dtype, a[name].shape) == (b[name].dtype, b[name].shape), name
-        assert torch.equal(a[name], b[name]), name
-        if a[name].is_floating_point():
-            assert torch.equal(a[name].signbit(), b[name].signbit()), name
 
 
 @pytest.mark.parametrize(("granularity", "shape"), CASES, ids=str)

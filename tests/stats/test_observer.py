@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.stats.every_statistic import ALL, CHANNELS, name_of
+from tests.stats.states import assert_same
 from tests.tensors import normal
 from torch._dynamo.utils import counters
 
 from zeropoint import UnsupportedError, choose_params, fake_quantize
 from zeropoint.errors import CalibrationError
-from zeropoint.stats import MinMax, MovingAverage, Observer, State, Statistic, name_observers
+from zeropoint.stats import MinMax, MovingAverage, Observer, Statistic, name_observers
 from zeropoint.stats.observer import update_together
 
 EVERY = pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
@@ -28,13 +29,6 @@ def observed(statistic: Statistic, *batches: torch.Tensor) -> Observer:
     for batch in batches:
         observer(batch)
     return observer
-
-
-def assert_same(a: State, b: State) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert a[name].dtype == b[name].dtype
-        assert torch.equal(a[name], b[name]), name
 
 
 @EVERY

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.stats import two_processes
+from tests.stats.states import assert_same
 from tests.stats.two_processes import STATISTICS, batches, share
 
 from zeropoint.stats import MovingAverage, Observer, State
@@ -17,11 +18,6 @@ def run(work: Callable[[int, str], None], folder: Path) -> Saved:
     """Return what each of two processes saved."""
     torch.multiprocessing.spawn(work, (str(folder),), nprocs=2)
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
-
-
-def assert_same(a: State, b: State) -> None:
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture(scope="module")

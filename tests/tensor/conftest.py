@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.reference_backend import reference_only
 
-import pytest
-
-from zeropoint import only_backend
-
-
-@pytest.fixture(autouse=True)
-def reference_only() -> Iterator[None]:
-    with only_backend("reference"):
-        yield
+__all__ = ["reference_only"]

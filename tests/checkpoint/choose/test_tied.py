@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, save, tensors_of, weight
+from tests.oracles import tiny_models
 from tests.tensors import same_bytes
 
 from zeropoint.architectures import heads_of
@@ -87,14 +88,14 @@ def test_a_head_that_is_quantized_by_name_is_written(tmp_path: Path) -> None:
 
 def test_transformers_ties_the_head_that_was_left_out(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="extra `hf`")
-    config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2, vocab_size=32,
-        tie_word_embeddings=True, dtype="float32",
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
+    model = tiny_models.llama(tie_word_embeddings=True)
     tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
     tensors[HEAD] = tensors[TABLE].clone()
-    save(tmp_path / "in", tensors, config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
+    save(
+        tmp_path / "in",
+        tensors,
+        model.config.to_dict() | {"dtype": "float32", "architectures": ["LlamaForCausalLM"]},
+    )
     quantize(tmp_path / "in", tmp_path / "out", "w8a16")
     assert HEAD not in tensors_of(tmp_path / "out")
     with warnings.catch_warnings():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.interrupted import stop_after
-from tests.checkpoint.written import digests
+from tests.checkpoint.written import digests, tensors_of
 from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
@@ -61,10 +61,6 @@ def outputs(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return {layout: folder / layout for layout in sources}
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {k: t for path in sorted(folder.glob("*.safetensors")) for k, t in load_file(path).items()}
-
-
 def extremes(folder: Path, work: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the keys and values that transformers keeps of each layer of the decoded model, for all data."""
     assert CliRunner().invoke(app, ["dequantize", str(folder), str(work)]).exit_code == 0
@@ -86,7 +82,7 @@ def test_compressed_tensors_makes_the_same_scales_of_the_caches_of_transformers(
 ) -> None:
     quantization = pytest.importorskip("compressed_tensors.quantization", reason="extra `hf`")
     arguments = quantization.QuantizationArgs(**FLOAT8)
-    found = tensors(outputs["compressed-tensors"])
+    found = tensors_of(outputs["compressed-tensors"])
     seen = extremes(sources["compressed-tensors"], tmp_path / "floats")
     for name, both in zip(ATTENTION, seen, strict=True):
         for suffix, x in zip(("k_scale", "v_scale"), both, strict=True):
@@ -103,7 +99,7 @@ def test_compressed_tensors_makes_the_same_scales_of_the_caches_of_transformers(
 def test_scales_of_one_number_are_the_largest_magnitude_over_448(
     layout: str, suffixes: tuple[str, str], sources: dict[str, Path], outputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = tensors(outputs[layout])
+    found = tensors_of(outputs[layout])
     for name, both in zip(ATTENTION, extremes(sources[layout], tmp_path / "floats"), strict=True):
         for suffix, x in zip(suffixes, both, strict=True):
             ours = found[f"{name}.{suffix}"]
@@ -114,7 +110,7 @@ def test_scales_of_one_number_are_the_largest_magnitude_over_448(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_everything_else_is_copied(layout: str, sources: dict[str, Path], outputs: dict[str, Path]) -> None:
-    old, new = tensors(sources[layout]), tensors(outputs[layout])
+    old, new = tensors_of(sources[layout]), tensors_of(outputs[layout])
     cache = get_codec(layout).cache
     assert cache is not None
     added = {f"{name}.{suffix}" for name in ATTENTION for suffix in (cache.key, cache.value)}
@@ -169,7 +165,7 @@ def test_transformers_loads_the_scales_and_quantizes_its_cache(outputs: dict[str
             model(ids()[:1], past_key_values=cache, use_cache=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    found = tensors(outputs["compressed-tensors"])
+    found = tensors_of(outputs["compressed-tensors"])
     for name, layer in zip(ATTENTION, cache.layers, strict=True):
         attention = model.get_submodule(name)
         for suffix, kept in (("k_scale", layer.keys), ("v_scale", layer.values)):
@@ -207,7 +203,7 @@ def test_a_layer_whose_values_are_all_zero_is_named_and_nothing_is_written(
     sources: dict[str, Path], tmp_path: Path
 ) -> None:
     name = f"{ATTENTION[1]}.v_proj.weight"
-    zeros = torch.zeros_like(tensors(sources["fp8-block"])[name].float()).to(torch.float8_e4m3fn)
+    zeros = torch.zeros_like(tensors_of(sources["fp8-block"])[name].float()).to(torch.float8_e4m3fn)
     source = changed(sources["fp8-block"], tmp_path / "in", {name: zeros})
     said = r"layers\.1\.self_attn.: the largest magnitude of its values is 0\.0"
     with pytest.raises(CalibrationError, match=said):
@@ -301,7 +297,7 @@ def test_latent_attention_is_refused(tmp_path: Path) -> None:
 def test_damaged_scales_of_others_are_found(
     change: dict[str, torch.Tensor | None], where: str, message: str, outputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = {name: change.get(name, t) for name, t in tensors(outputs["fp8-block"]).items()}
+    found = {name: change.get(name, t) for name, t in tensors_of(outputs["fp8-block"]).items()}
     tmp_path = tmp_path / "out"
     tmp_path.mkdir()
     save_file({name: t for name, t in found.items() if t is not None}, tmp_path / "model.safetensors")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.interrupted import stop_after
-from tests.checkpoint.written import digests
+from tests.checkpoint.written import digests, tensors_of
 from tests.oracles import synthetic_llama, tiny_models
 from typer.testing import CliRunner
 
@@ -48,10 +48,6 @@ def plan_of(
     return make_plan(open_source(source), RecipeText.of(to).by("mse_weighted"), limits=limits, **written)
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {k: t for path in folder.glob("*.safetensors") for k, t in load_file(path).items()}
-
-
 def test_a_checkpoint_gets_the_bytes_of_its_model_quantized_in_memory(source: Path, tmp_path: Path) -> None:
     result = zp.quantize_checkpoint(
         source, tmp_path / "files", "w4a16", method="mse_weighted", calibration=ids()
@@ -62,7 +58,7 @@ def test_a_checkpoint_gets_the_bytes_of_its_model_quantized_in_memory(source: Pa
     found = zp.calibrate(model, recipe, [{"input_ids": window[None]} for window in ids()])
     assert result.plan.statistics == found.statistics
     zp.save_checkpoint(zp.quantize_model(model, recipe, calibration=found), tmp_path / "model")
-    files, memory = tensors(tmp_path / "files"), tensors(tmp_path / "model")
+    files, memory = tensors_of(tmp_path / "files"), tensors_of(tmp_path / "model")
     assert files.keys() == memory.keys()
     assert all(torch.equal(tensor, memory[name]) for name, tensor in files.items())
     plain = zp.quantize_checkpoint(source, tmp_path / "plain", "w4a16", method="mse")
@@ -122,7 +118,7 @@ def test_numbers_of_positions_in_the_files_do_not_say_what_weights_are(tmp_path:
     options = {"method": "mse_weighted", "calibration": ids(4, 16) % 64}
     zp.quantize_checkpoint(tmp_path / "bert", tmp_path / "out", "int4:g32", **options)
     assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "bert").ok
-    assert torch.equal(tensors(tmp_path / "out")[next(iter(positions))], next(iter(positions.values())))
+    assert torch.equal(tensors_of(tmp_path / "out")[next(iter(positions))], next(iter(positions.values())))
 
 
 def test_any_cut_stop_and_second_calibration_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
@@ -309,7 +305,7 @@ def test_a_quantized_checkpoint_is_calibrated_on_its_decoded_weights(source: Pat
     zp.quantize_checkpoint(
         tmp_path / "floats", tmp_path / "same", "w4a16", method="mse_weighted", calibration=ids()
     )
-    found, wanted = tensors(tmp_path / "out"), tensors(tmp_path / "same")
+    found, wanted = tensors_of(tmp_path / "out"), tensors_of(tmp_path / "same")
     assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
 
 
@@ -330,7 +326,7 @@ def test_static_inputs_have_the_scales_of_the_model_in_memory(to: str, source: P
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
     found = zp.calibrate(model, recipe, [{"input_ids": window[None]} for window in ids()])
     zp.save_checkpoint(zp.quantize_model(model, recipe, calibration=found), tmp_path / "model")
-    files, memory = tensors(tmp_path / "files"), tensors(tmp_path / "model")
+    files, memory = tensors_of(tmp_path / "files"), tensors_of(tmp_path / "model")
     assert files.keys() == memory.keys()
     own = {name for name in files if name.rpartition(".")[2].startswith("input_")}
     assert {name.rpartition(".")[2] for name in own} == STATIC[to]
@@ -368,7 +364,7 @@ def test_static_inputs_of_one_number_have_the_largest_magnitude_over_that_of_the
     with torch.no_grad():
         for window in ids():
             model(window[None])
-    found = tensors(tmp_path / "out")
+    found = tensors_of(tmp_path / "out")
     assert len(largest) == 14
     for name, x in largest.items():
         scale = found[f"{name}.input_scale"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.checkpoint.written import digests, quantize, tensors_of
+from tests.oracles import tiny_models
 from tests.tensors import same_bytes
 from torch import nn
 
@@ -29,12 +30,9 @@ SUMS, CODES = 2e-6, 2e-2
 
 
 def llama(**fields: Any) -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=100, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
-        **fields,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
+    sizes = {"vocab_size": 100, "hidden_size": 128, "intermediate_size": 256}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return tiny_models.llama(layers=2, **sizes, **fields)
 
 
 def loaded(folder: Path, kind: str = "AutoModelForCausalLM") -> Any:

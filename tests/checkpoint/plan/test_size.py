@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
+from tests.counting import calls
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
@@ -60,22 +59,6 @@ def write(folder: Path, shards: int) -> Path:
 
 def planned(folder: Path, recipe: str) -> CheckpointPlan:
     return make_plan(open_source(folder), RecipeText(text=RECIPES[recipe]), limits=Limits(workers=2))
-
-
-def calls(work: Callable[[], object]) -> int:
-    """Return how many calls of Python and C functions ``work`` takes."""
-    count = 0
-
-    def see(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(see)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def growth(work: Callable[[int], object]) -> float:

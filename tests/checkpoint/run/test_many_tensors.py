@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import cProfile
 import gc
-import pstats
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.checkpoint import mixture
 from tests.checkpoint.verify.test_memory import peak_of
+from tests.counting import calls
 
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
@@ -69,13 +68,6 @@ def _peak(work: Callable[[int], object], time: int) -> int:
         tracemalloc.stop()
 
 
-def calls(work: Callable[[int], object], weights: int) -> int:
-    """Return how many functions are called in this thread while ``work`` runs."""
-    profile = cProfile.Profile()
-    profile.runcall(work, weights)
-    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
-
-
 def test_a_run_keeps_little_of_each_weight(
     sources: dict[int, Path], outputs: dict[int, Path], tmp_path: Path
 ) -> None:
@@ -107,7 +99,7 @@ def test_the_work_grows_with_the_number_of_weights_alone(
         "plan": lambda n: planned(sources[n]), "inspect": lambda n: inspect(outputs[n])
     }  # fmt: skip
     works[verb](FEW)  # what is compiled or looked up once
-    few, many = (calls(works[verb], n) for n in (FEW, MANY))
+    few, many = (calls(partial(works[verb], n)) for n in (FEW, MANY))
     assert many / few < 1.1 * MANY / FEW
 
 
