@@ -1,13 +1,14 @@
-"""What the tests of interrupted runs share: a checkpoint in small units, and what comes out of it."""
+"""What tests of checkpoints share: models in shards, small units, interrupted runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 from tests.checkpoint.interrupted import plan_of, stop_after
 from tests.checkpoint.written import digests
-from tests.oracles import synthetic_llama
+from tests.oracles import llmcompressor_golden, synthetic_llama
 
 from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.run import units as cut
@@ -28,6 +29,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tokenizer.json").write_text("{}" * 40_000)
     (folder / "empty.txt").write_bytes(b"")
     return folder
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Path]:
+    """The models of which the golden hashes of llm-compressor are, by dtype and whether they have experts."""
+    root = tmp_path_factory.mktemp("llama")
+    kinds = sorted({(dtype, moe) for _, dtype, moe in llmcompressor_golden.CASES})
+    return {
+        (dtype, moe): synthetic_llama.write(root / f"{dtype}{moe}", dtype=getattr(torch, dtype), moe=moe)
+        for dtype, moe in kinds
+    }
 
 
 @pytest.fixture

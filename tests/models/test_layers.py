@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.one_layer import grads, recipe_for
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -83,13 +84,6 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-def grads(*args: Any) -> tuple[Any, ...]:
-    """Return the arguments with gradients asked of the first, for which linear layers multiply floats."""
-    first = args[0]
-    floats = isinstance(first, torch.Tensor) and first.is_floating_point()
-    return (first.clone().requires_grad_(), *args[1:]) if floats else args
-
-
 SCHEMES = ("int8:channel:narrow", "int4:g32", "mxfp4", "uint3:channel:asym")
 
 
@@ -97,10 +91,6 @@ def made(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
     torch.manual_seed(0)
     make, args = LAYERS[name]
     return make().eval(), args
-
-
-def recipe_for(layer: nn.Module, **gives: str) -> Recipe:
-    return Recipe(rules=(Rule(types=(type(layer).__name__,), gives=Assignment.of(**gives)),))
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

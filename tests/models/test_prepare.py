@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.one_layer import grads, recipe_for
 from torch import nn
 
 import zeropoint as zp
@@ -40,17 +41,6 @@ pytestmark = [
 ]
 torch.manual_seed(0)
 INDEX = torch.tensor([[1, 0, 4], [7, 7, 2]])
-
-
-def grads(*args: Any) -> tuple[Any, ...]:
-    """Return the arguments with gradients asked of the first, for which linear layers multiply floats."""
-    first = args[0]
-    floats = isinstance(first, torch.Tensor) and first.is_floating_point()
-    return (first.clone().requires_grad_(), *args[1:]) if floats else args
-
-
-def recipe_for(layer: nn.Module, **gives: str) -> Recipe:
-    return Recipe(rules=(Rule(types=(type(layer).__name__,), gives=Assignment.of(**gives)),))
 
 
 def net() -> nn.Sequential:

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from tests.oracles import llmcompressor_golden, synthetic_llama
+from tests.oracles import llmcompressor_golden
 
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
@@ -15,16 +14,6 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 
 GOLDEN = json.loads(llmcompressor_golden.GOLDEN.read_text())["cases"]
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Path]:
-    root = tmp_path_factory.mktemp("llama")
-    kinds = sorted({(dtype, moe) for _, dtype, moe in llmcompressor_golden.CASES})
-    return {
-        (dtype, moe): synthetic_llama.write(root / f"{dtype}{moe}", dtype=getattr(torch, dtype), moe=moe)
-        for dtype, moe in kinds
-    }
 
 
 @pytest.mark.parametrize(("preset", "dtype", "moe"), llmcompressor_golden.CASES)

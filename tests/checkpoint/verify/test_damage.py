@@ -19,7 +19,7 @@ from tests.checkpoint.damage import (
     replace_tensors,
     shard_of,
 )
-from tests.oracles import llmcompressor_golden, synthetic_llama
+from tests.oracles import llmcompressor_golden
 
 from zeropoint.checkpoint.verify.inspection import inspect
 from zeropoint.checkpoint.verify.verification import verify
@@ -31,16 +31,6 @@ NAN, INF = float("nan"), float("inf")
 NORM = "model.layers.0.input_layernorm.weight"
 SHARDS = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
 QUICK = [case for case in llmcompressor_golden.CASES if case[1] == "bfloat16"]
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Path]:
-    root = tmp_path_factory.mktemp("llama")
-    kinds = sorted({(dtype, moe) for _, dtype, moe in llmcompressor_golden.CASES})
-    return {
-        (dtype, moe): synthetic_llama.write(root / f"{dtype}{moe}", dtype=getattr(torch, dtype), moe=moe)
-        for dtype, moe in kinds
-    }
 
 
 def _problems(source: Path, out: Path) -> tuple[object, ...]:
