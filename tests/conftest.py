@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 
+import torch
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.selection"]
@@ -21,6 +22,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Where kernels are not compiled yet a line on stderr says so, which no test of what a command writes expects.
 os.environ.setdefault("ZEROPOINT_QUIET", "1")
+
+# One thread a worker: the teams of several would wait for each other at every step. What threads may change
+# is tested with counts of its own.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # A busy machine draws inputs slowly, which is no fault of a test.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
