@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contract.test_backends import SCHEMES, same, sample_for
+from tests.contract.test_backends import SCHEMES, sample_for
+from tests.tensors import same_bytes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zeropoint as zp
@@ -68,4 +69,4 @@ def test_no_scheme_divides_by_a_rounded_reciprocal(scheme: str) -> None:
         expected = list(results(x, parsed))
         with CudaDivision():
             found = list(results(x, parsed))
-        assert all(same(a, b) for a, b in zip(found, expected, strict=True)), dtype
+        assert all(same_bytes(a, b) for a, b in zip(found, expected, strict=True)), dtype

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tests.contract.conftest import Place
-from tests.contract.test_backends import same, sample_for
+from tests.contract.test_backends import sample_for
+from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.functional import row_errors
@@ -69,24 +70,24 @@ def test_every_backend_on_every_device_gives_the_same_bytes(
         params = moved(expected.params, place.device)
         if offers(Op.QUANTIZE_DYNAMIC, x, parsed, place):
             found = zp.quantize(here, scheme).to("cpu")
-            assert same(found.data, expected.data)
-            assert all(same(a, b) for a, b in zip(found.scales, expected.scales, strict=True))
+            assert same_bytes(found.data, expected.data)
+            assert all(same_bytes(a, b) for a, b in zip(found.scales, expected.scales, strict=True))
         if offers(Op.QUANTIZE, x, parsed, place):
-            assert same(zp.quantize(here, params).data.cpu(), expected.data)
+            assert same_bytes(zp.quantize(here, params).data.cpu(), expected.data)
         if offers(Op.DEQUANTIZE, x, parsed, place):
             q = zp.QuantizedTensor(
                 data=expected.data.to(place.device), params=params, shape=shape, dtype=dtype
             )
             with zp.only_backend("reference"):
                 values = expected.dequantize()
-            assert same(q.dequantize().cpu(), values)
+            assert same_bytes(q.dequantize().cpu(), values)
         if offers(Op.FAKE_QUANTIZE, x, parsed, place):
             with zp.only_backend("reference"):
                 values = zp.fake_quantize(x, expected.params)
-            assert same(zp.fake_quantize(here, params).cpu(), values)
+            assert same_bytes(zp.fake_quantize(here, params).cpu(), values)
         if offers(Op.CHOOSE_PARAMS, x, parsed, place):
             chosen = zp.choose_params(here, scheme).to("cpu")
-            assert all(same(a, b) for a, b in zip(chosen.scales, expected.scales, strict=True))
+            assert all(same_bytes(a, b) for a, b in zip(chosen.scales, expected.scales, strict=True))
     assert tried > 0
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contract.test_backends import SCHEMES, same, sample_for
+from tests.contract.test_backends import SCHEMES, sample_for
 from tests.kernels.triton.interpreter import DEVICE
+from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.kernels.triton import BACKEND
@@ -55,7 +56,11 @@ def assert_same_bytes(x: torch.Tensor, scheme: zp.Scheme) -> int:
             continue
         taken += 1
         expected, found = (run(name, op, x, scheme, *arguments) for name in ("reference", "triton"))
-        assert all(same(a, b) for a, b in zip(found, expected, strict=True)), (op, tuple(x.shape), x.dtype)
+        assert all(same_bytes(a, b) for a, b in zip(found, expected, strict=True)), (
+            op,
+            tuple(x.shape),
+            x.dtype,
+        )
     return taken
 
 
