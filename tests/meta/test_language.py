@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.our_files import files_below
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "tests", "docs", "examples", "benchmarks")
@@ -82,9 +83,8 @@ def numbered(name: str, source: str) -> list[str]:
 def tree() -> Iterator[Path]:
     """Yield every Python file and page that the rule is about: ours but this one, which lists the words."""
     for folder in FOLDERS:
-        pages = sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md"})
-        pages = [p for p in pages if not any(part.startswith(".") for part in p.relative_to(ROOT).parts)]
-        yield from (p for p in pages if p != Path(__file__).resolve())
+        pages = [path for path in files_below(ROOT / folder) if path.suffix in {".py", ".md"}]
+        yield from (path for path in pages if path != Path(__file__).resolve())
     yield from (ROOT / name for name in FILES)
 
 

@@ -1,6 +1,6 @@
 """GPTQ and AWQ files compared with GPTQModel: words of its packer, values of its layers, models it loads.
 
-GPTQModel 7.7 is no part of the test environment, and needs optimum and torchao; without it, these tests skip.
+GPTQModel 7.7 is in an environment of its own (tests/oracles/more_peers.sh); without it, these tests skip.
 """
 
 from __future__ import annotations
