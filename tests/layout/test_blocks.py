@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from zeropoint import Granularity, ShapeError
-from zeropoint.layout.blocks import reduce_blocks, spread_blocks, spread_grid
+from zeropoint.layout.blocks import (
+    pairwise_sums,
+    reduce_blocks,
+    signed_largest,
+    spread_blocks,
+    spread_grid,
+    sum_blocks,
+)
 
 CASES = [
     (Granularity.tensor(), (3, 5)),
@@ -115,3 +122,15 @@ def test_a_partial_block_is_not_changed_by_what_pads_it() -> None:
 def test_a_tensor_with_fewer_axes_than_the_blocks_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"granularity block2x2 needs at least 2 axes, got shape \(4,\)"):
         reduce_blocks(torch.zeros(4), Granularity.block(2, 2), "amax", -math.inf)
+
+
+@pytest.mark.parametrize("size", range(1, 18))
+def test_pairwise_sums_count_each_value_once_whatever_the_length_of_a_block(size: int) -> None:
+    x = torch.arange(1.0, 35.0).reshape(2, 17)  # whole numbers, whose sums are exact in any order
+    assert torch.equal(pairwise_sums(x, Granularity.group(size)), sum_blocks(x, Granularity.group(size)))
+
+
+def test_of_equal_magnitudes_the_first_in_the_block_gives_the_sign() -> None:
+    x = torch.tensor([[3.0, -3.0, -2.0, 2.0, 1.0, -1.0], [-3.0, 3.0, 0.0, -0.5, 0.5, 0.25]])
+    assert signed_largest(x, Granularity.group(2)).tolist() == [[3.0, -2.0, 1.0], [-3.0, -0.5, 0.5]]
+    assert signed_largest(x, Granularity.channel(0)).tolist() == [[3.0], [-3.0]]
