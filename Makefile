@@ -1,4 +1,4 @@
-# make demo | test | test-slow | check | bench | vectors | clean
+# make demo | test | test-slow | check | mutants | bench | vectors | clean
 #
 # Every target first makes .venv when it is missing, with what it needs: `make demo` installs what the demo imports,
 # `make test` adds the packages of development. The exact versions come from constraints.txt.
@@ -19,7 +19,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.numba_cache
 
 .DEFAULT_GOAL := check
-.PHONY: install demo test test-slow check lint types layers quick bench vectors clean
+.PHONY: install demo test test-slow check lint types layers quick mutants bench vectors clean
 
 install: $(INSTALLED)
 
@@ -67,6 +67,10 @@ $(SLOW): $(INSTALLED)
 # The table of its pieces; PIECE=name runs one in the environment that it needs, PIECE=due those that should run again.
 test-slow:
 	@$(PYTHON) -m tests.slow_pieces $(if $(PIECE),run --jobs $(JOBS) $(PIECE))
+
+# Bugs that are planted one at a time in a copy of the tree: each must fail a quick test.
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants --jobs $(JOBS) --json build/mutants.json
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py

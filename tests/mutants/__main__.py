@@ -59,10 +59,9 @@ def tried(mutant: Mutant, tree: Tree) -> tuple[str, str]:
     tests = [test for test in mutant.tests if (tree.root / test.partition("::")[0]).exists()]
     if not tests:
         return "no tests ran: none of them is there", ""
-    kernels = mutant.room.startswith("kernels/cpu") or mutant.file == "ops/lowering.py"
     try:
         with tree.planted(mutant):
-            return judged(tree.test(tests, own_kernels=kernels), tree)
+            return judged(tree.test(tests, own_kernels=mutant.is_compiled), tree)
     except DoesNotApplyError as error:
         return f"does not apply: {error}", ""
     except TimeoutError as error:

@@ -38,6 +38,12 @@ class Mutant:
         """The part of the package that the bug is in."""
         return room_of(PurePosixPath(self.file))
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the file is one of those of which kernels for processors are compiled."""
+        host = self.file.startswith("kernels/cpu/host/")
+        return self.file == "ops/lowering.py" or (self.file.startswith("kernels/cpu/") and not host)
+
     def applied(self, source: str) -> str:
         """Return the source of the file with the bug in it.
 

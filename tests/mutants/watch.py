@@ -1,7 +1,7 @@
 """A plugin of pytest: writes which tests passed and failed, and which copy of the package was tested.
 
-The runner says where in two variables: ``MUTANTS_REPORT`` names the file, ``MUTANTS_ONLY`` a list of tests, in
-JSON, where others must not run.
+The runner says in ``MUTANTS_REPORT`` where to write. Where ``MUTANTS_ONLY`` names a file, a list of tests in
+JSON, no others run.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tests.checkpoint.interrupted import flip_a_byte, plan_of, records, resumed, stop_after
 from tests.checkpoint.written import CONFIG, ONE, digests, save, weight
 
@@ -306,6 +307,22 @@ def scaled(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def test_each_part_that_a_unit_wrote_is_proven_before_it_counts(
+    source: Path, stopped: Path, tmp_path: Path, golden: dict[str, str]
+) -> None:
+    plan = plan_of(source)
+    done = {record["unit"] for record in records(stopped) if "unit" in record}
+    unit = next(unit for unit in units(plan) if unit.number in done and len(unit.spans) > 1)
+    for number, span in enumerate(unit.spans):
+        out = shutil.copytree(stopped, tmp_path / f"copy{number}")
+        with (out / partial_name(span.file)).open("r+b") as file:
+            file.seek(span.begin)
+            byte = file.read(1)
+            file.seek(span.begin)
+            file.write(bytes([byte[0] ^ 1]))
+        assert resumed(plan, out, golden).resumed == len(done) - 1
+
+
 def test_a_source_changed_in_place_with_its_old_time_is_read_again(source: Path, tmp_path: Path) -> None:
     own = tmp_path / "in"
     shutil.copytree(source, own)
@@ -314,6 +331,20 @@ def test_a_source_changed_in_place_with_its_old_time_is_read_again(source: Path,
     run(plan_of(own), tmp_path / "expected")
     result = resumed(plan_of(own), tmp_path / "out", digests(tmp_path / "expected"))
     assert any("changed since the interrupted run" in note for note in result.notes)
+
+
+def test_weights_that_share_a_scale_with_a_changed_one_are_done_again(source: Path, tmp_path: Path) -> None:
+    own = tmp_path / "in"
+    shutil.copytree(source, own)
+    stop_after(plan_of(own), tmp_path / "out", len(units(plan_of(own))) - 3)
+    # The largest of the set from now on; queries and keys lie in the shard before.
+    path, name = own / "model-00003-of-00003.safetensors", "model.layers.1.self_attn.v_proj.weight"
+    tensors = load_file(path)
+    tensors[name][3, 3] = 64.0
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert not any(key.startswith("model.layers.1.self_attn.q_proj") for key in tensors)
+    run(plan_of(own), tmp_path / "expected")
+    assert resumed(plan_of(own), tmp_path / "out", digests(tmp_path / "expected")).resumed > 0
 
 
 def test_a_source_that_changes_during_a_run_costs_its_own_units_only(source: Path, tmp_path: Path) -> None:

@@ -156,6 +156,16 @@ def test_what_contradicts_the_manifest_is_a_problem(
     assert any(what in text for text in found), verify(out).problems
 
 
+def test_parts_that_overlap_leave_bytes_out_and_are_a_problem(out: Path) -> None:
+    begin, size = manifests.places(out / SHARD)["m.norm.weight"]
+    half = (out / SHARD).read_bytes()[begin : begin + size // 2]
+    part = [begin, size // 2, hashlib.sha256(half).hexdigest()]
+    _change(_parts("m.norm.weight", [part, part]))(out)
+    where, text = complaint_of(out)
+    assert where == {"m.norm.weight"}
+    assert "the parts of the manifest do not cover it" in text
+
+
 def test_a_file_that_was_put_next_to_the_output_is_no_problem(out: Path) -> None:
     (out / "README.md").write_text("ours")
     assert verify(out).problems == ()
