@@ -370,3 +370,5 @@ def test_the_verb_is_one_line(floats: Path, tmp_path: Path) -> None:
     assert "all of 4 converted layers decode to the values that they had" in printed
     result = zp.convert_checkpoint(source, tmp_path / "floats", to="bfloat16")
     assert len(result.plan.restored) == 4
+    with pytest.raises(CheckpointError, match="1 layers would keep their gptq codes"):
+        zp.convert_checkpoint(source, tmp_path / "some", ignore=("*.mlp.*",))

@@ -50,6 +50,16 @@ def test_q4_k_m_gives_more_bits_to_some_layers_and_to_the_head() -> None:
     assert "model.norm.weight" not in found
 
 
+def test_some_mixtures_give_more_bits_to_the_first_layers_alone() -> None:
+    for mixture, part, most, layers in (
+        ("q3_k_m", "self_attn.v_proj", "q5_k", 2), ("q4_k_s", "self_attn.v_proj", "q5_k", 4),
+        ("q3_k_m", "mlp.down_proj", "q5_k", 1), ("q4_k_s", "mlp.down_proj", "q5_k", 2),
+    ):  # fmt: skip
+        found = types(mixture, model(layers=16))
+        more = [n for n in range(16) if found[f"{LAYER.format(n)}{part}.weight"] == most]
+        assert more == list(range(layers)), (mixture, part)
+
+
 def test_a_tied_embedding_has_the_type_of_the_head() -> None:
     assert types("q4_k_m", model(layers=1, tied=True))["model.embed_tokens.weight"] == "q6_k"
     assert types("mostly_q8_0", model(layers=1, tied=True))["model.embed_tokens.weight"] == "q8_0"
