@@ -36,7 +36,7 @@ class Result:
 
     def line(self) -> str:
         """Return the result as a row of a table in Markdown."""
-        by = f"`{self.by}`" if self.by else ""
+        by = f"`{self.by}`".replace("|", r"\|") if self.by else ""
         return f"| {self.room} | {self.name} | {self.verdict} | {by} | {self.seconds:.0f} |"
 
 
@@ -61,7 +61,7 @@ def tried(mutant: Mutant, tree: Tree) -> tuple[str, str]:
         return "no tests ran: none of them is there", ""
     try:
         with tree.planted(mutant):
-            return judged(tree.test(tests, own_kernels=mutant.is_compiled), tree)
+            return judged(tree.outcome(tests, own_kernels=mutant.is_compiled), tree)
     except DoesNotApplyError as error:
         return f"does not apply: {error}", ""
     except TimeoutError as error:
@@ -74,7 +74,7 @@ def unplanted(results: Sequence[Result], tree: Tree) -> list[Result]:
     passed: set[str] = set()
     if tests:
         files = sorted({test.partition("::")[0] for test in tests})
-        outcome = tree.test(files, only=tests)
+        outcome = tree.outcome(files, only=tests)
         passed = set(outcome.passed) - set(outcome.failed)
     return [
         Result(**{**asdict(r), "verdict": "its test fails without it, too"})

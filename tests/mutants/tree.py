@@ -72,7 +72,9 @@ class Tree:
         shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
         path.write_text(source, encoding="utf-8")
 
-    def test(self, tests: Sequence[str], *, only: Sequence[str] = (), own_kernels: bool = False) -> Outcome:
+    def outcome(
+        self, tests: Sequence[str], *, only: Sequence[str] = (), own_kernels: bool = False
+    ) -> Outcome:
         """Run tests of the copy up to the first that fails; raise TimeoutError after 15 minutes.
 
         Args:
