@@ -32,4 +32,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     late = slow_pieces.due_now(table)
     if late:
         said = f"slow pieces not run for {slow_pieces.FRESH} commits (make test-slow PIECE=name): "
-        terminalreporter.write_line(textwrap.fill(said + ", ".join(slow_pieces.titles(table, late)), 110))
+        names = ", ".join(slow_pieces.titles(table, late))
+        terminalreporter.write_line(textwrap.fill(said + names, 110, break_on_hyphens=False))
