@@ -1,4 +1,4 @@
-"""Which cases of a crossed test are quick: a cover of all pairs, and a tenth of the rest that the commit chooses.
+"""Which cases of a crossed test are quick: a cover of all pairs, and a tenth of the others by the commit.
 
 A test marked ``crossed`` runs over a product of parameters, which costs more than it finds: most faults show
 with two values together. Quick runs take
@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import zlib
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -70,30 +70,26 @@ def identity(value: object) -> Hashable:
     return type(value), value
 
 
-def numbered(column: Sequence[object]) -> tuple[int, ...]:
-    """Number the distinct values of a parameter in the order of their first case."""
-    seen: dict[Hashable, int] = {}
-    return tuple(seen.setdefault(identity(value), len(seen)) for value in column)
+def given_together(item: pytest.Function) -> list[list[str]]:
+    """Names of the parameters of a test, by the decorator that gives them."""
+    marks = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    groups = [[n.strip() for n in (m.split(",") if isinstance(m, str) else m)] for m in marks]
+    fixtures = set(item.callspec.params) - {name for group in groups for name in group}
+    return [*groups, *([name] for name in sorted(fixtures))]
 
 
-def is_determined(column: tuple[int, ...], by: tuple[int, ...]) -> bool:
-    """Whether a parameter has one value for each value of another, as parameters given together do."""
-    return len(set(zip(by, column, strict=True))) == len(set(by))
-
-
-def crossed_parameters(rows: Sequence[Mapping[str, object]]) -> list[Case]:
-    """Values of the parameters that vary independently, numbered, for each case."""
-    columns = dict.fromkeys(numbered([row[name] for row in rows]) for name in rows[0])
-    independent: list[tuple[int, ...]] = []
-    for column in sorted(columns, key=lambda c: -len(set(c))):
-        if not any(is_determined(column, other) for other in independent):
-            independent.append(column)
-    return list(zip(*independent, strict=True))
+def crossed_values(items: Sequence[pytest.Function]) -> list[Case]:
+    """Values of each item, one for each decorator or fixture that has several."""
+    axes = [
+        [tuple(identity(item.callspec.params[name]) for name in group) for item in items]
+        for group in given_together(items[0])
+    ]
+    return list(zip(*(axis for axis in axes if len(set(axis)) > 1), strict=True)) or [()] * len(items)
 
 
 def quick_cases(items: Sequence[pytest.Function], part: int) -> set[int]:
     """Indices of the items of one test that quick runs take."""
-    cases = crossed_parameters([item.callspec.params for item in items])
+    cases = crossed_values(items)
     strength = min(2, len(cases[0]) - 1)
     chosen = {n for n, item in enumerate(items) if part_of(item.nodeid) == part}
     return chosen | (covering(cases, strength) if strength > 0 else set()) or {part % len(items)}

@@ -24,6 +24,7 @@ PUBLISHED = (
 )  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("pattern", PUBLISHED)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_models_use_matches_as_python_does(pattern: str, name: str) -> None:

@@ -47,6 +47,7 @@ SHAPES = [(40, 256), (1, 128), (33, 384)]
 GOLDEN = json.loads(llmcompressor_golden.GOLDEN.read_text())["cases"]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("text", [*PRESETS, *OTHERS])

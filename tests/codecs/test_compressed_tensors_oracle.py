@@ -96,6 +96,7 @@ def compare(w: torch.Tensor, preset: str, *, oneshot: bool = False) -> list[str]
     )
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_one_layer_of_minilm_is_compressed_to_the_same_bytes(
@@ -136,6 +137,7 @@ def adversarial(kind: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return w.clamp(-20000, 20000).to(dtype)  # ranges past float16 are Inf there
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 7), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["pruned", "tiny", "wide", "coarse", "dead"])
@@ -150,6 +152,7 @@ def test_hard_weights_are_compressed_to_the_same_bytes(
             assert compare(w, preset, oneshot=True) == []
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("columns", [1, 7, 31, 32, 33, 100, 128])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
 def test_codes_of_every_width_are_packed_as_compressed_tensors_packs_them(bits: int, columns: int) -> None:
@@ -158,6 +161,7 @@ def test_codes_of_every_width_are_packed_as_compressed_tensors_packs_them(bits: 
     assert same_bytes(encode(Layout(layer.layout), q)["weight_packed"], pack_to_int32(q.codes, bits))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("rows", [1, 7, 8, 31, 32, 33, 70])
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_zero_points_are_packed_along_the_rows(bits: int, rows: int) -> None:

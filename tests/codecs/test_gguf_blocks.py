@@ -93,6 +93,7 @@ def parts_of(q: zp.QuantizedTensor) -> list[torch.Tensor]:
     return [q.data, *(level.view(torch.uint8) for level in q.params.levels)]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 7, 700])
 @pytest.mark.parametrize("name", BLOCKS)

@@ -51,6 +51,7 @@ def formula(x: torch.Tensor, bits: int, group: int) -> tuple[np.ndarray, np.ndar
     return codes.reshape(x.shape), scale, bias
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("factor", [0.02, 1.0, 1e-7])
@@ -67,6 +68,7 @@ def test_codes_scales_and_biases_follow_the_steps_of_mlx(
         q.params.validate()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("group", GROUPS)
 def test_values_are_within_the_bound(bits: int, group: int) -> None:
@@ -84,6 +86,7 @@ def test_values_are_within_the_bound(bits: int, group: int) -> None:
         assert bool((steps.error_bound() < least)[8:].all())
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_package_itself_gives_the_same_bytes_and_decodes_ours(bits: int, dtype: torch.dtype) -> None:

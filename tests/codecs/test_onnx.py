@@ -55,6 +55,7 @@ RUN = [
 ]  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("layout", "to"), RUN)
 def test_onnxruntime_gives_what_the_float_model_gives_with_our_decoded_weights(
     source: Path, tmp_path: Path, layout: str, to: str
@@ -84,6 +85,7 @@ OF_STANDARD = [
 ]  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("to", OF_STANDARD)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_the_reference_of_the_standard_decodes_the_same_values(to: str, dtype: type, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ BOTH = [
 ]  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("to", "scheme"), BOTH)
 @pytest.mark.parametrize(("layout", "other"), [(QDQ, NBITS), (NBITS, QDQ)])
 def test_onnxruntime_multiplies_by_the_same_weights_before_and_after(

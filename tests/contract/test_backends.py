@@ -102,6 +102,7 @@ def assert_same_errors(x: torch.Tensor, scheme: str) -> None:
     assert abs(int(actual.clipped.sum()) - int(expected.clipped.sum())) <= 1
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize(
     "scheme", ["int4:g128", "uint4:g32:asym", "int8:g64", "int3:g32", "mxfp4", "nvfp4", "nf4:g64", "int4:g48"]
@@ -122,6 +123,7 @@ def test_short_rows_have_the_errors_that_each_has_alone(scheme: str, dtype: torc
             assert found == (alone.squares[0], alone.errors[0], alone.largest[0], alone.clipped[0])
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize(
     "scheme", ["q4_0", "q3_k", "q6_k", "iq4_nl", "int4:g16:scale=signed", "int4:g48:scale=signed"]
@@ -156,6 +158,7 @@ def gradient(x: torch.Tensor, q: zp.QuantizedTensor, backend: str | None) -> tor
         return torch.ops.zeropoint.fake_quantize_backward(*arguments)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_gives_the_same_bytes_on_every_backend(scheme: str, dtype: torch.dtype) -> None:
@@ -167,6 +170,7 @@ def test_every_scheme_gives_the_same_bytes_on_every_backend(scheme: str, dtype: 
     assert tried > 0
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("scheme", [*FAMILIES, "nf4", "binary:g32", "float8_e4m3fn:cast", "int4:block4x16"])
 def test_what_torchs_default_device_is_changes_nothing(scheme: str, backend: str) -> None:
@@ -190,6 +194,7 @@ def test_every_length_gives_the_same_bytes(scheme: str) -> None:
         assert assert_same_everywhere(sample((2, length), dtype, seed=length), scheme) == "cpu"
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "element",
@@ -250,6 +255,7 @@ EXTREMES = (
 )  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "scheme",
     [s for s in (*FAMILIES, *(p.weight for p in PRESETS.values()), "mxfp4:scale=ceil") if "float16" not in s],
@@ -306,6 +312,7 @@ WHOLE = (
 )  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WHOLE)
@@ -373,6 +380,7 @@ def test_errors_of_codes_with_offsets_are_measured_by_kernels(scheme: str, dtype
     assert not found.largest.any()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("scheme", [*FAMILIES, "float8_e4m3fn:tensor", "int4:block4x16", "mx9"])
 def test_one_value_that_is_not_finite_is_refused_wherever_it_stands(scheme: str, value: float) -> None:
@@ -383,6 +391,7 @@ def test_one_value_that_is_not_finite_is_refused_wherever_it_stands(scheme: str,
             zp.quantize(x, scheme)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "scheme", ["int8", "uint8:tensor:asym", "float8_e4m3fn", "mxfp4", "nf4:g32", "mx6:g2"]

@@ -54,6 +54,7 @@ def on_the_host(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor:
         return zp.quantize(x, scheme)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_backend_on_every_device_gives_the_same_bytes(
@@ -131,6 +132,7 @@ def test_layers_of_integer_codes_give_the_same_sums_on_every_device(place: Place
     torch.testing.assert_close(layer(x.to(place.device), None).cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_refused_with_its_place(value: float, place: Place) -> None:
     x = torch.ones(3, 700)

@@ -49,6 +49,7 @@ def test_every_float16_amax_has_the_power_of_the_reference(element: str, rule: s
     assert q.scales[0].shape == (0x7C00, 1)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("element", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("blocks", ["channel:scale=input", "g32:scale=even", "g32", "tensor:scale=input"])
@@ -120,6 +121,7 @@ def test_the_gradient_ends_at_the_middle_to_the_next_power(element: str) -> None
     assert found[0, :3].tolist() == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("element", ["float8_e4m3fn", "nf4", "int4", "float4_e2m1fn"])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_inf_in_a_block_whose_scale_is_zero_is_a_zero(element: str, value: float) -> None:
@@ -157,6 +159,7 @@ def test_scales_of_two_powers_are_divided_by_in_the_dialect_torch() -> None:
     assert bool(torch.isfinite(q.dequantize()).all())
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("granularity", ["g4", "channel", "block2x2", "token"])
 @pytest.mark.parametrize("scale", ["float32", "rceil/codebook[4.0,1.0]", "float16"])
 def test_a_tensor_without_axes_has_the_same_error_on_both(granularity: str, scale: str) -> None:

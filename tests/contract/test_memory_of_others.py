@@ -56,6 +56,7 @@ def kernels_run(q: QuantizedTensor) -> None:
         zp.quantize(X, q.scheme, out=q)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("change", [strided, short])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_codes_are_written_only_where_all_of_them_belong(scheme: str, change: Change) -> None:
@@ -70,6 +71,7 @@ def test_codes_are_written_only_where_all_of_them_belong(scheme: str, change: Ch
     assert torch.all(held == 7)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("change", [strided, short])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_scales_are_written_only_where_all_of_them_belong(scheme: str, change: Change) -> None:
@@ -103,6 +105,7 @@ def test_codes_are_read_only_as_far_as_they_go(scheme: str) -> None:
     assert torch.equal(zp.dequantize(replace(q, data=strided(q.data))), zp.dequantize(q))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("part", ["scales", "zero_point"])
 def test_parameters_are_read_only_as_far_as_they_go(scheme: str, part: str) -> None:

@@ -75,6 +75,7 @@ def test_a_gradient_of_another_dtype_is_an_error(dtype: torch.dtype) -> None:
         torch.ops.zeropoint.fake_quantize_backward(x.to(dtype), x, [scale], "int8:tensor")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", ["int8:channel", "mxfp4", "int4:g32:asym", "nvfp4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_tensor_that_was_quantized_can_still_be_resized_and_freed(scheme: str, dtype: torch.dtype) -> None:

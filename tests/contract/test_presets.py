@@ -25,6 +25,7 @@ def bits(q: zp.QuantizedTensor) -> list[bytes]:
     return [part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for part in parts]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_model_has_the_bytes_of_a_tensor(name: str, dtype: torch.dtype) -> None:
@@ -35,6 +36,7 @@ def test_a_model_has_the_bytes_of_a_tensor(name: str, dtype: torch.dtype) -> Non
     assert bits(layer.weight.quantized()) == bits(zp.quantize(model[0].weight.detach(), name))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", DEFAULT.presets)
 def test_a_checkpoint_has_the_bytes_of_a_tensor(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

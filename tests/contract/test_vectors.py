@@ -90,6 +90,7 @@ def assert_equal_values(q: zp.QuantizedTensor, dtype: torch.dtype) -> None:
     assert torch.equal(torch.isnan(found["cpu"]), torch.isnan(found["reference"]))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("element", WIDE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_wide_floats_round_every_bfloat16_as_the_reference(element: str, dtype: torch.dtype) -> None:
@@ -98,6 +99,7 @@ def test_wide_floats_round_every_bfloat16_as_the_reference(element: str, dtype: 
         assert_equal_bytes(x, zp.choose_params(torch.tensor([[largest]], dtype=dtype), f"{element}:tensor"))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("rule", ["floor", "even", "ceil", "rceil"])
 @pytest.mark.parametrize("scheme", ["int8_mx:g32:narrow", "float4_e2m1fn:g32", "float8_e4m3fn:g32"])
 def test_blocks_of_subnormals_have_the_powers_of_the_reference(scheme: str, rule: str) -> None:
@@ -113,6 +115,7 @@ def test_blocks_of_subnormals_have_the_powers_of_the_reference(scheme: str, rule
         assert torch.equal(*(q.data for q in found.values()))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("element", WIDE)
 @pytest.mark.parametrize("dialect", ["zeropoint", "compressed-tensors"])
 def test_long_rows_round_every_bfloat16_by_fields_as_the_reference(element: str, dialect: str) -> None:
@@ -177,6 +180,7 @@ def test_codebooks_round_values_next_to_every_middle_as_the_reference(element: s
         assert_equal_bytes(finite_bfloat16(), params)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", POWERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_code_times_every_power_decodes_as_the_reference(scheme: str, dtype: torch.dtype) -> None:

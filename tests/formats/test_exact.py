@@ -213,6 +213,7 @@ ROUNDINGS = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("mode", ROUNDINGS)
 @pytest.mark.parametrize("name", ["int8", "e4m5"])
 def test_the_modes_of_rounding_agree_on_integers_and_floats(name: str, mode: RoundingMode) -> None:

@@ -83,6 +83,7 @@ def code_of(fmt: Format, numbers: list[float]) -> int:
     return code
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(("columns", "block"), [(24, 12), (31, 12), (7, 7)])
 def test_codes_and_values_are_those_of_the_definition(text: str, columns: int, block: int) -> None:

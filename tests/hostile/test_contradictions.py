@@ -111,6 +111,7 @@ def test_a_configuration_over_weights_of_floats_is_a_problem(name: str, tmp_path
     assert "it says that weights are quantized in" in verified
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("other", ALL)
 @pytest.mark.parametrize("name", ALL)
 def test_a_configuration_over_the_tensors_of_another_tool_is_a_problem(

@@ -43,6 +43,7 @@ def indices(shape: tuple[int, ...]) -> itertools.product[tuple[int, ...]]:
     return itertools.product(*map(range, shape))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("granularity", "shape"), CASES)
 @pytest.mark.parametrize("kind", ["amax", "amin"])
 def test_each_block_is_reduced_over_its_own_elements_only(
@@ -100,6 +101,7 @@ def test_coarse_blocks_that_cut_fine_ones_are_refused() -> None:
         spread_grid(torch.ones(2, 2), Granularity.group(12), Granularity.group(8), (2, 24))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0)])
 @pytest.mark.parametrize(
     "granularity", [Granularity.tensor(), Granularity.channel(0), Granularity.token(), Granularity.group(4)]

@@ -94,6 +94,7 @@ def test_strided_bytes_unpack_like_their_contiguous_copy(bits: int) -> None:
     assert torch.equal(unpack(strided, bits, 8), unpack(strided.contiguous(), bits, 8))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0)])
 def test_empty_tensors_pack_to_empty_bytes(bits: int, shape: tuple[int, ...]) -> None:

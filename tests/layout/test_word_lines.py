@@ -35,6 +35,7 @@ def word(fields: list[int]) -> int:
     return sum(field << (4 * n) for n, field in enumerate(fields)) ^ FLIP
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_word_holds_neighbors_of_a_row_or_rows_of_a_column(backend: str, shape: tuple[int, int]) -> None:
@@ -51,6 +52,7 @@ def test_a_word_holds_neighbors_of_a_row_or_rows_of_a_column(backend: str, shape
     ]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("order", [ALONG, ACROSS], ids=["along", "across"])

@@ -79,6 +79,7 @@ def block_errors(x: torch.Tensor, q: QuantizedTensor, blocks: Granularity) -> to
     return total
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("method", "scheme"), pairs())
 def test_a_result_is_a_weight_in_codes_within_the_error_that_it_reports(
     method: Method, scheme: Scheme
@@ -100,6 +101,7 @@ def test_a_result_is_a_weight_in_codes_within_the_error_that_it_reports(
     assert off == pytest.approx(report.squared_error, rel=1e-3 if report.squared_error > 1e-4 else 1.0)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("method", "scheme"), pairs())
 def test_a_method_gives_the_same_result_twice_and_into_given_memory(method: Method, scheme: Scheme) -> None:
     columns = columns_for(method, scheme)
@@ -118,6 +120,7 @@ def same_params(a: QuantizedTensor, b: QuantizedTensor) -> bool:
     return all(torch.equal(x, y) for x, y in both)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("method", "scheme"), pairs())
 def test_a_part_of_a_weight_gets_the_codes_of_the_whole_where_the_scope_is_blocks_or_rows(
     method: Method, scheme: Scheme
@@ -137,6 +140,7 @@ def test_a_part_of_a_weight_gets_the_codes_of_the_whole_where_the_scope_is_block
         assert torch.equal(found.view(torch.uint8), whole.params.levels[index].view(torch.uint8))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_mse_is_in_no_block_worse_than_nearest(scheme: str, dtype: torch.dtype) -> None:
@@ -194,6 +198,7 @@ def test_a_weight_with_nan_is_named_by_its_index(method: Method) -> None:
         method.quantize(x, scheme, data_for(method))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(0, 32), (3, 0), (32,), (2, 3, 32), (1, 1)], ids=str)
 @pytest.mark.parametrize("method", methods().values(), ids=str)
 def test_weights_of_any_shape_are_quantized(method: Method, shape: tuple[int, ...]) -> None:

@@ -48,6 +48,7 @@ def test_all_types_that_are_written_are_compared() -> None:
     assert BLOCKS.keys() == ggml_golden.TYPES.keys() == HASHES.keys()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("given", IMPORTANCES)
 @pytest.mark.parametrize("name", HASHES)
 def test_blocks_are_those_of_llama_cpp(name: str, given: str) -> None:

@@ -88,6 +88,7 @@ def of_the_package(x: torch.Tensor, top: int) -> torch.Tensor:
     return (torch.round(x * inverse + zero).clamp(0, top) - zero) / inverse
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("bits", "size"), [(4, 32), (4, 128), (3, 64), (2, 64)])
 @pytest.mark.parametrize("tails", [3.0, 5.0, 1000.0])
 @pytest.mark.parametrize("unit", [1.0, 0.02])

@@ -31,6 +31,7 @@ def same(whole: nn.MultiheadAttention, *args: torch.Tensor, **named: Any) -> boo
     return (mine is None) == (weights is None) and all(torch.allclose(a, b, **CLOSE) for a, b in pairs)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("more", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 5, "vdim": 7}])

@@ -67,6 +67,7 @@ def held(cache: QuantizedKVCache) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_codes_are_those_of_all_tokens_at_once_however_they_came(scheme: str, dtype: torch.dtype) -> None:
@@ -182,6 +183,7 @@ def test_bytes_fall_as_promised(scheme: str, most: float, head_dim: int) -> None
     assert len(tensors) == (6 if "asym" in scheme else 4)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("residual_length", [0, 16])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_sequences_are_reordered_repeated_and_selected_as_in_transformers_cache(
@@ -205,6 +207,7 @@ def test_sequences_are_reordered_repeated_and_selected_as_in_transformers_cache(
         assert torch.equal(values, plain.layers[0].values)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kept", [1, 31, 32, 40, 64, 69, 70])
 def test_cropping_keeps_the_values_of_the_first_tokens(scheme: str, kept: int) -> None:

@@ -114,6 +114,7 @@ def test_a_layer_with_its_own_weights_computes_what_torch_computes(name: str) ->
         assert same(wrapped(*args), layer(*args))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_converted_layers_compute_what_prepared_ones_compute_bit_for_bit(name: str, scheme: str) -> None:

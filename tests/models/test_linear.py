@@ -45,6 +45,7 @@ def converted(
     return found
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     ("weight", "source"),
     [
@@ -340,6 +341,7 @@ def _replace_memory(t: torch.Tensor) -> None:
     t.data = moved(t.data)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "weight", ["int8:channel", "int4:g32", "int8:tensor", "float8_e4m3fn:channel", "nvfp4", "uint4:g32:asym"]
 )

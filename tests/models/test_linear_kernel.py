@@ -78,6 +78,7 @@ def test_a_kernel_runs_here() -> None:
     assert choose(wanted("int8:token", "int8:channel", (4, 32))).name == "cpu"
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("quads")
 @pytest.mark.parametrize("scheme", ENDS)
 @pytest.mark.parametrize("cols", COLS)
@@ -154,6 +155,7 @@ def test_the_longest_sums_do_not_overflow() -> None:
     assert torch.equal(found, torch.full((5, 2), -128 * 255 * cols, dtype=torch.int64).float())
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("quads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scheme", ["int8:token", "uint8:token:asym"])
@@ -169,6 +171,7 @@ def test_results_are_sums_times_scales_in_that_order(dtype: torch.dtype, scheme:
         assert torch.equal(product(x, weight, bias, scheme), expected.to(dtype))
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("quads")
 @pytest.mark.parametrize("scheme", ["int8:channel", "int8:tensor", "int4:g64", "int8:tensor:scale=ceil"])
 @pytest.mark.parametrize("source", ["int8:token", "uint8:token:asym", "int8:token:narrow"])
@@ -183,6 +186,7 @@ def test_the_kernel_agrees_with_the_reference(scheme: str, source: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("quads")
 @pytest.mark.parametrize("scheme", ["int8:channel", "int4:g64"])
 @pytest.mark.parametrize("rows", [3, 200])
@@ -273,6 +277,7 @@ def test_too_long_sums_are_refused() -> None:
         wanted("int8:token", "int8:channel", (1, LONGEST + 1))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("source", ["int8:token", "int8:tensor", "uint8:tensor:asym", ""])
 @pytest.mark.parametrize("scheme", ["int8:channel", "int4:g64"])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

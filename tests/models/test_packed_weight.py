@@ -47,6 +47,7 @@ def same_bytes(a: nn.Module, b: nn.Module) -> bool:
     )
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("text", WEIGHTS)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 7), (37, 70), (257, 131), (300, 33)])
 def test_tiles_are_the_rows_of_the_whole_bit_for_bit(text: str, rows: int, columns: int) -> None:
@@ -58,6 +59,7 @@ def test_tiles_are_the_rows_of_the_whole_bit_for_bit(text: str, rows: int, colum
         assert torch.equal(torch.cat(tiles), whole), (text, count)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("text", WEIGHTS)
 @pytest.mark.parametrize("rows", [1, 37])
 def test_rows_by_number_are_the_rows_of_the_whole_or_refused(text: str, rows: int) -> None:
@@ -97,6 +99,7 @@ def test_only_blocks_taller_than_a_row_hold_rows_together() -> None:
     }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_casts_of_a_model_leave_packed_weights_and_scales_alone(preset: str, cast: str) -> None:

@@ -51,6 +51,7 @@ def by_hand(layer: nn.Linear, x: torch.Tensor, gives: Assignment) -> torch.Tenso
     )
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("preset", DYNAMIC)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_linear_layers_compute_with_the_values_of_their_codes(preset: str, dtype: torch.dtype) -> None:
@@ -198,6 +199,7 @@ def test_the_real_model_stays_close() -> None:
             assert sum(layer.gives is not None for layer in conversion.layers) == 37
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
     "scheme", ["int4:g32", "int8:tensor", "mxfp4", "int12:channel", "float8_e4m3fn:block16x16"]

@@ -73,6 +73,7 @@ def swept(blocks: torch.Tensor, top: int, *, real: bool) -> torch.Tensor:
     return best
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("sign", [0, 1, -1])
 @pytest.mark.parametrize(
     ("bits", "size", "zero", "most"),

@@ -66,6 +66,7 @@ def least_error(u: np.ndarray, w: np.ndarray, count: int) -> float:
     return least
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_are_the_nearest_numbers_of_the_table_of_their_block(
@@ -95,6 +96,7 @@ def test_tables_go_from_end_to_end_in_equal_steps_unless_a_method_chooses_them()
     assert q.codes.tolist() == [[0, 1, 3], [0, 0, 0]]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "input", "float64", "e5m2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_ends_are_rounded_away_so_that_the_bound_is_half_the_widest_gap(
@@ -122,6 +124,7 @@ def test_the_bound_is_inf_where_a_fitted_table_may_have_clipped(kind: str) -> No
     assert bool((off <= bound).all())
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_no_partition_of_a_block_has_less_error_than_its_table(seed: int, backend: str) -> None:

@@ -125,6 +125,7 @@ def specified(fmt: Format, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", SMALL)
 def test_every_16_bit_input_has_the_code_of_the_specification(name: str, dtype: torch.dtype) -> None:
@@ -144,6 +145,7 @@ def test_every_value_and_midpoint_and_their_neighbors_have_the_code_of_the_speci
     assert codes.tolist() == expected(fmt, points)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", [n for n, f in (SMALL | USERS).items() if not isinstance(f, CodebookFormat)])
 def test_every_rounding_mode_follows_the_specification(name: str, mode: RoundingMode) -> None:
@@ -194,6 +196,7 @@ def test_formats_without_special_codes_refuse_special_overflow(name: str) -> Non
         encode_float(torch.tensor([1.0]), FLOATS[name], overflow=Overflow.SPECIAL)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*SMALL, *USERS])
 def test_every_code_decodes_to_the_number_of_the_specification(name: str, dtype: torch.dtype) -> None:
@@ -224,6 +227,7 @@ def test_encoding_a_decoded_code_returns_it(name: str) -> None:
     assert set(back[nan].tolist()) <= {fmt.nan_code}
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("payload", [0x7F800001, 0xFF800001, 0x7FC00000, 0xFFC00000, 0x7FFFFFFF])
 @pytest.mark.parametrize(
     ("name", "code"),

@@ -66,6 +66,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -83,6 +84,7 @@ def test_any_stride_gives_the_result_of_the_contiguous_copy(
     assert torch.equal(base, before)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (7,), (3, 7), (2, 3, 7), (2, 2, 3, 7), (2, 1, 2, 3, 7)])
 def test_every_axis_of_every_rank_may_be_the_channel(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -119,6 +121,7 @@ def test_a_vector_is_quantized_like_a_matrix_of_one_row(scheme: str) -> None:
     assert torch.equal(zp.quantize(x, scheme).codes, zp.quantize(x[None], scheme).codes[0])
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("columns", [1, 2, 31, 33, 63, 65, 192])
 @pytest.mark.parametrize("scheme", ["int4:g128", "int4:g32:asym", "mxfp4", "nvfp4", "nf4:g64", "mx6"])
 def test_a_ragged_last_group_is_a_group_of_its_own(scheme: str, columns: int) -> None:
@@ -152,6 +155,7 @@ def test_a_group_size_below_one_is_refused(text: str) -> None:
         zp.quantize(torch.ones(2, 3), text)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("length", range(1, 18))
 def test_an_odd_count_of_codes_survives_packing(bits: int, length: int) -> None:
@@ -164,6 +168,7 @@ def test_an_odd_count_of_codes_survives_packing(bits: int, length: int) -> None:
     assert used == 0 or not (q.data[:, -1] >> used).any()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3)])
 @pytest.mark.parametrize(
     "scheme", ["int8:tensor", "int4:g4:asym", "mxfp4", "nvfp4", "mx9", "nf4:g8", "int8:cast"]
@@ -234,6 +239,7 @@ BAD = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("call", [zp.quantize, zp.choose_params, zp.fake_quantize])
 @pytest.mark.parametrize("kind", BAD)
 def test_tensors_that_cannot_be_quantized_are_named(kind: str, call: Callable[..., object]) -> None:
@@ -271,6 +277,7 @@ def test_nested_tensors_are_refused() -> None:
         zp.quantize(nested, "int8")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     "scheme", ["int8", "int4:g4:asym", "mxfp4", "nvfp4", "nf4:g4", "mx9", "float8_e5m2:cast"]
@@ -303,6 +310,7 @@ def test_every_kind_of_nan_is_an_error(payload: int) -> None:
         zp.quantize(x, "int8")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", [*SCHEMES, *PRESETS])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_bits_give_a_result_or_a_named_error(scheme: str, dtype: torch.dtype) -> None:
@@ -462,6 +470,7 @@ def test_a_tensor_of_large_strides_and_little_memory_is_indexed_in_64_bits() -> 
     assert torch.equal(zp.quantize(x.contiguous(), "int8").data, zp.quantize(x, "int8").data)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", [*SCHEMES, "int3:tensor", "int7:tensor:round=stochastic(8)"])
 @pytest.mark.parametrize("shape", [(1003,), (57, 18), (3, 5, 60)])
 @pytest.mark.parametrize("chunk", [8, 24, 64])

@@ -38,6 +38,7 @@ def fits(fmt: FloatFormat, value: float, mode: RoundingMode) -> bool:
     return True
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FLOATS)
 def test_the_mask_of_a_float_format_is_where_the_specification_has_no_overflow(
@@ -54,6 +55,7 @@ def test_the_mask_of_a_float_format_is_where_the_specification_has_no_overflow(
     assert mask(x, params) == [float(fits(fmt, v, mode)) for v in x.tolist()]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("narrow", [False, True])
 def test_the_mask_of_an_integer_format_is_inclusive_on_the_rounded_value(
@@ -97,6 +99,7 @@ def test_the_mask_of_a_codebook_is_its_span() -> None:
     assert mask(torch.tensor([-2.1, -2.0, 0.0, 2.0, 2.1]), params) == [0.0, 1.0, 1.0, 1.0, 0.0]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", ["int8:channel", "mxfp4", "nvfp4", "uint4:g4:asym", "mx9", "nf4:g8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_the_gradient_has_the_dtype_and_values_of_the_incoming_one_inside_the_range(

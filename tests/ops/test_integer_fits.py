@@ -119,6 +119,7 @@ SEARCHED = (
 )  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("text", SEARCHED)
@@ -153,6 +154,7 @@ def test_quotients_that_are_ties_are_rounded_the_same_way(text: str) -> None:
     assert torch.equal(found.data, wanted.data)
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("text", ["int4:g128:scale=search", "int3:g64:scale=search", "int2:g16:scale=search"])
 @pytest.mark.parametrize("kind", ["heavy", "steps", "few", "outliers"])

@@ -197,6 +197,7 @@ def layouts(version: int) -> list[tuple[tuple[int, ...], dict[str, int]]]:
     return found
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("version", "kind"), COMBINATIONS)
 @pytest.mark.parametrize("real", [TensorProto.FLOAT, TensorProto.FLOAT16])
 def test_every_operator_set_quantizes_and_dequantizes_as_its_evaluator_does(

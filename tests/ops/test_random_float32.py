@@ -127,6 +127,7 @@ def test_the_oracles_do_overflow_so_the_clamp_is_needed() -> None:
     assert torch.isinf(torch.tensor(past).to(torch.float8_e5m2).float())
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("signed", [True, False])
 def test_random_float32_have_the_codes_of_rounding_and_clamping(bits: int, signed: bool) -> None:

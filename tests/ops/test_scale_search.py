@@ -249,6 +249,7 @@ def hard(dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -48,6 +48,7 @@ def gradient(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("element", CODES)
@@ -66,6 +67,7 @@ def test_per_tensor_forward_and_gradient_are_those_of_torch(
         assert torch.equal(gradient(y, ours), gradient(t, theirs))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("element", ["int8", "uint8", "int4"])

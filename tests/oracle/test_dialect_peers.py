@@ -76,6 +76,7 @@ def torchs(x: torch.Tensor, text: str) -> tuple[torch.Tensor, torch.Tensor, torc
     return scale, zero, values
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("text", OBSERVED)
@@ -142,6 +143,7 @@ ONNX_CASES = [
 ]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("dtype", REALS, ids=str)
 @pytest.mark.parametrize("text", ONNX_CASES)
@@ -315,6 +317,7 @@ ELEMENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.crossed
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("element", ELEMENTS)

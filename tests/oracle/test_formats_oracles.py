@@ -366,6 +366,7 @@ def test_saturation_is_that_of_onnx(name: str) -> None:
     assert our_codes(fmt, values, Overflow.SATURATE) == without_nan_sign(fmt, theirs)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", SMALL_FLOATS)
 @pytest.mark.parametrize("overflow", [Overflow.SATURATE, Overflow.SPECIAL])
 def test_every_boundary_rounds_as_in_gfloat(name: str, overflow: Overflow) -> None:
@@ -432,6 +433,7 @@ def test_ties_away_from_zero_are_those_of_gfloat_but_for_the_number_below_a_tie(
     assert encode(fmt, Fraction(below), RoundingMode.HALF_AWAY) == 0
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("mode", [*PLAIN_MODES, *TIED_MODES])
 @pytest.mark.parametrize("name", [n for n in SMALL_FLOATS if get_format(n).mantissa_bits])
 def test_every_rounding_mode_is_that_of_gfloat(name: str, mode: RoundingMode) -> None:
@@ -555,6 +557,7 @@ INTEGER_MODES: dict[RoundingMode, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("mode", INTEGER_MODES)
 @pytest.mark.parametrize(
     "name", ["int2", "uint2", "int3", "uint3", "int4", "uint5", "int8", "uint8", "int11"]

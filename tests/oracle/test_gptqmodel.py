@@ -81,6 +81,7 @@ def test_the_words_are_those_of_its_packer(bits: int, asym: bool) -> None:
         assert torch.equal(tensor, wanted[name]), name
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("asym", [False, True])
 @pytest.mark.parametrize("bits", BITS)

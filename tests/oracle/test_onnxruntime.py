@@ -77,6 +77,7 @@ def ours(source: Path, out: Path, to: str) -> tuple[Any, Any, Any]:
     return codes, scale, zero[0] if zero else np.zeros_like(scale, codes.dtype)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("to", SCHEMES)
 def test_weights_are_those_of_quantize_static(to: str, kind: str, tmp_path: Path) -> None:

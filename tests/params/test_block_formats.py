@@ -53,6 +53,7 @@ def microexponents(row: Array, m: int) -> tuple[list[int], list[int], list[int],
     return shared, micro, codes, values
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("preset", MICRO)
 @pytest.mark.parametrize("columns", [1, 2, 15, 16, 17, 31, 64, 101])
 @pytest.mark.parametrize("spread", [0.0, 2.0, 30.0, 110.0])
@@ -138,6 +139,7 @@ def nvfp4(x: Array) -> tuple[np.float32, Array, Array]:
     return whole, fine.view(np.uint8), np.clip(ratio, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("columns", [1, 15, 16, 33, 128])
 @pytest.mark.parametrize("spread", [0.0, 4.0, 20.0, 60.0])
 @pytest.mark.parametrize("factor", [1.0, 2.0**-118, 2.0**60])

@@ -100,6 +100,7 @@ SAMPLES = [
 ]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("scheme", "dtype", "kind"), OBSERVED)
 @pytest.mark.parametrize("x", SAMPLES)
 def test_torch_parameters_are_those_of_the_min_max_observer(

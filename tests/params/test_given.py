@@ -78,6 +78,7 @@ def test_given_numbers_that_mean_nothing_are_refused(
         call()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(128,), (256,), (300,), (4, 256), (2, 3, 130)])
 @pytest.mark.parametrize("element", ["int8", "uint8:asym", "float4_e2m1fn"])
 def test_block_wise_serves_any_number_of_blocks(element: str, shape: tuple[int, ...]) -> None:

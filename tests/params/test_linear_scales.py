@@ -14,6 +14,7 @@ from zeropoint import RangeError
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("narrow", [False, True])
 def test_symmetric_scales_divide_by_half_the_steps_in_use(bits: int, narrow: bool) -> None:
@@ -30,6 +31,7 @@ def test_unsigned_symmetric_scales_serve_the_positive_side(bits: int) -> None:
     assert params.scales[0].item() == (torch.tensor(1.7) / (2**bits - 1)).item()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     ("scheme", "sign", "x"),
     [
@@ -117,6 +119,7 @@ def test_the_largest_scale_that_still_rounds_into_a_format_is_accepted() -> None
     assert zp.choose_params(x, "int8:g4:narrow:scale=float16").scales[0].item() == 65504.0
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scale", STORED)
 @pytest.mark.parametrize(
     "scheme", ["int8:channel", "int4:channel:narrow", "uint8:channel:asym", "float8_e4m3fn:channel"]
@@ -131,6 +134,7 @@ def test_a_zero_channel_has_scale_one_and_decodes_to_zero(scheme: str, scale: st
         assert q.zero_point[[0, 2]].flatten().tolist() == [0, 0]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("value", [3.0, -3.0, 1e-3, -1e30])
 @pytest.mark.parametrize("scheme", ["int8", "int8:narrow", "uint8:asym", "int4:asym", "uint2:asym", "int16"])
 def test_a_constant_tensor_is_within_half_a_step(scheme: str, value: float) -> None:
@@ -143,6 +147,7 @@ def test_a_constant_tensor_is_within_half_a_step(scheme: str, value: float) -> N
     assert float((q.dequantize() - x).abs().max()) <= float(effective) / 2 * (1 + 2**-9) + abs(value) * 2**-22
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", ["int8:narrow", "uint8:asym", "int8:channel:narrow", "int8:g32:narrow"])
 @pytest.mark.parametrize("value", [5.0, -5.0, 0.25])
 def test_a_single_element_is_kept_to_the_last_bits(scheme: str, value: float) -> None:
@@ -191,6 +196,7 @@ def test_the_zero_point_stays_inside_the_codes_and_zero_stays_exact(
     assert zp.fake_quantize(torch.zeros(1), params).item() == 0.0
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bits", range(2, 17))
 @pytest.mark.parametrize("sign", ["", "u"])
 def test_zero_is_exact_for_every_width_and_any_range(bits: int, sign: str) -> None:
@@ -252,6 +258,7 @@ def test_mxint8_never_writes_minus_128_and_reads_it() -> None:
     assert foreign.dequantize().tolist() == [[-2.0, 1.0, 0.0, 0.0]]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("lane", range(16))
 @pytest.mark.parametrize("scheme", ["int8:g16", "mxfp4", "nvfp4", "mx9", "nf4:g16", "uint4:g16:asym"])
 def test_the_largest_of_a_block_is_found_in_every_lane(scheme: str, lane: int) -> None:

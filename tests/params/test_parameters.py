@@ -140,6 +140,7 @@ def test_with_range_refuses_a_minimum_above_the_maximum() -> None:
         QuantizationParams.int8_symmetric().with_range(2.0, 1.0)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bad", [(math.nan, 1.0), (0.0, math.nan), (-math.inf, 0.0), (0.0, math.inf)])
 @pytest.mark.parametrize("scheme", ["int8:tensor", AFFINE, "mxfp4", "nvfp4", "nf4"])
 def test_from_range_refuses_statistics_that_are_not_finite(scheme: str, bad: tuple[float, float]) -> None:
@@ -164,6 +165,7 @@ def test_from_range_refuses_another_count_than_there_are_blocks() -> None:
         QuantizationParams.from_range("int8:channel", torch.zeros(0), torch.ones(3), shape=(3, 8))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "scheme", ["int8:channel", "uint4:g3:asym", "mxfp4", "nvfp4", "mx6", "mx9", "fp8", "nf4", "int8:cast"]
 )
@@ -355,6 +357,7 @@ def test_a_zero_scale_decodes_to_zero_and_only_finer_levels_may_have_one() -> No
         replace(params, scales=(params.scales[0], torch.zeros(1, 1))).validate()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "scheme",
     [

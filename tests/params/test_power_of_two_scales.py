@@ -71,6 +71,7 @@ def exponents(element: str, rule: str) -> list[int]:
     return [exponent(Fraction(m), element, rule) for m in MAGNITUDES]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("lane", [0, 31])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("element", ELEMENTS)
@@ -116,6 +117,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("amax", "wanted"), TABLE)
 def test_fp4_blocks_have_the_published_scale_and_value(

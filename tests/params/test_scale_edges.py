@@ -121,6 +121,7 @@ def test_a_power_of_two_between_those_of_a_table_is_rounded_up() -> None:
     checked(torch.tensor([0.4, 0.1]), scheme)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dialect", ["torch", "compressed-tensors"])
 @pytest.mark.parametrize("scale", ["ue4m3", "ue5m3", "e5m2", "e3m4"])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

@@ -41,6 +41,7 @@ def steps_of(x: torch.Tensor, params: zp.QuantizationParams) -> torch.Tensor:
     return (ratio + zero).round() if zero.is_floating_point() else ratio.round() + zero
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -46,6 +46,7 @@ def inputs_of(op: str, source: str | zp.QuantizationParams, x: torch.Tensor) -> 
     return (x.flip(0), x * 1.5) if op == "fake_quantize_backward" else (x * 1.5,)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_neither_threads_nor_repetition_nor_the_backend_change_a_byte(scheme: str, op: str) -> None:
@@ -119,6 +120,7 @@ def test_float32_is_computed_in_float32() -> None:
         assert torch.equal(p.run(x).codes.float(), rounded.round().clamp(-128, 127))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("scheme", INTEGERS)
 def test_forward_and_backward_agree_on_every_element(scheme: str, dtype: torch.dtype) -> None:

@@ -40,6 +40,7 @@ def inputs_of(op: str, source: str | zp.QuantizationParams, dtype: torch.dtype) 
     return (x, x.clone()) if op == "fake_quantize_backward" else (x,)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("given", [True, False], ids=["given", "chosen"])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -62,6 +63,7 @@ def test_a_run_takes_no_memory_and_the_workspace_is_what_the_plan_holds(
     assert python_bytes(lambda: p.run(*inputs, out=out)) <= CONSTANT < LEAST_GROWING
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("scheme", ["int8:g32", "uint8:channel:asym", "int8:block4x8:asym=real", "int4:g32"])
 def test_float64_under_given_parameters_takes_no_memory_either(scheme: str, op: str) -> None:

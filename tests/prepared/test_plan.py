@@ -65,6 +65,7 @@ def gradient(x: torch.Tensor, slope: torch.Tensor, params: zp.QuantizationParams
     return leaf.grad
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_plan_gives_the_bytes_of_the_operators(scheme: str, dtype: torch.dtype) -> None:
@@ -87,6 +88,7 @@ def test_a_plan_gives_the_bytes_of_the_operators(scheme: str, dtype: torch.dtype
         assert same_bytes(going_back.run(slope, x), gradient(x, slope, expected.params))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_plan_with_given_parameters_gives_the_bytes_of_the_operators(
@@ -105,6 +107,7 @@ def test_a_plan_with_given_parameters_gives_the_bytes_of_the_operators(
     assert same_bytes(going_back.run(slope, x), gradient(x, slope, params))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (0, 4), (7,), (2, 3, 4, 5)], ids=str)
 @pytest.mark.parametrize("scheme", ["int8:tensor", "uint8:tensor:asym", "int8:token", "int4:g3", "mxfp4"])
 def test_a_plan_takes_any_shape(scheme: str, shape: tuple[int, ...]) -> None:
@@ -131,6 +134,7 @@ STRIDED = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("view", STRIDED)
 @pytest.mark.parametrize("op", ["quantize", "fake_quantize", "fake_quantize_backward"])
 def test_a_plan_for_strides_takes_tensors_of_those_strides(op: str, view: str) -> None:

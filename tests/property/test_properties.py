@@ -65,6 +65,7 @@ def quantized(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor | None:
         return None
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @FEW
@@ -78,6 +79,7 @@ def test_the_error_is_within_the_proven_bound(scheme: str, dtype: torch.dtype, d
     assert bool((error <= spread_bound(q)).all()), (error - spread_bound(q)).max()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @FEW
@@ -150,6 +152,7 @@ def test_stochastic_rounding_depends_on_the_seed_and_the_index_alone(seed: int, 
     assert torch.equal(zp.quantize(x.reshape(3, 1000), params).codes.flatten(), whole)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("seed", [0, 2**31 - 1])
 @pytest.mark.parametrize("part", [0.001, 0.25, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("base", [-3.0, 0.0, 2.0])

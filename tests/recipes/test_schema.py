@@ -84,6 +84,7 @@ def parsed(text: str) -> bool:
     return True
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("takes", VALIDATORS)
 @pytest.mark.parametrize("text", [*VALID, *INVALID])
 def test_schema_and_parser_agree(text: str, takes: Callable[[dict[str, Any], object], bool]) -> None:

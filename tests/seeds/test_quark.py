@@ -242,6 +242,7 @@ OCP = {
 """Element types of OCP MX: values and mantissa bits."""
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("mode", ["floor", "even"])
 @pytest.mark.parametrize("element", OCP)
 def test_dtype_mx(element: str, mode: str) -> None:
@@ -301,6 +302,7 @@ def test_scale_type_float() -> None:
         )
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("amax", [1.0, 1.1, 1.9, 2.0, 127 / 64, 128 / 64, 0.013, 300.0])
 @pytest.mark.parametrize(("dtype", "most"), [("int8", 127), ("int4", 7)])
 def test_scale_type_pof2(dtype: str, most: int, amax: float) -> None:

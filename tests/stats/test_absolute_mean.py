@@ -58,6 +58,7 @@ def test_a_factor_that_gives_no_range_is_refused(factor: float) -> None:
         AbsoluteMean(factor=factor)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "granularity", [Granularity.tensor(), Granularity.channel(0), Granularity.channel(-1)]
 )

@@ -49,6 +49,7 @@ def test_an_update_modifies_neither_state_nor_data(statistic: Statistic) -> None
     assert torch.equal(x, data)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("statistic", [*EXACT, *CHANNELS[:-1]], ids=name_of)
 @pytest.mark.parametrize("parts", [(1, 99), (50, 50), (33, 66, 1)])
 def test_parts_merge_to_the_state_of_one_pass_in_any_order(
@@ -66,6 +67,7 @@ def test_parts_merge_to_the_state_of_one_pass_in_any_order(
     assert_same(after(statistic, *x.split(parts)), whole)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_several_batches_at_once_teach_what_one_after_the_other_do(
@@ -87,6 +89,7 @@ def test_batches_of_several_dtypes_teach_what_one_after_the_other_do(statistic: 
     assert_same(statistic.update_all(statistic.start(), batches), after(statistic, *batches))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("statistic", ALL, ids=name_of)
 @pytest.mark.parametrize(
     ("batches", "message"),
@@ -140,6 +143,7 @@ def test_a_statistic_made_of_one_that_may_join_batches_does_not_join_them() -> N
     assert statistic.measure(torch.cat(data))["maximum"].item() == 1
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("statistic", ALL, ids=name_of)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_statistic_gives_valid_parameters_for_every_scheme(statistic: Statistic, scheme: str) -> None:
@@ -158,6 +162,7 @@ def test_a_channel_of_a_tensor_is_judged_as_a_tensor_of_its_own(statistic: Stati
         assert (low[channel], high[channel]) == (ends[0].item(), ends[1].item())
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_are_counted_and_change_nothing_else(
@@ -171,6 +176,7 @@ def test_numbers_that_are_not_finite_are_counted_and_change_nothing_else(
     assert_same({**state, "left_out": clean["left_out"]}, clean)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 @pytest.mark.parametrize("empty", [torch.zeros(0, 6), torch.full((3, 6), math.nan)], ids=["none", "nan"])
 def test_a_batch_without_finite_numbers_changes_no_range(statistic: Statistic, empty: torch.Tensor) -> None:
@@ -203,6 +209,7 @@ def test_a_channel_without_finite_numbers_is_named(statistic: Statistic) -> None
         statistic.params(after(statistic, x), "int8:channel-1")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("statistic", ALL, ids=name_of)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes_strides_and_gradients_do_not_matter(statistic: Statistic, dtype: torch.dtype) -> None:

@@ -35,6 +35,7 @@ def test_minmax_keeps_float64_and_the_ends_of_every_dtype() -> None:
         assert int(state["left_out"]) == 0
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(1500, 700), (3, 350_000), (1_050_000,), (700, 3, 501)])
 @pytest.mark.parametrize(
     "granularity",

@@ -69,6 +69,7 @@ def test_more_elements_than_are_counted_at_once_are_all_counted() -> None:
         assert int(statistic.measure(data)["counts"].sum()) == data.numel()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     ("percent", "rank"), [(50.5, 5050), (90, 9000), (99, 9900), (99.9, 9990), (99.995, 10_000), (100, 10_000)]
 )

@@ -51,6 +51,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return x.clamp(-6e4, 6e4).to(dtype)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("granularity", "shape"), CASES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_states_are_those_of_plain_torch(
@@ -69,6 +70,7 @@ def test_states_are_those_of_plain_torch(
                 torch.set_num_threads(before)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("poison", [float("nan"), float("-nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("where", [0, 100, 40_000, 99_999])
@@ -88,6 +90,7 @@ def test_numbers_that_are_not_finite_are_found_anywhere(
             assert_same(statistic.measure(data), expected)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 9, 16])
 @pytest.mark.parametrize("poison", [(), (float("inf"), float("-inf"), float("nan"))], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -121,6 +124,7 @@ def test_numbers_of_one_sign_have_their_own_ends(dtype: torch.dtype, sign: int) 
                 assert_same(statistic.measure(x), expected)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("mantissa_bits", [0, 1, 7, 10])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bins_of_every_width_are_counted(mantissa_bits: int, dtype: torch.dtype) -> None:

@@ -73,6 +73,7 @@ def test_both_ends_of_an_affine_range_are_found(text: str, skew: float) -> None:
     assert error(x, text, *picked(LeastError(scheme=Scheme.parse(text)), x)) <= 1.02 * brute
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("element", ["float4_e2m1fn", "float8_e4m3fn", "int8_mx", "float6_e3m2fn"])
 @pytest.mark.parametrize("rule", ["floor", "even", "ceil", "rceil"])
 def test_the_best_power_of_two_is_found_under_every_rule(element: str, rule: str) -> None:

@@ -72,6 +72,7 @@ def test_a_file_holds_no_more_than_the_counted_bytes(tmp_path: Path) -> None:
     assert sum(t.nbytes for t in tensors.values()) == q.nbytes
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_saved_is_loaded_bit_for_bit(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -257,6 +258,7 @@ def test_a_deep_copy_shares_no_memory() -> None:
     assert same(sample("uint4:g5:asym"), q)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("wanted", DTYPES)
 def test_values_come_in_any_dtype_rounded_once(dtype: torch.dtype, wanted: torch.dtype) -> None:

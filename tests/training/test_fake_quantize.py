@@ -31,6 +31,7 @@ SCHEMES = list(
 )
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_forward_is_the_deployed_round_trip_bit_for_bit(scheme: str, dtype: torch.dtype) -> None:
@@ -46,6 +47,7 @@ def test_the_forward_is_the_deployed_round_trip_bit_for_bit(scheme: str, dtype: 
     assert not torch.equal(quantizer(x), x)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", range(1, 17))
 def test_bits_make_signed_codes_when_symmetric_and_unsigned_ones_otherwise(

@@ -39,6 +39,7 @@ def by_hand(
     return dx, ds, dbeta
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("granularity", BLOCKS)
 @pytest.mark.parametrize("element", ["int2", "int4", "int8:{}:narrow", "uint3"])
 def test_gradients_are_those_of_lsq_in_every_block(element: str, granularity: str) -> None:
@@ -197,6 +198,7 @@ def spread_like(values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     return values.expand(SHAPE)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "text", ["int4:channel", "uint4:g8:asym", "int2:tensor", "float8_e4m3fn:channel", "nf4:g8"]
 )
@@ -264,6 +266,7 @@ def test_nan_and_infinity_have_no_gradient_and_leave_that_of_the_scale_finite() 
     assert quantizer.scale.grad.tolist() == [-8 + 7 - 8 - 0.25]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bad", [0.0, -3.0, 1e-45, -math.inf])
 @pytest.mark.parametrize(
     "text",

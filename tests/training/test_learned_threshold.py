@@ -35,6 +35,7 @@ def by_hand(
     return y, dx, total
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("log2_t", [-3.0, -0.4, 0.0, 0.01, 1.7])
 @pytest.mark.parametrize("element", ["int4", "int8", "uint4", "int2"])
 @pytest.mark.parametrize("option", [":scale=float64", ":scale=ceil", ""])
@@ -111,6 +112,7 @@ def test_a_threshold_has_the_power_of_two_at_or_above_it(dtype: torch.dtype) -> 
             assert quantizer.params.effective_scale().item() == 2.0 ** (wanted - 3)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "text", ["int4:channel", "int8:tensor:scale=ceil", "uint4:g8", "int4:tensor:scale=bfloat16"]
 )
@@ -198,6 +200,7 @@ def test_training_finds_the_best_power_of_two() -> None:
         assert quantizer.quantization_noise(x).item() <= sorted(noises)[1]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("option", ["", ":scale=ceil", ":scale=float16"])
 @pytest.mark.parametrize("far", [1e4, -1e4, math.inf, -math.inf])
 def test_a_threshold_driven_out_of_range_acts_as_the_end_of_its_format(far: float, option: str) -> None:

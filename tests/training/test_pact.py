@@ -49,6 +49,7 @@ def test_the_gradients_are_the_differences_of_the_clip_without_its_rounding() ->
     assert torch.autograd.gradcheck(stand_in, (x.requires_grad_(), alpha), eps=1e-7)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", ["uint2", "uint4:tensor:scale=bfloat16", "uint8", "uint1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_forward_is_the_deployed_round_trip(scheme: str, dtype: torch.dtype) -> None:

@@ -98,6 +98,7 @@ def test_pickling_keeps_everything(made: tuple[str, Quantizer]) -> None:
     assert_alike(quantizer, other)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("convert", [torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.double])
 def test_a_model_of_another_dtype_keeps_the_exact_parameters(
     made: tuple[str, Quantizer], convert: object
@@ -207,6 +208,7 @@ def test_export_keeps_the_quantizer_in_the_graph() -> None:
     assert torch.equal(program.module()(sample()), quantizer(sample()))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_changes_no_number_of_a_quantizer(made: tuple[str, Quantizer], dtype: torch.dtype) -> None:
     """16-bit outputs of autocast layers are quantized as such, float32 inputs as float32."""

@@ -20,6 +20,7 @@ class Elsewhere:
         self.stamp, self.read_into, self.close = file.stamp, file.read_into, file.close
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     ("size", "stride", "count"),
     [

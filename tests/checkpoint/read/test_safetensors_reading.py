@@ -121,6 +121,7 @@ def test_a_zip_of_torch_is_named_and_never_unpickled(tmp_path: Path) -> None:
         parse_header(tmp_path / "m.pt")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     ("head", "what"),
     [

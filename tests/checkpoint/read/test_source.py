@@ -104,6 +104,7 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
     assert "holds no model.safetensors" in refused(tmp_path)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("change", ["size", "mtime_ns", "inode", "gone"])
 @pytest.mark.parametrize("name", [ONE, INDEX, "config.json"])
 def test_a_file_that_changes_after_it_was_opened_is_found(tmp_path: Path, name: str, change: str) -> None:

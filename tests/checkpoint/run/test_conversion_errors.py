@@ -47,6 +47,7 @@ def first(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return change
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("change", "found", "said"), [
     (first(float("nan")), r"scale 1 \(=nan\) of block \(0, 0\) must be finite", "64 non-finite values"),

@@ -14,6 +14,7 @@ from zeropoint.checkpoint.run.tensor_error import TensorError
 NAN, INF = math.nan, math.inf
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     ("a", "b", "unequal", "signs"),
     [

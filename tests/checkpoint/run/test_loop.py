@@ -190,6 +190,7 @@ def test_a_tensor_of_zeros_gives_zeros_and_is_counted(tmp_path: Path) -> None:
         assert result.error.lost_blocks == 0
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bits", [0x7FC0, 0xFFC0, 0x7F81, 0x7F80, 0xFF80])
 @pytest.mark.parametrize("to", TO)
 def test_a_value_that_is_not_finite_is_an_error_that_says_where(to: str, bits: int, tmp_path: Path) -> None:

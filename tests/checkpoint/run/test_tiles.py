@@ -10,6 +10,7 @@ import torch
 from zeropoint.checkpoint.run.tiles import extremes_of
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (7, 4099)])
 def test_extremes_are_the_smallest_and_the_largest_number(shape: tuple[int, int], dtype: torch.dtype) -> None:

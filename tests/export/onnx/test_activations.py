@@ -51,6 +51,7 @@ def _held(x: torch.Tensor, scheme: str) -> torch.Tensor:
     return x.abs() if scheme.startswith("uint") and "asym" not in scheme else x
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", DYNAMIC)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_formula_gives_the_bits_of_quantize(scheme: str, dtype: torch.dtype) -> None:

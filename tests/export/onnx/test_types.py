@@ -86,6 +86,7 @@ def same(found: np.ndarray, values: torch.Tensor) -> bool:
     return found.dtype == np.float32 and np.array_equal(found, values.numpy())
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shape", [(12, 64), (5, 35), (3, 70)])
 def test_dequantize_linear_gives_the_bits_of_dequantize(scheme: str, shape: tuple[int, int]) -> None:

@@ -48,6 +48,7 @@ def _data(dtype: torch.dtype, kind: str) -> torch.Tensor:
     return x.to(dtype)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["normal", "spread"])
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -61,6 +62,7 @@ def test_bytes_are_those_of_the_reference(scheme: str, kind: str, dtype: torch.d
         assert torch.equal(made.view(torch.uint8), expected.view(torch.uint8))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scheme", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

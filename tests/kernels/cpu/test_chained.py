@@ -68,6 +68,7 @@ def assert_same_bytes(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor | None
     return own
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", [*SCHEMES, *APART])
 @pytest.mark.parametrize("kind", ["plain", "ties", "zeros", "ends"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -117,6 +118,7 @@ def test_middles_of_two_codes_are_rounded_as_quotients_are(
         assert (products.round() != quotients.round()).any()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scale", [1e-45, 3e-44, 1e-39, 1e-38, 3e-38, 3e37, 1e38, 3.4e38])
 @pytest.mark.parametrize("scheme", [OFFSETS, WIDE_LEVELS, "uint2:g32:scale=float32:offset=float32", "q4_k"])
 def test_scales_without_a_reciprocal_divide(scheme: str, scale: float) -> None:
@@ -139,6 +141,7 @@ def test_extremes_count_wherever_they_lie_in_a_block(scheme: str, dtype: torch.d
     assert_same_bytes(x.to(dtype), scheme)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("columns", [256, 768, 2304, 96, 4096 + 32])
 @pytest.mark.parametrize(
     "scheme", ["q4_k", OFFSETS, "uint4_double", "int3:g16:scale=int6:scale2=float16@token"]

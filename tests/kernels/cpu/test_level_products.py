@@ -39,6 +39,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool((bits | (a.isnan() & b.isnan())).all())
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("text", [*SCHEMES, *APART])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 768), (2, 40, 1536), (300, 768)])

@@ -28,6 +28,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(torch.uint8)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", TYPES)
 def test_codes_and_parameters_are_those_of_the_reference(text: str, kind: str) -> None:
@@ -45,6 +46,7 @@ def test_codes_and_parameters_are_those_of_the_reference(text: str, kind: str) -
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(out.params.stored, params, strict=True))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [*TYPES, "q2_k", "q4_k", "q6_k", "iq4_xs", "tq2_0"])
 def test_values_are_those_of_the_reference(text: str, kind: str) -> None:

@@ -31,6 +31,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("given", IMPORTANCES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_kernels_give_the_bytes_of_the_reference(scheme: str, given: str) -> None:
@@ -39,6 +40,7 @@ def test_kernels_give_the_bytes_of_the_reference(scheme: str, given: str) -> Non
     assert same(searched(x, scheme, importance, "cpu"), searched(x, scheme, importance, "reference"))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shape", [(256,), (0, 256), (3, 256), (2, 3, 768), (5, 1280)], ids=str)
 def test_shapes_and_dtypes_make_no_difference_to_a_block(scheme: str, shape: tuple[int, ...]) -> None:

@@ -88,6 +88,7 @@ def next_to_ties(power: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(torch.isfinite(x), x, 0.0), scales
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", ["int8:channel", "float8_e4m3fn:channel", "float4_e2m1fn:channel"])
 @pytest.mark.parametrize("power", [0, -59, 59, -61, 61, -100, 100])
 def test_quotients_next_to_ties_have_the_codes_of_the_reference(scheme: str, power: int) -> None:

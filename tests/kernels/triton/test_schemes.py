@@ -103,6 +103,7 @@ def test_a_range_of_codes_is_kept() -> None:
     assert (int(codes.min()), int(codes.max())) == (-5, 7)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("scheme", ["int4:g32", "mxfp4", "nvfp4", "int8:tensor", "uint4:g32:asym", "nf4:g64"])
 def test_numbers_that_are_not_finite_are_refused_with_their_place(scheme: str, bad: float) -> None:

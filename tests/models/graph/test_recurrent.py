@@ -60,6 +60,7 @@ def flat(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: str(layer)[:40])
 @pytest.mark.parametrize("sides", SIDES)
 def test_graphs_compute_what_the_eager_layers_do(layer: nn.Module, sides: str) -> None:
