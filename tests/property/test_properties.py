@@ -1,8 +1,9 @@
-"""Properties that hold for any data, searched by hypothesis."""
+"""Properties that hold for any scheme and data, both drawn by hypothesis."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,8 +13,14 @@ from hypothesis import strategies as st
 import zeropoint as zp
 from zeropoint.schemes import PRESETS as NAMED
 
-# Few examples a case, because there are hundreds of cases; the same ones in every run.
+Property = Callable[[st.DataObject], None]
 FEW = settings(max_examples=4, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+SWEEP = settings(max_examples=10_000, deadline=None, database=None)
+searched = pytest.mark.parametrize(
+    "search", [QUICK, pytest.param(SWEEP, marks=pytest.mark.slow)], ids=["quick", "sweep"]
+)
+"""The same examples in every quick run, others in every sweep."""
 PRESETS = list(dict.fromkeys(preset.weight for preset in NAMED.values()))
 SCHEMES = [
     *PRESETS,
@@ -29,7 +36,7 @@ SCHEMES = [
 ]  # fmt: skip
 # Largest magnitude drawn: below it neither float16 values nor float16 scales overflow on the way back.
 LIMIT = {torch.float32: 2.0**120, torch.float64: 2.0**120, torch.bfloat16: 2.0**120, torch.float16: 2.0**14}
-DTYPES = list(LIMIT)
+DTYPES = st.sampled_from(list(LIMIT))
 
 
 @st.composite
@@ -65,37 +72,46 @@ def quantized(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor | None:
         return None
 
 
-@pytest.mark.crossed
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-@FEW
-@given(data=st.data())
-def test_the_error_is_within_the_proven_bound(scheme: str, dtype: torch.dtype, data: st.DataObject) -> None:
-    x = data.draw(matrices(dtype))
-    q = quantized(x, scheme)
-    if q is None:
-        return
-    error = (q.dequantize().double() - x.double()).abs()
-    assert bool((error <= spread_bound(q)).all()), (error - spread_bound(q)).max()
+def search_for_a_counterexample(property_: Property, search: settings) -> None:
+    """Call ``property_`` with as many drawn examples as ``search`` says."""
+    search(given(st.data())(property_))()
 
 
-@pytest.mark.crossed
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-@FEW
-@given(data=st.data())
-def test_fake_quantize_is_quantize_then_dequantize(
-    scheme: str, dtype: torch.dtype, data: st.DataObject
-) -> None:
-    x = data.draw(matrices(dtype))
-    q = quantized(x, scheme)
-    if q is None:
-        return
-    width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    assert torch.equal(zp.fake_quantize(x, scheme).view(width), q.dequantize().view(width))
-    if "_late" not in scheme:  # those give other codes under the scales as they are stored
-        assert torch.equal(zp.fake_quantize(x, q.params).view(width), q.dequantize().view(width))
-        assert torch.equal(zp.quantize(x, q.params).data, q.data)
+def drawn(
+    data: st.DataObject, schemes: list[str], dtypes: st.SearchStrategy[torch.dtype] = DTYPES
+) -> tuple[str, torch.Tensor]:
+    """Draw a scheme and a matrix."""
+    scheme = data.draw(st.sampled_from(schemes))
+    return scheme, data.draw(dtypes.flatmap(matrices))
+
+
+@searched
+def test_the_error_is_within_the_proven_bound(search: settings) -> None:
+    def holds(data: st.DataObject) -> None:
+        scheme, x = drawn(data, SCHEMES)
+        q = quantized(x, scheme)
+        if q is None:
+            return
+        error = (q.dequantize().double() - x.double()).abs()
+        assert bool((error <= spread_bound(q)).all()), (error - spread_bound(q)).max()
+
+    search_for_a_counterexample(holds, search)
+
+
+@searched
+def test_fake_quantize_is_quantize_then_dequantize(search: settings) -> None:
+    def holds(data: st.DataObject) -> None:
+        scheme, x = drawn(data, SCHEMES)
+        q = quantized(x, scheme)
+        if q is None:
+            return
+        width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+        assert torch.equal(zp.fake_quantize(x, scheme).view(width), q.dequantize().view(width))
+        if "_late" not in scheme:  # those give other codes under the scales as they are stored
+            assert torch.equal(zp.fake_quantize(x, q.params).view(width), q.dequantize().view(width))
+            assert torch.equal(zp.quantize(x, q.params).data, q.data)
+
+    search_for_a_counterexample(holds, search)
 
 
 # Not where rounding is directed or random, which moves a value that lies next to its grid point by one
@@ -104,41 +120,44 @@ STABLE = [
     s for s in SCHEMES
     if not any(part in s for part in ("round=", "asym=real", "dialect=burn", "dialect=compressed-tensors"))
 ]  # fmt: skip
+IN_FLOAT32 = st.just(torch.float32)
 
 
-@pytest.mark.parametrize("scheme", STABLE)
-@FEW
-@given(data=st.data())
-def test_quantizing_dequantized_values_again_returns_the_codes(scheme: str, data: st.DataObject) -> None:
+@searched
+def test_quantizing_dequantized_values_again_returns_the_codes(search: settings) -> None:
     """With the same parameters, in float32.
 
     It need not hold with new parameters: their scale shrinks where the largest value was clipped or rounded.
     """
-    x = data.draw(matrices(torch.float32))
-    q = quantized(x, scheme)
-    assert q is not None or "float16" in scheme
-    if q is not None:
+
+    def holds(data: st.DataObject) -> None:
+        scheme, x = drawn(data, STABLE, IN_FLOAT32)
+        q = quantized(x, scheme)
+        if q is None:
+            return
         again = zp.quantize(q.dequantize(), q.params)
         assert torch.equal(zp.dequantize(again), q.dequantize())
         nonzero = q.dequantize() != 0
         assert torch.equal(again.codes[nonzero], q.codes[nonzero])
 
+    search_for_a_counterexample(holds, search)
 
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if "stochastic" not in s])
-@FEW
-@given(data=st.data())
-def test_larger_values_never_get_smaller_results(scheme: str, data: st.DataObject) -> None:
-    x = data.draw(matrices(torch.float32))
-    q = quantized(x, scheme)
-    if q is None:
-        return
-    params = q.params
-    line = torch.linspace(float(x.min()), float(x.max()), 64)
-    for row, column in ((0, 0), (x.shape[0] - 1, x.shape[1] - 1)):
-        column_of_line = x.repeat(64, 1, 1)
-        column_of_line[:, row, column] = line
-        values = torch.stack([zp.fake_quantize(y, params)[row, column] for y in column_of_line])
-        assert bool((values[1:] >= values[:-1]).all())
+
+@searched
+def test_larger_values_never_get_smaller_results(search: settings) -> None:
+    def holds(data: st.DataObject) -> None:
+        scheme, x = drawn(data, [s for s in SCHEMES if "stochastic" not in s], IN_FLOAT32)
+        q = quantized(x, scheme)
+        if q is None:
+            return
+        line = torch.linspace(float(x.min()), float(x.max()), 16)
+        for row, column in ((0, 0), (x.shape[0] - 1, x.shape[1] - 1)):
+            column_of_line = x.repeat(16, 1, 1)
+            column_of_line[:, row, column] = line
+            values = torch.stack([zp.fake_quantize(y, q.params)[row, column] for y in column_of_line])
+            assert bool((values[1:] >= values[:-1]).all())
+
+    search_for_a_counterexample(holds, search)
 
 
 @FEW
