@@ -22,7 +22,7 @@ from zeropoint.checkpoint.verify.inspection import inspect
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError
 
-FEW, MANY = 16, 64
+FEW, MANY = 8, 32
 ONE = Limits(workers=1)
 MOST_BYTES = 3500
 """Of Python's memory for each weight more, what two seconds' results wait for in the journal included, which
@@ -36,7 +36,7 @@ def planned(folder: Path) -> CheckpointPlan:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Checkpoints of 144 and of 576 weights in three files."""
+    """Checkpoints of 72 and of 288 weights in three files."""
     folder = tmp_path_factory.mktemp("many")
     return {n: mixture.write(folder / f"in-{n}", experts=n, layers=3) for n in (FEW, MANY)}
 
@@ -50,12 +50,12 @@ def outputs(sources: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def peak(work: Callable[[int], object]) -> int:
-    """Return the most memory that Python's objects took while ``work`` ran, the least of three times.
+    """Return the most memory that Python's objects took while ``work`` ran, the least of two times.
 
     Tables of the interpreter, such as that of interned strings, may grow at any time, once, and on a busy
     machine more tasks of one time may wait for the writer.
     """
-    return min(_peak(work, time) for time in range(3))
+    return min(_peak(work, time) for time in range(2))
 
 
 def _peak(work: Callable[[int], object], time: int) -> int:
