@@ -189,7 +189,8 @@ def test_what_torchs_default_device_is_changes_nothing(scheme: str, backend: str
 
 @pytest.mark.parametrize("scheme", FAMILIES)
 def test_every_length_gives_the_same_bytes(scheme: str) -> None:
-    for length in range(258):
+    """Of three lengths one for each scheme, so that several schemes have each."""
+    for length in range(FAMILIES.index(scheme) % 3, 258, 3):
         dtype = DTYPES[length % 2]
         assert assert_same_everywhere(sample((2, length), dtype, seed=length), scheme) == "cpu"
 

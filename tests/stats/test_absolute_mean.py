@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 from fractions import Fraction
 
@@ -69,8 +68,8 @@ def test_sums_are_exact_however_far_apart_their_numbers_lie(
 ) -> None:
     """Numbers with all their bits set, and one that is ``reach`` exponents smaller; or the largest ones."""
     fraction = 0x7FFFFF if dtype == torch.float32 else 0x7F0000
-    for count, reach in itertools.product((512, 4096), (*range(10, 26), *range(31, 37))):
-        for place in (5, count - 12):
+    for reach in (*range(10, 26), *range(31, 37)):
+        for count, place in ((512, 500), (4096, 5)):
             top = 254 - reach % 3 if lowest is None else lowest + reach
             fields = torch.full((count,), top, dtype=torch.int32)
             fields[place] = top - reach

@@ -16,6 +16,7 @@ from zeropoint.checkpoint.run.executor import ExecutorError
 from zeropoint.checkpoint.run.loop import run
 
 
+@pytest.mark.slow
 def test_the_engine_connects_to_an_address_for_its_run_alone(
     plan: CheckpointPlan, local: Path, cluster: Any, tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def test_the_batch_of_a_worker_that_dies_is_done_again(
     assert digests(tmp_path / "out") == digests(local)
 
 
+@pytest.mark.slow
 def test_the_units_of_a_node_that_goes_are_done_elsewhere(
     plan: CheckpointPlan,
     local: Path,
@@ -118,7 +119,7 @@ def test_the_units_of_a_node_that_goes_are_done_elsewhere(
     assert digests(tmp_path / "out") == digests(local)
 
 
-@pytest.mark.parametrize("first", ["threads", "cluster"])
+@pytest.mark.parametrize("first", [pytest.param("threads", marks=pytest.mark.slow), "cluster"])
 def test_what_one_engine_began_the_other_ends(
     first: str, plan: CheckpointPlan, local: Path, executor: RayExecutor, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_what_one_engine_began_the_other_ends(
     assert digests(tmp_path / "out") == digests(local)
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_batch_that_is_cancelled(
     plan: CheckpointPlan, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_worker_of_another_version_is_an_error_that_names_both(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_command_runs_on_a_cluster(
     plan: CheckpointPlan,
     local: Path,
@@ -203,6 +206,7 @@ def test_the_command_runs_on_a_cluster(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_cluster_fills_the_spool_of_an_output_behind_a_url(
     plan: CheckpointPlan, local: Path, executor: RayExecutor, tmp_path: Path
 ) -> None:
