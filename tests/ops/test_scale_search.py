@@ -251,7 +251,6 @@ def hard(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.crossed
 @pytest.mark.usefixtures("every_backend")
-@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("scheme", KERNELS)
 def test_kernels_find_what_the_reference_finds(scheme: str, dtype: torch.dtype) -> None:
