@@ -50,7 +50,7 @@ def stage(converting: Stage, record_property: Any) -> Iterator[Stage]:
 
 
 def test_a_conversion_killed_at_some_of_its_calls_resumes(children: Children, stage: Stage) -> None:
-    some = faults(stage)[::29]
+    some = faults(stage)[::67]
     for fault in some:
         killed(children, stage, fault)
     assert stage.tally.resumes == len(some)
@@ -58,15 +58,15 @@ def test_a_conversion_killed_at_some_of_its_calls_resumes(children: Children, st
 
 def test_a_conversion_resumes_after_some_refused_calls(stage: Stage) -> None:
     calls = recorded(stage)
-    for call, fault in random.Random(2).sample(single(calls) + lasting(calls), 12):
+    for call, fault in random.Random(2).sample(single(calls) + lasting(calls), 6):
         refused(stage, call, fault)
-    assert stage.tally.resumes > 6
+    assert stage.tally.resumes > 2
 
 
 def test_a_conversion_resumes_after_some_power_losses(stage: Stage) -> None:
     calls, start = with_disk(stage)
     states = list(disk_states(calls, start, mixes=1))
-    assert survived(stage, random.Random(1).sample(states, 12)) == 12
+    assert survived(stage, random.Random(1).sample(states, 6)) == 6
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from botocore import retryhandler
 from tests.stores.s3_server import REGION, S3Server
 
 _NUMBERS = itertools.count()
@@ -24,6 +25,8 @@ def s3_session() -> Iterator[S3Server]:
             "AWS_MAX_ATTEMPTS": "2",  # a request that always fails is given up soon
         }.items():
             patch.setenv(name, value)
+        # Its clients wait for up to a second before they repeat a request.
+        patch.setattr(retryhandler, "delay_exponential", lambda **_: 0.0)
         yield server
     server.close()
 

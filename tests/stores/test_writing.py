@@ -134,7 +134,7 @@ def test_an_etag_that_proves_nothing_has_the_object_read(
     assert any(line.startswith("GET") for line in s3.requests)
 
 
-@pytest.mark.parametrize("kind", ["500", "reset"])
+@pytest.mark.parametrize("kind", ["500", pytest.param("reset", marks=pytest.mark.slow)])
 def test_after_any_failed_write_the_same_call_resumes(
     kind: str, plan: CheckpointPlan, target: Target, golden: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-SCHEMES = ("int4:g128", "mxfp4", "nvfp4", "nf4:g64", "uint4:g32:asym", "int8:channel", "int3:g32")
+QUICK = ("nvfp4", "uint4:g32:asym")
+SLOW = ("int4:g128", "mxfp4", "nf4:g64", "int8:channel", "int3:g32")
 CODE = """
 import sys
 import torch, triton
@@ -51,7 +52,7 @@ print("compiled")
 """
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*QUICK, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW)])
 def test_kernels_compile_for_a_gpu_to_wide_accesses_without_contraction(
     scheme: str, tmp_path: object
 ) -> None:
