@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 CALL = """
 import torch
+from tests import processes
 from zeropoint.kernels.cpu.host.statistics import RowExtremes
 from zeropoint.schemes import Granularity
 rows = RowExtremes((4, 8), torch.float32, Granularity.tensor(), ranged=False)
@@ -73,8 +72,9 @@ print(len(kernels), [name for name, value in kernels.items() if len(value.signat
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    done = processes.run(code, **environment)
+    done.check_returncode()
+    return done
 
 
 def test_the_first_compilation_is_said_once_and_a_cached_kernel_is_silent(

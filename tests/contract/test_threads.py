@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import processes
 
 import zeropoint as zp
 from zeropoint.kernels.cpu.machine.intrinsics import device, kernel
@@ -156,8 +156,8 @@ assert not flushed.view(torch.int32).any()
 
 
 def test_the_threads_of_a_team_compute_with_subnormal_numbers(team: str) -> None:
-    done = subprocess.run([sys.executable, "-c", FLUSHING, team], timeout=120, check=False)
-    assert done.returncode == 0
+    done = processes.run(FLUSHING, team)
+    assert done.returncode == 0, done.stderr
 
 
 FORKING = """
@@ -178,5 +178,5 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_a_forked_child_does_without_the_team() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKING], timeout=120, check=False)
-    assert done.returncode == 0
+    done = processes.run(FORKING)
+    assert done.returncode == 0, done.stderr

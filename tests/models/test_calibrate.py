@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests import processes
 from torch import nn
 
 import zeropoint as zp
@@ -402,8 +403,8 @@ zp.calibrate(layer, "w8a8_static", [torch.ones(2, 8)] * 3, progress=True)
 
 
 def test_a_bar_is_shown_on_a_terminal_and_nowhere_else() -> None:
-    piped = subprocess.run([sys.executable, "-c", BAR], capture_output=True, text=True, check=True)
-    assert (piped.stdout, piped.stderr) == ("", "")
+    piped = processes.run(BAR)
+    assert (piped.returncode, piped.stdout, piped.stderr) == (0, "", "")
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     shown = subprocess.run([sys.executable, "-c", BAR], stderr=theirs, env=environment, check=False)

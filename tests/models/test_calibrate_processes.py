@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models.calibrate_two_processes import RECIPE, STATISTICS, batches, model, work
+from tests.processes import run_two
 
 from zeropoint.models import Calibration, calibrate
 
@@ -16,7 +17,7 @@ Saved = list[dict[str, dict[str, Calibration]]]
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp("together")
-    torch.multiprocessing.spawn(work, (str(folder),), nprocs=2)
+    run_two(work, str(folder))
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models import trained_apart
+from tests.processes import run_two
 from torch import nn
 
 import zeropoint as zp
@@ -28,7 +29,7 @@ from zeropoint.recipes import Assignment, Recipe, Rule
 
 def test_two_processes_train_what_one_trains_on_the_same_data(tmp_path: Path) -> None:
     """Also where the processes began with other weights."""
-    torch.multiprocessing.spawn(trained_apart.run_process, (str(tmp_path),), nprocs=2)
+    run_two(trained_apart.run_process, str(tmp_path))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     alone = trained_apart.prepared(seed=0)
     start = {key: value.clone() for key, value in alone.state_dict().items()}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.processes import run_two
 from tests.stats import two_processes
 from tests.stats.states import assert_same
 from tests.stats.two_processes import STATISTICS, batches, share
@@ -16,7 +17,7 @@ Saved = list[dict[str, list[State]]]
 
 def run(work: Callable[[int, str], None], folder: Path) -> Saved:
     """Return what each of two processes saved."""
-    torch.multiprocessing.spawn(work, (str(folder),), nprocs=2)
+    run_two(work, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.processes import run_two
 from tests.training import ddp_run
 
 import zeropoint as zp
@@ -238,7 +239,7 @@ def test_a_second_derivative_of_a_fixed_quantizer_is_refused(scheme: str) -> Non
 def learned_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes left the states of what they trained together."""
     folder = tmp_path_factory.mktemp("two")
-    torch.multiprocessing.spawn(ddp_run.run_process, (2, str(folder)), nprocs=2)
+    run_two(ddp_run.run_process, 2, str(folder))
     return folder
 
 
