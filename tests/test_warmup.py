@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests import processes
 
 CALL = """
 import torch
-from tests import processes
 from zeropoint.kernels.cpu.host.statistics import RowExtremes
 from zeropoint.schemes import Granularity
 rows = RowExtremes((4, 8), torch.float32, Granularity.tensor(), ranged=False)
