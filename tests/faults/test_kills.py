@@ -32,7 +32,7 @@ def faults(stage: Stage) -> list[Fault]:
 
 
 def test_a_run_killed_at_some_of_its_calls_resumes(children: Children, stage: Stage) -> None:
-    some = faults(stage)[::17]
+    some = faults(stage)[::41]
     for fault in some:
         killed(children, stage, fault)
     assert stage.tally.resumes == len(some)

@@ -82,10 +82,13 @@ def test_what_is_not_made_durable_in_order_is_found_out(stage: Stage, plant: str
         checked(stage, plant)
 
 
-def test_bytes_that_could_not_be_made_durable_are_written_again(stage: Stage) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_bytes_that_could_not_be_made_durable_are_written_again(stage: Stage, step: int) -> None:
+    """After a failure of any call that makes them durable, or (quick) of one in four."""
     calls, start = recorded(stage)
     syncs = [call for call in calls if call.name in ("fsync", "fdatasync")]
-    for sync in syncs:
+    assert len(syncs) > 10
+    for sync in syncs[::step]:
         stage.clear()
         layer = Layer(root=stage.work, fault=Fault(at=sync.number, kind="error", code=errno.EIO))
         failed = stage.run_under(layer)
@@ -100,13 +103,13 @@ def test_bytes_that_could_not_be_made_durable_are_written_again(stage: Stage) ->
         stage.tally.points += 1
         stage.tally.faults += 1
         stage.check_resumed()
-    assert stage.tally.points == len(syncs) > 10
+    assert stage.tally.points == len(syncs[::step])
 
 
 def test_a_run_resumes_after_some_power_losses(stage: Stage) -> None:
     calls, start = recorded(stage)
     states = list(disk_states(calls, start, mixes=1))
-    assert survived(stage, random.Random(1).sample(states, 24)) == 24
+    assert survived(stage, random.Random(1).sample(states, 12)) == 12
 
 
 @pytest.mark.slow

@@ -294,5 +294,5 @@ def test_an_evolution_is_that_of_its_method_and_inputs(
         # One candidate: all ways begin with the same choice.
         options = {"candidates": "int4:g32", "refine": 1, **way}
         kept = zp.search_checkpoint(source, "8bpw", state=state, **options)  # type: ignore[arg-type]
-        fresh = zp.search_checkpoint(source, "8bpw", **options)  # type: ignore[arg-type]
-        assert kept.notes == fresh.notes
+    fresh = zp.search_checkpoint(source, "8bpw", **options)  # type: ignore[arg-type]
+    assert kept.notes == fresh.notes

@@ -39,8 +39,8 @@ TEXTS = ("w4a16", "nvfp4a16", "mxfp8a16", "float8_e4m3fn:block128x128", "int8:ch
 ONE = Limits(workers=1)
 WAYS = (
     Limits(workers=2, tile_values=3000),
-    Limits(workers=7, tile_values=77_777),
-    Limits(workers=2, max_memory=BASE_MEMORY + (64 << 20)),
+    pytest.param(Limits(workers=7, tile_values=77_777), marks=pytest.mark.slow),
+    pytest.param(Limits(workers=2, max_memory=BASE_MEMORY + (64 << 20)), marks=pytest.mark.slow),
 )
 
 

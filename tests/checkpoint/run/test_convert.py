@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -34,6 +35,7 @@ SHAPES = {
     f"{LAYER}.mlp.up_proj.weight": (384, 256),
 }
 KEPT = "model.norm.weight"
+Conversion = tuple[str, str, str, str | None]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +186,13 @@ def test_rows_of_heads_lie_as_llama_cpp_has_them_and_the_way_back_undoes_it(tmp_
     assert torch.equal(torch.from_numpy(gguf.quants.dequantize(there.data, there.tensor_type)), reordered)
 
 
-CUT = [
+def a_few_quick(cases: list[Conversion], quick: tuple[int, ...]) -> list[Any]:
+    """Mark the others as slow."""
+    slow = pytest.mark.slow
+    return [case if n in quick else pytest.param(*case, marks=slow) for n, case in enumerate(cases)]
+
+
+CUT: list[Conversion] = [
     ("gptq", "int4:g64:asym", "compressed-tensors", None),
     ("compressed-tensors", "w4a16", "gptq", None),
     ("compressed-tensors", "int4:g32:asym", "awq", "int4:g32:asym"),
@@ -199,7 +207,7 @@ CUT = [
 """Conversions that cut weights in several ways: rows, columns, blocks of rows, words of zero points."""
 
 
-@pytest.mark.parametrize(("layout", "to", "other", "scheme"), CUT)
+@pytest.mark.parametrize(("layout", "to", "other", "scheme"), a_few_quick(CUT, (0, 2, 4, 7)))
 def test_neither_threads_nor_memory_change_a_byte(
     layout: str, to: str, other: str, scheme: str | None, floats: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -217,7 +225,7 @@ def test_neither_threads_nor_memory_change_a_byte(
     }
 
 
-ANEW = [
+ANEW: list[Conversion] = [
     ("bitsandbytes", "nf4", "compressed-tensors", "w8a16"),
     ("awq", "int4:g64:asym", "gguf", "q4_1"),
     ("compressed-tensors", "int4:g32:scale=float32", "gguf", "q4_0"),
@@ -229,7 +237,7 @@ ANEW = [
 """Conversions that change values, each block of them by itself."""
 
 
-@pytest.mark.parametrize(("layout", "to", "other", "scheme"), ANEW)
+@pytest.mark.parametrize(("layout", "to", "other", "scheme"), a_few_quick(ANEW, (1, 3, 6)))
 def test_what_is_quantized_anew_does_not_depend_on_tiles(
     layout: str, to: str, other: str, scheme: str, floats: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
