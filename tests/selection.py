@@ -3,7 +3,8 @@
 A test marked ``crossed`` runs over a product of parameters, which costs more than it finds: most faults show
 with two values together. Quick runs take
 
-- cases that hold each pair of values of any two parameters (each value, where there are only two parameters),
+- cases that hold each pair of values of any two parameters (each value, where there are only two parameters;
+  none, where there is one),
 - a tenth of the others, by the hash of the commit, so that cases of all kinds return within some commits.
 
 The others are slow: ``pytest -m slow`` runs all of them, and ``pytest -m ""`` runs a case by its name.

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its o
 
 # A dense model, a mixture of experts, an encoder, one without attention, one of images.
 QUICK = (
-    ("Llama", "several"), ("Mixtral", "w8a8"), ("ModernBERT", "mxfp4a16"), ("Mamba", "w8a16"), ("ViT", "w8a8"),
+    ("Llama", "several"), ("Mixtral", "w8a8"), ("ModernBERT", "mxfp4a16"), ("Mamba", "w8a16"),
+    ("ViT", "w8a8"),
 )  # fmt: skip
 BY_NAME = {animal.name: animal for animal in ZOO}
 FAMILIES = [

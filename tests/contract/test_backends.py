@@ -293,6 +293,7 @@ def test_the_16_bit_short_cut_gives_the_bytes_of_float32_for_every_bfloat16(sche
         assert same_bytes(actual.scales[0], expected.scales[0])
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_results_can_be_written_into_earlier_ones(scheme: str) -> None:
     first, second = (sample_for(scheme, (6, 288), torch.bfloat16, seed=seed) for seed in (1, 2))

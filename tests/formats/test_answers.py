@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import pairwise
 
-import pytest
+from tests.tables import each
 
 from zeropoint.formats import CATALOG, Format, get_format
 from zeropoint.formats.exact import decode, encode
@@ -24,7 +24,7 @@ def values(fmt: Format) -> list[Fraction]:
     return sorted({number for number in numbers if isinstance(number, Fraction)})
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each("name", FORMATS)
 def test_ends_gaps_and_the_smallest_value_are_those_of_the_codes(name: str) -> None:
     fmt = FORMATS[name]
     found = values(fmt)
@@ -33,7 +33,7 @@ def test_ends_gaps_and_the_smallest_value_are_those_of_the_codes(name: str) -> N
     assert fmt.largest_gap == max(b - a for a, b in pairwise(found))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each("name", FORMATS)
 def test_the_ceiling_is_the_last_number_that_rounds_to_the_largest_value(name: str) -> None:
     fmt = FORMATS[name]
     assert decode(fmt, encode(fmt, fmt.ceiling)) == fmt.max
@@ -43,7 +43,7 @@ def test_the_ceiling_is_the_last_number_that_rounds_to_the_largest_value(name: s
         assert step == below / 2
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each("name", FORMATS)
 def test_formats_of_powers_of_two_list_their_exponents(name: str) -> None:
     fmt = FORMATS[name]
     positive = [value for value in values(fmt) if value > 0]

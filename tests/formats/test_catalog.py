@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
+from tests.tables import each
 
 from zeropoint.errors import DtypeError, FormatError
 from zeropoint.formats import (
@@ -31,7 +32,7 @@ from zeropoint.formats.torch_dtypes import (
 )
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@each("name", CATALOG)
 def test_a_name_its_spelling_and_its_format_are_one(name: str) -> None:
     fmt = CATALOG[name]
     assert get_format(name) is fmt
@@ -39,7 +40,7 @@ def test_a_name_its_spelling_and_its_format_are_one(name: str) -> None:
     assert format_name(fmt) == name
 
 
-@pytest.mark.parametrize("alias", ALIASES)
+@each("alias", ALIASES)
 def test_every_alias_leads_to_a_name_and_hides_none(alias: str) -> None:
     assert ALIASES[alias] in CATALOG
     assert alias not in CATALOG

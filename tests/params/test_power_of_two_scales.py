@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from tests.tables import each
 
 import zeropoint as zp
 from zeropoint import RangeError
@@ -94,7 +95,7 @@ def test_a_block_that_needs_a_scale_past_the_largest_is_refused(rule: str) -> No
         zp.choose_params(block, f"int8_mx:g32:scale={rule}:narrow")
 
 
-@pytest.mark.parametrize("power", range(-148, 128))
+@each("power", range(-148, 128))
 def test_one_ulp_below_a_power_of_two_belongs_to_the_exponent_below(power: int) -> None:
     """A float log2 rounds up here."""
     below = neighbors(2.0**power)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.tables import each
 
 from zeropoint.formats import get_format
 from zeropoint.schemes import PRESETS, Granularity, ScaleLevel, Scheme, ZeroPoint
@@ -12,12 +13,12 @@ TEXTS = [t for p in PRESETS.values() for t in (p.weight, p.input, p.output) if t
 ENGINES = [name for name, preset in PRESETS.items() if "compressed-tensors" in preset.weight]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_a_preset_is_the_scheme_of_its_weight(name: str) -> None:
     assert str(Scheme.parse(name)) == PRESETS[name].weight
 
 
-@pytest.mark.parametrize("text", sorted(set(TEXTS)))
+@each("text", sorted(set(TEXTS)))
 def test_a_presets_scheme_is_written_in_its_canonical_form(text: str) -> None:
     scheme = Scheme.parse(text)
     assert str(scheme) == text

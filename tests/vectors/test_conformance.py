@@ -6,8 +6,8 @@ import hashlib
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
+from tests.tables import each
 from tests.vectors.reading import FOLDER, INDEX, cases, parts
 from vectors.make_vectors import VERSION, files
 
@@ -86,9 +86,7 @@ def spread(x: Array, block: list[int], shape: torch.Size) -> Array:
     return x
 
 
-@pytest.mark.parametrize(
-    ("group", "case"), SCHEMES, ids=lambda each: each["name"] if isinstance(each, dict) else ""
-)
+@each("group, case", SCHEMES)
 def test_values_follow_from_codes_and_parameters_by_the_equations_of_the_page(group: str, case: Any) -> None:
     tensors = parts(group, case)
     shape, levels = tensors["values"].shape, case["levels"]
@@ -128,7 +126,7 @@ def test_values_follow_from_codes_and_parameters_by_the_equations_of_the_page(gr
     assert np.array_equal(values.view(np.uint32), wanted.view(np.uint32)), case["scheme"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each("name", FORMATS)
 def test_each_code_is_one_of_the_nearest_to_its_input(name: str) -> None:
     table = parts("formats", FORMATS[name])
     values, codes = table["values"].double(), table["codes"].int()
