@@ -5,8 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -31,6 +35,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # A busy machine draws inputs slowly, which is no fault of a test.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+MEMORY_DISK, ROOM = Path("/dev/shm"), 4 << 30
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests write to a disk in memory where there is one: making files durable takes no time there."""
+    if config.option.basetemp is None and MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM:
+        config.option.basetemp = tempfile.mkdtemp(prefix="zeropoint-tests-", dir=MEMORY_DISK)
+        config.add_cleanup(lambda: shutil.rmtree(config.option.basetemp, ignore_errors=True))
 
 
 def pytest_collection_finish() -> None:
