@@ -272,12 +272,20 @@ def _growth(batches: int, folder: str) -> float:
     return int(done.stdout) / 1024
 
 
-def test_memory_is_one_output_a_batch_or_none_on_disk(tmp_path: Path) -> None:
-    _growth(1, "")  # compiles the kernels, whose compiler takes more memory than all that follows
-    in_memory, on_disk = _growth(80, ""), _growth(80, str(tmp_path))
-    # 160 MiB are one output a batch; those of all four blocks would be 640.
-    assert 100 < in_memory < 300
-    assert on_disk < 30
+@pytest.fixture
+def compiled() -> None:
+    """Kernels, whose compiler takes more memory than all that follows."""
+    calibrate_sequential(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), STATIC, [torch.ones(2, 8)])
+
+
+def test_memory_is_one_output_a_batch(compiled: None) -> None:
+    # 80 MiB are one output a batch; those of all four blocks would be 320.
+    assert 50 < _growth(40, "") < 150
+
+
+@pytest.mark.slow
+def test_memory_is_no_output_where_they_are_on_disk(compiled: None, tmp_path: Path) -> None:
+    assert _growth(80, str(tmp_path)) < 30
 
 
 class Skipping(nn.Module):

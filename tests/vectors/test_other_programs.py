@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import save_file
 from tests.checkpoint.quantized_inputs import dequantized_by_others
 from tests.codecs.test_awq import fields
-from tests.codecs.test_gptq import dequantized
+from tests.codecs.test_gptq import by_hand
 from tests.oracle.test_dialect_peers import OBSERVED, flat, quarks, runtimes, torchs
 from tests.oracle.test_formats_oracles import GFLOAT, ML_DTYPES
 from tests.vectors.reading import cases, parts
@@ -112,7 +112,7 @@ def test_gptq_has_the_values_of_its_equation(name: str) -> None:
     table, section = parts("layouts", LAYOUTS[name]), LAYOUTS[name]["quantization_config"]
     first = LAYOUTS[name]["layout"] == "gptq"
     tensors = {part: table[part] for part in ("qweight", "qzeros", "scales", "g_idx")}
-    assert torch.equal(dequantized(tensors, section["bits"], first_version=first).t(), table["values"])
+    assert torch.equal(by_hand(tensors, section["bits"], first_version=first).t(), table["values"])
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name.startswith("awq/")])
