@@ -25,8 +25,9 @@ QUICK = (
 )  # fmt: skip
 OTHERS = (
     "int8:g64", "int8:tensor", "int2:g16", "int5:g40", "int6:token", "int7:g24",
-    "uint4:g32:asym:scale=float16", "int8:tensor:asym", "mxfp8_e4m3", "mxfp6_e2m3", "mxint8", "fp4_bnb:g64", "float8_e4m3fn:channel",
-    "float8_e5m2fnuz:token", "e4m0:token", "binary:g32", "nvfp4:dialect=modelopt", "mxfp4:scale=even",
+    "uint4:g32:asym:scale=float16", "int8:tensor:asym", "mxfp8_e4m3", "mxfp6_e2m3", "mxint8", "fp4_bnb:g64",
+    "float8_e4m3fn:channel", "float8_e5m2fnuz:token", "e4m0:token", "binary:g32", "nvfp4:dialect=modelopt",
+    "mxfp4:scale=even",
 )  # fmt: skip
 
 
