@@ -25,7 +25,7 @@ def each(names: str, rows: Iterable[Any]) -> Callable[[Check], Callable[[], None
                     check(**dict(zip(parameters, values, strict=True)))
                 except AssertionError as error:
                     failed[str(row)] = str(error)
-            assert failed == {}
+            assert not failed, failed
 
         test.__name__, test.__doc__, test.__module__ = check.__name__, check.__doc__, check.__module__
         return test
