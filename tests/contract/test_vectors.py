@@ -36,7 +36,7 @@ for dtype in (getattr(torch, name) for name in dtypes.split(",")):
         assert all(map(torch.equal, found["reference"], found["cpu"])), (scheme, dtype)
     if dtype is torch.float16:
         bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
-        x = bits[torch.isfinite(bits)].repeat(2)[: 1 << 16].reshape(-1, 256)
+        x, found = bits[torch.isfinite(bits)].repeat(2)[: 1 << 16].reshape(-1, 256), {}
         for backend in ("reference", "cpu"):
             with zp.only_backend(backend):
                 q = zp.quantize(x, "float8_e5m2:cast")
