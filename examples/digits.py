@@ -22,7 +22,6 @@ import torch
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
-from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
 import zeropoint as zp
@@ -79,6 +78,8 @@ class Data:
 
 def load() -> Data:
     """Return the 1,797 digits of scikit-learn, every fourth to judge by."""
+    from sklearn.datasets import load_digits  # which takes seconds, and only the data needs
+
     images, digits = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     y = torch.tensor(digits)

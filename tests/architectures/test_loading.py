@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from tests.architectures.trial import COLUMNS, Trial, planned, quiet, save, tried
+from tests.architectures.zoo import DTYPES, ZOO, Animal
+from tests.checkpoint.written import ONE, tensors_of
+from tests.peers import Peer, transformers
 
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
+from zeropoint.architectures import RENAMED, SPLIT_EXPERTS, loaded_name
+from zeropoint.checkpoint.plan.verdicts import TRANSFORMERS, refusal
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.verify.verification import verify
+from zeropoint.codecs.compressed_tensors.tested import SEVERAL, rows
 
-from tests.architectures.trial import COLUMNS, Trial, planned, quiet, save, tried  # noqa: E402 (needs transformers)
-from tests.architectures.zoo import DTYPES, ZOO, Animal  # noqa: E402
-from tests.checkpoint.written import ONE, tensors_of  # noqa: E402
-from transformers import conversion_mapping, core_model_loading  # noqa: E402
-from transformers.quantizers import base  # noqa: E402
-
-from zeropoint.architectures import RENAMED, SPLIT_EXPERTS, loaded_name  # noqa: E402
-from zeropoint.checkpoint.plan.verdicts import TRANSFORMERS, refusal  # noqa: E402
-from zeropoint.checkpoint.run.loop import run  # noqa: E402
-from zeropoint.checkpoint.verify.verification import verify  # noqa: E402
-from zeropoint.codecs.compressed_tensors.tested import SEVERAL, rows  # noqa: E402
+conversion_mapping = Peer("transformers.conversion_mapping")
+core_model_loading = Peer("transformers.core_model_loading")
+base = Peer("transformers.quantizers.base")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers as tf
 from tests.architectures.zoo import Animal
 from tests.checkpoint.written import ONE
+from tests.peers import transformers as tf
 from torch import nn
 
 from zeropoint.architectures import is_expert

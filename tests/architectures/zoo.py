@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers as tf
+from tests.peers import transformers as tf
 
 HIDDEN, INNER, VOCABULARY, SIDE = 128, 256, 160, 16
 IDS = torch.arange(3, 19).reshape(2, 8)

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer, FP8BlockDequantizer
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import tensors_of
+from tests.peers import Peer
+
+converters = Peer("compressed_tensors.entrypoints.convert")
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 BLOCKS = FP8 | {"weight_block_size": [128, 128]}
@@ -50,8 +52,8 @@ def dequantized_by_others(folder: Path, *, dtype: torch.dtype = torch.bfloat16) 
     tensors = tensors_of(folder)
     method = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
     if method == "fp8":
-        return FP8BlockDequantizer.from_pretrained(str(folder), dtype=dtype).process(tensors)
-    return CompressedTensorsDequantizer(folder, dtype=dtype).process(tensors)
+        return converters.FP8BlockDequantizer.from_pretrained(str(folder), dtype=dtype).process(tensors)
+    return converters.CompressedTensorsDequantizer(folder, dtype=dtype).process(tensors)
 
 
 def save_like(folder: Path, like: Path, tensors: Mapping[str, torch.Tensor]) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import dequantized, save
+from tests.peers import Peer
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -20,6 +20,8 @@ from zeropoint.codecs.awq import CODEC, weight_scheme
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.errors import CheckpointError, UnsupportedError, ZeropointError
+
+converters = Peer("compressed_tensors.entrypoints.convert.converters")
 
 SCHEMES = ("w4a16_asym", "int4:g32:asym", "int4:channel:asym", "int4:g64:asym:scale=bfloat16")
 SHAPE = (96, 256)
@@ -63,7 +65,7 @@ def test_the_converter_of_compressed_tensors_makes_the_bytes_of_our_other_codec(
     q = zp.quantize(x, layer.weight)
     config = {"group_size": 128, "version": "gemm"}
     given = {f"m.{name}": tensor for name, tensor in CODEC.encode(layer, q).items()}
-    theirs = AutoAWQConverter.from_autoawq_config(config).process(given)
+    theirs = converters.AutoAWQConverter.from_autoawq_config(config).process(given)
     other = layer_scheme(str(layer.weight), registry.DEFAULT)
     ours = registry.DEFAULT.encode(other, q)
     for name in ("weight_packed", "weight_scale", "weight_zero_point"):

@@ -7,28 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from compressed_tensors.compressors import compress_module
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
-from compressed_tensors.quantization import (
-    QuantizationArgs,
-    QuantizationStatus,
-    initialize_module_for_quantization,
-    preset_name_to_scheme,
-)
-from compressed_tensors.quantization.lifecycle.forward import dequantize
-from compressed_tensors.quantization.utils import (
-    calculate_qparams,
-    generate_gparam,
-    maybe_pad_tensor_for_block_quant,
-)
 from safetensors.torch import load_file
 from tests.checkpoint.written import weight
+from tests.peers import Peer
 from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.codecs.compressed_tensors import CODEC, layer_scheme
 from zeropoint.codecs.compressed_tensors.layout import Layout, encode
 from zeropoint.schemes import DIALECTS
+
+compressors = Peer("compressed_tensors.compressors")
+packing = Peer("compressed_tensors.compressors.pack_quantized.helpers")
+quantization = Peer("compressed_tensors.quantization")
+forward = Peer("compressed_tensors.quantization.lifecycle.forward")
+parameters = Peer("compressed_tensors.quantization.utils")
 
 # The mix of MXFP4 and MXFP8 is ours; its weights are those of mxfp4.
 PRESETS = [name for name, p in CODEC.presets.items() if not p.static and name != "mxfp4_mxfp8"]
@@ -47,34 +40,34 @@ def theirs(w: torch.Tensor, preset: str, *, oneshot: bool = False) -> dict[str, 
 
     oneshot: whether symmetric weights have zero points too, as oneshot of llm-compressor gives them.
     """
-    scheme = preset_name_to_scheme(preset.upper(), ["Linear"])
+    scheme = quantization.preset_name_to_scheme(preset.upper(), ["Linear"])
     module = torch.nn.Linear(w.shape[1], w.shape[0], bias=False, dtype=w.dtype)
     module.weight.data.copy_(w)
-    initialize_module_for_quantization(module, scheme, force_zero_point=oneshot)
+    quantization.initialize_module_for_quantization(module, scheme, force_zero_point=oneshot)
     arguments = scheme.weights
     low, high = _extremes(w, arguments)
     tensor_scale = None
     if arguments.strategy == "tensor_group":
         largest = torch.max(high.max(), -low.min()).reshape(1)
-        tensor_scale = generate_gparam(-largest, largest)
+        tensor_scale = parameters.generate_gparam(-largest, largest)
         module.weight_global_scale.data.copy_(tensor_scale)
-    scale, zero_point = calculate_qparams(low, high, arguments, global_scale=tensor_scale)
+    scale, zero_point = parameters.calculate_qparams(low, high, arguments, global_scale=tensor_scale)
     module.weight_scale.data.copy_(scale)
     if hasattr(module, "weight_zero_point"):
         module.weight_zero_point.data.copy_(zero_point)
-    module.quantization_status = QuantizationStatus.FROZEN
-    compress_module(module)
+    module.quantization_status = quantization.QuantizationStatus.FROZEN
+    compressors.compress_module(module)
     return {n: t.detach() for n, t in module.state_dict().items() if not n.startswith("input_")}
 
 
-def _extremes(w: torch.Tensor, arguments: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:
+def _extremes(w: torch.Tensor, arguments: quantization.QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:
     if arguments.strategy in ("group", "tensor_group"):
         blocks = w.unflatten(-1, (-1, arguments.group_size))
     elif arguments.strategy == "channel":
         blocks = w.unsqueeze(-2)
     else:
         rows, columns = arguments.block_structure
-        padded = maybe_pad_tensor_for_block_quant(w, (rows, columns))
+        padded = parameters.maybe_pad_tensor_for_block_quant(w, (rows, columns))
         grid = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
         blocks = grid.transpose(1, 2).flatten(-2)
     return torch.amin(blocks, -1), torch.amax(blocks, -1)
@@ -158,7 +151,7 @@ def test_hard_weights_are_compressed_to_the_same_bytes(
 def test_codes_of_every_width_are_packed_as_compressed_tensors_packs_them(bits: int, columns: int) -> None:
     layer = layer_scheme(f"int{bits}:channel")
     q = zp.quantize(weight(5, columns), layer.weight)
-    assert same_bytes(encode(Layout(layer.layout), q)["weight_packed"], pack_to_int32(q.codes, bits))
+    assert same_bytes(encode(Layout(layer.layout), q)["weight_packed"], packing.pack_to_int32(q.codes, bits))
 
 
 @pytest.mark.crossed
@@ -168,7 +161,7 @@ def test_zero_points_are_packed_along_the_rows(bits: int, rows: int) -> None:
     layer = layer_scheme(f"int{bits}:g32:asym")
     q = zp.quantize(weight(rows, 96) + 0.02, layer.weight)
     assert q.zero_point is not None
-    packed = pack_to_int32(q.zero_point.to(torch.int8), bits, packed_dim=0)
+    packed = packing.pack_to_int32(q.zero_point.to(torch.int8), bits, packed_dim=0)
     assert same_bytes(encode(Layout(layer.layout), q)["weight_zero_point"], packed.contiguous())
 
 
@@ -177,6 +170,10 @@ def test_signed_scales_are_decoded_by_the_package() -> None:
     layer = layer_scheme("int4:g64:scale=signed")
     q = zp.quantize(x, layer.weight)
     assert bool((q.scales[0] < 0).any())
-    arguments = preset_name_to_scheme("W4A16", ["Linear"]).weights.model_copy(update={"group_size": 64})
-    codes = unpack_from_int32(encode(Layout(layer.layout), q)["weight_packed"], 4, x.shape)
-    assert torch.equal(dequantize(codes, q.scales[0], args=arguments, dtype=torch.bfloat16), q.dequantize())
+    arguments = quantization.preset_name_to_scheme("W4A16", ["Linear"]).weights.model_copy(
+        update={"group_size": 64}
+    )
+    codes = packing.unpack_from_int32(encode(Layout(layer.layout), q)["weight_packed"], 4, x.shape)
+    assert torch.equal(
+        forward.dequantize(codes, q.scales[0], args=arguments, dtype=torch.bfloat16), q.dequantize()
+    )

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized, save
 from tests.oracles import tiny_models
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaForCausalLM
+from tests.peers import transformers
 
 import zeropoint as zp
 
 
-def llama() -> LlamaForCausalLM:
+def llama() -> transformers.LlamaForCausalLM:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2}
     return tiny_models.llama(**sizes).to(torch.bfloat16)
 
@@ -36,9 +36,9 @@ def test_transformers_decodes_the_blocks_to_the_same_bits(text: str, tmp_path: P
     section = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert section.get("scale_fmt") == ("ue8m0" if "rceil" in text else None)
     section = {key: value for key, value in section.items() if key in ("weight_block_size", "scale_fmt")}
-    loaded = AutoModelForCausalLM.from_pretrained(
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out",
-        quantization_config=FineGrainedFP8Config(dequantize=True, **section),
+        quantization_config=transformers.FineGrainedFP8Config(dequantize=True, **section),
         dtype=torch.bfloat16,
     )
     scheme = {"fp8_block": "float8_e4m3fn:block128x128"}.get(text, text)
@@ -117,7 +117,7 @@ def test_a_model_is_loaded_with_the_inputs_and_values_of_compressed_tensors(tmp_
     for layout in ("fp8-block", "compressed-tensors"):
         out = tmp_path / layout
         zp.quantize_checkpoint(tmp_path / "in", out, "fp8", format=layout, calibration=ids)
-        loaded = zp.load_checkpoint(LlamaForCausalLM(model.config).float().eval(), out).model
+        loaded = zp.load_checkpoint(transformers.LlamaForCausalLM(model.config).float().eval(), out).model
         with torch.no_grad():
             answers.append(loaded(ids).logits)
     assert torch.equal(*answers)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import dequantized, save
+from tests.peers import Peer, transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.selection import Selection
@@ -27,9 +28,8 @@ from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, UnsupportedError
 
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
+mxfp4 = Peer("transformers.integrations.mxfp4")
 
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # noqa: E402 (needs transformers)
 
 X = "model.layers.0.mlp.experts"
 GATE_UP, DOWN = f"{X}.gate_up_proj", f"{X}.down_proj"
@@ -117,7 +117,7 @@ def test_dequantizing_gives_the_floats_of_transformers_bit_for_bit(tmp_path: Pat
     assert not zp.verify_checkpoint(theirs(tmp_path / "in", stored)).problems
     found = dequantized(tmp_path / "in", tmp_path / "out")
     for name in (GATE_UP, DOWN):
-        wanted = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"])
+        wanted = mxfp4.convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"])
         assert torch.equal(bits(found[name]), bits(wanted))
     assert not zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").problems
 
@@ -251,7 +251,7 @@ def test_converted_experts_are_single_matrices_with_the_same_codes_scales_and_bi
     assert all(torch.equal(found[name], x) and found[name].dtype == x.dtype for name, x in wanted.items())
     assert zp.verify_checkpoint(tmp_path / "out", source).ok
     back = convert(tmp_path / "out", tmp_path / "floats", "compressed-tensors", limits, "bfloat16")
-    whole = convert_moe_packed_tensors(stored[f"{DOWN}_blocks"], stored[f"{DOWN}_scales"])
+    whole = mxfp4.convert_moe_packed_tensors(stored[f"{DOWN}_blocks"], stored[f"{DOWN}_scales"])
     name = f"{GATE_UP.rpartition('.')[0]}.1.down_proj.weight"
     assert torch.equal(bits(back[name]), bits(whole[1].t().contiguous()))
 

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors.naive_quantized import IntQuantizationCompressor
-from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from tests.checkpoint.written import dequantized, save
+from tests.peers import Peer
 
 import zeropoint as zp
 from zeropoint.codecs.compressed_tensors import layer_scheme
 from zeropoint.codecs.compressed_tensors.layout import Layout, encode
 from zeropoint.schemes import Scheme
+
+naive_quantized = Peer("compressed_tensors.compressors.naive_quantized")
+pack_quantized = Peer("compressed_tensors.compressors.pack_quantized")
+packing = Peer("compressed_tensors.compressors.pack_quantized.helpers")
+quantization = Peer("compressed_tensors.quantization")
 
 ROWS, COLUMNS, GROUP = 48, 192, 32
 
@@ -103,7 +105,7 @@ def test_columns_have_the_scales_of_the_groups_that_g_idx_names(text: str, tmp_p
     back, size = order.argsort(), int(text.split(":")[1][1:])
     q = zp.quantize(weight()[:, order], layer_scheme(text).weight)
     tensors = encode(Layout.PACK, q)
-    tensors["weight_packed"] = pack_to_int32(q.codes[:, back], q.scheme.bits)
+    tensors["weight_packed"] = packing.pack_to_int32(q.codes[:, back], q.scheme.bits)
     tensors["weight_g_idx"] = (torch.arange(COLUMNS) // size).int()[back]
     path = files(tmp_path / "in", tensors, "pack-quantized", arguments(text, actorder="group"))
     assert zp.verify_checkpoint(path).problems == ()
@@ -135,7 +137,7 @@ def test_integers_in_bytes_decode_as_its_own_compressor_decodes_them(
     tensors = {"weight": q.codes, "weight_scale": stored(q.scales[0])}
     if q.zero_point is not None:
         tensors["weight_zero_point"] = stored(q.zero_point).to(torch.int8)
-    theirs = IntQuantizationCompressor.decompress(tensors, scheme(text))["weight"]
+    theirs = naive_quantized.IntQuantizationCompressor.decompress(tensors, scheme(text))["weight"]
     path = files(tmp_path / "in", tensors, layout, arguments(text))
     assert zp.verify_checkpoint(path).problems == ()
     assert torch.equal(floats(path, tmp_path / "out"), theirs)
@@ -145,10 +147,10 @@ def test_one_packed_zero_point_of_a_tensor_is_a_byte(tmp_path: Path) -> None:
     text, q = "int4:tensor:asym", quantized("int4:tensor:asym")
     assert q.zero_point is not None
     tensors = {
-        "weight_packed": pack_to_int32(q.codes, 4), "weight_scale": stored(q.scales[0]),
+        "weight_packed": packing.pack_to_int32(q.codes, 4), "weight_scale": stored(q.scales[0]),
         "weight_zero_point": stored(q.zero_point).to(torch.int8), "weight_shape": torch.tensor(q.shape),
     }  # fmt: skip
-    theirs = PackedQuantizationCompressor.decompress(tensors, scheme(text))["weight"]
+    theirs = pack_quantized.PackedQuantizationCompressor.decompress(tensors, scheme(text))["weight"]
     path = files(tmp_path / "in", tensors, "pack-quantized", arguments(text))
     assert torch.equal(floats(path, tmp_path / "out"), theirs)
 
@@ -157,5 +159,7 @@ def stored(values: torch.Tensor) -> torch.Tensor:
     return values.reshape(1) if values.numel() == 1 else values
 
 
-def scheme(text: str) -> QuantizationScheme:
-    return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments(text)))
+def scheme(text: str) -> quantization.QuantizationScheme:
+    return quantization.QuantizationScheme(
+        targets=["Linear"], weights=quantization.QuantizationArgs(**arguments(text))
+    )

@@ -11,12 +11,7 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnxruntime.quantization.matmul_nbits_quantizer import (
-    DefaultWeightOnlyQuantConfig,
-    MatMulNBitsQuantizer,
-    QuantFormat,
-    RTNWeightOnlyQuantConfig,
-)
+from tests.peers import Peer
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.selection import Selection
@@ -28,6 +23,8 @@ from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, UnsupportedError
 
 from .onnx_models import LAYERS, decoded, model, ran, save, values, with_values
+
+matmul_nbits = Peer("onnxruntime.quantization.matmul_nbits_quantizer")
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["in the file", "next to it"])
@@ -107,26 +104,30 @@ def test_the_reference_of_the_standard_decodes_the_same_values(to: str, dtype: t
     np.testing.assert_array_equal(np.asarray(found).astype(dtype), ours.numpy())  # to the bit
 
 
+DEFAULT = "DefaultWeightOnlyQuantConfig"
 OF_RUNTIME = {
     "onnx": (
-        ("uint4:g32:asym", DefaultWeightOnlyQuantConfig, False),
-        ("int4:g32:scale=signed_late/input:dialect=ggml", DefaultWeightOnlyQuantConfig, True),
+        ("uint4:g32:asym", DEFAULT, False),
+        ("int4:g32:scale=signed_late/input:dialect=ggml", DEFAULT, True),
     ),
     "onnx-matmulnbits": (
-        ("uint4:g32:asym", DefaultWeightOnlyQuantConfig, False),
-        ("uint4:g32:asym", RTNWeightOnlyQuantConfig, False),
+        ("uint4:g32:asym", DEFAULT, False),
+        ("uint4:g32:asym", "RTNWeightOnlyQuantConfig", False),
     ),
 }  # fmt: skip
 """What onnxruntime quantizes as the standard has it; its other ways multiply by a reciprocal, or by -8."""
 
 
-def of_runtime(source: Path, config: Any, layout: str, *, symmetric: bool) -> Any:
+def of_runtime(source: Path, config: str, layout: str, *, symmetric: bool) -> Any:
     """Return a model that onnxruntime quantized."""
-    more = {"quant_format": QuantFormat.QDQ} if layout == "onnx" else {}
-    if config is DefaultWeightOnlyQuantConfig:
+    more = {"quant_format": matmul_nbits.QuantFormat.QDQ} if layout == "onnx" else {}
+    if config == DEFAULT:
         more |= {"block_size": 32, "is_symmetric": symmetric}
-    made = MatMulNBitsQuantizer(
-        onnx.load(source), block_size=32, is_symmetric=symmetric, algo_config=config(**more)
+    made = matmul_nbits.MatMulNBitsQuantizer(
+        onnx.load(source),
+        block_size=32,
+        is_symmetric=symmetric,
+        algo_config=getattr(matmul_nbits, config)(**more),
     )
     made.process()
     return made.model.model
@@ -137,7 +138,7 @@ def of_runtime(source: Path, config: Any, layout: str, *, symmetric: bool) -> An
     [(layout, *each) for layout, several in OF_RUNTIME.items() for each in several],
 )
 def test_bytes_are_those_of_the_quantizers_of_onnxruntime(
-    layout: str, to: str, config: Any, symmetric: bool, tmp_path: Path
+    layout: str, to: str, config: str, symmetric: bool, tmp_path: Path
 ) -> None:
     source = save(weight_model(values((256, 64)), opset=21), tmp_path / "in")
     out = quantized(source, tmp_path / "out", to, layout)
@@ -152,7 +153,7 @@ def test_bytes_are_those_of_the_quantizers_of_onnxruntime(
 @pytest.mark.parametrize("layout", OF_RUNTIME)
 def test_models_that_onnxruntime_quantized_are_read(layout: str, symmetric: bool, tmp_path: Path) -> None:
     source = save(weight_model(values((256, 64)), opset=21), tmp_path / "in")
-    proto = of_runtime(source, DefaultWeightOnlyQuantConfig, layout, symmetric=symmetric)
+    proto = of_runtime(source, DEFAULT, layout, symmetric=symmetric)
     for side in (proto.graph.input[0], proto.graph.output[0]):
         side.type.tensor_type.shape.dim[0].dim_value = 256
     path = save(proto, tmp_path / "theirs")

@@ -9,8 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig
+from tests.peers import Peer
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan import cuts
@@ -22,7 +21,9 @@ from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, UnsupportedError
 
 from .onnx_models import decoded, model, ran, save, values
-from .test_onnx import of_runtime, weight_model
+from .test_onnx import DEFAULT, of_runtime, weight_model
+
+quantization = Peer("onnxruntime.quantization")
 
 QDQ, NBITS = "onnx", "onnx-matmulnbits"
 EYE = {"x": np.eye(256, dtype=np.float32)}
@@ -89,7 +90,8 @@ def test_models_that_onnxruntime_quantized_keep_their_values(
 ) -> None:
     floats = save(product(), tmp_path / "in")
     source = save(
-        of_runtime(floats, DefaultWeightOnlyQuantConfig, layout, symmetric=symmetric), tmp_path / "q"
+        of_runtime(floats, DEFAULT, layout, symmetric=symmetric),
+        tmp_path / "q",
     )
     converted(source, tmp_path / "out", other)
     np.testing.assert_array_equal(ran(source, EYE)[0], ran(tmp_path / "out" / "model.onnx", EYE)[0])
@@ -128,7 +130,7 @@ def test_dynamic_quantizers_of_onnxruntime_are_refused_in_words(tmp_path: Path) 
     floats = save(product(), tmp_path / "in")
     (tmp_path / "dynamic").mkdir()
     out = tmp_path / "dynamic" / "model.onnx"
-    quantize_dynamic(floats, out, weight_type=QuantType.QInt8)
+    quantization.quantize_dynamic(floats, out, weight_type=quantization.QuantType.QInt8)
     with pytest.raises(CheckpointError, match="holds no codes to convert"):
         plan_of(out, NBITS)
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized, save
 from tests.oracles import tiny_models
-from transformers import LlamaForCausalLM
+from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
@@ -143,7 +143,7 @@ def test_whole_models_of_quanto_have_the_logits_of_our_values_both_ways(to: str,
         again = quanto.QuantizedModelForCausalLM.from_pretrained(str(folder))
         linears = [m for m in again._wrapped.modules() if isinstance(m, quanto.QLinear)]
         assert len(linears) == 14
-        floats = LlamaForCausalLM.from_pretrained(
+        floats = transformers.LlamaForCausalLM.from_pretrained(
             tmp_path / f"{folder.name}-floats", dtype=torch.float32
         ).eval()
         with torch.no_grad():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import save
+from tests.oracles.quark_models import dtype_of, model
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -20,10 +21,6 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.amd_quark import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.errors import UnsupportedError
-
-pytest.importorskip("transformers", reason="extra `hf`")
-
-from tests.oracles.quark_models import dtype_of, model
 
 M = "model.layers.0.mlp.up_proj"
 Tensors = dict[str, torch.Tensor]

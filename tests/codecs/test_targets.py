@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.peers import Peer
 
 from zeropoint.codecs.compressed_tensors.config import matches
 from zeropoint.codecs.compressed_tensors.targets import targets
 
-match = pytest.importorskip("compressed_tensors.utils.match", reason="extra `hf`")
+match = Peer("compressed_tensors.utils.match")
+
 
 LAYERS = [
     f"model.layers.{layer}.{name}" for layer in range(12) for name in ("self_attn.q_proj", "mlp.up_proj")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from tests.oracles import tiny_models
 from tests.oracles.tiny_tokenizers import TEXT
+from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.limits import Limits

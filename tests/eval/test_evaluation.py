@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 from tests.oracles import llama_cpp_perplexity, tiny_models
 from tests.oracles.tiny_tokenizers import TEXT
+from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.limits import Limits

@@ -7,13 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from tests.oracles import llama_cpp_perplexity
+from tests.peers import Peer
 
 from zeropoint.eval import Estimate, language_statistics, mcnemar, scores_of
 from zeropoint.eval.embedding_similarity import embedding_statistics, ranks_of, spearman
 from zeropoint.eval.estimates import covariance_of, mean_of, percentile_of, proportion_of
 from zeropoint.eval.language_statistics import BASE_BITS, BITS, FLIPS
+
+stats = Peer("scipy.stats")
 
 
 def drawn(n: int = 150, vocabulary: int = 300) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 from tests.oracles import tiny_models
 from tests.oracles.tiny_tokenizers import TEXT
+from tests.peers import transformers
 
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.errors import CalibrationError, UnsupportedError

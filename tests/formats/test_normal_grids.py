@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.oracles import normal_grids
-from transformers.integrations.higgs import get_higgs_grid
+from tests.peers import Peer
 
 import zeropoint as zp
 from zeropoint.formats import VectorFormat, get_format
 from zeropoint.methods import method_named
 from zeropoint.schemes import Scheme
+
+normal_grids = Peer("tests.oracles.normal_grids")
+
+higgs = Peer("transformers.integrations.higgs")
 
 ERRORS = {"normal64": 29.533588, "normal256": 7.727725}
 """Of each number, in thousandths."""
@@ -46,7 +49,7 @@ def test_every_vector_is_the_mean_of_its_cell(name: str) -> None:
 
 @pytest.mark.parametrize("size", [16, 64, 256])
 def test_the_grids_of_transformers_have_a_bit_more_error(size: int) -> None:
-    theirs, _ = normal_grids.error(get_higgs_grid(2, size).double().numpy())
+    theirs, _ = normal_grids.error(higgs.get_higgs_grid(2, size).double().numpy())
     ours, _ = normal_grids.error(grid_of("higgs16" if size == 16 else f"normal{size}"))
     if size == 16:
         assert ours == pytest.approx(theirs, rel=1e-9)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from pathlib import PurePosixPath
 
 from .test_house import ROOT, SOURCES, read
@@ -67,21 +68,27 @@ def repeated(places: dict[str, list[str]]) -> dict[str, list[str]]:
     return {name: where for name, where in sorted(places.items()) if len(where) > 1}
 
 
-FOUND_FILES = repeated(files_of(PurePosixPath(p.relative_to(ROOT).as_posix()) for p in SOURCES))
-FOUND_CLASSES = repeated(classes_of((p.relative_to(ROOT).as_posix(), read(p)) for p in SOURCES))
+@cache
+def found_files() -> dict[str, list[str]]:
+    return repeated(files_of(PurePosixPath(p.relative_to(ROOT).as_posix()) for p in SOURCES))
+
+
+@cache
+def found_classes() -> dict[str, list[str]]:
+    return repeated(classes_of((p.relative_to(ROOT).as_posix(), read(p)) for p in SOURCES))
 
 
 def test_no_two_files_have_one_name() -> None:
-    assert {name: where for name, where in FOUND_FILES.items() if name not in FILES} == {}
+    assert {name: where for name, where in found_files().items() if name not in FILES} == {}
 
 
 def test_no_two_classes_have_one_name() -> None:
-    assert {name: where for name, where in FOUND_CLASSES.items() if name not in CLASSES} == {}
+    assert {name: where for name, where in found_classes().items() if name not in CLASSES} == {}
 
 
 def test_each_name_that_may_repeat_does() -> None:
-    assert FILES.keys() - FOUND_FILES.keys() == set()
-    assert CLASSES.keys() - FOUND_CLASSES.keys() == set()
+    assert FILES.keys() - found_files().keys() == set()
+    assert CLASSES.keys() - found_classes().keys() == set()
 
 
 def test_a_name_that_repeats_is_found() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.cluster import KMeans
+from tests.peers import Peer
 
 import zeropoint as zp
 from zeropoint.errors import SchemeError, UnsupportedError
@@ -17,6 +17,8 @@ from zeropoint.formats import CATALOG, CodebookFormat
 from zeropoint.methods import method_named
 from zeropoint.ops import clusters
 from zeropoint.schemes import Scheme
+
+cluster = Peer("sklearn.cluster")
 
 FIT = method_named("kmeans")
 
@@ -65,7 +67,7 @@ def test_numbers_without_weight_do_not_count() -> None:
 def test_the_best_of_many_starts_of_scikit_learn_is_not_better() -> None:
     numbers = np.random.default_rng(1).standard_t(4, 3000)
     table = clusters.fitted(numbers, np.ones(3000), 8)
-    theirs = KMeans(8, n_init=20, random_state=0, tol=0.0).fit(numbers[:, None])
+    theirs = cluster.KMeans(8, n_init=20, random_state=0, tol=0.0).fit(numbers[:, None])
     assert error_of(numbers, np.ones(3000), table) <= theirs.inertia_ * (1 + 1e-9)
     assert theirs.inertia_ <= error_of(numbers, np.ones(3000), table) * 1.01  # the same problem
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.peers import transformers
 
 from zeropoint.models.cache_watch import CacheWatch
 from zeropoint.models.sequential import Steps, observe_blocks
-
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,

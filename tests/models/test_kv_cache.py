@@ -10,13 +10,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.oracles import tiny_models
+from tests.peers import Peer, transformers
 from tests.tensors import normal
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, MistralConfig
-from transformers.cache_utils import DynamicCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import zeropoint as zp
-from zeropoint.models.kv_cache import QuantizedKVCache
+
+kv_cache = Peer("zeropoint.models.kv_cache")
+
+cache_utils = Peer("transformers.cache_utils")
+sdpa_attention = Peer("transformers.integrations.sdpa_attention")
 
 SHAPE = (3, 2, 70, 64)
 SCHEMES = [
@@ -32,7 +34,7 @@ SCHEMES = [
 ]
 
 
-def llama(dtype: torch.dtype = torch.float64, deviation: float = 0.2) -> LlamaForCausalLM:
+def llama(dtype: torch.dtype = torch.float64, deviation: float = 0.2) -> transformers.LlamaForCausalLM:
     """A Llama of random weights: 2 layers, 2 heads of 64, which share keys and values.
 
     Logits of small weights are all but alike, and so are then the tokens of any cache.
@@ -46,17 +48,19 @@ def prompts(count: int = 2) -> torch.Tensor:
     return torch.randint(1, 101, (count, 9), generator=torch.Generator().manual_seed(3))
 
 
-def filled(config: LlamaConfig, x: torch.Tensor, **options: object) -> QuantizedKVCache:
+def filled(config: transformers.LlamaConfig, x: torch.Tensor, **options: object) -> kv_cache.QuantizedKVCache:
     """Return a cache of one layer that holds ``x`` as keys and ``-x`` as values."""
-    cache = QuantizedKVCache(config, **options)
+    cache = kv_cache.QuantizedKVCache(config, **options)
     cache.update(x, -x, 0)
     return cache
 
 
-ONE = LlamaConfig(num_hidden_layers=1)
+def one_layer() -> transformers.LlamaConfig:
+    """The configuration of one layer."""
+    return transformers.LlamaConfig(num_hidden_layers=1)
 
 
-def held(cache: QuantizedKVCache) -> list[torch.Tensor]:
+def held(cache: kv_cache.QuantizedKVCache) -> list[torch.Tensor]:
     """Return every tensor of the first layer."""
     found: list[torch.Tensor] = []
     for states in cache.layers[0].states:
@@ -72,8 +76,8 @@ def held(cache: QuantizedKVCache) -> list[torch.Tensor]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_codes_are_those_of_all_tokens_at_once_however_they_came(scheme: str, dtype: torch.dtype) -> None:
     x = normal(*SHAPE, dtype=dtype)
-    whole = filled(ONE, x, keys=scheme)
-    parts = QuantizedKVCache(ONE, keys=scheme)
+    whole = filled(one_layer(), x, keys=scheme)
+    parts = kv_cache.QuantizedKVCache(one_layer(), keys=scheme)
     for piece in x.split([1, 1, 31, 2, 30, 5], 2):
         keys, values = parts.update(piece, -piece, 0)
     step = 32 if "block32" in scheme else 1
@@ -92,7 +96,7 @@ def test_codes_are_those_of_all_tokens_at_once_however_they_came(scheme: str, dt
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_new_tokens_leave_the_codes_of_earlier_ones_alone(scheme: str) -> None:
     """Tokens a thousand times as large do not change the scales of what is there."""
-    cache = filled(ONE, normal(*SHAPE), keys=scheme)
+    cache = filled(one_layer(), normal(*SHAPE), keys=scheme)
     before = [tensor.clone() for tensor in held(cache)]
     count = len(cache.layers[0].states[0].older.params.tensors()) + 1
     cache.update(1000 * normal(*SHAPE, seed=1), normal(*SHAPE, seed=1), 0)
@@ -114,15 +118,17 @@ def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 def attention_of(bits: int) -> Callable[..., object]:
     def attention(module: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest, **more):  # type: ignore[no-untyped-def]
-        return sdpa_attention_forward(module, q, rounded(k, bits), rounded(v, bits), *rest, **more)
+        return sdpa_attention.sdpa_attention_forward(
+            module, q, rounded(k, bits), rounded(v, bits), *rest, **more
+        )
 
     return attention
 
 
-def without_cache(model: LlamaForCausalLM, tokens: torch.Tensor, steps: int, bits: int) -> tuple:
+def without_cache(model: transformers.LlamaForCausalLM, tokens: torch.Tensor, steps: int, bits: int) -> tuple:
     """Return tokens and logits of greedy decoding that computes everything again at each step."""
     name = f"rounded to {bits} bits"
-    AttentionInterface.register(name, attention_of(bits))
+    transformers.AttentionInterface.register(name, attention_of(bits))
     model = copy.deepcopy(model)
     model.set_attn_implementation(name)
     logits = []
@@ -137,7 +143,7 @@ def without_cache(model: LlamaForCausalLM, tokens: torch.Tensor, steps: int, bit
 def test_generation_gives_tokens_and_logits_of_attention_on_rounded_keys_and_values(bits: int) -> None:
     """Judged by a loop without any cache that rounds in torch; in float64, so that no code is on an edge."""
     model, start = llama(), prompts()
-    cache = QuantizedKVCache(model.config, keys=f"int{bits}:token")
+    cache = kv_cache.QuantizedKVCache(model.config, keys=f"int{bits}:token")
     result = model.generate(
         start,
         past_key_values=cache,
@@ -160,10 +166,10 @@ def test_int8_keeps_logits_close_to_those_of_the_float_cache() -> None:
     model = llama(torch.float32, deviation=0.05)
     tokens = torch.randint(1, 101, (2, 64), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
-        wanted = model(tokens, past_key_values=DynamicCache(config=model.config)).logits
+        wanted = model(tokens, past_key_values=cache_utils.DynamicCache(config=model.config)).logits
         errors = []
         for scheme in ("int8:token", "int4:token"):
-            found = model(tokens, past_key_values=QuantizedKVCache(model.config, scheme)).logits
+            found = model(tokens, past_key_values=kv_cache.QuantizedKVCache(model.config, scheme)).logits
             errors.append(((found - wanted).norm() / wanted.norm()).item())
     assert errors[0] < 0.01 < errors[1] < 0.2
 
@@ -175,7 +181,7 @@ def test_int8_keeps_logits_close_to_those_of_the_float_cache() -> None:
 def test_bytes_fall_as_promised(scheme: str, most: float, head_dim: int) -> None:
     """Of float32, scales and zero points counted, as the memory of the tensors that are held."""
     x = normal(2, 4, 50, head_dim)
-    cache = filled(ONE, x, keys=scheme)
+    cache = filled(one_layer(), x, keys=scheme)
     tensors = held(cache)
     memory = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     assert memory == cache.nbytes
@@ -189,9 +195,9 @@ def test_bytes_fall_as_promised(scheme: str, most: float, head_dim: int) -> None
 def test_sequences_are_reordered_repeated_and_selected_as_in_transformers_cache(
     scheme: str, residual_length: int
 ) -> None:
-    cache = filled(ONE, normal(*SHAPE), keys=scheme, residual_length=residual_length)
+    cache = filled(one_layer(), normal(*SHAPE), keys=scheme, residual_length=residual_length)
     extra = normal(3, 2, 1, 64, seed=5)
-    plain = DynamicCache()
+    plain = cache_utils.DynamicCache()
     plain.update(*copy.deepcopy(cache).update(extra[:, :, :0], extra[:, :, :0], 0), 0)
     for change in (
         lambda c: c.reorder_cache(torch.tensor([2, 0, 0])),
@@ -212,7 +218,7 @@ def test_sequences_are_reordered_repeated_and_selected_as_in_transformers_cache(
 @pytest.mark.parametrize("kept", [1, 31, 32, 40, 64, 69, 70])
 def test_cropping_keeps_the_values_of_the_first_tokens(scheme: str, kept: int) -> None:
     """A block of 32 tokens that is cut is kept as it was dequantized."""
-    cache = filled(ONE, normal(*SHAPE), keys=scheme, residual_length=3)
+    cache = filled(one_layer(), normal(*SHAPE), keys=scheme, residual_length=3)
     none = normal(3, 2, 0, 64)
     before = copy.deepcopy(cache).update(none, none, 0)
     cache.crop(kept - 70)
@@ -222,14 +228,17 @@ def test_cropping_keeps_the_values_of_the_first_tokens(scheme: str, kept: int) -
         assert torch.equal(new, old[:, :, :kept])
     memory = sum(tensor.untyped_storage().nbytes() for tensor in held(cache))
     assert memory == cache.nbytes
-    other = filled(ONE, normal(*SHAPE), keys=scheme, residual_length=3)
+    other = filled(one_layer(), normal(*SHAPE), keys=scheme, residual_length=3)
     other.crop(kept)
     assert other.get_seq_length() == kept
 
 
 @pytest.mark.parametrize("scheme", ["int8:token", "mxfp4"])
 def test_a_cropped_cache_without_residual_continues_as_if_nothing_had_been(scheme: str) -> None:
-    cache, never = filled(ONE, normal(*SHAPE), keys=scheme), QuantizedKVCache(ONE, keys=scheme)
+    cache, never = (
+        filled(one_layer(), normal(*SHAPE), keys=scheme),
+        kv_cache.QuantizedKVCache(one_layer(), keys=scheme),
+    )
     assert cache.is_croppable
     cache.crop(-30)
     never.update(normal(*SHAPE)[:, :, :40], -normal(*SHAPE)[:, :, :40], 0)
@@ -237,13 +246,16 @@ def test_a_cropped_cache_without_residual_continues_as_if_nothing_had_been(schem
         one.update(normal(*SHAPE, seed=2), normal(*SHAPE, seed=3), 0)
     for mine, other in zip(held(cache), held(never), strict=True):
         assert torch.equal(mine.view(torch.uint8), other.view(torch.uint8))
-    assert not QuantizedKVCache(ONE, residual_length=1).is_croppable
-    assert not QuantizedKVCache(ONE, keys="int4:block32x1", values="int8:token").is_croppable
+    assert not kv_cache.QuantizedKVCache(one_layer(), residual_length=1).is_croppable
+    assert not kv_cache.QuantizedKVCache(one_layer(), keys="int4:block32x1", values="int8:token").is_croppable
 
 
 @pytest.mark.parametrize("scheme", ["int8:token", "uint4:block32x1:asym"])
 def test_the_newest_tokens_stay_in_full_precision(scheme: str) -> None:
-    cache, step = QuantizedKVCache(ONE, keys=scheme, residual_length=8), 32 if "block" in scheme else 1
+    cache, step = (
+        kv_cache.QuantizedKVCache(one_layer(), keys=scheme, residual_length=8),
+        32 if "block" in scheme else 1,
+    )
     x = normal(*SHAPE)
     for count, piece in enumerate(x.split(1, 2), 1):
         keys, _ = cache.update(piece, piece, 0)
@@ -255,7 +267,7 @@ def test_the_newest_tokens_stay_in_full_precision(scheme: str) -> None:
 
 
 def test_beam_search_gives_the_tokens_of_a_float_cache_of_the_same_values() -> None:
-    class Rounded(DynamicCache):
+    class Rounded(cache_utils.DynamicCache):
         def update(self, k: torch.Tensor, v: torch.Tensor, *rest: object, **more: object) -> tuple:
             return super().update(rounded(k, 4), rounded(v, 4), *rest, **more)
 
@@ -263,7 +275,7 @@ def test_beam_search_gives_the_tokens_of_a_float_cache_of_the_same_values() -> N
     options = {"max_new_tokens": 20, "num_beams": 4, "do_sample": False}
     tokens = [
         model.generate(prompts(), past_key_values=cache, **options)
-        for cache in (QuantizedKVCache(model.config, "int4:token"), Rounded(config=model.config))
+        for cache in (kv_cache.QuantizedKVCache(model.config, "int4:token"), Rounded(config=model.config))
     ]
     assert torch.equal(*tokens)
     assert not torch.equal(tokens[0], model.generate(prompts(), **options))
@@ -276,15 +288,15 @@ def test_guesses_that_are_taken_back_leave_no_trace() -> None:
     start = prompts(1).repeat(1, 3)
     options = {"max_new_tokens": 30, "do_sample": False}
     ahead = model.generate(
-        start, past_key_values=QuantizedKVCache(model.config), prompt_lookup_num_tokens=4, **options
+        start, past_key_values=kv_cache.QuantizedKVCache(model.config), prompt_lookup_num_tokens=4, **options
     )
-    step = model.generate(start, past_key_values=QuantizedKVCache(model.config), **options)
+    step = model.generate(start, past_key_values=kv_cache.QuantizedKVCache(model.config), **options)
     assert torch.equal(ahead, step)
 
 
 def test_a_copied_cache_continues_a_shared_prompt() -> None:
     model, start = llama(), prompts()
-    shared = QuantizedKVCache(model.config, keys="uint4:block32x1:asym", values="int8:token")
+    shared = kv_cache.QuantizedKVCache(model.config, keys="uint4:block32x1:asym", values="int8:token")
     with torch.no_grad():
         model(start[:, :-1], past_key_values=shared)
     results = [
@@ -302,7 +314,7 @@ def test_a_copied_cache_continues_a_shared_prompt() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_models_in_16_bits_generate_with_it(dtype: torch.dtype) -> None:
     model = llama(dtype)
-    cache = QuantizedKVCache(model.config, "int8:token")
+    cache = kv_cache.QuantizedKVCache(model.config, "int8:token")
     tokens = model.generate(prompts(), past_key_values=cache, max_new_tokens=8, do_sample=False)
     assert tokens.shape == (2, 17)
     plain = 2 * 2 * 2 * 16 * 64 * dtype.itemsize  # keys and values, layers, sequences, tokens
@@ -313,7 +325,7 @@ def test_models_in_16_bits_generate_with_it(dtype: torch.dtype) -> None:
 
 
 def test_moving_to_the_host_and_back_changes_nothing() -> None:
-    cache = filled(ONE, normal(*SHAPE), keys="mxfp4", residual_length=4)
+    cache = filled(one_layer(), normal(*SHAPE), keys="mxfp4", residual_length=4)
     before = [tensor.clone() for tensor in held(cache)]
     cache.layers[0].offload()
     cache.layers[0].prefetch()
@@ -329,37 +341,37 @@ def test_a_scheme_in_which_tokens_to_come_would_count_is_refused(scheme: str) ->
         zp.SchemeError,
         match=r"values \(=.*\) must have blocks of one sequence and of so many tokens, because",
     ):
-        QuantizedKVCache(ONE, values=scheme)
+        kv_cache.QuantizedKVCache(one_layer(), values=scheme)
 
 
 def test_other_bad_arguments_are_refused() -> None:
     with pytest.raises(
         zp.SchemeError, match=r"keys \(=.*\) must not round stochastically, because each token"
     ):
-        QuantizedKVCache(ONE, "int8:token:round=stochastic(1)")
+        kv_cache.QuantizedKVCache(one_layer(), "int8:token:round=stochastic(1)")
     for length in (-1, 1.5):
         with pytest.raises(
             zp.RangeError, match=rf"^residual_length \(={length}\) must be 0 or more tokens, "
         ):
-            QuantizedKVCache(ONE, residual_length=length)  # type: ignore[arg-type]
+            kv_cache.QuantizedKVCache(one_layer(), residual_length=length)  # type: ignore[arg-type]
     with pytest.raises(zp.UnsupportedError, match=r"^config \(a int\) must be one of transformers; pass"):
-        QuantizedKVCache(5)  # type: ignore[arg-type]
+        kv_cache.QuantizedKVCache(5)  # type: ignore[arg-type]
     with pytest.raises(
         zp.UnsupportedError,
         match=r"config \(a MistralConfig\) must have full attention in every .*SlidingWindowLayer; take",
     ):
-        QuantizedKVCache(MistralConfig(num_hidden_layers=2, sliding_window=16))
+        kv_cache.QuantizedKVCache(transformers.MistralConfig(num_hidden_layers=2, sliding_window=16))
     with pytest.raises(zp.NonFiniteError, match=r"nan"):
-        filled(ONE, torch.full(SHAPE, torch.nan))
+        filled(one_layer(), torch.full(SHAPE, torch.nan))
     spoiled = normal(*SHAPE)
     spoiled[0, 1, 5, 3] = spoiled[0, 1, 2, 4] = torch.nan
     with pytest.raises(zp.NonFiniteError, match=r"\(0, 1, 2, 4\)"):
-        filled(ONE, spoiled, keys="int8:block32x1")
+        filled(one_layer(), spoiled, keys="int8:block32x1")
 
 
 @pytest.mark.parametrize("residual_length", [0, 4])
 def test_an_update_that_fails_leaves_the_cache_as_it_was(residual_length: int) -> None:
-    cache, other = (QuantizedKVCache(ONE, residual_length=residual_length) for _ in range(2))
+    cache, other = (kv_cache.QuantizedKVCache(one_layer(), residual_length=residual_length) for _ in range(2))
     first, second = torch.randn(SHAPE), torch.randn(SHAPE)
     for each in (cache, other):
         each.update(first, first, 0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.peers import transformers
 from torch import nn
 
 import zeropoint as zp
@@ -28,9 +29,6 @@ from zeropoint.models.graph import quantize_graph
 from zeropoint.models.linear_paths import FEW_ROWS
 from zeropoint.models.unfuse import unfused
 from zeropoint.recipes import Recipe, Rule, model_preset
-
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
-Conv1D = transformers.pytorch_utils.Conv1D
 
 SIZES: dict[str, Any] = {
     "vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -272,7 +270,8 @@ def test_arguments_may_be_named() -> None:
 
 @pytest.mark.parametrize("preset", ["w4a16", "mxfp4"])
 def test_graphs_take_the_same_layers_of_conv1d(preset: str) -> None:
-    net = nn.Sequential(Conv1D(48, 32), nn.ReLU(), Conv1D(64, 48)).eval()
+    layer = transformers.pytorch_utils.Conv1D
+    net = nn.Sequential(layer(48, 32), nn.ReLU(), layer(64, 48)).eval()
     x = torch.randn(FEW_ROWS + 1, 32)
     eager, program = quantize_model(net, preset), torch.export.export(net, (x,))
     graph = quantize_graph(program, preset)

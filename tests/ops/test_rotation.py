@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.transform import TransformLocation
-from compressed_tensors.transform.utils.hadamard import deterministic_hadamard_matrix
-from compressed_tensors.transform.utils.matrix import apply_transform_weight
-from scipy.linalg import hadamard
+from tests.peers import Peer
 
 from zeropoint.errors import SchemeError, ShapeError
 from zeropoint.ops import rotation as module
 from zeropoint.ops.rotation import Rotation
+
+transform = Peer("compressed_tensors.transform")
+hadamards = Peer("compressed_tensors.transform.utils.hadamard")
+matrices = Peer("compressed_tensors.transform.utils.matrix")
+linalg = Peer("scipy.linalg")
 
 
 def numbers(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -42,7 +44,7 @@ def test_it_is_the_product_with_the_matrix_of_scipy(size: int) -> None:
     rotation = Rotation(size=size, seed=size)
     x = torch.randint(-50, 50, (6, 512), generator=torch.Generator().manual_seed(size)).float()
     signed = (x * rotation.signs(512)).reshape(6, -1, size).double()
-    product = signed @ torch.from_numpy(hadamard(size, dtype=np.float64))
+    product = signed @ torch.from_numpy(linalg.hadamard(size, dtype=np.float64))
     root = size**0.5
     if root == int(root):  # sums of whole numbers, over a power of two, are exact
         assert torch.equal(rotation.rotate(x).double(), (product / root).reshape(6, 512))
@@ -52,11 +54,21 @@ def test_it_is_the_product_with_the_matrix_of_scipy(size: int) -> None:
 
 def test_it_is_the_transform_of_compressed_tensors_but_for_signs() -> None:
     rotation, x = Rotation(size=64, seed=3), numbers(5, 192)
-    matrix = deterministic_hadamard_matrix(64, torch.float64)
+    matrix = hadamards.deterministic_hadamard_matrix(64, torch.float64)
     signed = (x * rotation.signs(192)).double()
-    theirs = apply_transform_weight(matrix, signed, TransformLocation.WEIGHT_INPUT, torch.nn.Linear) / 8
+    theirs = (
+        matrices.apply_transform_weight(
+            matrix, signed, transform.TransformLocation.WEIGHT_INPUT, torch.nn.Linear
+        )
+        / 8
+    )
     assert torch.allclose(rotation.rotate(x).double(), theirs, rtol=1e-4, atol=1e-6)
-    back = apply_transform_weight(matrix, x.double(), TransformLocation.INPUT, torch.nn.Linear) / 8
+    back = (
+        matrices.apply_transform_weight(
+            matrix, x.double(), transform.TransformLocation.INPUT, torch.nn.Linear
+        )
+        / 8
+    )
     assert torch.allclose(rotation.unrotate(x).double(), back * rotation.signs(192), rtol=1e-4, atol=1e-6)
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.checkpoint.written import dequantized
 from tests.oracles import tiny_llama
+from tests.peers import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import RecipeText
@@ -162,10 +162,12 @@ def test_transformers_loads_one_scheme_by_way_of_it(name: str, text: str, tmp_pa
     pytest.importorskip("gptqmodel")
     tiny_llama.save(tmp_path / "in")
     zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", text, format=name)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float16, device_map="cpu")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float16, device_map="cpu"
+    )
     wanted = dequantized(tmp_path / "out", tmp_path / "floats", "F16")
     assert same_layers(loaded, wanted) == 14
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float16)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float16)
     tokens = torch.arange(16)[None]
     off = (loaded(tokens).logits - plain(tokens).logits).abs().max()
     assert off < 2e-3  # products in float16, in another order
@@ -201,7 +203,7 @@ def test_what_it_quantizes_is_read(name: str, tmp_path: Path, monkeypatch: pytes
     assert zp.verify_checkpoint(tmp_path / "theirs").problems == ()
     wanted = dequantized(tmp_path / "theirs", tmp_path / "floats", "F16")
     if name == "awq":  # whose layers tell their weights to kernels alone
-        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float16)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float16)
         tokens = torch.arange(16)[None]
         assert (loaded.model(tokens).logits - plain(tokens).logits).abs().max() < 2e-3
     else:

@@ -13,13 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    QuantFormat,
-    QuantType,
-    quantize_dynamic,
-    quantize_static,
-)
+from tests.peers import Peer
 
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
@@ -28,6 +22,8 @@ from zeropoint.codecs.registry import get_codec
 
 from ..codecs.onnx_models import save, values
 from ..codecs.test_onnx import weight_model
+
+quantization = Peer("onnxruntime.quantization")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 INPUTS, OUTPUTS = 96, 40
@@ -41,19 +37,19 @@ KINDS = {
     "at ties": lambda: (np.round(values((INPUTS, OUTPUTS)) * 8) / 2 * 127).astype(np.float32),
 }
 SCHEMES = {
-    "int8:channel:narrow": (QuantType.QInt8, True, True),
-    "int8:tensor:narrow": (QuantType.QInt8, True, False),
-    "int8:tensor:asym": (QuantType.QInt8, False, False),
-    "uint8:tensor:asym": (QuantType.QUInt8, False, False),
-    "int16:channel:narrow": (QuantType.QInt16, True, True),
-    "int4:channel": (QuantType.QInt4, True, True),
-    "int4:tensor": (QuantType.QInt4, True, False),
-    "uint4:tensor:asym": (QuantType.QUInt4, False, False),
+    "int8:channel:narrow": (quantization.QuantType.QInt8, True, True),
+    "int8:tensor:narrow": (quantization.QuantType.QInt8, True, False),
+    "int8:tensor:asym": (quantization.QuantType.QInt8, False, False),
+    "uint8:tensor:asym": (quantization.QuantType.QUInt8, False, False),
+    "int16:channel:narrow": (quantization.QuantType.QInt16, True, True),
+    "int4:channel": (quantization.QuantType.QInt4, True, True),
+    "int4:tensor": (quantization.QuantType.QInt4, True, False),
+    "uint4:tensor:asym": (quantization.QuantType.QUInt4, False, False),
 }
 """Theirs: the type, whether it is symmetric, and whether each output has a scale, which then is symmetric."""
 
 
-class Numbers(CalibrationDataReader):
+class Numbers(quantization.CalibrationDataReader):
     """Inputs from which quantize_static takes ranges of activations, which weights do not depend on."""
 
     def __init__(self) -> None:
@@ -83,9 +79,9 @@ def ours(source: Path, out: Path, to: str) -> tuple[Any, Any, Any]:
 def test_weights_are_those_of_quantize_static(to: str, kind: str, tmp_path: Path) -> None:
     source = save(weight_model(KINDS[kind](), opset=21), tmp_path / "in")
     weight_type, symmetric, each = SCHEMES[to]
-    quantize_static(
-        str(source), str(tmp_path / "theirs.onnx"), Numbers(), quant_format=QuantFormat.QDQ,
-        weight_type=weight_type, activation_type=QuantType.QUInt8, per_channel=each,
+    quantization.quantize_static(
+        str(source), str(tmp_path / "theirs.onnx"), Numbers(), quant_format=quantization.QuantFormat.QDQ,
+        weight_type=weight_type, activation_type=quantization.QuantType.QUInt8, per_channel=each,
         extra_options={"WeightSymmetric": symmetric},
     )  # fmt: skip
     theirs = held(onnx.load(tmp_path / "theirs.onnx"))
@@ -99,8 +95,8 @@ def test_weights_are_those_of_quantize_static(to: str, kind: str, tmp_path: Path
 @pytest.mark.parametrize("each", [False, True])
 def test_weights_are_those_of_quantize_dynamic(each: bool, kind: str, tmp_path: Path) -> None:
     source = save(weight_model(KINDS[kind](), opset=21), tmp_path / "in")
-    quantize_dynamic(
-        str(source), str(tmp_path / "theirs.onnx"), weight_type=QuantType.QInt8, per_channel=each
+    quantization.quantize_dynamic(
+        str(source), str(tmp_path / "theirs.onnx"), weight_type=quantization.QuantType.QInt8, per_channel=each
     )
     theirs = held(onnx.load(tmp_path / "theirs.onnx"))
     codes, scale, _ = ours(source, tmp_path / "out", f"int8:{'channel' if each else 'tensor'}:narrow")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tests.oracles.tiny_tokenizers import files
+from tests.peers import transformers
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="extra `hf`")
-
 from tests.architectures.trial import problem_of, save
 from tests.architectures.zoo import ZOO
 from tests.checkpoint.written import ONE

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 from tests.checkpoint.written import digests
 from tests.oracles import tiny_llama
+from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.model.calibration import StatisticsOfModules

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 from tests.oracles import tiny_llama
+from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.selection import Selection

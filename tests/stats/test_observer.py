@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.peers import Peer
 from tests.stats.every_statistic import ALL, CHANNELS, name_of
 from tests.stats.states import assert_same
 from tests.tensors import normal
-from torch._dynamo.utils import counters
 
 from zeropoint import UnsupportedError, choose_params, fake_quantize
 from zeropoint.errors import CalibrationError
 from zeropoint.stats import MinMax, MovingAverage, Observer, Statistic, name_observers
 from zeropoint.stats.observer import update_together
+
+dynamo = Peer("torch._dynamo.utils")
 
 EVERY = pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)
 
@@ -180,7 +182,7 @@ def test_inference_mode_and_autocast_change_nothing(statistic: Statistic) -> Non
 @EVERY
 def test_a_compiled_model_breaks_its_graph_once_and_learns_the_same(statistic: Statistic) -> None:
     torch._dynamo.reset()
-    counters.clear()
+    dynamo.counters.clear()
     observer = Observer(statistic)
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), observer, torch.nn.ReLU())
     compiled, x = torch.compile(model, backend="eager"), normal(9, 6)
@@ -190,8 +192,10 @@ def test_a_compiled_model_breaks_its_graph_once_and_learns_the_same(statistic: S
         expected = [plain(model[0](x)).relu() for _ in range(3)]
     assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
     assert_same(observer.state(), plain.state())
-    assert [reason for reason in counters["graph_break"] if "torch.compiler.disable" not in reason] == []
-    assert counters["graph_break"]
+    assert [
+        reason for reason in dynamo.counters["graph_break"] if "torch.compiler.disable" not in reason
+    ] == []
+    assert dynamo.counters["graph_break"]
 
 
 def test_a_disabled_observer_leaves_the_graph_whole() -> None:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import boto3
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from tests.peers import Peer
 from werkzeug.serving import WSGIRequestHandler, make_server
+
+boto3 = Peer("boto3")
+werkzeug_app = Peer("moto.moto_server.werkzeug_app")
 
 REGION = "us-east-1"
 Then = Callable[[], None]
@@ -57,7 +59,7 @@ class S3Server:
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._app = DomainDispatcherApplication(create_backend_app)
+        self._app = werkzeug_app.DomainDispatcherApplication(werkzeug_app.create_backend_app)
         self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Quiet)
         self._server.daemon_threads = True  # type: ignore[attr-defined]
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"

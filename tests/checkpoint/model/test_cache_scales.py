@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.interrupted import stop_after
 from tests.checkpoint.written import digests, tensors_of
 from tests.oracles import synthetic_llama
+from tests.peers import transformers
 from typer.testing import CliRunner
 
 import zeropoint as zp
@@ -26,7 +27,6 @@ from zeropoint.cli.app import app
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError, ZeropointError
 
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
 LAYOUTS = {"compressed-tensors": "w4a16", "modelopt": "nvfp4a16", "fp8-block": "fp8_block"}
 ATTENTION = tuple(f"model.layers.{n}.self_attn" for n in range(synthetic_llama.LAYERS))
 K_SCALE = f"{ATTENTION[0]}.k_scale"

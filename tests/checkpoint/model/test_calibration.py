@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.interrupted import stop_after
 from tests.checkpoint.written import digests, tensors_of
 from tests.oracles import synthetic_llama, tiny_models
+from tests.peers import transformers
 from typer.testing import CliRunner
 
 import zeropoint as zp
@@ -28,8 +29,6 @@ from zeropoint.cli.app import app
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError, ZeropointError
 from zeropoint.recipes import Assignment, Recipe, Rule
-
-transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")

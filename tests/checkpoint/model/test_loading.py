@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.checkpoint.written import quantize
 from tests.oracles import synthetic_llama
+from tests.peers import transformers
 
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
 # What the cosine of the logits with the original's is at least: measured, minus a margin.

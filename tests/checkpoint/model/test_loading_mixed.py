@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.checkpoint.written import ONE, tensors_of
 from tests.oracles import synthetic_llama
+from tests.peers import transformers
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -18,7 +19,6 @@ from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
 RECIPES = {

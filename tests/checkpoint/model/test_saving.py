@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.checkpoint.written import digests, quantize, tensors_of
 from tests.oracles import tiny_models
+from tests.peers import transformers
 from tests.tensors import same_bytes
 from torch import nn
 
@@ -22,7 +23,6 @@ from zeropoint.models import QuantizedLinear
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
 from zeropoint.schemes import PRESETS
 
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 TOKENS = torch.arange(1, 25).reshape(1, -1)
 # Sums of float32 in another order; where an input is quantized behind them, some fall to the next code.

@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.checkpoint.written import CONFIG, ONE, save, tensors_of, weight
+from tests.peers import Peer, transformers
 from tests.tensors import same_bytes
-from transformers import MixtralConfig
-from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.additions import with_added
@@ -24,6 +23,8 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import RunResult, run
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, UnsupportedError
+
+finegrained_fp8 = Peer("transformers.integrations.finegrained_fp8")
 
 ATTENTION = "model.layers.0.self_attn"
 MODULES = {f"{ATTENTION}.q_proj": 0.0123, f"{ATTENTION}.k_proj": 3.7}
@@ -145,7 +146,7 @@ def test_a_static_scale_goes_to_the_fp8_layout_as_transformers_has_it_and_back(
 ) -> None:
     source = static(floats, tmp_path / "source", "fp8", "compressed-tensors")
     assert converted(source, tmp_path / "out", "fp8-block").error.largest == 0
-    said, theirs = section(tmp_path / "out"), FP8Linear(256, 128, None, "static").state_dict()
+    said, theirs = section(tmp_path / "out"), finegrained_fp8.FP8Linear(256, 128, None, "static").state_dict()
     assert (said["activation_scheme"], said["weight_block_size"]) == ("static", None)
     stored = tensors_of(tmp_path / "out")
     for module, number in MODULES.items():
@@ -218,8 +219,8 @@ def fused_experts(
     out: Path, grid: tuple[int, int], block: list[int] | None
 ) -> tuple[Path, dict[str, torch.Tensor]]:
     """Write fused experts with static inputs under the names that transformers has; grid: of gate and up."""
-    config = MixtralConfig(num_local_experts=EXPERTS, hidden_size=256, intermediate_size=128)
-    theirs = FP8Experts(config, block and (block[0], block[1]), "static").state_dict()
+    config = transformers.MixtralConfig(num_local_experts=EXPERTS, hidden_size=256, intermediate_size=128)
+    theirs = finegrained_fp8.FP8Experts(config, block and (block[0], block[1]), "static").state_dict()
     generator, tensors = torch.Generator().manual_seed(0), {}
     for name, x in theirs.items():
         one = name == "gate_up_proj_scale_inv" and block is None

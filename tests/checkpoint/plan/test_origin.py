@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer, FP8BlockDequantizer
 from safetensors.torch import save_file
 from tests.checkpoint.quantized_inputs import BLOCKS, FP8, fp8_layer
 from tests.checkpoint.written import CONFIG, quantize, save, tensors_of, weight
+from tests.peers import Peer
 from tests.tensors import same_bytes
-from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from zeropoint.checkpoint.plan.origin import Origin, as_floats
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file
 from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.errors import CheckpointError, UnsupportedError
+
+converters = Peer("compressed_tensors.entrypoints.convert")
+finegrained_fp8 = Peer("transformers.integrations.finegrained_fp8")
 
 UP, DOWN, Q = (
     f"model.layers.0.{name}.weight" for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj")
@@ -70,7 +72,7 @@ def test_compressed_tensors_dequantizes_every_layout_to_the_same_bytes(
     tensors = {UP: weight(96, 256, dtype=dtype), Q: weight(160, 128, seed=1, dtype=dtype) * 3}
     config = CONFIG | {"dtype": str(dtype).removeprefix("torch.")}
     quantize(save(tmp_path / "in", tensors, config), tmp_path / "out", to)
-    judge = CompressedTensorsDequantizer(tmp_path / "out", dtype=dtype)
+    judge = converters.CompressedTensorsDequantizer(tmp_path / "out", dtype=dtype)
     expected = judge.process(tensors_of(tmp_path / "out"))
     found = decoded(tmp_path / "out")
     assert found.keys() == expected.keys() == tensors.keys()
@@ -84,7 +86,7 @@ def test_compressed_tensors_dequantizes_fp8_blocks_to_the_same_bytes(
 ) -> None:
     tensors = fp8_layer(UP, shape) | {"model.norm.weight": weight(8)}
     folder = save(tmp_path, tensors, CONFIG | {"quantization_config": BLOCKS})
-    expected = FP8BlockDequantizer.from_pretrained(str(folder)).process(dict(tensors))
+    expected = converters.FP8BlockDequantizer.from_pretrained(str(folder)).process(dict(tensors))
     found = decoded(folder)
     assert found.keys() == {UP}
     assert same_bytes(found[UP], expected[UP])
@@ -105,7 +107,7 @@ def test_factors_may_be_powers_of_two_or_short_floats(kind: str, tmp_path: Path)
     }[kind]  # fmt: skip
     config = BLOCKS
     folder = save(tmp_path, tensors | {f"{UP}_scale_inv": stored}, CONFIG | {"quantization_config": config})
-    expected = Fp8Dequantize(None)._dequantize_one(tensors[UP], stored, torch.bfloat16)
+    expected = finegrained_fp8.Fp8Dequantize(None)._dequantize_one(tensors[UP], stored, torch.bfloat16)
     assert same_bytes(decoded(folder)[UP], expected)
 
 
@@ -131,7 +133,7 @@ def test_fused_experts_of_an_fp8_checkpoint_are_decoded_as_transformers_does(
     factors = torch.rand(3, *grid, generator=torch.Generator().manual_seed(1)) + 0.01
     config = CONFIG | {"quantization_config": FP8 | {"weight_block_size": block}}
     folder = save(tmp_path, {name: codes, f"{name}_scale_inv": factors}, config)
-    expected = Fp8Dequantize(None)._dequantize_one(codes, factors, torch.bfloat16)
+    expected = finegrained_fp8.Fp8Dequantize(None)._dequantize_one(codes, factors, torch.bfloat16)
     assert same_bytes(decoded(folder)[name], expected)
 
 

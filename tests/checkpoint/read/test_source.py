@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-import transformers
 from tests.checkpoint.safetensors_bytes import blob, spec
+from tests.peers import transformers
 
 from zeropoint.checkpoint.read import headers
 from zeropoint.checkpoint.read.source import open_source

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from compressed_tensors.compressors import decompress_module
-from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.quantized_inputs import BLOCKS, dequantized_by_others, fp8_layer, save_like, to_fp8
 from tests.checkpoint.written import CONFIG, ONE, digests, quantize, save, tensors_of, weight
 from tests.oracles import synthetic_llama
+from tests.peers import Peer
 from tests.tensors import same_bytes
 
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
@@ -28,6 +27,9 @@ from zeropoint.checkpoint.run.loop import RunResult, run
 from zeropoint.checkpoint.run.units import units as units_of
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, NonFiniteError
+
+compressors = Peer("compressed_tensors.compressors")
+converters = Peer("compressed_tensors.entrypoints.convert")
 
 FIRST, EVERY = Selection(dequantize=DequantizePolicy.FIRST), Selection(dequantize=DequantizePolicy.EVERY)
 UP, DOWN, Q = (
@@ -127,7 +129,7 @@ def test_layers_that_are_not_selected_keep_their_codes_and_are_described_as_befo
     kept = {name for name in before if "self_attn" in name or "proj" not in name}
     assert {name for name in after if "mlp" not in name} == kept
     assert all(same_bytes(after[name], before[name]) for name in kept)
-    judge = CompressedTensorsDequantizer(tmp_path / "out")
+    judge = converters.CompressedTensorsDequantizer(tmp_path / "out")
     expected = dequantized_by_others(tmp_path / "first")
     found = judge.process(dict(after))
     assert found.keys() == expected.keys()
@@ -158,7 +160,7 @@ def test_transformers_loads_old_codes_next_to_new_ones(llama: Path, tmp_path: Pa
     for module in model.modules():
         if hasattr(module, "quantization_scheme"):
             schemes.add(str(module.quantization_scheme.format))
-            decompress_module(module)
+            compressors.decompress_module(module)
     assert len(schemes) == 2
     expected = dequantized_by_others(tmp_path / "out")
     weights = {name: p.detach() for name, p in model.named_parameters()}

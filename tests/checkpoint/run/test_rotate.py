@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as tf
-from scipy.linalg import hadamard
 from tests.checkpoint.interrupted import stop_after
 from tests.checkpoint.written import ONE, digests, save, tensors_of, weight
+from tests.peers import Peer
+from tests.peers import transformers as tf
 from tests.tensors import same_bytes
 
 import zeropoint as zp
@@ -24,6 +24,8 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.errors import CheckpointError, DtypeError, SchemeError, UnsupportedError, ZeropointError
 from zeropoint.ops.rotation import Rotation
+
+linalg = Peer("scipy.linalg")
 
 SIZES: dict[str, Any] = {
     "vocab_size": 160, "hidden_size": 96, "intermediate_size": 80, "num_hidden_layers": 2, "head_dim": 24,
@@ -102,7 +104,7 @@ def test_every_family_is_tried() -> None:
 
 def matrix(width: int, size: int, seed: int) -> torch.Tensor:
     """Return D H / sqrt(b) of a side, by scipy."""
-    h = torch.from_numpy(hadamard(size)).double() / size**0.5
+    h = torch.from_numpy(linalg.hadamard(size)).double() / size**0.5
     blocks = torch.block_diag(*[h] * (width // size))
     return torch.diag(Rotation(size=size, seed=seed).signs(width).double()) @ blocks
 

@@ -1,0 +1,35 @@
+"""Packages that take long to import, which collection need not wait for: a test imports them at first use."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+class Peer:
+    """A module that is imported at its first use; where it is missing, the test is skipped.
+
+    >>> statistics = Peer("statistics")
+    >>> statistics.mean([1, 2, 6])
+    3
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @cached_property
+    def _module(self) -> ModuleType:
+        module: ModuleType = pytest.importorskip(self._name)
+        return module
+
+    def __getattr__(self, name: str) -> Any:
+        # What pytest asks of everything at the top of a file, by names like `_pytestfixturefunction`.
+        if name.startswith(("_", "pytest")) and name != "__version__":
+            raise AttributeError(name)
+        return getattr(self._module, name)
+
+
+transformers = Peer("transformers")
