@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from functools import cached_property
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 
 class Peer:
-    """A module that is imported at its first use; where it is missing, the test is skipped.
+    """A module that is imported at its first use, with whatever it warns of then left out.
 
     >>> statistics = Peer("statistics")
     >>> statistics.mean([1, 2, 6])
@@ -22,8 +22,9 @@ class Peer:
 
     @cached_property
     def _module(self) -> ModuleType:
-        module: ModuleType = pytest.importorskip(self._name)
-        return module
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(self._name)
 
     def __getattr__(self, name: str) -> Any:
         # What pytest asks of everything at the top of a file, by names like `_pytestfixturefunction`.

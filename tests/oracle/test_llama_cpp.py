@@ -13,23 +13,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.oracles import tiny_models, tiny_tokenizers
+from tests.oracles.real_gguf import real_file
+from tests.peers import transformers
+from tokenizers import Tokenizer
+
+import zeropoint as zp
+from zeropoint.checkpoint.choose.recipe import KEEP
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.containers.gguf import GGUF as GGUF_FILE
+from zeropoint.codecs.llama_cpp.vocabulary import tokenizer_values
+from zeropoint.codecs.registry import DEFAULT, get_codec
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="made by benchmarks/llama_cpp.sh")
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
-
-from tests.oracles import tiny_models, tiny_tokenizers  # noqa: E402 (it needs transformers)
-from tests.oracles.real_gguf import real_file  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
-
-import zeropoint as zp  # noqa: E402
-from zeropoint.checkpoint.choose.recipe import KEEP  # noqa: E402
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection  # noqa: E402
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan  # noqa: E402
-from zeropoint.checkpoint.read.source import open_source  # noqa: E402
-from zeropoint.checkpoint.run.loop import run  # noqa: E402
-from zeropoint.codecs.containers.gguf import GGUF as GGUF_FILE  # noqa: E402
-from zeropoint.codecs.llama_cpp.vocabulary import tokenizer_values  # noqa: E402
-from zeropoint.codecs.registry import DEFAULT, get_codec  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 GGUF = get_codec("gguf")

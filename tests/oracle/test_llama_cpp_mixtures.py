@@ -11,20 +11,18 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.oracles import tiny_models
+
+from zeropoint.checkpoint.model.importance import with_importance
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.llama_cpp.mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE
+from zeropoint.codecs.registry import get_codec
+
+from .test_llama_cpp import WITH_EXPERTS, decoded
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="made by benchmarks/llama_cpp.sh")
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
-
-from tests.oracles import tiny_models  # noqa: E402 (it needs transformers)
-
-from zeropoint.checkpoint.model.importance import with_importance  # noqa: E402
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan  # noqa: E402
-from zeropoint.checkpoint.read.source import open_source  # noqa: E402
-from zeropoint.checkpoint.run.loop import run  # noqa: E402
-from zeropoint.codecs.llama_cpp.mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE  # noqa: E402
-from zeropoint.codecs.registry import get_codec  # noqa: E402
-
-from .test_llama_cpp import WITH_EXPERTS, decoded  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 GGUF = get_codec("gguf")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.verdicts import verdicts
@@ -17,7 +18,7 @@ from zeropoint.codecs.engines import Loads
 
 mx = pytest.importorskip("mlx.core", reason="extra `slow`")
 utils = pytest.importorskip("mlx_lm.utils", reason="extra `slow`")
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
+
 IDS = [[1, 5, 9, 33, 2]]
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,

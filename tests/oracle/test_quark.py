@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized
+from tests.oracles.quark_models import CASES, dtype_of, export, model, section
+from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
@@ -17,9 +19,6 @@ from zeropoint.codecs.amd_quark import CODEC
 from zeropoint.codecs.registry import get_codec
 
 pytest.importorskip("quark.torch", reason="tests/oracles/more_peers.sh")
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
-
-from tests.oracles.quark_models import CASES, dtype_of, export, model, section  # noqa: E402 (needs Quark)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SCHEMES = {

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized
 from tests.oracles import tiny_models
+from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
@@ -21,8 +22,8 @@ from zeropoint.codecs.registry import get_codec
 from zeropoint.codecs.torchao import CODEC
 
 quantization = pytest.importorskip("torchao.quantization", reason="tests/oracles/more_peers.sh")
-transformers = pytest.importorskip("transformers", reason="extra `hf`")
 mx = pytest.importorskip("torchao.prototype.mx_formats.inference_workflow")
+
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 AO = ":dialect=torchao"
