@@ -20,9 +20,9 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.llama_cpp.mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE
 from zeropoint.codecs.registry import get_codec
 
-from .test_llama_cpp import WITH_EXPERTS, decoded
-
 llama_cpp = pytest.importorskip("llama_cpp", reason="made by benchmarks/llama_cpp.sh")
+
+from .test_llama_cpp import WITH_EXPERTS, decoded  # noqa: E402 (which needs llama_cpp)
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 GGUF = get_codec("gguf")
