@@ -267,7 +267,6 @@ def test_formats_lists_formats_and_presets(call: Call) -> None:
     assert [p["name"] for p in found["presets"]] == list(PRESETS)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize(
     "name", [*CATALOG, "e4m3", "e3m4", "uint5", *PRESETS, "codebook[1,2,3]", "int4:g64:asym"]
 )

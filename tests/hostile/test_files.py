@@ -16,7 +16,6 @@ from zeropoint.errors import CheckpointError
 COMPARED = [case for case in FILES if case.topic not in ("sparse", "path")]
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("case", FILES, ids=str)
 def test_a_file_is_accepted_or_refused_in_the_words_that_matter(case: Case, tmp_path: Path) -> None:
     path = case.write(tmp_path)

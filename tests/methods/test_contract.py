@@ -120,7 +120,6 @@ def same_params(a: QuantizedTensor, b: QuantizedTensor) -> bool:
     return all(torch.equal(x, y) for x, y in both)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize(("method", "scheme"), pairs())
 def test_a_part_of_a_weight_gets_the_codes_of_the_whole_where_the_scope_is_blocks_or_rows(
     method: Method, scheme: Scheme
@@ -198,7 +197,6 @@ def test_a_weight_with_nan_is_named_by_its_index(method: Method) -> None:
         method.quantize(x, scheme, data_for(method))
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(0, 32), (3, 0), (32,), (2, 3, 32), (1, 1)], ids=str)
 @pytest.mark.parametrize("method", methods().values(), ids=str)
 def test_weights_of_any_shape_are_quantized(method: Method, shape: tuple[int, ...]) -> None:
