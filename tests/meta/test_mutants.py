@@ -1,4 +1,4 @@
-"""The planted bugs still fit the sources: each text is there once, each test exists, each has a room."""
+"""The planted bugs still fit the sources: each text is there once, each test exists, each room has a bug."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_the_tests_that_see_a_bug_exist() -> None:
     assert [test for mutant in MUTANTS for test in mutant.tests or ("none",) if not exists(test)] == []
 
 
-def test_each_bug_has_a_room_and_a_name_of_its_own() -> None:
-    assert {mutant.room for mutant in MUTANTS} <= rooms()
+def test_each_room_has_a_bug_with_a_name_of_its_own() -> None:
+    assert rooms() - {mutant.room for mutant in MUTANTS} == set()
     assert [name for name, count in Counter(mutant.name for mutant in MUTANTS).items() if count > 1] == []
 
 
-def test_there_are_bugs() -> None:
-    assert len(MUTANTS) >= 25
+def test_there_are_sixty_bugs() -> None:
+    assert len(MUTANTS) >= 60

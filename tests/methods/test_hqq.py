@@ -33,7 +33,7 @@ def published(block: torch.Tensor, scale: float, zero: float, top: int) -> list[
     return met
 
 
-@pytest.mark.parametrize("text", SCHEMES)
+@pytest.mark.parametrize("text", [*SCHEMES, "uint3:g48:asym=real"])
 def test_each_block_has_the_best_zero_point_of_the_published_iteration(text: str) -> None:
     scheme, x = Scheme.parse(text), weight()
     start, found = zp.quantize(x, scheme).params, HQQ.quantize(x, scheme).q.params

@@ -161,7 +161,8 @@ def test_the_longest_sums_do_not_overflow() -> None:
 @pytest.mark.parametrize("scheme", ["int8:token", "uint8:token:asym"])
 def test_results_are_sums_times_scales_in_that_order(dtype: torch.dtype, scheme: str) -> None:
     torch.manual_seed(0)
-    for rows, cols, out in ((1, 40, 3), (7, 384, 33), (130, 64, 18), (21, 128, 70)):
+    # The last has several chunks of the weight, of which each has its part of the bias.
+    for rows, cols, out in ((1, 40, 3), (7, 384, 33), (130, 64, 18), (21, 128, 70), (2, 4096, 203)):
         x, weight = torch.randn(rows, cols).to(dtype), zp.quantize(torch.randn(out, cols), "int8:channel")
         bias = torch.randn(2 * out)[::2]
         q = zp.quantize(x, scheme)

@@ -14,7 +14,8 @@ import zeropoint as zp
 from zeropoint.errors import NonFiniteError, UnsupportedError
 from zeropoint.formats import Format, get_format
 from zeropoint.functional import quantize_part
-from zeropoint.layout.blocks import spread_blocks
+from zeropoint.layout.blocks import spread_blocks, sum_blocks
+from zeropoint.methods import method_named
 from zeropoint.ops import reference
 from zeropoint.ops.block_errors import powers
 from zeropoint.ops.threads import thread_limit
@@ -333,3 +334,12 @@ def test_training_and_ranges_take_the_start_and_tensors_the_search() -> None:
         "int4:g32:scale=search", params.minimum, params.maximum, shape=(8, 64)
     )
     assert torch.equal(ranged.scales[0], zp.choose_params(x, "int4:g32").scales[0])
+
+
+@pytest.mark.parametrize("scheme", ["int4:g32:scale=signed", "int3:g64:scale=signed/float16"])
+def test_numbers_and_their_negatives_have_the_same_errors_under_signed_scales(scheme: str) -> None:
+    x, mse = torch.randn(32, 128, generator=torch.Generator().manual_seed(3)), method_named("mse")
+    found = [mse.quantize(sign * x, Scheme.parse(scheme)).q for sign in (1, -1)]
+    off = [(q.dequantize() - sign * x).square() for q, sign in zip(found, (1, -1), strict=True)]
+    blocks = found[0].scheme.granularity
+    torch.testing.assert_close(sum_blocks(off[0], blocks), sum_blocks(off[1], blocks))

@@ -148,3 +148,12 @@ def test_a_real_zero_point_does_not_widen_a_range_without_zero() -> None:
     assert q.scales[0].item() == pytest.approx(1 / 15)
     assert q.dequantize().tolist() == pytest.approx([10.0, 10 + 5 / 15, 11.0], rel=2**-18)
     assert q.error_bound().item() == pytest.approx(1 / 30, rel=1e-2)
+
+
+@pytest.mark.parametrize("coarse", ["ue5m3", "float8_e5m2"])
+def test_a_coarse_scale_that_would_round_down_too_far_is_rounded_up(coarse: str) -> None:
+    """Else the finest scale of the largest block would lie past the end of its format."""
+    for step in range(0, 200, 3):
+        x = torch.zeros(2, 32)
+        x[0, 0] = 2.0 ** (step / 50)
+        assert checked(x, f"float4_e2m1fn:g16:scale=ue4m3:scale2={coarse}@tensor") < 0.15

@@ -185,3 +185,11 @@ def test_every_element_lies_in_exactly_one_block(granularity: Granularity, shape
         for index in itertools.product(*map(range, shape))
     }
     assert blocks == set(itertools.product(*map(range, grid)) if math.prod(shape) else ())
+
+
+@pytest.mark.parametrize(("axis", "size"), [(0, 32), (1, 5), (-1, 16), (-2, 32), (-3, 2), (2, 0), (-2, 0)])
+def test_blocks_along_an_axis_are_one_wide_in_all_others(axis: int, size: int) -> None:
+    shape = (6, 70, 48)
+    expected = [1, 1, 1]
+    expected[axis] = size or shape[axis]
+    assert Granularity.along(axis, size).block_shape(shape) == tuple(expected)
