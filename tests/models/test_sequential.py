@@ -156,6 +156,18 @@ def test_with_quantized_inputs_each_block_sees_what_the_quantized_ones_before_it
     assert found != calibrate(net, recipe, first)
 
 
+def test_a_block_that_writes_into_its_input_is_given_the_same_numbers_in_both_of_its_runs() -> None:
+    def net(*, inplace: bool) -> nn.Module:
+        torch.manual_seed(0)
+        blocks = [nn.Sequential(nn.LeakyReLU(0.5, inplace=inplace), nn.Linear(8, 8)) for _ in range(2)]
+        return nn.Sequential(nn.Linear(8, 8), *blocks)
+
+    batches = [torch.randn(4, 8, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    steps = Steps(quantized_inputs=True)
+    found = calibrate_sequential(net(inplace=True), STATIC, batches, steps=steps)
+    assert found == calibrate_sequential(net(inplace=False), STATIC, batches, steps=steps)
+
+
 def test_with_quantized_inputs_the_float_model_stays() -> None:
     net = model()
     before = copy.deepcopy(net.state_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -120,3 +121,14 @@ def test_gradients_flow_through_strided_input() -> None:
     zp.fake_quantize(leaf.t()[::2], params).sum().backward()
     assert leaf.grad is not None
     assert leaf.grad.sum(0).tolist() == [8.0, 0.0] * 3
+
+
+def test_a_clipped_value_passes_no_gradient_where_the_scale_learns_too() -> None:
+    x = torch.tensor([0.3, 100.0, -2.0, -100.0], requires_grad=True)
+    scale = torch.tensor([0.5], requires_grad=True)
+    params = replace(QuantizationParams.new(0.5, 0, "int4:tensor"), scales=(scale,))
+    zp.fake_quantize(x, params).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert scale.grad is not None
+    assert float(scale.grad) != 0.0

@@ -10,6 +10,7 @@ from tests.tensors import same_bytes
 
 import zeropoint as zp
 from zeropoint.ops import registry
+from zeropoint.ops.in_place import CHUNK
 from zeropoint.ops.preparation import FunctionKernel
 from zeropoint.ops.reference_backend import Reference
 from zeropoint.ops.registry import Kernel, Request
@@ -107,6 +108,15 @@ def test_a_plan_with_given_parameters_gives_the_bytes_of_the_operators(
     assert same_bytes(going_back.run(slope, x), gradient(x, slope, params))
 
 
+@pytest.mark.parametrize("scheme", ["int8:channel", "uint8:channel:asym"])
+def test_pieces_of_a_large_float64_have_the_scales_of_their_rows(scheme: str) -> None:
+    x = sample((5, CHUNK // 2), torch.float64)
+    params, shape = zp.choose_params(x, scheme), tuple(x.shape)
+    q = plan("quantize", params, shape, x.dtype).run(x)
+    assert_same_results(q, zp.quantize(x, params))
+    assert same_bytes(plan("dequantize", params, shape, x.dtype).run(q), q.dequantize())
+
+
 @pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (0, 4), (7,), (2, 3, 4, 5)], ids=str)
 @pytest.mark.parametrize("scheme", ["int8:tensor", "uint8:tensor:asym", "int8:token", "int4:g3", "mxfp4"])
@@ -152,6 +162,13 @@ def test_a_plan_for_strides_takes_tensors_of_those_strides(op: str, view: str) -
         assert result.is_contiguous()
     assert torch.equal(x, before)
     assert strided.workspace_bytes >= len(inputs) * x.numel() * 4
+
+
+def test_a_plan_that_copies_its_input_serves_one_thread_at_a_time() -> None:
+    x = sample().transpose(0, 1)
+    params, shape = zp.choose_params(x, "int8:channel"), tuple(x.shape)
+    assert plan("quantize", params, shape).signature.reentrant
+    assert not plan("quantize", params, shape, strides=x.stride()).signature.reentrant
 
 
 def test_a_plan_for_contiguous_tensors_refuses_others() -> None:
