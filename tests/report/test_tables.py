@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import string
+from types import SimpleNamespace
+from typing import Any
 
-from zeropoint.report.tables import folded, once
+from rich.console import Console
+
+from zeropoint.checkpoint.run.tensor_error import TensorError
+from zeropoint.report.tables import error_table, folded, once
+
+
+def outcome(number: int, largest: float) -> Any:
+    """Return the result of a weight that is like those of other layers but for its largest error."""
+    error = TensorError(
+        values=100, squares=(100.0,), errors=(largest**2,), largest=largest, clipped=0, zero_blocks=0,
+        lost_blocks=0,
+    )  # fmt: skip
+    return SimpleNamespace(weight=SimpleNamespace(module=f"model.layers.{number}.mlp.up_proj"), error=error)
+
+
+def test_weights_that_share_a_line_are_taken_as_one() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(error_table([outcome(0, 0.125), outcome(1, 0.5), outcome(2, 0.25)]))
+    assert isinstance(console.file, io.StringIO)
+    (line,) = (each for each in console.file.getvalue().splitlines() if "layers.*" in each)
+    # The root of (0.125^2 + 0.5^2 + 0.25^2) / 300, and the largest of all.
+    assert line.split() == ["model.layers.*.mlp.up_proj", "3", "0.0331", "29.6", "0.5", "0"]
 
 
 def test_of_many_names_that_share_no_pattern_the_first_thousand_have_lines() -> None:

@@ -56,6 +56,7 @@ def test_sizes_counts_and_shares_are_short() -> None:
     ]  # fmt: skip
     assert [count(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
     assert [share(v) for v in (0.0, 1e-9, 0.5, 1.0)] == ["0", "<0.01%", "50.00%", "100.00%"]
+    assert [share(v) for v in (2e-5, 9.9e-5, 1e-4)] == ["<0.01%", "<0.01%", "0.01%"]
 
 
 def test_a_pattern_replaces_whole_numbers_between_dots_only() -> None:
