@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.oracles import normal_grids
 from tests.peers import Peer
 
 import zeropoint as zp
 from zeropoint.formats import VectorFormat, get_format
 from zeropoint.methods import method_named
 from zeropoint.schemes import Scheme
-
-normal_grids = Peer("tests.oracles.normal_grids")
 
 higgs = Peer("transformers.integrations.higgs")
 

@@ -18,7 +18,6 @@ SLOW = (
 ALLOWED = {
     "tests/examples/test_digits.py": "cases of the example are those of the tests, and it is quick to import",
     "tests/oracle/test_torchao.py": "where it is not installed, all of the file is skipped",
-    "tests/oracles/normal_grids.py": "a program, which tests import at first use",
 }
 """Files that import such a package at once, with a reason."""
 

@@ -13,9 +13,11 @@ import sys
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.spatial import Voronoi
-from scipy.special import ndtr, owens_t
+from tests.peers import Peer
+
+optimize = Peer("scipy.optimize")
+spatial = Peer("scipy.spatial")
+special = Peer("scipy.special")
 
 Floats = NDArray[np.float64]
 _RING = 64
@@ -27,7 +29,7 @@ _FARTHEST = 7.0
 
 def moments(points: Floats) -> tuple[Floats, Floats]:
     """Return the mass (n,) and the first moment (n, 2) of each point's cell."""
-    cells = Voronoi(np.concatenate((points, _FAR)))
+    cells = spatial.Voronoi(np.concatenate((points, _FAR)))
     ends = np.array([edge if len(edge) == 2 else (-1, -1) for edge in cells.ridge_vertices])
     kept = (cells.ridge_points < len(points)).any(1) & (ends >= 0).all(1)
     (first, second), ends = cells.ridge_points[kept].T, ends[kept]
@@ -36,7 +38,11 @@ def moments(points: Floats) -> tuple[Floats, Floats]:
     along = np.stack((-outward[:, 1], outward[:, 0]), 1)
     distance = (cells.vertices[ends[:, 0]] * outward).sum(1)
     places = np.sort([(cells.vertices[ends[:, k]] * along).sum(1) for k in (0, 1)], axis=0)
-    flow = np.exp(-distance * distance / 2) / np.sqrt(2 * np.pi) * (ndtr(places[1]) - ndtr(places[0]))
+    flow = (
+        np.exp(-distance * distance / 2)
+        / np.sqrt(2 * np.pi)
+        * (special.ndtr(places[1]) - special.ndtr(places[0]))
+    )
     moment, mass = np.zeros((len(cells.points), 2)), np.zeros(len(cells.points))
     triangle = _triangle(distance, places[1]) - _triangle(distance, places[0])
     for owner, sign in ((first, 1.0), (second, -1.0)):
@@ -48,7 +54,7 @@ def moments(points: Floats) -> tuple[Floats, Floats]:
 def _triangle(distance: Floats, place: Floats) -> Floats:
     """Return the mass between the origin and an edge at ``distance``, up to ``place`` along it, signed."""
     ratio = np.divide(place, distance, out=np.zeros_like(place), where=distance != 0)
-    found: Floats = np.arctan(ratio) / (2 * np.pi) - owens_t(np.abs(distance), ratio)
+    found: Floats = np.arctan(ratio) / (2 * np.pi) - special.owens_t(np.abs(distance), ratio)
     return found
 
 
@@ -84,7 +90,7 @@ def minimum(count: int, seed: int) -> tuple[float, Floats]:
         return value, gradient.ravel()
 
     options = {"maxiter": 4000, "maxfun": 6000, "ftol": 1e-16, "gtol": 1e-11, "maxcor": 30}
-    found = minimize(objective, points.ravel(), jac=True, method="L-BFGS-B", options=options)
+    found = optimize.minimize(objective, points.ravel(), jac=True, method="L-BFGS-B", options=options)
     return float(found.fun), found.x.reshape(-1, 2)
 
 
