@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call, Called
 
+from zeropoint.cli.main import main
+from zeropoint.cli.signals import Interrupted, interruptible
+from zeropoint.errors import ZeropointError
 from zeropoint.schemes import PRESETS
 
 
@@ -194,3 +198,31 @@ def test_a_configuration_that_cannot_be_read_is_an_error(call: Call, model: Path
     assert "is not a valid configuration" in called.err
     assert not (tmp_path / "out").exists()
     assert "is not a valid configuration" in " ".join(call("inspect", model).out.split())
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError("the disk is gone"), ZeropointError("no")])
+def test_an_error_of_any_kind_is_one_line_and_the_status_of_failure(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr("zeropoint.cli.app.call", fails)
+    assert main(["formats"]) == 1
+    said = str(error) or "out of memory; use --max-memory or fewer --workers"
+    assert capsys.readouterr() == ("", f"error: {said}\n")
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    handlers: list[object] = []
+
+    def interrupted() -> None:
+        with interruptible():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                handlers.extend(map(signal.getsignal, (signal.SIGINT, signal.SIGTERM)))
+
+    with pytest.raises(Interrupted):
+        interrupted()
+    assert handlers == [signal.SIG_DFL] * 2

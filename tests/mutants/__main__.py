@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import json
 import queue
+import resource
 import signal
 import sys
 import time
@@ -169,7 +170,9 @@ def main() -> None:
     killed = [result for result in results if result.verdict == KILLED]
     table = "\n".join(result.line() for result in results)
     sys.stdout.write(f"\n| Room | Bug | | Seen by | Seconds |\n|---|---|---|---|---|\n{table}\n\n")
-    sys.stdout.write(f"{len(killed)} of {len(results)} bugs killed, in {minutes:.1f} minutes\n")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken = f"{minutes:.1f} minutes, {(used.ru_utime + used.ru_stime) / 60:.1f} of processor time"
+    sys.stdout.write(f"{len(killed)} of {len(results)} bugs killed, in {taken}\n")
     sys.exit(len(killed) != len(results))
 
 

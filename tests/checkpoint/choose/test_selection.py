@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.checkpoint.written import CONFIG, LINEAR, save, weight
 
+from zeropoint.architectures import is_transposed
 from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.read.source import open_source
@@ -98,6 +99,12 @@ def test_what_is_no_matrix_of_floats_is_kept(
     name: str, tensor: torch.Tensor, why: str, tmp_path: Path
 ) -> None:
     assert reason(plan(tmp_path, {name: tensor}), name) == why
+
+
+def test_a_part_of_a_model_says_what_kind_it_is_under_any_name() -> None:
+    for part in ("text_config", "decoder_config", "vision_config"):
+        assert is_transposed("h.0.attn.c_attn", {"model_type": "blip-2", part: {"model_type": "gpt2"}})
+    assert not is_transposed("h.0.attn.c_attn", {"model_type": "blip-2", "decoder": {"model_type": "gpt2"}})
 
 
 def test_the_transposed_weights_of_gpt2_are_kept(tmp_path: Path) -> None:
