@@ -36,8 +36,8 @@ MINUTES = 30
 """Longest run of a piece on two idle cores."""
 MARKS = "slow or crossed"
 """A crossed test runs whole, also those of its cases that quick runs of this commit take."""
-ENDED = (0, 1, 5)
-"""Exit statuses of pytest after which all tests have run: passed, failed, or there is none."""
+PASSED, FAILED, NO_TESTS = 0, 1, 5
+"""Exit statuses of pytest: after others not all tests have run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,9 +272,10 @@ def run(name: str, number: int, jobs: int) -> int:
             command(table, name, number, report, jobs), cwd=ROOT, env=variables, check=False
         ).returncode
         minutes = round((time.monotonic() - start) / 60, 1)
-        if status not in ENDED:
-            print(f"{title}: not recorded, since pytest did not run all of it (exit status {status})")
-            return status
+        if status not in (PASSED, FAILED):
+            why = "there are no such tests" if status == NO_TESTS else f"pytest ended with status {status}"
+            print(f"{title}: not recorded, since {why}")
+            return 0 if status == NO_TESTS else status
         found = counts(report.read_text(encoding="utf-8"))
     last = Run(date=datetime.date.today().isoformat(), commit=before, **found, minutes=minutes)
     TABLE.write_text(Table.read().recorded(name, number, last).text(), encoding="utf-8")
@@ -285,7 +286,7 @@ def run(name: str, number: int, jobs: int) -> int:
 def result(run: Run) -> str:
     """Counts of a run in words."""
     named = ((run.passed, "passed"), (run.skipped, "skipped"), (run.failed, "failed"))
-    return ", ".join(f"{count} {what}" for count, what in named if count) or "no tests"
+    return ", ".join(f"{count} {what}" for count, what in named if count)
 
 
 def minutes(run: Run) -> str:
