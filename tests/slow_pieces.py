@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -66,10 +67,11 @@ class Environment:
         return (ROOT / self.python).parents[1] / ".made"
 
     def recipe(self) -> str:
-        """Hash of what the environment is made from: the command, its script and our requirements."""
+        """Hash of what the environment is made from: the command, its script, our requirements and versions."""
         scripts = [ROOT / word for word in self.make.split() if word.endswith(".sh")]
-        parts = [self.make.encode(), *(p.read_bytes() for p in (*scripts, ROOT / "pyproject.toml"))]
-        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        files = [path.read_text(encoding="utf-8") for path in (*scripts, ROOT / "constraints.txt")]
+        return hashlib.sha256(json.dumps([self.make, project, files]).encode()).hexdigest()
 
     def ensure(self) -> None:
         """Make the environment, unless it was made from the same."""
