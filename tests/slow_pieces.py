@@ -67,7 +67,7 @@ class Environment:
         return (ROOT / self.python).parents[1] / ".made"
 
     def recipe(self) -> str:
-        """Hash of what the environment is made from: the command, its script, our requirements and versions."""
+        """Hash of what the environment is made from: command, script, requirements and versions."""
         scripts = [ROOT / word for word in self.make.split() if word.endswith(".sh")]
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         files = [path.read_text(encoding="utf-8") for path in (*scripts, ROOT / "constraints.txt")]
