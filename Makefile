@@ -18,6 +18,9 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Compiled kernels are kept between runs; without this each run compiles them anew.
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.numba_cache
 
+# Compiled Python is kept in any case: otherwise each process of the tests compiles all of the sources and tests again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := check
 .PHONY: install demo test test-slow check lint types layers quick durations mutants bench vectors clean
 

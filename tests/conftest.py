@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.selection", "tests.durations", "tests.slow_plugin"]
 
+# Nothing that collecting makes is garbage; see pytest_collection_finish.
+gc.disable()
+
 # Before any module of tests loads transformers, which loads Triton.
 importlib.import_module("tests.kernels.triton.interpreter")
 
@@ -51,3 +54,4 @@ def pytest_collection_finish() -> None:
     """Take modules and items, which live as long as the process, out of what the garbage collector visits."""
     gc.collect()
     gc.freeze()
+    gc.enable()
