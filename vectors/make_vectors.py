@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -250,24 +250,33 @@ def files() -> dict[str, bytes]:
     made: dict[str, bytes] = {}
     index = []
     for group in GROUPS:
-        cases, tensors, stored = [], Tensors(), dict[tuple[object, ...], str]()
-        for case, found in group():
-            parts = {}
-            for part, tensor in found.items():
-                bits = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-                name = f"{case['name']}/{part}"
-                parts[part] = stored.setdefault((tensor.dtype, tuple(tensor.shape), bits), name)
-                if parts[part] == name:
-                    tensors[name] = tensor.contiguous()
-            cases.append(json.dumps({**case, "tensors": parts}))
-        name = f"{group.__name__}.safetensors"
-        made[name] = save(tensors, metadata={"version": str(VERSION)})
-        digest = hashlib.sha256(made[name]).hexdigest()
-        lines = ",\n".join(cases)
-        index.append(f'"{name}": {{"sha256": "{digest}", "cases": [\n{lines}\n]}}')
+        made[file_name(group)], entry = file_of(group)
+        index.append(entry)
     listed = ",\n".join(index)
     made["index.json"] = f'{{"version": {VERSION}, "files": {{\n{listed}\n}}}}\n'.encode()
     return made
+
+
+def file_name(group: Callable[[], Group]) -> str:
+    """Return the name of the file of a group."""
+    return f"{group.__name__}.safetensors"
+
+
+def file_of(group: Callable[[], Group]) -> tuple[bytes, str]:
+    """Return the file of a group, and its entry in the index."""
+    cases, tensors, stored = [], Tensors(), dict[tuple[object, ...], str]()
+    for case, found in group():
+        parts = {}
+        for part, tensor in found.items():
+            bits = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            name = f"{case['name']}/{part}"
+            parts[part] = stored.setdefault((tensor.dtype, tuple(tensor.shape), bits), name)
+            if parts[part] == name:
+                tensors[name] = tensor.contiguous()
+        cases.append(json.dumps({**case, "tensors": parts}))
+    content = save(tensors, metadata={"version": str(VERSION)})
+    digest, lines = hashlib.sha256(content).hexdigest(), ",\n".join(cases)
+    return content, f'"{file_name(group)}": {{"sha256": "{digest}", "cases": [\n{lines}\n]}}'
 
 
 def write(folder: Path) -> None:

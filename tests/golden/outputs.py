@@ -116,23 +116,31 @@ def models() -> Iterator[tuple[str, str]]:
         yield f"model {name}", _digest(v for _, v in sorted(state.items()) if isinstance(v, torch.Tensor))
 
 
-def checkpoints() -> Iterator[tuple[str, str]]:
-    """Yield the files of each layer preset, and of some schemes, with and without experts."""
+def dense() -> Iterator[tuple[str, str]]:
+    """Yield the files of a dense checkpoint under each preset and some schemes."""
+    yield from _checkpoints(moe=False)
+
+
+def experts() -> Iterator[tuple[str, str]]:
+    """Yield the files of a mixture of experts under each preset and some schemes."""
+    yield from _checkpoints(moe=True)
+
+
+def _checkpoints(*, moe: bool) -> Iterator[tuple[str, str]]:
     texts = [name for name, preset in CODEC.presets.items() if not preset.static]
     texts += ["int4:g32", "int8:channel", "float8_e4m3fn:block128x128", "int8:tensor"]
     with tempfile.TemporaryDirectory() as top:
-        for moe in (False, True):
-            source = synthetic_llama.write(Path(top) / f"in{moe}", moe=moe)
-            # No engine is known to read experts in MXFP6, so they are refused.
-            for text in (text for text in texts if not (moe and text == "mxfp6a16")):
-                out = Path(top) / f"{moe}-{text.replace(':', '-')}"
-                quantize_checkpoint(str(source), str(out), text)
-                for file in sorted(out.iterdir()):
-                    if file.name.endswith((".safetensors", ".index.json")) or file.name == "config.json":
-                        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-                        yield f"checkpoint {'experts' if moe else 'dense'} {text} {file.name}", digest
+        source = synthetic_llama.write(Path(top) / "in", moe=moe)
+        # No engine is known to read experts in MXFP6, so they are refused.
+        for text in (text for text in texts if not (moe and text == "mxfp6a16")):
+            out = Path(top) / text.replace(":", "-")
+            quantize_checkpoint(str(source), str(out), text)
+            for file in sorted(out.iterdir()):
+                if file.name.endswith((".safetensors", ".index.json")) or file.name == "config.json":
+                    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+                    yield f"checkpoint {'experts' if moe else 'dense'} {text} {file.name}", digest
 
 
 if __name__ == "__main__":
-    found = dict(itertools.chain(tensors(), models(), checkpoints()))
+    found = dict(itertools.chain(tensors(), models(), dense(), experts()))
     HASHES.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")

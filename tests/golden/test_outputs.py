@@ -19,13 +19,13 @@ def test_every_scheme_has_the_bytes_that_are_recorded_in_one_dtype(part: int) ->
 
 @pytest.mark.parametrize(
     "part",
-    [pytest.param(outputs.tensors, marks=pytest.mark.slow), outputs.models, outputs.checkpoints],
+    [pytest.param(outputs.tensors, marks=pytest.mark.slow), outputs.models, outputs.dense, outputs.experts],
 )
 def test_every_output_has_the_bytes_that_are_recorded(
     part: Callable[[], Iterator[tuple[str, str]]],
 ) -> None:
     recorded = json.loads(outputs.HASHES.read_text())
-    kind = part.__name__.removesuffix("s")
+    kind = {"tensors": "tensor", "models": "model"}.get(part.__name__, f"checkpoint {part.__name__}")
     expected = {name: digest for name, digest in recorded.items() if name.startswith(f"{kind} ")}
     found = dict(part())
     assert found.keys() == expected.keys()

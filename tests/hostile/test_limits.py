@@ -43,8 +43,12 @@ def test_the_whole_corpus_takes_little_memory_and_processor_time(tmp_path: Path)
             assert (inspected, said(unread, verified)) == (None, True), (str(case), verified)
 
 
-def test_the_limits_can_fail() -> None:
-    """The control: what allocates past the limit ends with MemoryError, and a loop with the signal."""
-    start = "from tests.hostile import limited; limited.limit({})\n"
-    assert "MemoryError" in child("-c", start.format(9) + "bytearray(2 * limited.MORE_BYTES)").stderr
-    assert child("-c", start.format(1) + "while True: pass").returncode == -signal.SIGXCPU
+START = "from tests.hostile import limited; limited.limit({})\n"
+
+
+def test_what_allocates_past_the_limit_ends_with_an_error() -> None:
+    assert "MemoryError" in child("-c", START.format(9) + "bytearray(2 * limited.MORE_BYTES)").stderr
+
+
+def test_what_computes_past_the_limit_ends_with_the_signal() -> None:
+    assert child("-c", START.format(1) + "while True: pass").returncode == -signal.SIGXCPU

@@ -85,11 +85,11 @@ def sweep(
     return counts, [problem for seed in seeds for problem in judge(seed, counts, spell)]
 
 
-def test_no_error_of_1000_random_schemes_is_past_its_bound() -> None:
-    counts, problems = sweep(1000, first=0)
+def test_no_error_of_800_random_schemes_is_past_its_bound() -> None:
+    counts, problems = sweep(800, first=0)
     assert problems == []
     # Most of what the grammar spells is taken, and the bounds are not idle.
-    assert counts["quantized"] > 500, counts
+    assert counts["quantized"] > 400, counts
     assert counts["attains half its bound"] > counts["quantized"] / 4, counts
     assert counts["may overflow"] < counts["quantized"] / 10, counts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import fsspec
@@ -107,39 +108,51 @@ def forged(record: bytes, **changes: object) -> bytes:
     return json.dumps({**json.loads(record), **changes}).encode()
 
 
-def test_records_in_a_store_are_believed_as_far_as_bytes_prove_them(
+@dataclass(frozen=True)
+class Interrupted:
+    """A run into a store that failed before its last file, and the key of the record of a shard."""
+
+    arguments: list[str]
+    key: str
+    record: bytes
+    identity: bytes
+
+
+IDENTITY = "out/.zeropoint/identity.json"
+
+
+@pytest.fixture
+def interrupted(
     url: str, s3: S3Server, bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+) -> Interrupted:
     arguments = ["quantize", url, f"s3://{bucket}/out", "--to", SCHEME, "--spool", str(tmp_path / "spool")]
     with s3.failing("500", range(1 << 30), method="PUT", inside="/zeropoint_manifest.json"):
         assert main(arguments) == 1
-    keys = [key for key in s3.keys(bucket) if key.startswith("out/.zeropoint/model-00001")]
-    record, identity = s3.content(bucket, keys[0]), s3.content(bucket, "out/.zeropoint/identity.json")
-    units = json.loads(record)["units"]
-    for wrong in (
-        [],
-        7,
-        None,
-        [7],
-        [{}],
-        [{**units[0], "unit": 10**9}],
-        [{**units[0], "error": {"values": 1}}],
-    ):
-        s3.put(bucket, keys[0], forged(record, units=wrong))
+    capsys.readouterr()
+    key = next(key for key in s3.keys(bucket) if key.startswith("out/.zeropoint/model-00001"))
+    return Interrupted(arguments, key, s3.content(bucket, key), s3.content(bucket, IDENTITY))
+
+
+def test_units_in_a_store_are_believed_as_far_as_bytes_prove_them(
+    interrupted: Interrupted, s3: S3Server, bucket: str
+) -> None:
+    units = json.loads(interrupted.record)["units"]
+    for wrong in ([], 7, [{}], [{**units[0], "unit": 10**9}], [{**units[0], "error": {"values": 1}}]):
+        s3.put(bucket, interrupted.key, forged(interrupted.record, units=wrong))
         with s3.failing("500", range(1 << 30), method="PUT", inside="/zeropoint_manifest.json"):
-            assert main(arguments) == 1
-        s3.put(bucket, keys[0], record)
-        capsys.readouterr()
-    for wrong in ([], {"a": 7}, None, "x"):
-        s3.put(bucket, "out/.zeropoint/identity.json", forged(identity, identity=wrong, stamps=wrong))
-        assert main(arguments) == 1
-        assert "is not a record of a run; add --restart" in capsys.readouterr().err
-    for raw in (b"{", b"[" * 100_000, b"\xff", b""):
-        s3.put(bucket, "out/.zeropoint/identity.json", raw)
-        assert main(arguments) == 1
-        assert "is not a record of a run; add --restart" in capsys.readouterr().err
-    s3.put(bucket, "out/.zeropoint/identity.json", identity)
+            assert main(interrupted.arguments) == 1
+        s3.put(bucket, interrupted.key, interrupted.record)
     other = [{**unit, "sha256": ["0" * 64 for _ in unit["sha256"]]} for unit in units]
-    s3.put(bucket, keys[0], forged(record, units=other))
-    assert main(arguments) == 0
+    s3.put(bucket, interrupted.key, forged(interrupted.record, units=other))
+    assert main(interrupted.arguments) == 0
     assert verify(f"s3://{bucket}/out").ok
+
+
+def test_an_identity_in_a_store_that_is_none_is_refused(
+    interrupted: Interrupted, s3: S3Server, bucket: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = [forged(interrupted.identity, identity=w, stamps=w) for w in ([], {"a": 7}, None, "x")]
+    for raw in (*wrong, b"{", b"[" * 100_000, b"\xff", b""):
+        s3.put(bucket, IDENTITY, raw)
+        assert main(interrupted.arguments) == 1
+        assert "is not a record of a run; add --restart" in capsys.readouterr().err

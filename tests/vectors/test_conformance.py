@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tests.tables import each
 from tests.vectors.reading import FOLDER, INDEX, cases, parts
-from vectors.make_vectors import VERSION, files
+from vectors.make_vectors import GROUPS, VERSION, Group, file_name, file_of
 
 from zeropoint.codecs.layer_schemes import preset_layers
 from zeropoint.codecs.registry import CODECS
@@ -22,11 +24,18 @@ SCHEMES = [(group, case) for group in ("presets", "dialects") for case in cases(
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def test_the_set_on_disk_is_the_one_that_is_made() -> None:
+@pytest.mark.parametrize("group", GROUPS, ids=file_name)
+def test_a_file_on_disk_is_the_one_that_is_made(group: Callable[[], Group]) -> None:
     """Where this fails, `make vectors` writes it; a byte of an existing case that changes is a version."""
-    made = files()
-    assert sorted(made) == sorted(path.name for path in FOLDER.iterdir() if path.suffix not in (".md", ".py"))
-    assert [name for name, content in made.items() if (FOLDER / name).read_bytes() != content] == []
+    content, entry = file_of(group)
+    assert (FOLDER / file_name(group)).read_bytes() == content
+    assert entry in (FOLDER / "index.json").read_text()
+
+
+def test_the_set_on_disk_is_these_files_and_their_index() -> None:
+    found = {path.name for path in FOLDER.iterdir() if path.suffix not in (".md", ".py")}
+    assert found == {"index.json", *map(file_name, GROUPS)}
+    assert list(INDEX["files"]) == [file_name(group) for group in GROUPS]
 
 
 def test_the_index_has_the_version_and_the_hash_of_each_file() -> None:

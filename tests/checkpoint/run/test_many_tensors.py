@@ -22,7 +22,7 @@ from zeropoint.checkpoint.verify.inspection import inspect
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError
 
-FEW, MANY = 8, 32
+FEW, MANY = 6, 24
 ONE = Limits(workers=1)
 MOST_BYTES = 3500
 """Of Python's memory for each weight more, what two seconds' results wait for in the journal included, which
@@ -36,7 +36,7 @@ def planned(folder: Path) -> CheckpointPlan:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Checkpoints of 72 and of 288 weights in three files."""
+    """Checkpoints of 54 and of 216 weights in three files."""
     folder = tmp_path_factory.mktemp("many")
     return {n: mixture.write(folder / f"in-{n}", experts=n, layers=3) for n in (FEW, MANY)}
 
