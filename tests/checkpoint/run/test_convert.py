@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
@@ -35,7 +34,6 @@ SHAPES = {
     f"{LAYER}.mlp.up_proj.weight": (384, 256),
 }
 KEPT = "model.norm.weight"
-Conversion = tuple[str, str, str, str | None]
 
 
 @pytest.fixture(scope="module")
@@ -186,13 +184,7 @@ def test_rows_of_heads_lie_as_llama_cpp_has_them_and_the_way_back_undoes_it(tmp_
     assert torch.equal(torch.from_numpy(gguf.quants.dequantize(there.data, there.tensor_type)), reordered)
 
 
-def a_few_quick(cases: list[Conversion], quick: tuple[int, ...]) -> list[Any]:
-    """Mark the others as slow."""
-    slow = pytest.mark.slow
-    return [case if n in quick else pytest.param(*case, marks=slow) for n, case in enumerate(cases)]
-
-
-CUT: list[Conversion] = [
+CUT = [
     ("gptq", "int4:g64:asym", "compressed-tensors", None),
     ("compressed-tensors", "w4a16", "gptq", None),
     ("compressed-tensors", "int4:g32:asym", "awq", "int4:g32:asym"),
@@ -207,7 +199,7 @@ CUT: list[Conversion] = [
 """Conversions that cut weights in several ways: rows, columns, blocks of rows, words of zero points."""
 
 
-@pytest.mark.parametrize(("layout", "to", "other", "scheme"), a_few_quick(CUT, (0, 2, 4, 7)))
+@pytest.mark.parametrize(("layout", "to", "other", "scheme"), CUT)
 def test_neither_threads_nor_memory_change_a_byte(
     layout: str, to: str, other: str, scheme: str | None, floats: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -225,7 +217,7 @@ def test_neither_threads_nor_memory_change_a_byte(
     }
 
 
-ANEW: list[Conversion] = [
+ANEW = [
     ("bitsandbytes", "nf4", "compressed-tensors", "w8a16"),
     ("awq", "int4:g64:asym", "gguf", "q4_1"),
     ("compressed-tensors", "int4:g32:scale=float32", "gguf", "q4_0"),
@@ -237,7 +229,7 @@ ANEW: list[Conversion] = [
 """Conversions that change values, each block of them by itself."""
 
 
-@pytest.mark.parametrize(("layout", "to", "other", "scheme"), a_few_quick(ANEW, (1, 3, 6)))
+@pytest.mark.parametrize(("layout", "to", "other", "scheme"), ANEW)
 def test_what_is_quantized_anew_does_not_depend_on_tiles(
     layout: str, to: str, other: str, scheme: str, floats: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
