@@ -463,7 +463,7 @@ def test_operators_work_under_vmap_free_tracing_with_dynamic_shapes() -> None:
 
 def test_a_tensor_of_large_strides_and_little_memory_is_indexed_in_64_bits() -> None:
     """Rows lie 2**30 elements apart, past 2**31 elements in all; the memory is virtual."""
-    base = torch.empty(1).expand(2**33)
+    base = torch.ones(1).expand(2**33)
     meta = torch.empty_strided((5, 3), (2**30, 1), device="meta")
     assert zp.quantize(meta, "int8:channel").data.shape == (5, 3)
     x = base.as_strided((2, 3), (0, 0))

@@ -51,6 +51,15 @@ def test_units_cover_every_byte_behind_the_headers_once(to: str, tmp_path: Path)
     assert covered.keys() >= begins.keys()
 
 
+def test_the_last_unit_writes_what_rows_give_that_fill_no_word(tmp_path: Path) -> None:
+    """Of 40 zero points of 4 bits, a column in words of 32 bits, the last 8 fill one word alone."""
+    plan = plan_of(save(tmp_path / "in", {LINEAR: weight(40, 64)}), "int4:g32:asym")
+    (unit,) = (unit for unit in units(plan) if unit.placement.to is not None)
+    sizes = {placed.name: placed.nbytes for placed in unit.placement.outputs}
+    assert {span.tensor: span.size for span in unit.spans} == sizes
+    assert sizes[f"{LINEAR.removesuffix('.weight')}.weight_zero_point"] == 5 * 2 * 4
+
+
 def test_units_follow_from_the_plan_and_not_from_its_limits(tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     found = [

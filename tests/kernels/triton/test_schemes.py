@@ -22,11 +22,11 @@ SHAPES = ((4, 256), (3, 5, 70), (1, 2061), (17,), ())
 QUICK = (
     "int8:channel", "int4:g128", "int3:g32", "uint4:g32:asym", "uint8:token:asym=real", "mxfp4", "nvfp4",
     "nf4:g64", "float8_e4m3fn:block16x32", "int4:g128:scale=input:dialect=compressed-tensors", "mxint8",
-    "fp4_bnb:g64", "float8_e5m2fnuz:token", "e4m0:token", "nvfp4:dialect=modelopt",
+    "fp4_bnb:g64", "float8_e5m2fnuz:token", "e4m0:token", "nvfp4:dialect=modelopt", "int8:tensor:asym",
 )  # fmt: skip
 OTHERS = (
     "int8:g64", "int8:tensor", "int2:g16", "int5:g40", "int6:token", "int7:g24",
-    "uint4:g32:asym:scale=float16", "int8:tensor:asym", "mxfp8_e4m3", "mxfp6_e2m3", "float8_e4m3fn:channel",
+    "uint4:g32:asym:scale=float16", "mxfp8_e4m3", "mxfp6_e2m3", "float8_e4m3fn:channel",
     "binary:g32", "mxfp4:scale=even",
 )  # fmt: skip
 
