@@ -33,7 +33,7 @@ def test_a_file_on_disk_is_the_one_that_is_made(group: Callable[[], Group]) -> N
 
 
 def test_the_set_on_disk_is_these_files_and_their_index() -> None:
-    found = {path.name for path in FOLDER.iterdir() if path.suffix not in (".md", ".py")}
+    found = {path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix not in (".md", ".py")}
     assert found == {"index.json", *map(file_name, GROUPS)}
     assert list(INDEX["files"]) == [file_name(group) for group in GROUPS]
 
