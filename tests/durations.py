@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("durations.csv")
 LISTED = 0.5
 
@@ -51,6 +52,13 @@ def rows_of(seconds: dict[str, float]) -> list[Duration]:
     return sorted(rows)
 
 
+def renewed(known: dict[str, Duration], rows: list[Duration]) -> list[Duration]:
+    """Rows of a run, and those of files that are still there and did not run."""
+    ran = {file_of(row.name) for row in rows}
+    kept = (row for row in known.values() if file_of(row.name) not in ran)
+    return sorted([*rows, *(row for row in kept if (ROOT / file_of(row.name)).is_file())])
+
+
 def write(rows: list[Duration], table: Path = TABLE) -> None:
     """Write the table."""
     with table.open("w", newline="", encoding="utf-8") as file:
@@ -70,9 +78,9 @@ class Recorder:
         self.seconds[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Write the table, unless the run was cut short."""
+        """Write the table, unless the run was cut short; a run of some files renews their rows."""
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            write(rows_of(self.seconds))
+            write(renewed(recorded() if TABLE.exists() else {}, rows_of(self.seconds)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -50,7 +50,7 @@ def stage(converting: Stage, record_property: Any) -> Iterator[Stage]:
 
 
 def test_a_conversion_killed_at_some_of_its_calls_resumes(children: Children, stage: Stage) -> None:
-    some = faults(stage)[::101]
+    some = faults(stage)[::151]
     for fault in some:
         killed(children, stage, fault)
     assert stage.tally.resumes == len(some)

@@ -1,0 +1,100 @@
+"""The quick suite stays quick: no item and no file takes long, but for named exceptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.durations import Duration, recorded, renewed, rows_of, write
+
+pytest_plugins = ["pytester"]
+ROOT = Path(__file__).resolve().parents[2]
+ITEM, FILE, EXCEPTIONS = 3.0, 30.0, 60.0
+"""Most seconds of an item, of a file, and of all exceptions together."""
+COMPILES = {
+    "tests/contract/test_vectors.py::test_another_processor_gives_the_same_bytes": "for another processor",
+}
+"""Items that compile in each run, with what."""
+LONG = {
+    "tests/checkpoint/cluster/test_executor.py::test_a_cluster_writes_the_bytes_of_threads": "starts Ray",
+    "tests/vectors/test_conformance.py::test_a_file_on_disk_is_the_one_that_is_made[layouts.safetensors]": (
+        "writes a checkpoint of each layout"
+    ),
+    "tests/cli/test_processes.py::"
+    "test_an_interrupted_quantize_publishes_nothing_and_resumes[2-130-interrupted]": "waits to interrupt",
+    "tests/stores/test_command.py::test_a_command_from_store_to_store_gives_the_bytes_of_directories": (
+        "starts the server of S3"
+    ),
+    "tests/cli/test_processes.py::test_commands_that_run_the_model_find_what_transformers_needs": (
+        "a process imports transformers"
+    ),
+    "tests/hostile/test_limits.py::test_the_whole_corpus_takes_little_memory_and_processor_time": (
+        "a process under limits reads all hostile files"
+    ),
+    "tests/checkpoint/run/test_many_tensors.py::test_a_run_keeps_little_of_each_weight": "traces memory",
+    "tests/faults/test_resources.py::test_few_descriptors_are_enough_for_many_shards": "writes 300 shards",
+    "tests/faults/test_concurrent.py::test_of_processes_started_together_one_proceeds": "they wait",
+    "tests/stores/test_command.py::test_a_killed_command_resumes_in_the_store": "waits for work to kill",
+    "tests/stats/test_processes.py::test_two_processes_learn_what_one_learns_from_the_same_data": (
+        "starts the server of processes"
+    ),
+    "tests/models/test_calibrate_processes.py::test_two_processes_give_the_parameters_of_one[minmax]": (
+        "starts the server of processes"
+    ),
+    "tests/models/test_calibrate.py::test_a_bar_is_shown_on_a_terminal_and_nowhere_else": "starts Python",
+}
+"""Items that may take longer, with the reason: on another machine or beside other work some take less."""
+
+
+def too_long(rows: list[Duration]) -> dict[str, float]:
+    """Items and files past their limits."""
+    return {row.name: row.seconds for row in rows if row.seconds > (ITEM if "::" in row.name else FILE)}
+
+
+def test_no_item_and_no_file_takes_long() -> None:
+    rows, excused = recorded(), COMPILES.keys() | LONG.keys()
+    long = too_long(list(rows.values()))
+    assert {name: seconds for name, seconds in long.items() if name not in excused} == {}
+    assert [name for name in excused if name not in rows] == [], "an exception that is not needed"
+    assert sum(rows[name].seconds for name in LONG) < EXCEPTIONS
+
+
+def test_the_table_is_of_this_tree() -> None:
+    files = {name for name in recorded() if "::" not in name}
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+    present = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert len(files & present) > 0.9 * len(present), "record durations anew: `make durations`"
+
+
+def test_files_and_long_items_are_written_and_read_again(tmp_path: Path) -> None:
+    rows = rows_of({"tests/a.py::test_x[1]": 0.4, "tests/a.py::test_x[2]": 3.5, "tests/b.py::test_y": 31.0})
+    assert rows == [
+        Duration("tests/a.py", 3.9, 2),
+        Duration("tests/a.py::test_x[2]", 3.5, 1),
+        Duration("tests/b.py", 31.0, 1),
+        Duration("tests/b.py::test_y", 31.0, 1),
+    ]
+    write(rows, tmp_path / "table.csv")
+    assert list(recorded(tmp_path / "table.csv").values()) == rows
+    assert too_long(rows) == {"tests/a.py::test_x[2]": 3.5, "tests/b.py": 31.0, "tests/b.py::test_y": 31.0}
+
+
+def test_a_run_of_some_files_renews_their_rows() -> None:
+    here = "tests/meta/test_durations.py"
+    known = [Duration("tests/gone.py", 1.0, 1), Duration(here, 1.0, 2), Duration("tests/conftest.py", 2.0, 3)]
+    rows = renewed({row.name: row for row in known}, [Duration(here, 9.0, 1)])
+    assert rows == [Duration("tests/conftest.py", 2.0, 3), Duration(here, 9.0, 1)]
+
+
+def test_a_run_that_is_asked_to_records_what_it_ran(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tests import durations
+
+    monkeypatch.setattr(durations, "write", lambda rows: write(rows, tmp_path / "table.csv"))
+    monkeypatch.setattr(durations, "TABLE", tmp_path / "none.csv")
+    pytester.makepyfile("def test_a(): pass\ndef test_b(): pass\n")
+    done = pytester.inline_run("--record-durations", plugins=[durations])
+    assert done.ret == 0
+    (row,) = recorded(tmp_path / "table.csv").values()
+    assert row.items == 2
