@@ -43,7 +43,7 @@ LONG = {
     ),
     "tests/models/test_calibrate.py::test_a_bar_is_shown_on_a_terminal_and_nowhere_else": "starts Python",
 }
-"""Items that may take longer, with the reason: on another machine or beside other work some take less."""
+"""Items that may take longer, with the reason: on an idle machine some take less."""
 
 
 def too_long(rows: list[Duration]) -> dict[str, float]:
