@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -53,9 +54,67 @@ def test_a_recipe_is_not_replaced_unless_that_is_asked_for(model: Path, tmp_path
     refused = call(*command)
     assert refused.status == 2
     assert "exists; add --overwrite to replace it" in refused.err
+    assert "exists and is no recipe of zeropoint" in call(*command, "--overwrite").err
     assert recipe.read_text() == "mine"
+    recipe.unlink()
+    assert call(*command).status == 0
+    recipe.write_text(recipe.read_text() + "# a word of mine\n")
     assert call(*command, "--overwrite").status == 0
-    assert "default: keep" in recipe.read_text()
+    assert "a word of mine" not in recipe.read_text()
+
+
+def test_no_file_of_a_search_takes_the_place_of_a_file_of_others(
+    model: Path, tmp_path: Path, call: Call
+) -> None:
+    before, mine = digests(model), tmp_path / "mine"
+    mine.write_text("mine")
+    (tmp_path / "link").symlink_to(mine)
+    refused = [
+        ("--plot", mine, "exists; add --overwrite"), ("--plot", mine, "exists and is no plot", "--overwrite"),
+        ("--state", mine, "exists and is no state"), ("--state", tmp_path / "link", "exists and is no state"),
+        ("-o", tmp_path / "link", "exists and is no recipe", "--overwrite"),
+        ("--plot", model / "config.json", "lies in the checkpoint", "--overwrite"),
+        ("-o", model / "new.yaml", "lies in the checkpoint"),
+        ("--state", model / "new", "lies in the checkpoint"),
+        ("--plot", model / ".." / model.name / "new.svg", "lies in the checkpoint"),
+        ("-o", tmp_path / ("a" * 300), "File name too long; choose another place"),
+    ]  # fmt: skip
+    for option, path, message, *more in refused:
+        found = call("search", model, "--budget", "5.5bpw", "--candidates", CANDIDATES, option, path, *more)
+        assert found.status != 0, (option, path)
+        assert message in found.err, found.err
+    assert mine.read_text() == "mine"
+    assert digests(model) == before
+    assert sorted(os.listdir(tmp_path)) == ["link", "mine", model.name]
+    found = call("plan", model, "--to", "w4a16", "--out", model / "plan.json")
+    assert "lies in the checkpoint" in found.err
+
+
+def test_a_search_that_ended_between_its_files_is_carried_on(
+    model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, plot = tmp_path / "recipe.yaml", tmp_path / "curve.svg"
+    command = (
+        "search",
+        model,
+        "--budget",
+        "5.5bpw",
+        "--candidates",
+        CANDIDATES,
+        "-o",
+        recipe,
+        "--plot",
+        plot,
+    )
+    assert call(*command).status == 0
+    whole = digests(tmp_path)
+    assert "exists; add --overwrite" in call(*command).err
+    recipe.unlink()  # written last
+    assert call(*command).status == 0
+    assert digests(tmp_path) == whole
+    recipe.unlink()
+    assert "exists; name a new file" in call(*command[:3], "6bpw", *command[4:]).err
+    assert not recipe.exists()
 
 
 @pytest.mark.parametrize(

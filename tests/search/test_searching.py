@@ -28,10 +28,11 @@ from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, NonFiniteError, RangeError, RecipeError, UnsupportedError
 from zeropoint.functional import row_errors
+from zeropoint.own_files import OwnFile
 from zeropoint.search import Budget, measuring
 from zeropoint.search.measuring import measure_all, weighted
 from zeropoint.search.offers import KEEP, choices
-from zeropoint.search.search_state import SearchState, source_fields
+from zeropoint.search.search_state import STATE, SearchState, source_fields
 from zeropoint.search.searching import SearchResult, asked, search
 from zeropoint.tensor import QuantizedTensor
 
@@ -265,11 +266,14 @@ def test_a_state_of_another_source_and_a_file_that_is_none_are_refused(source: P
         searched(other, "5bpw", state=state)
     text = tmp_path / "text"
     text.write_text("something of the user's")
-    with pytest.raises(CheckpointError, match="is no state of a search; pass another --state"):
+    with pytest.raises(CheckpointError, match="exists and is no state of zeropoint; move it away, or name"):
         searched(source, "5bpw", state=text)
     assert text.read_text() == "something of the user's"
     fields = source_fields(choices(open_source(source), ["w4a16"], get_codec("compressed-tensors")).plans[0])
-    with SearchState(state, fields), pytest.raises(CheckpointError, match="is in use by another search"):
+    with (
+        SearchState(OwnFile(state, STATE), fields),
+        pytest.raises(CheckpointError, match="is in use by another search"),
+    ):
         searched(source, "5bpw", state=state)
     searched(source, "5bpw", state=state)
 

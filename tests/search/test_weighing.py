@@ -23,10 +23,11 @@ from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError, RecipeError, UnsupportedError
+from zeropoint.own_files import OwnFile
 from zeropoint.search import evolution, weighing
 from zeropoint.search.evolution import Evolved, Terms, evolved, mutated
 from zeropoint.search.inputs import of_imatrix
-from zeropoint.search.search_state import SearchState
+from zeropoint.search.search_state import FORMAT, STATE, SearchState
 from zeropoint.search.searching import SearchResult, asked, search
 from zeropoint.search.weighing import NOISE, by_noise, noisy, windows_of
 
@@ -198,7 +199,7 @@ def fitness(chosen: Sequence[str]) -> float:
 
 
 def evolve(path: Path | None, generations: int) -> Evolved:
-    with SearchState(path, {"search": "1"}) as state:
+    with SearchState(None if path is None else OwnFile(path, STATE), {"search": FORMAT}) as state:
         return evolved(fitness, ("c",) * 3 + ("a",) * 3, TERMS, generations=generations, known=(state, "k"))
 
 
@@ -228,7 +229,7 @@ def test_an_evolution_begins_with_one_option_for_all_layers_where_that_is_better
     def by_unlikeness(chosen: Sequence[str]) -> float:
         return float(len(set(chosen)))
 
-    with SearchState(tmp_path / "state", {"search": "1"}) as state:
+    with SearchState(OwnFile(tmp_path / "state", STATE), {"search": FORMAT}) as state:
         first = ("c",) * 2 + ("a",) * 4
         found = evolved(by_unlikeness, first, TERMS, generations=0, known=(state, "k"))
         assert (found.first, found.divergence) == (2.0, 1.0)

@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     from ..formats import CATALOG as CATALOG
     from ..formats import get_format as get_format
     from ..methods import method_named as method_named
+    from ..own_files import OwnFile as OwnFile
     from ..recipes import recipe_schema as recipe_schema
+    from ..report.allocation import SVG as SVG
     from ..report.allocation import curve_svg as curve_svg
     from ..report.allocation import search_document as search_document
     from ..report.allocation import search_report as search_report
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from ..search.evolution import by_evolution as by_evolution
     from ..search.inputs import inputs_by as inputs_by
     from ..search.inputs import with_ranges as with_ranges
+    from ..search.searching import RECIPE as RECIPE
     from ..search.searching import asked as asked
     from ..search.searching import search as search
     from ..search.weighing import weigh_by as weigh_by
@@ -130,9 +133,10 @@ _OWNERS = {
     ),
     "OF_LAYOUTS": "schemes.presets",
     "PRESETS": "schemes",
-    **dict.fromkeys(("curve_svg", "search_document", "search_report"), "report.allocation"),
+    **dict.fromkeys(("SVG", "curve_svg", "search_document", "search_report"), "report.allocation"),
     "Budget": "search.budgets",
-    **dict.fromkeys(("asked", "search"), "search.searching"),
+    **dict.fromkeys(("RECIPE", "asked", "search"), "search.searching"),
+    "OwnFile": "own_files",
     "by_evolution": "search.evolution",
     **dict.fromkeys(("inputs_by", "with_ranges"), "search.inputs"),
     "weigh_by": "search.weighing",

@@ -140,7 +140,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
             budget, candidates, layers.DEFAULT if format is None else format, method=method,
             selection=selection, limits=limits,
         )  # fmt: skip
-        made = under_budget(source, wanted, _state(state, out), runs).plan
+        made = under_budget(layers.open_source(source), wanted, _state(state, out), runs).plan
     if not force:
         layers.require_loadable(made)
     if budget is not None:

@@ -30,6 +30,7 @@ from .options import (
 from .output import note, progress, show, show_json
 
 if TYPE_CHECKING:
+    from ..checkpoint.read.source import Source
     from ..search.searching import Asked, SearchResult
 
 
@@ -114,7 +115,9 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     ignore: Ignore = None,
     workers: Workers = None,
     max_memory: Memory = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the recipe in FILE.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a recipe and a plot that are there.")
+    ] = False,
     dequantize_first: DequantizeFirst = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw loss over bits, an SVG picture.")
@@ -141,8 +144,15 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint search MODEL --budget 4.5bpw --importance divergence --text wiki.txt -o recipe.yaml
       zeropoint quantize MODEL OUT --recipe recipe.yaml
     """  # noqa: D301
-    if out is not None and out.exists() and not overwrite:
-        raise typer.BadParameter(f"{str(out)!r} exists; add --overwrite to replace it, or name a new file")
+    opened = layers.open_source(source)
+    drawn = None if plot is None else layers.OwnFile(plot, layers.SVG, opened.places)
+    written = None if out is None else layers.OwnFile(out, layers.RECIPE, opened.places)
+    # The recipe comes last: where it is there already, so is all else.
+    last = plot if out is None else out
+    if last is not None and os.path.lexists(last) and not overwrite:
+        raise typer.BadParameter(f"{str(last)!r} exists; add --overwrite to replace it, or name a new file")
+    for file in filter(None, (drawn, written)):
+        file.require_free(overwrite=True)
     selection = selected(include, ignore, strict=False, first=dequantize_first, kept=False)
     limits = layers.Limits.default(workers, max_memory)
     asked = layers.asked(
@@ -150,11 +160,11 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
         limits=limits,
     )  # fmt: skip
     runs = ModelRuns(importance, text, refine, calibration, imatrix)
-    result = under_budget(source, asked, state_of(state, out), runs)
-    if out is not None:
-        replace_file(out, result.recipe.text + "\n")
-    if plot is not None:
-        replace_file(plot, layers.curve_svg(result))
+    result = under_budget(opened, asked, state_of(state, out), runs)
+    if drawn is not None:
+        drawn.write([layers.curve_svg(result).encode("utf-8")], overwrite=overwrite)
+    if written is not None:
+        written.write([f"{result.recipe.text}\n".encode()], overwrite=overwrite)
     if as_json:
         show_json(layers.search_document(result))
     else:
@@ -163,7 +173,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
         note("no recipe was written; add -o FILE")
 
 
-def under_budget(source: str, asked: Asked, state: Path | None, runs: ModelRuns) -> SearchResult:
+def under_budget(source: Source, asked: Asked, state: Path | None, runs: ModelRuns) -> SearchResult:
     """Return the best choice within a budget; raises typer.BadParameter for a text that nothing runs on."""
     limits, (importance, text, refine, calibration, imatrix) = asked.limits or layers.Limits.default(), runs
     if importance is ImportanceName.EQUAL and not refine and text is not None:
@@ -172,7 +182,7 @@ def under_budget(source: str, asked: Asked, state: Path | None, runs: ModelRuns)
         )
     asked = replace(asked, inputs=layers.inputs_by(imatrix, calibration, limits, progress=True))
     return layers.search(
-        layers.open_source(source), asked, state=state,
+        source, asked, state=state,
         weigh=layers.weigh_by(importance.value, text, limits),
         improve=layers.by_evolution(text, limits, refine) if refine else None, bar=progress,
     )  # fmt: skip
@@ -183,13 +193,3 @@ def state_of(given: str | None, out: Path | None) -> Path | None:
     if given is not None:
         return Path(given)
     return None if out is None else out.with_name(f"{out.name}.search")
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file whole: it has its old content or the new one, whatever happens."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ asked for. The noise floor is the reference itself in bfloat16: a difference bel
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from ..checkpoint.model.forward_pass import ForwardPass, forward_pass, opened
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place, shown
-from ..errors import CalibrationError, CheckpointError, UnsupportedError, size_of
+from ..errors import CalibrationError, UnsupportedError, size_of
 from .cloze import cloze_items
 from .cloze_probe import ClozeProbe
 from .continuations import ContinuationProbe, greedy_continuations, prompts_of
@@ -219,9 +220,11 @@ def evaluate(
         CheckpointError: for files that are damaged, a cache of something else, and too little memory.
     """
     settings, limits = settings or EvaluationSettings(), limits or Limits.default()
-    if settings.cache is not None and not settings.cache.absolute().parent.is_dir():
-        raise CheckpointError(f"the folder of cache {shown(settings.cache)} does not exist; create it first")
     reference, others = open_source(against), [open_source(model) for model in models]
+    cache = None
+    if settings.cache is not None:
+        cache = ReferenceCache(settings.cache, [p for each in (reference, *others) for p in each.places])
+        cache.require_place()
     encoder = is_encoder(reference)
     for other in others:
         if is_encoder(other) != encoder:
@@ -231,10 +234,10 @@ def evaluate(
                 "models of one kind"
             )
     asked = _asked_of_encoder(reference, text, settings) if encoder else _asked_of_language_model(
-        reference, others, text, settings=settings, limits=limits
+        reference, others, text, settings=settings, limits=limits, cache=cache
     )  # fmt: skip
     found: list[ModelQuality] = []
-    with _base(reference, asked, settings, limits, progress=progress) as base:
+    with _base(reference, asked, cache, (settings, limits), progress=progress) as base:
         rows = [("noise floor: the reference in bfloat16", reference, torch.bfloat16)]
         rows = rows if settings.noise_floor else []
         given = zip(map(str, models), others, strict=True)
@@ -280,18 +283,20 @@ def is_encoder(source: Source) -> bool:
 
 @contextmanager
 def _base(
-    reference: Source, asked: _Asked, settings: EvaluationSettings, limits: Limits, *, progress: bool
-) -> Iterator[ForwardPass]:
+    reference: Source, asked: _Asked, cache: ReferenceCache | None,
+    by: tuple[EvaluationSettings, Limits], *, progress: bool,
+) -> Iterator[ForwardPass]:  # fmt: skip
     """Return a context with the reference that has run, on its own or from a cache."""
-    cache = None if settings.cache is None else ReferenceCache(path=settings.cache)
-    known, key = None, None
-    if cache is not None:
-        key = reference_key(reference, asked.batches, str(settings.tokens), settings.dtype)
-        known = cache.read(key, len(asked.batches))
-    with forward_pass(
-        reference, asked.batches, limits, dtype=settings.dtype, progress=progress, known=known
-    ) as base:
-        if cache is not None and key is not None and known is None:
+    settings, limits = by
+    ran = functools.partial(forward_pass, reference, asked.batches, limits, dtype=settings.dtype)
+    if cache is None:
+        with ran(progress=progress) as base:
+            yield base
+        return
+    key = reference_key(reference, asked.batches, str(settings.tokens), settings.dtype)
+    known = functools.partial(cache.read, key, asked.batches) if cache.is_there else None
+    with ran(progress=progress, known=known) as base:
+        if known is None:
             cache.write(key, base.values, asked.sequences)
         yield base
 
@@ -313,7 +318,7 @@ def _asked_of_encoder(reference: Source, text: Path | str, settings: EvaluationS
 
 def _asked_of_language_model(
     reference: Source, others: Sequence[Source], text: Path | str, *, settings: EvaluationSettings,
-    limits: Limits,
+    limits: Limits, cache: ReferenceCache | None,
 ) -> _Asked:  # fmt: skip
     tokenizer = None
     if Path(text).suffix == TEXT_OF_IDS:
@@ -326,7 +331,8 @@ def _asked_of_language_model(
     windows = tokens.windows(settings.context, settings.windows or 16)
     asked = _Asked(probes=[WindowProbe(windows)], data=[_said(windows)])
     if settings.continuations:
-        _ask_for_continuations(asked, reference, tokens, settings, limits)
+        known = None if cache is None else cache.sequences()
+        _ask_for_continuations(asked, reference, tokens, (settings, limits), known=known)
     if settings.tagged is not None:
         if tokenizer is None:
             raise CalibrationError(
@@ -347,13 +353,14 @@ def _said(windows: TextWindows) -> str:
 
 
 def _ask_for_continuations(
-    asked: _Asked, reference: Source, tokens: TokenizedText, settings: EvaluationSettings, limits: Limits
-) -> None:
-    """Let the reference continue prompts, or take what a cache has, and ask models about these."""
+    asked: _Asked, reference: Source, tokens: TokenizedText, by: tuple[EvaluationSettings, Limits],
+    *, known: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Let the reference continue prompts, or take what is known, and ask models about these."""
+    settings, limits = by
     prompts = prompts_of(tokens.ids, settings.continuations, min(_PROMPT, settings.context // 2))
     number = min(settings.tokens, settings.context - prompts.shape[1])
     length = prompts.shape[1]
-    known = None if settings.cache is None else ReferenceCache(path=settings.cache).sequences()
     if known is None or known.shape != (len(prompts), length + number) or not torch.equal(
         known[:, :length], prompts
     ):  # fmt: skip

@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from ..checkpoint.model.calibration import Batches, transformers_package
+from ..checkpoint.model.loading import Files, read_tensor
+from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
-from ..checkpoint.read.storage import shown
-from ..errors import CheckpointError, UnsupportedError
+from ..checkpoint.read.storage import open_file, shown
+from ..checkpoint.read.tensor_entries import TensorEntry
+from ..codecs.containers.safetensors import header_bytes
+from ..codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from ..errors import CheckpointError, UnsupportedError, printable
+from ..own_files import FileKind, OwnFile
 
-_KEY, _PROMPTS = "zeropoint.reference", "sequences"
+_KEY, _DIGESTS, _PROMPTS = "zeropoint.reference", "zeropoint.sha256", "sequences"
+_CACHE = FileKind("cache", _KEY.encode())
 _SAID = {"model": "another reference", "text": "another text, context or number of windows",
          "dtype": "another dtype", "versions": "other versions of torch or transformers"}  # fmt: skip
 
@@ -61,63 +66,96 @@ def reference_key(source: Source, batches: Batches, asked: str, dtype: torch.dty
         asked: what else was asked of it.
         dtype: of weights and activations.
     """
-    model = hashlib.sha256((source.config_text or "").encode())
+    model = hashlib.sha256((source.config_text or "").encode("utf-8", "surrogateescape"))
     for shard in source.shards:
-        with (Path(str(source.root)) / shard).open("rb") as file:
-            model.update(hashlib.file_digest(file, "sha256").digest())
+        own, file = hashlib.sha256(), open_file(source.root / shard)
+        try:
+            for piece in pieces(file, 0, file.stamp.size):
+                own.update(piece)
+        finally:
+            file.close()
+        model.update(own.digest())
     text = hashlib.sha256(asked.encode())
     for batch in batches:
         for name, tensor in sorted(batch.items()):
             text.update(f"{name}{tuple(tensor.shape)}".encode())
             text.update(tensor.contiguous().numpy().tobytes())
     versions = f"torch {torch.__version__}, transformers {transformers_package().__version__}"
-    return ReferenceKey(
-        model=model.hexdigest(), text=text.hexdigest(), dtype=str(dtype).removeprefix("torch."),
-        versions=versions,
-    )  # fmt: skip
+    return ReferenceKey(model=model.hexdigest(), text=text.hexdigest(), dtype=_name(dtype), versions=versions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReferenceCache:
-    """A file of what a reference gave.
+    """A file of what a reference gave; it need not exist.
+
+    Each tensor has the digest of its bytes in the metadata, so that what a disk has changed is not taken for
+    numbers of the reference.
 
     Args:
-        path: of the file; it need not exist.
+        path: of the file.
+        apart: where checkpoints lie that are read, in which it is not written.
     """
 
     path: Path
+    apart: Sequence[Path] = ()
+
+    def require_place(self) -> None:
+        """Raise CheckpointError where the file cannot be there: something else is, or there is no folder."""
+        if not self.path.absolute().parent.is_dir():
+            raise CheckpointError(f"the folder of cache {shown(self.path)} does not exist; create it first")
+        self._file.require_free(overwrite=True)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a file."""
+        return os.path.lexists(self.path)
 
     def sequences(self) -> torch.Tensor | None:
         """Return prompts with the reference's continuations, as the file has them, or None.
 
-        They are part of the text whose digest is checked by :meth:`read`.
+        They are part of the text whose digest is checked by :meth:`read`. Raises CheckpointError for a file
+        that is damaged.
         """
-        if not self.path.exists():
+        if not self.is_there:
             return None
-        with self._open() as file:
-            return file.get_tensor(_PROMPTS) if _PROMPTS in file.keys() else None  # noqa: SIM118 (no mapping)
+        header = self._header()
+        entry = header.table.get(_PROMPTS)
+        if entry is None:
+            return None
+        if entry.dtype != "I64" or len(entry.shape) != 2:
+            raise self._damaged(f"its {_PROMPTS} are {entry.dtype} of shape {list(entry.shape)}")
+        found = self._tensor(header, entry)
+        if found.numel() and int(found.min()) < 0:
+            raise self._damaged(f"its {_PROMPTS} hold the token {int(found.min())}")
+        return found
 
-    def read(self, key: ReferenceKey, batches: int) -> list[torch.Tensor] | None:
-        """Return what the last block gave, one tensor a batch, or None where there is no file yet.
+    def read(self, key: ReferenceKey, batches: Batches, width: int) -> list[torch.Tensor]:
+        """Return what the last block gave, one tensor a batch.
 
         Args:
             key: what it must follow from.
-            batches: how many there are.
+            batches: which it was given.
+            width: numbers that a block gives for a token.
 
         Raises:
-            CheckpointError: for a file that follows from something else, or that is none.
+            CheckpointError: for a file that follows from something else, is damaged, or is none.
         """
-        if not self.path.exists():
-            return None
-        with self._open() as file:
-            said = json.loads((file.metadata() or {}).get(_KEY, "{}"))
-            different = [_SAID[name] for name, part in key.parts.items() if said.get(name) != part]
-            if different:
-                raise CheckpointError(
-                    f"cache {shown(self.path)} was made of {' and '.join(different)}; delete it, or name "
-                    "another file"
-                )
-            return [file.get_tensor(str(n)) for n in range(batches)]
+        header = self._header()
+        said = _object(header.metadata.get(_KEY, "{}"))
+        different = [_SAID[name] for name, part in key.parts.items() if said.get(name) != part]
+        if different:
+            raise CheckpointError(
+                f"cache {shown(self.path)} was made of {' and '.join(different)}; delete it, or name another "
+                "file"
+            )
+        found = []
+        for number, batch in enumerate(batches):
+            entry, shape = header.table.get(str(number)), (*batch["input_ids"].shape, width)
+            if entry is None or entry.shape != shape or _name(TORCH_DTYPES.get(entry.dtype)) != key.dtype:
+                has = "nothing" if entry is None else f"{entry.dtype} of shape {list(entry.shape)}"
+                raise self._damaged(f"it has {has} where {key.dtype} of shape {list(shape)} belongs")
+            found.append(self._tensor(header, entry))
+        return found
 
     def write(self, key: ReferenceKey, values: Sequence[Any], sequences: torch.Tensor | None) -> None:
         """Write the file, at once.
@@ -135,21 +173,53 @@ class ReferenceCache:
             raise UnsupportedError(
                 "blocks of this model give more than a tensor, which no cache holds; leave it out"
             )
-        tensors: Mapping[str, torch.Tensor] = {str(n): value.contiguous() for n, value in enumerate(values)}
-        more = {} if sequences is None else {_PROMPTS: sequences.contiguous()}
-        part = self.path.with_name(f"{self.path.name}.part")
-        try:
-            save_file({**tensors, **more}, part, metadata={_KEY: json.dumps(key.parts)})
-            part.replace(self.path)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cache {shown(self.path)} cannot be written: {error}") from error
+        tensors = {str(n): value.contiguous() for n, value in enumerate(values)}
+        tensors |= {} if sequences is None else {_PROMPTS: sequences.contiguous()}
+        data = {name: _bytes(tensor) for name, tensor in tensors.items()}
+        digests = {name: hashlib.sha256(view).hexdigest() for name, view in data.items()}
+        head = header_bytes(
+            ((name, FILE_DTYPES[t.dtype], tuple(t.shape), t.nbytes) for name, t in tensors.items()),
+            {_KEY: json.dumps(key.parts), _DIGESTS: json.dumps(digests)},
+        )
+        self._file.write([head, *data.values()], overwrite=False)
 
-    @contextmanager
-    def _open(self) -> Iterator[Any]:
+    @property
+    def _file(self) -> OwnFile:
+        return OwnFile(self.path, _CACHE, self.apart)
+
+    def _header(self) -> Header:
         try:
-            with safe_open(self.path, "pt") as file:
-                yield file
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"cache {shown(self.path)} cannot be read: {error}; delete it, or name another file"
-            ) from error
+            return parse_header(self.path)
+        except CheckpointError as error:
+            raise self._damaged(str(error)) from error
+
+    def _tensor(self, header: Header, entry: TensorEntry) -> torch.Tensor:
+        """Return a tensor whose bytes have the digest that the file says."""
+        with Files() as files:
+            found = read_tensor(entry, files)
+        digest = hashlib.sha256(_bytes(found)).hexdigest()
+        if _object(header.metadata.get(_DIGESTS, "{}")).get(entry.name) != digest:
+            raise self._damaged(f"its tensor {printable(entry.name)} is not the one that was written")
+        return found
+
+    def _damaged(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"cache {shown(self.path)} cannot be read: {what}; delete it, or name another file"
+        )
+
+
+def _object(text: object) -> dict[str, Any]:
+    """Return an object of JSON; one without keys for anything else."""
+    try:
+        found = json.loads(str(text))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

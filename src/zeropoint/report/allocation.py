@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..own_files import FileKind
 from ..search.searching import CurvePoint, LayerChoice, SearchResult, summary
 from .table_layout import Plain, plain
 from .tables import folded, lines, once, times
@@ -18,6 +19,8 @@ from .tables import folded, lines, once, times
 _WIDTH, _HEIGHT, _MARGIN = 720, 440, 64
 _TICKS = 5
 _STYLE = "font-family='sans-serif' font-size='12'"
+_MARK = "zeropoint search"
+SVG = FileKind("plot", _MARK.encode())
 
 
 def search_report(result: SearchResult, *, everything: bool = False) -> RenderableType:
@@ -112,6 +115,7 @@ def curve_svg(result: SearchResult) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, result.curve))
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {_HEIGHT}' {_STYLE}>",
+        f"<!-- {_MARK} -->",
         f"<rect width='{_WIDTH}' height='{_HEIGHT}' fill='white'/>",
         *_axes((left, right), (low, high)),
         f"<polyline points='{path}' fill='none' stroke='steelblue' stroke-width='2'/>",

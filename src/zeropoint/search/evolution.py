@@ -9,6 +9,7 @@ Source: EvoPress, arXiv:2410.14649, section 4 (level-switch mutation, elitist se
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import random
@@ -131,20 +132,21 @@ def evolved(
     one continues.
     """
     state, kind = known
+    parse = functools.partial(_parsed, options=terms.options)
     start = hashlib.sha256(json.dumps([list(chosen), terms.budget]).encode()).hexdigest()[:16]
     kind = f"evolution {start}, {kind}"
-    best = _parsed(state.fact(kind, "0"))
+    best = state.fact(kind, "0", parse)
     if best is None:
         best = tuple(chosen), fitness(chosen)
         state.add_facts(kind, {"0": _document(best)})
     first = best[1]
-    begun = _parsed(state.fact(kind, "uniform"))
+    begun = state.fact(kind, "uniform", parse)
     if begun is None:
         begun = min([best, *((each, fitness(each)) for each in uniform(terms))], key=lambda one: one[1])
         state.add_facts(kind, {"uniform": _document(begun)})
     best = begun
     for number in range(1, generations + 1):
-        after = _parsed(state.fact(kind, str(number)))
+        after = state.fact(kind, str(number), parse)
         if after is None:
             dice = random.Random(f"{start} {number}")
             children = [mutated(best[0], terms, dice) for _ in range(OFFSPRING)]
@@ -200,8 +202,10 @@ def _document(best: tuple[tuple[str, ...], float]) -> Mapping[str, object]:
     return {"chosen": list(best[0]), "divergence": best[1]}
 
 
-def _parsed(found: object) -> tuple[tuple[str, ...], float] | None:
+def _parsed(found: object, options: Options) -> tuple[tuple[str, ...], float] | None:
     match found:
-        case {"chosen": [*texts], "divergence": float(divergence)}:
-            return tuple(map(str, texts)), divergence
+        case {"chosen": [*texts], "divergence": float(divergence)} if len(texts) == len(options) and all(
+            text in dict(own) for text, own in zip(texts, options, strict=True)
+        ):
+            return tuple(texts), divergence
     return None

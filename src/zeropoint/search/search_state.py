@@ -1,30 +1,37 @@
 """The state of a search: the errors of each layer, kept in a file as soon as they are known.
 
-The file is a journal (checkpoint/run/journal.py): its first record says of which source, and each later one
-what was found about a weight. A search that was killed resumes where it was; another budget, importance or
-choice of candidates is decided from the file without reading weights again.
+The file is a journal (checkpoint/run/journal.py) behind a line that names it: its first record says of which
+source, and each later one what was found about a weight. Both are there from the first moment on, so that a
+file without them is somebody else's, and is left as it is. A search that was killed resumes where it was;
+another budget, importance or choice of candidates is decided from the file without reading weights again.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.identity import require_same, shard_fields
 from ..checkpoint.read.storage import shown
-from ..checkpoint.run.journal import Journal
+from ..checkpoint.run.journal import Journal, first_record, journal_bytes
 from ..checkpoint.run.tensor_error import TensorError
 from ..errors import CheckpointError, printable
+from ..own_files import FileKind, OwnFile, reason_of
 
-FORMAT = "1"
+FORMAT = "2"
 """The format of state files that this version reads."""
+_HEAD = b"zeropoint search state\n"
+STATE = FileKind("state", _HEAD)
+_LARGE = 1e300
+"""Above each sum of squares of floats with 8 bits of exponent."""
+Fact = TypeVar("Fact")
 
 
 def source_fields(plan: CheckpointPlan) -> dict[str, str]:
@@ -48,23 +55,29 @@ def source_fields(plan: CheckpointPlan) -> dict[str, str]:
 
 
 class SearchState:
-    """What is known of weights, in a file or, without a path, in memory alone.
+    """What is known of weights, in a file or, without one, in memory alone.
 
     Use it in a ``with`` statement. Raises CheckpointError for the state of another source, for a file that is
     none, and where another search has it open.
     """
 
-    def __init__(self, path: Path | None, fields: Mapping[str, str]) -> None:
+    def __init__(self, file: OwnFile | None, fields: Mapping[str, str]) -> None:
         self._errors: dict[str, dict[str, TensorError]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._journal: Journal | None = None
         self._held = -1
-        self.path = path
-        if path is not None:
-            self._journal = _opened(path)
+        if file is not None:
+            self.path = file.path
             try:
+                _begin(file, fields)
                 self._lock()
+                self._journal = Journal(self.path, _HEAD)
                 self._load(fields)
+            except OSError as error:
+                self.close()
+                raise CheckpointError(
+                    f"state {shown(self.path)} cannot be opened: {reason_of(error)}; pass --state"
+                ) from error
             except BaseException:
                 self.close()
                 raise
@@ -99,9 +112,16 @@ class SearchState:
             })  # fmt: skip
         self._append(records)
 
-    def fact(self, kind: str, name: str) -> Any:
-        """Return a value that was kept, or None."""
-        return self._facts.get(kind, {}).get(name)
+    def fact(self, kind: str, name: str, parse: Callable[[Any], Fact | None]) -> Fact | None:
+        """Return a value that was kept, or None.
+
+        parse: gives None for what is no such value. Raises CheckpointError then.
+        """
+        found = self._facts.get(kind, {}).get(name)
+        parsed = None if found is None else parse(found)
+        if found is not None and parsed is None:
+            raise _strange(name, found)
+        return parsed
 
     def add_facts(self, kind: str, values: Mapping[str, Any]) -> None:
         """Keep values that JSON holds, by kind and name."""
@@ -114,8 +134,7 @@ class SearchState:
 
     def _lock(self) -> None:
         """Keep other searches out of the file until this process closes it."""
-        assert self.path is not None
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -127,10 +146,6 @@ class SearchState:
 
     def _load(self, fields: Mapping[str, str]) -> None:
         assert self._journal is not None
-        assert self.path is not None
-        if not self._journal.records:
-            self._journal.append([{"fields": dict(fields)}])
-            return
         first, *records = self._journal.records
         then = first.get("fields")
         if not isinstance(then, dict) or then.get("search") != FORMAT:
@@ -147,33 +162,32 @@ class SearchState:
             case {"weight": str(module), "errors": dict(errors)}:
                 own = self._errors.setdefault(module, {})
                 own |= {key: _parsed(module, error) for key, error in errors.items()}
-            case {"kind": str(kind), "values": dict(values)}:
+            case {"kind": str(kind), "values": dict(values)} if _is_finite(values):
                 self._facts.setdefault(kind, {}).update(values)
             case _:
-                assert self.path is not None
                 raise CheckpointError(
                     f"{shown(self.path)} holds {printable(repr(record)[:80])}, no record of a search; pass "
                     "another --state"
                 )
 
 
-def _opened(path: Path) -> Journal:
-    try:
-        fresh = not path.exists() or path.stat().st_size == 0
-        if not fresh and not _is_journal(path):
-            # The journal would cut off what is none.
-            raise CheckpointError(f"{shown(path)} is no state of a search; pass another --state")
-        return Journal(path)
-    except OSError as error:
-        raise CheckpointError(
-            f"state {shown(path)} cannot be opened: {error.strerror}; pass --state"
-        ) from error
+def _begin(file: OwnFile, fields: Mapping[str, str]) -> None:
+    """Write a state that knows nothing where there is no file, or an empty one; refuse what is no state."""
+    path = file.path
+    if not os.path.lexists(path) or (not path.is_symlink() and os.stat(path).st_size == 0):
+        file.write([journal_bytes(_HEAD, {"fields": dict(fields)})], overwrite=os.path.lexists(path))
+        return
+    file.require_free(overwrite=True)
+    if first_record(path, _HEAD) is None:
+        # The journal would cut off what is none.
+        raise CheckpointError(f"{shown(path)} holds no record of a search; pass another --state")
 
 
-def _is_journal(path: Path) -> bool:
-    with open(path, "rb") as file:
-        head = file.read(18)
-    return len(head) < 18 or (head[8:9] == head[17:18] == b" " and set(head) <= set(b"0123456789abcdef "))
+def _is_finite(found: object) -> bool:
+    """Return whether all numbers of a value from JSON are finite."""
+    if isinstance(found, dict | list):
+        return all(map(_is_finite, found.values() if isinstance(found, dict) else found))
+    return not isinstance(found, float) or math.isfinite(found)
 
 
 def _parsed(module: str, found: object) -> TensorError:
@@ -181,11 +195,36 @@ def _parsed(module: str, found: object) -> TensorError:
         case {
             "values": int(values), "squares": [*squares], "errors": [*errors], "largest": float(largest),
             "clipped": int(clipped), "zero_blocks": int(zero), "lost_blocks": int(lost),
-        } if all(isinstance(part, float) for part in (*squares, *errors)):  # fmt: skip
+        } if _is_measured((squares, errors), (values, largest, clipped, zero, lost)):  # fmt: skip
             return TensorError(
                 values=values, squares=tuple(squares), errors=tuple(errors), largest=largest,
                 clipped=clipped, zero_blocks=zero, lost_blocks=lost,
             )  # fmt: skip
-    raise CheckpointError(
-        f"the state of {printable(module)} says {printable(repr(found)[:80])}; pass another --state"
+    raise _strange(module, found)
+
+
+def _strange(name: str, found: object) -> CheckpointError:
+    return CheckpointError(
+        f"the state of {printable(name)} says {printable(repr(found)[:80])}; pass another --state"
     )
+
+
+def number_in(found: object) -> float | None:
+    """Return a number that was kept, or None for anything else."""
+    return float(found) if isinstance(found, int | float) else None
+
+
+def numbers_in(found: object) -> dict[str, float] | None:
+    """Return numbers by name that were kept, or None for anything else."""
+    if not isinstance(found, dict) or not all(isinstance(number, int | float) for number in found.values()):
+        return None
+    return found
+
+
+def _is_measured(sums: Iterable[Sequence[object]], counts: Iterable[float]) -> bool:
+    """Return whether sums of squares, in parts, and counts can be those of an error."""
+    for parts in sums:
+        numbers = [part for part in parts if isinstance(part, float) and abs(part) < _LARGE]
+        if len(numbers) < len(parts) or math.fsum(numbers) < 0:
+            return False
+    return all(0 <= number < math.inf for number in counts)

@@ -18,14 +18,17 @@ from ..checkpoint.read.source import Source
 from ..checkpoint.run.workers import Progress
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, size_of
+from ..own_files import FileKind, OwnFile
 from .budgets import Budget
 from .inputs import Inputs, TakeInputs
 from .knapsack import Allocation, Groups, frontier, solve
 from .measuring import measure_all
 from .offers import KEEP, Choices, SearchedLayer, choices, require_choice
 from .recipe_rules import recipe_of
-from .search_state import SearchState, source_fields
+from .search_state import STATE, SearchState, source_fields
 
+RECIPE = FileKind("recipe", b"# zeropoint search: ")
+"""What the recipe of a search is written as."""
 EQUAL = "equal"
 """Layers matter equally."""
 _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
@@ -215,7 +218,8 @@ def search(
         limits=asked.limits,
     )  # fmt: skip
     require_choice(found)
-    with SearchState(state, source_fields(found.plans[0])) as known:
+    kept = None if state is None else OwnFile(state, STATE, source.places)
+    with SearchState(kept, source_fields(found.plans[0])) as known:
         seen = None if asked.inputs is None else asked.inputs(found)
         found = found if seen is None else _knowing(found, seen)
         for plan in found.plans:

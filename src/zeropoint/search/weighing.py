@@ -39,7 +39,7 @@ from ..eval.window_probe import WindowProbe
 from .inputs import Inputs
 from .measuring import Importance, Weights, decoded
 from .offers import KEEP, Choices, SearchedLayer
-from .search_state import SearchState
+from .search_state import SearchState, number_in, numbers_in
 from .searching import EQUAL, Bar, Weigh, Weighing, equal
 
 LINEARITY, DIVERGENCE = "linearity", "divergence"
@@ -126,14 +126,16 @@ def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
     def weigh(found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar) -> Weighing:
         windows = windows_of(found.source, given)
         kind = f"noise {noise:g}, tokens {digest_of(windows)}" + ("" if inputs is None else inputs.mark)
-        left = [layer for layer in found.layers if state.fact(kind, layer.name) is None]
+        left = [layer for layer in found.layers if state.fact(kind, layer.name, number_in) is None]
         if left:
             with bar("weighing", layers_of) as on_layer, meter_of(found, windows, limits) as meter:
                 for number, layer in enumerate(left):
                     columns = {} if inputs is None else inputs.columns
                     state.add_facts(kind, {layer.name: _slope(meter, found, layer, noise, columns)})
                     on_layer(number + 1, len(left), layer.name)
-        factors = {layer.name: max(0.0, float(state.fact(kind, layer.name))) for layer in found.layers}
+        factors = {
+            layer.name: max(0.0, state.fact(kind, layer.name, number_in) or 0.0) for layer in found.layers
+        }
         if not any(factors.values()):
             raise CalibrationError(
                 "noise in no layer changes the logits of these tokens; give other text, or weigh layers "
@@ -157,7 +159,10 @@ def by_divergence(given: Text, limits: Limits) -> Weigh:
     def weigh(found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar) -> Weighing:
         windows = windows_of(found.source, given)
         kind = f"divergence, {decided_by(found, '' if inputs is None else inputs.mark, windows)}"
-        known = {layer.name: {KEEP: 0.0, **(state.fact(kind, layer.name) or {})} for layer in found.layers}
+        known = {
+            layer.name: {KEEP: 0.0, **(state.fact(kind, layer.name, numbers_in) or {})}
+            for layer in found.layers
+        }
         left = [layer for layer in found.layers if layer.sizes.keys() - known[layer.name].keys()]
         if left:
             with bar("trying", layers_of) as on_layer, meter_of(found, windows, limits) as meter:

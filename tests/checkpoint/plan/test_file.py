@@ -131,7 +131,7 @@ def test_what_is_no_plan_is_refused(text: str, message: str, tmp_path: Path) -> 
 def test_a_plan_is_written_to_a_new_file_only(tmp_path: Path) -> None:
     plan = planned(synthetic_llama.write(tmp_path / "in"))
     (tmp_path / "there").write_text("mine")
-    with pytest.raises(CheckpointError, match="there' already exists; remove it, or choose another name"):
+    with pytest.raises(CheckpointError, match="there' exists; name a new file, or move it away"):
         write_plan(plan, tmp_path / "there")
     assert (tmp_path / "there").read_text() == "mine"
     with pytest.raises(CheckpointError, match="cannot be written: No such file or directory"):

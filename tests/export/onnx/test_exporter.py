@@ -226,7 +226,7 @@ def test_a_file_is_complete_or_absent(tmp_path: Path) -> None:
         export_onnx(layer, x, tmp_path / "absent" / "model.onnx")
     path = tmp_path / "model.onnx"
     path.mkdir()
-    with pytest.raises(CheckpointError, match="what was there is as it was"):
+    with pytest.raises(CheckpointError, match="exists and is no regular file; move it away"):
         export_onnx(layer, x, path)
     assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
     path.rmdir()

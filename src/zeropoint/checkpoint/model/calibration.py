@@ -169,7 +169,8 @@ class RunningModel:
 
     floats: the checkpoint as if it were not quantized. root: with experts apart. rows: where the rows of its
     Linear layers lie in the files. steps: its blocks, which have their weights while they run. batches: what
-    it runs on. vocabulary: number of tokens that it knows. longest: most tokens that it takes at once.
+    it runs on. vocabulary: number of tokens that it knows. longest: most tokens that it takes at once. width:
+    numbers that a block gives for a token.
     """
 
     floats: Floats
@@ -179,6 +180,7 @@ class RunningModel:
     batches: Batches
     vocabulary: int
     longest: int
+    width: int
 
 
 @contextmanager
@@ -214,7 +216,7 @@ def running(
         with weights.outside(blocks):
             yield RunningModel(
                 floats=floats, root=root, rows=rows, steps=Steps(blocks=blocks, loaded=weights.block),
-                batches=batches, vocabulary=vocabulary, longest=longest,
+                batches=batches, vocabulary=vocabulary, longest=longest, width=config.hidden_size,
             )  # fmt: skip
 
 

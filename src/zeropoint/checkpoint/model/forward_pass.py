@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,16 +96,19 @@ def opened(
 @contextmanager
 def forward_pass(
     source: Source, batches: Batches, limits: Limits, *, dtype: torch.dtype | None = torch.float32,
-    progress: bool = False, known: Sequence[Any] | None = None,
+    progress: bool = False, known: Callable[[int], Sequence[Any]] | None = None,
 ) -> Iterator[ForwardPass]:  # fmt: skip
     """Run a checkpoint's model on batches, and return a context in which its outputs can be asked for.
 
     batches: see :data:`~.calibration.Batches`. dtype: of weights and activations. progress: whether to show a
-    bar, on a terminal. known: what the last block gives, one value a batch, where that is known already.
-    Raises what :func:`opened` raises.
+    bar, on a terminal. known: where that is known already, takes the width of the model and gives what the
+    last block does, one value a batch. Raises what :func:`opened` raises.
     """
     with opened(source, batches, limits, dtype=dtype) as (model, notes):
-        values = known or _last(run_blocks(model.root, batches, model.steps, progress=progress))
+        if known is None:
+            values: Sequence[Any] = _last(run_blocks(model.root, batches, model.steps, progress=progress))
+        else:
+            values = known(model.width)
         yield ForwardPass(model=model, values=values, notes=notes)
 
 

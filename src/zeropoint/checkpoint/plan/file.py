@@ -6,7 +6,6 @@ or any decision is another one. What limits say (memory, threads) changes no byt
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from ...codecs.protocol import Codec
 from ...codecs.registry import get_codec
 from ...errors import CheckpointError, printable, size_of
+from ...own_files import FileKind, OwnFile
 from ...recipes.document import read_bounded
 from ..choose.recipe import RecipeText
 from ..choose.selection import DequantizePolicy, Selection
@@ -27,6 +27,7 @@ from .limits import Limits
 from .plan_document import FORMAT, VERSION, plan_document, tensor_documents
 
 _MAX_BYTES = 1 << 31
+_PLAN = FileKind("plan", FORMAT.encode())
 _AGAIN = "make the plan again"
 
 
@@ -136,14 +137,4 @@ def _json(path: Path) -> dict[str, Any]:
 def write_plan(plan: CheckpointPlan, path: Path) -> None:
     """Write a plan to a new file; raises CheckpointError when something is there, and when it cannot be."""
     text = json.dumps(plan_document(plan), indent=1, allow_nan=False) + "\n"
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise CheckpointError(f"{shown(path)} already exists; remove it, or choose another name") from error
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise CheckpointError(
-            f"plan {shown(path)} cannot be written: {error.strerror}; choose another place"
-        ) from error
+    OwnFile(path, _PLAN, plan.source.places).write([text.encode("utf-8")], overwrite=False)

@@ -82,6 +82,15 @@ class Source:
     graph: bytes = b""
 
     @property
+    def places(self) -> tuple[Path, ...]:
+        """Where local files of it lie: its folder, or its files where it was given as one of a folder."""
+        if not isinstance(self.root, Path):
+            return ()
+        if self.given != self.root:
+            return tuple(self.root / shard for shard in self.shards)
+        return folders_of(self.root)
+
+    @property
     def container(self) -> containers.Container:
         """What kind of files the weights lie in."""
         return container_of(self.shards[0])
@@ -128,6 +137,11 @@ def open_source(path: Place | str) -> Source:
             raise wrong
         return _single(path)
     return _directory(_real(path))
+
+
+def folders_of(root: Path) -> tuple[Path, ...]:
+    """Return a source and where else its files may lie: those of a snapshot are in `blobs` next to it."""
+    return (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
 
 
 def _real(path: Place) -> Place:

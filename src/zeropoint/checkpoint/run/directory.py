@@ -22,6 +22,7 @@ from ...errors import CheckpointError, size_of
 from ..read.file_names import JOURNAL, require_outputs
 from ..read.object_store import RemotePath
 from ..read.problems import ObstacleError
+from ..read.source import folders_of
 from ..read.storage import OpenFile, Place, shown
 from .folder import Folder
 from .lock import LOCK, OWNER, Lock
@@ -293,7 +294,10 @@ class OutputDirectory:
             return
         parts = self.path.parts[1:]
         below = [self._root.joinpath(*parts[begin:]) for begin in range(len(parts))]
-        for folder in (*(place for root in _roots(self._root) for place in (root, *root.parents)), *below):
+        for folder in (
+            *(place for root in folders_of(self._root) for place in (root, *root.parents)),
+            *below,
+        ):
             if folder != self.path and lock.is_seen_in(folder):
                 raise CheckpointError(
                     f"output {shown(self._given)} is the source, lies in it or holds it: it is also seen as "
@@ -408,15 +412,10 @@ def _require_apart(given: Path, out: Path, root: Place, *, below: bool) -> None:
         return a == b or (a.exists() and b.exists() and os.path.samefile(a, b))
 
     inner = (out,) if below else (out, *out.parents)
-    if any(same(folder, place) for folder in inner for place in _roots(root)):
+    if any(same(folder, place) for folder in inner for place in folders_of(root)):
         raise CheckpointError(f"output {shown(given)} is the source or lies in it; write elsewhere")
     if any(same(folder, out) for folder in root.parents):
         raise CheckpointError(f"output {shown(given)} holds the source; write elsewhere")
-
-
-def _roots(root: Path) -> tuple[Path, ...]:
-    """Return a source and where else its files may lie: those of a snapshot are in `blobs` next to it."""
-    return (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
 
 
 def write_at(descriptor: int, data: memoryview, offset: int) -> None:

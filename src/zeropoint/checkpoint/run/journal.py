@@ -74,24 +74,29 @@ def texts(found: object) -> dict[str, str]:
 class Journal:
     """A journal that is open for appending; every record is on disk when :meth:`append` returns.
 
-    records: those that were there, in order; what follows the last good one is cut off. Raises OSError, and
-    ObstacleError when it is no file, or has another name too, whose bytes are not ours to change.
+    head: what the file begins with, before its records. records: those that were there, in order; what
+    follows the last good one is cut off. Raises OSError, and ObstacleError when it is no file, begins with
+    something else, or has another name too, whose bytes are not ours to change.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, head: bytes = b"") -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o666)
         found = os.fstat(self._descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        if (
+            not stat.S_ISREG(found.st_mode)
+            or found.st_nlink > 1
+            or os.pread(self._descriptor, len(head), 0) != head
+        ):
             self.close()
             raise ObstacleError(
                 f"{shown(path)} is not a journal of a run: it is not a regular file, or has another name "
                 "too; move it away"
             )
         self.records: list[dict[str, Any]] = []
-        self._end = self._crc = 0
+        self._end, self._crc = len(head), zlib.crc32(head)
         with open(self._descriptor, "rb", closefd=False) as file:
-            for record, end, crc in _good_lines(file):
+            for record, end, crc in _good_lines(file, head):
                 self.records.append(record)
                 self._end, self._crc = end, crc
         self._count = len(self.records)
@@ -125,15 +130,27 @@ class Journal:
             self._descriptor = -1
 
 
+def journal_bytes(head: bytes, record: Mapping[str, Any]) -> bytes:
+    """Return the content of a journal with this head and one record."""
+    return head + _line(record, zlib.crc32(head))[0]
+
+
+def first_record(path: Path, head: bytes) -> dict[str, Any] | None:
+    """Return the first record of a file that begins with ``head``, or None; nothing is cut off."""
+    with open(path, "rb") as file:
+        return next((record for record, *_ in _good_lines(file, head)), None)
+
+
 def _line(record: Mapping[str, Any], crc: int) -> tuple[bytes, int]:
     body = json.dumps(record, separators=(",", ":")).encode("ascii")
     crc = zlib.crc32(body, crc)
     return b"%08x %08x %s\n" % (len(body), crc, body), crc
 
 
-def _good_lines(file: BinaryIO) -> Iterator[tuple[dict[str, Any], int, int]]:
+def _good_lines(file: BinaryIO, head: bytes) -> Iterator[tuple[dict[str, Any], int, int]]:
     """Yield each record up to the first that is not as it was written, with where it ends and its CRC."""
-    end = crc = 0
+    end, crc = len(head), zlib.crc32(head)
+    file.seek(end)
     while len(prefix := file.read(_PREFIX)) == _PREFIX:
         try:
             length, expected = int(prefix[:8], 16), int(prefix[9:17], 16)

@@ -8,7 +8,6 @@ graph.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from ...models.graph import to_program
 from ...models.graph.prepare import PLAN
 from ...models.graph.program import cleaned, evaluate, graph_of
 from ...models.recipe_layers import require_model
+from ...own_files import FileKind, OwnFile
 from .graph import Rewriter
 from .types import CodeType, packed_bytes
 
@@ -137,14 +137,5 @@ def _write(proto: Any, path: Path) -> Path:
             f"the model ({proto.ByteSize()} bytes) must fit in the {_LIMIT} of one ONNX file; use fewer bits"
         )
     onnx.checker.check_model(proto, full_check=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(proto.SerializeToString())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise CheckpointError(f"{path} cannot be written: {error}; what was there is as it was") from error
+    OwnFile(path, FileKind("model")).write([proto.SerializeToString()], overwrite=True)
     return path
