@@ -1,13 +1,15 @@
 """The exceptions of zeropoint: one small tree, whose messages name place, value, rule and remedy.
 
-This module owns the exception classes and how names, sizes and counts are written in a sentence. It knows
-nothing of tensors, formats or files.
+This module owns the exception classes and how names, sizes, counts and options are written in a sentence. It
+knows nothing of tensors, formats or files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator
 
 
 class ZeropointError(ValueError):
@@ -90,6 +92,46 @@ def count(number: int, one: str, many: str | None = None) -> str:
     ('1 tensor', '1,234 tensors')
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+_COMMAND_LINE = False
+"""Whether sentences are for the command line; they are for Python otherwise."""
+
+
+@contextlib.contextmanager
+def for_the_command_line() -> Iterator[None]:
+    """Write options in sentences as the command line has them while the block runs."""
+    global _COMMAND_LINE  # noqa: PLW0603 (a process has one reader)
+    before, _COMMAND_LINE = _COMMAND_LINE, True
+    try:
+        yield
+    finally:
+        _COMMAND_LINE = before
+
+
+def option(name: str, value: object = None, *, metavar: str = "") -> str:
+    """Return an option as the reader writes it: of the command line, or a keyword argument of Python.
+
+    Args:
+        name: of the keyword argument, such as ``max_memory``.
+        value: ``True`` for a switch, a list for an option that is repeated, None where it is left open.
+        metavar: the placeholder of a value that is left open.
+
+    >>> option("overwrite", True), option("to", "w4a16"), option("calibration", metavar="FILE")
+    ('overwrite=True', "to='w4a16'", 'calibration=FILE')
+    >>> with for_the_command_line():
+    ...     option("max_memory", "1G"), option("ignore", ["a", "b.*"]), option("overwrite", True)
+    ('--max-memory 1G', "--ignore a --ignore 'b.*'", '--overwrite')
+    """
+    if not _COMMAND_LINE:
+        return f"{name}={metavar if value is None else repr(value)}"
+    flag = f"--{name.replace('_', '-')}"
+    if value is None:
+        return f"{flag} {metavar}".rstrip()
+    if value is True:
+        return flag
+    values = value if isinstance(value, list | tuple) else [value]
+    return " ".join(f"{flag} {shlex.quote(str(each))}" for each in values)
 
 
 def near_misses(name: str, known: Iterable[str]) -> str:

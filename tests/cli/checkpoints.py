@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HIDDEN, INNER, VOCABULARY = 128, 256, 64
 
@@ -36,3 +37,17 @@ def write_llama(folder: Path, *, layers: int = 2, seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "tokenizer.json").write_text("{}")
     return folder
+
+
+def write_hard_llama(folder: Path) -> Path:
+    """Write a Llama in some of whose weights each 16th column is larger, in each by another factor."""
+    model = write_llama(folder)
+    tensors = load_file(model / "model.safetensors")
+    hard = [f"model.layers.1.self_attn.{which}_proj.weight" for which in "qo"]
+    hard += [
+        f"model.layers.{n}.mlp.{which}_proj.weight" for n, which in itertools.product((0, 1), ("up", "down"))
+    ]
+    for number, name in enumerate(hard):
+        tensors[name][:, ::16] *= 4.0 + number
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    return model

@@ -28,6 +28,8 @@ from .options import (
     AsJson,
     Everything,
     Memory,
+    Sort,
+    SortOrder,
     Workers,
 )
 from .output import ReaderGoneError as ReaderGoneError
@@ -116,6 +118,7 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
     workers: Workers = None,
     max_memory: Memory = None,
     everything: Everything = False,
+    sort: Sort = SortOrder.FILE,
     as_json: AsJson = False,
 ) -> None:
     """Decode a quantized checkpoint and check each number against the proven bound of its scheme.
@@ -143,7 +146,11 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
     if as_json:
         show_json(layers.verification_document(found, seconds=seconds))
     else:
-        show(layers.verification_report(found, seconds=seconds, everything=everything))
+        show(
+            layers.verification_report(
+                found, seconds=seconds, everything=everything, order=layers.Order(sort)
+            )
+        )
     if not found.ok:  # the report lists them all
         fail(f"{count(len(found.problems), 'problem')} found in {out!r}, the first: {found.problems[0]}")
         raise typer.Exit(1)

@@ -142,7 +142,7 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
             f"{head} is a preset of other layouts; add --format {' or '.join(owners)}", param_hint="'--to'"
         )
     try:
-        layers.layer_scheme(text, codec)
+        layers.require_blocks(text, codec)
     except ZeropointError as error:
         raise typer.BadParameter(str(error), param_hint="'--to'") from error
     return layers.RecipeText.of(text)

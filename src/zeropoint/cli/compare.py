@@ -12,7 +12,7 @@ from ..errors import count
 from . import layers
 from .arguments import parse_path
 from .main import fail
-from .options import READ, AsJson, Everything, Memory, Workers
+from .options import READ, AsJson, Everything, Memory, Sort, SortOrder, Workers
 from .output import progress, show, show_json
 
 
@@ -31,6 +31,7 @@ def compare(  # noqa: PLR0913 (typer makes an option of each parameter)
     workers: Workers = None,
     max_memory: Memory = None,
     everything: Everything = False,
+    sort: Sort = SortOrder.FILE,
     as_json: AsJson = False,
 ) -> None:
     """Compare the values that two checkpoints decode to, each in any layout that is read, or in floats.
@@ -53,7 +54,9 @@ def compare(  # noqa: PLR0913 (typer makes an option of each parameter)
     if as_json:
         show_json(layers.comparison_document(found, seconds=seconds))
     else:
-        show(layers.comparison_report(found, seconds=seconds, everything=everything))
+        show(
+            layers.comparison_report(found, seconds=seconds, everything=everything, order=layers.Order(sort))
+        )
     if not found.ok:  # the report lists them all
         problems = count(len(found.problems), "tensor", "tensors")
         fail(f"{problems} of {a!r} and {b!r} could not be compared, the first: {found.problems[0]}")

@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from . import layers
-from .options import AsJson, Checkpoint, Everything, Force, Format, Ignore, Memory, To, Workers
+from .options import (
+    AsJson,
+    Checkpoint,
+    Everything,
+    Force,
+    Format,
+    Ignore,
+    Memory,
+    Sort,
+    SortOrder,
+    To,
+    Workers,
+)
 from .writing import (
     Address,
     BreakLock,
@@ -45,6 +57,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
     spool: Spool = None,
     force: Force = False,
     everything: Everything = False,
+    sort: Sort = SortOrder.FILE,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Write a quantized checkpoint in another file layout, without quantizing it again.
@@ -74,4 +87,4 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         executor=executor_of(executor, address),
     )  # fmt: skip
-    show_run(write(plan, out, way, "converting"), start, everything=everything, as_json=as_json)
+    show_run(write(plan, out, way, "converting"), start, everything=everything, order=sort, as_json=as_json)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ..checkpoint.verify.compare import compare as compare
     from ..checkpoint.verify.inspection import inspect as inspect
     from ..checkpoint.verify.verification import verify as verify
-    from ..codecs.layer_schemes import layer_scheme as layer_scheme
+    from ..codecs.layer_schemes import require_blocks as require_blocks
     from ..codecs.registry import CODECS as CODECS
     from ..codecs.registry import DEFAULT as DEFAULT
     from ..codecs.registry import get_codec as get_codec
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from ..report.formats import page_document as page_document
     from ..report.formats import page_table as page_table
     from ..report.plans import plan_report as plan_report
+    from ..report.tables import Order as Order
     from ..report.tables import comparison_report as comparison_report
     from ..report.tables import inspection_report as inspection_report
     from ..report.tables import run_report as run_report
@@ -116,7 +117,7 @@ _OWNERS = {
     "open_source": "checkpoint.read.source",
     "place": "checkpoint.read.storage",
     "verify": "checkpoint.verify.verification",
-    "layer_scheme": "codecs.layer_schemes",
+    "require_blocks": "codecs.layer_schemes",
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     "evaluate_checkpoint": "eval",
     **dict.fromkeys(("evaluation_document", "evaluation_report"), "report.evaluations"),
@@ -129,7 +130,8 @@ _OWNERS = {
     **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
     "plan_report": "report.plans",
     **dict.fromkeys(
-        ("comparison_report", "inspection_report", "run_report", "verification_report"), "report.tables"
+        ("Order", "comparison_report", "inspection_report", "run_report", "verification_report"),
+        "report.tables",
     ),
     "OF_LAYOUTS": "schemes.presets",
     "PRESETS": "schemes",

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..errors import ZeropointError
+from ..errors import ZeropointError, for_the_command_line
 from .signals import Interrupted, end_at_once, interruptible
 
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     app = import_module(".app", __package__)  # once signals are caught: it takes a tenth of a second
     try:
-        with interruptible():
+        with interruptible(), for_the_command_line():
             status = app.call(arguments)
     except app.UsageError as error:
         fail(app.usage(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,6 +34,18 @@ Checkpoint = Annotated[str, typer.Argument(metavar="SRC", parser=parse_path, hel
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document instead of a report.")]
 Everything = Annotated[bool, typer.Option("--all", help="A line for each tensor, layers not folded.")]
+
+
+class SortOrder(enum.StrEnum):
+    """In which order a report lists weights; its values are those of ``report.tables.Order``."""
+
+    FILE = "file"
+    ERROR = "error"
+
+
+Sort = Annotated[
+    SortOrder, typer.Option("--sort", help="Order of weights: as in the files, or the largest error first.")
+]
 Workers = Annotated[
     int | None, typer.Option(metavar="N", parser=parse_workers, help="Threads; default: every core.")
 ]

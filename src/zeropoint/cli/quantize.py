@@ -25,6 +25,8 @@ from .options import (
     Memory,
     Method,
     Recipe,
+    Sort,
+    SortOrder,
     Strict,
     To,
     Workers,
@@ -97,6 +99,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     dequantize_first: DequantizeFirst = False,
     dequantize_kept: DequantizeKept = False,
     everything: Everything = False,
+    sort: Sort = SortOrder.FILE,
     as_json: AsJson = False,
 ) -> None:
     """Quantize the linear weights of a checkpoint and write the result for the engines of a format.
@@ -153,7 +156,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
         overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
         executor=executor_of(executor, address),
     )  # fmt: skip
-    show_run(write(made, out, way, "quantizing"), start, everything=everything, as_json=as_json)
+    show_run(write(made, out, way, "quantizing"), start, everything=everything, order=sort, as_json=as_json)
 
 
 def _state(given: str | None, out: str) -> Path | None:

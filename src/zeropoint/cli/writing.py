@@ -12,6 +12,7 @@ import typer
 
 from . import layers
 from .arguments import parse_output
+from .options import SortOrder
 from .output import note, progress, show, show_json
 
 if TYPE_CHECKING:
@@ -99,10 +100,12 @@ def write(plan: CheckpointPlan, out: str, way: Way, verb: str) -> RunResult:
     return result
 
 
-def show_run(result: RunResult, start: float, *, everything: bool, as_json: bool) -> None:
+def show_run(
+    result: RunResult, start: float, *, everything: bool, as_json: bool, order: SortOrder = SortOrder.FILE
+) -> None:
     """Show the report of a run that began at ``start``, of the clock ``time.perf_counter``."""
     seconds = time.perf_counter() - start
     if as_json:
         show_json(layers.run_document(result, seconds=seconds))
     else:
-        show(layers.run_report(result, seconds=seconds, everything=everything))
+        show(layers.run_report(result, seconds=seconds, everything=everything, order=layers.Order(order)))

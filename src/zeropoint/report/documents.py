@@ -14,6 +14,7 @@ from ..checkpoint.plan.plan_document import (
 from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.run.tensor_error import TensorError
+from ..checkpoint.run.worst import Keeping, keeping, worst
 from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.proofs import LayerProof
@@ -40,6 +41,8 @@ def run_document(result: RunResult, *, seconds: float) -> dict[str, Any]:
         "error": _error(result.error),
         "tensors": [decision_document(decision) for decision in plan.decisions],
         "weights": [_outcome(outcome) for outcome in result.outcomes],
+        "worst": [_outcome(outcome) for outcome in worst(result.outcomes, lambda o: o.error)],
+        "keeping": _keeping(keeping(result)),
         "engines": engine_documents(plan),
         "notes": list(result.notes),
         "warnings": [*partly(plan), *rough(result)],
@@ -83,14 +86,17 @@ def comparison_document(comparison: Comparison, *, seconds: float) -> dict[str, 
         "a": str(a.given), "b": str(b.given), "ok": comparison.ok,
         "problems": [{"where": p.where, "what": p.what} for p in comparison.problems],
         "notes": list(comparison.notes), "seconds": seconds,
-        **_apart(comparison),
-        "tensors": [
-            {
-                "name": found.pair.name, "shape": list(found.pair.shape), "a": found.pair.held_by[0],
-                "b": found.pair.held_by[1], **_apart(found),
-            }
-            for found in comparison.tensors
-        ],
+        **_apart(comparison), "counted_tensors": comparison.counted.tensors,
+        "tensors": [_compared(found) for found in comparison.tensors],
+        "worst": [_compared(found) for found in worst(comparison.tensors.measured, lambda c: c.error)],
+    }  # fmt: skip
+
+
+def _compared(found: Compared) -> dict[str, Any]:
+    pair = found.pair
+    return {
+        "name": pair.name, "shape": list(pair.shape), "a": pair.held_by[0], "b": pair.held_by[1],
+        **_apart(found),
     }  # fmt: skip
 
 
@@ -116,6 +122,7 @@ def verification_document(verification: Verification, *, seconds: float) -> dict
         "seconds": seconds,
         "error": None if error is None else _error(error),
         "layers": [_proof(proof) for proof in verification.layers],
+        "worst": [_proof(proof) for proof, _ in worst(verification.layers.measured, lambda found: found[1])],
     }
 
 
@@ -125,6 +132,16 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "module": weight.module, "tensor": weight.source.name, "shape": list(weight.shape),
         "bytes": outcome.nbytes, "outputs": [placed.name for placed in weight.outputs],
         "error": _error(outcome.error),
+    }  # fmt: skip
+
+
+def _keeping(found: Keeping | None) -> dict[str, Any] | None:
+    """Return what it costs to keep the worst weights."""
+    if found is None:
+        return None
+    return {
+        "ignore": list(found.patterns), "weights": found.weights, "bytes": found.nbytes,
+        "error": _error(found.error),
     }  # fmt: skip
 
 

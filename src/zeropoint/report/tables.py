@@ -5,8 +5,9 @@ The tensors of a model's layers differ by a number in their names; they share a 
 
 from __future__ import annotations
 
+import enum
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
@@ -21,6 +22,7 @@ from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.equality import Equality
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.run.tensor_error import TensorError
+from ..checkpoint.run.worst import keeping, worst
 from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.proofs import LayerProof
@@ -35,16 +37,27 @@ from .wording import decibels, name, pattern, shape, share, short_scheme
 T = TypeVar("T")
 
 
-def run_report(result: RunResult, *, seconds: float, everything: bool = False) -> RenderableType:
-    """Return the report of a run: decisions, errors, notes and a summary.
+class Order(enum.StrEnum):
+    """In which order weights are listed."""
 
-    everything: a line for each tensor instead of one for each pattern of names.
+    FILE = "file"
+    """As in the files."""
+    ERROR = "error"
+    """The largest relative error first."""
+
+
+def run_report(
+    result: RunResult, *, seconds: float, everything: bool = False, order: Order = Order.FILE
+) -> RenderableType:
+    """Return the report of a run: decisions, errors, the worst weights, notes and a summary.
+
+    everything: a line for each tensor instead of one for each pattern of names. order: of errors.
     """
     plan = result.plan
     sizes, *facts = result.summary
     errors: list[RenderableType] = []
     if plan.weights:
-        errors = [error_table(result.outcomes, everything=everything), Text()]
+        errors = [error_table(result.outcomes, everything=everything, order=order), *_kept(result), Text()]
     return Group(
         *lines(partly(plan), "warning: "),
         decision_table(plan.decisions, everything=everything),
@@ -68,15 +81,44 @@ def decision_table(decisions: Sequence[TensorDecision], *, everything: bool = Fa
     return table
 
 
-def error_table(outcomes: Sequence[Outcome], *, everything: bool = False) -> Plain:
-    """Return how far each weight is from the original; those that share a line are taken as one."""
+def error_table(outcomes: Sequence[Outcome], *, everything: bool = False, order: Order = Order.FILE) -> Plain:
+    """Return the error of each weight, and the worst; those that share a line are taken as one."""
     table = plain("weights", "n", "rel.err", "SQNR dB", "largest", "clipped", numbers=(1, 2, 3, 4, 5))
-    for label, group in folded(outcomes, lambda o: o.weight.module, _same, everything):
-        table.add_row(label, times(group), *_error_cells(TensorError.merge(o.error for o in group)))
+    groups = folded(outcomes, lambda o: o.weight.module, _same, everything)
+    rows = [(label, times(group), TensorError.merge(o.error for o in group)) for label, group in groups]
+    for label, number, error in _ordered(rows, lambda row: row[2], order):
+        table.add_row(label, number, *_error_cells(error))
     if len(outcomes) > 1:
         table.add_section()
         table.add_row("all", times(outcomes), *_error_cells(TensorError.merge(o.error for o in outcomes)))
+        _add_worst(table, ((o.weight.module, o.error) for o in outcomes), _error_cells)
     return table
+
+
+def _ordered(rows: Sequence[T], error: Callable[[T], TensorError], order: Order) -> Sequence[T]:
+    if order is Order.FILE:
+        return rows
+    return sorted(rows, key=lambda row: -error(row).relative)
+
+
+def _add_worst(
+    table: Plain, errors: Iterable[tuple[str, TensorError]], cells: Callable[[TensorError], tuple[str, ...]]
+) -> None:
+    """Add the few items of the largest relative error, each on a line of its own, to a table."""
+    found = worst(errors, lambda item: item[1])
+    if found:
+        table.add_section()
+        table.add_row("the worst", style="bold")
+    for label, error in found:
+        table.add_row(f"  {name(label)}", "", *cells(error))
+
+
+def _kept(result: RunResult) -> list[RenderableType]:
+    """Return what it costs to keep the worst weights, and the option for it, whole on a line to be copied."""
+    found = keeping(result)
+    if found is None:
+        return []
+    return [Text(str(found)), Text(f"  {found.option}", no_wrap=True, overflow="ignore")]
 
 
 def inspection_report(inspection: Inspection, *, everything: bool = False) -> RenderableType:
@@ -106,12 +148,20 @@ def inspection_report(inspection: Inspection, *, everything: bool = False) -> Re
 
 
 def verification_report(
-    verification: Verification, *, seconds: float, everything: bool = False
+    verification: Verification, *, seconds: float, everything: bool = False, order: Order = Order.FILE
 ) -> RenderableType:
-    """Return what was proven, layer by layer, and what is wrong."""
+    """Return what was proven, layer by layer, the worst layers, and what is wrong.
+
+    everything: a line for each layer instead of one for each pattern of names. order: of layers.
+    """
     table = plain("layers", "n", "rel.err", "SQNR dB", "largest", "bound", numbers=(1, 2, 3, 4, 5))
-    for label, group in folded(verification.layers, lambda p: p.layer.module, _same, everything):
-        table.add_row(label, times(group), *_proof_cells(group))
+    groups = folded(verification.layers, lambda p: p.layer.module, _same, everything)
+    rows = [(label, group, TensorError.merge(_errors(group))) for label, group in groups]
+    for label, group, error in _ordered(rows, lambda row: row[2], order):
+        table.add_row(label, times(group), *_proof_cells(group, error))
+    if len(verification.layers) > 1:
+        errors = ((proof.layer.module, error) for proof, error in verification.layers.measured)
+        _add_worst(table, errors, lambda error: _error_cells(error)[:3])
     facts, verdict = verification.summary
     return Group(
         table,
@@ -122,16 +172,30 @@ def verification_report(
     )
 
 
-def comparison_report(comparison: Comparison, *, seconds: float, everything: bool = False) -> RenderableType:
-    """Return how far two checkpoints are apart, tensor by tensor, under how each holds them."""
+def comparison_report(
+    comparison: Comparison, *, seconds: float, everything: bool = False, order: Order = Order.FILE
+) -> RenderableType:
+    """Return the deviation of a checkpoint from another, tensor by tensor, under how each holds them.
+
+    everything: a line for each tensor instead of one for each pattern of names. order: of tensors.
+    """
     table = plain("tensors", "n", "rel.err", "SQNR dB", "largest", "unequal", numbers=(1, 2, 3, 4, 5))
-    groups = folded(comparison.tensors, lambda c: c.pair.name, lambda c: c.pair.held_by, everything)
-    for headline, group in _grouped(groups, lambda g: _both(g[1][0])):
+    folds = folded(comparison.tensors, lambda c: c.pair.name, lambda c: c.pair.held_by, everything)
+    rows = [
+        (label, found, TensorError.merge(c.error for c in found), Equality.merge(c.equality for c in found))
+        for label, found in folds
+    ]
+    for headline, group in _grouped(_ordered(rows, lambda r: r[2], order), lambda r: _both(r[1][0])):
         table.add_row(headline, style="bold")
-        for label, found in group:
-            table.add_row(f"  {label}", times(found), *_apart_cells(found))
-    table.add_section()
-    table.add_row("all", times(comparison.tensors), *_apart_cells(comparison.tensors))
+        for label, found, error, equality in group:
+            table.add_row(f"  {label}", times(found), *_apart_cells(error, equality))
+    counted = comparison.counted
+    if counted.tensors:
+        table.add_section()
+        cells = _apart_cells(counted.error, comparison.equality)[:-1]
+        table.add_row("quantized or changed", f"{counted.tensors:,}", *cells)
+        errors = ((c.pair.name, c.error) for c in comparison.tensors.measured)
+        _add_worst(table, errors, lambda error: _error_cells(error)[:3])
     facts, verdict = comparison.summary
     return Group(
         table,
@@ -147,9 +211,7 @@ def _both(found: Compared) -> str:
     return f"{a} in both" if a == b else f"{a} and {b}"
 
 
-def _apart_cells(group: Sequence[Compared]) -> tuple[str, ...]:
-    equality = Equality.merge(found.equality for found in group)
-    error = TensorError.merge(found.error for found in group)
+def _apart_cells(error: TensorError, equality: Equality) -> tuple[str, ...]:
     return (*_error_cells(error)[:3], share(equality.unequal / max(1, equality.values)))
 
 
@@ -215,12 +277,15 @@ def _error_cells(error: TensorError) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _proof_cells(group: Sequence[LayerProof]) -> tuple[str, ...]:
-    worst = max((proof.of_bound for proof in group if proof.of_bound is not None), default=None)
-    if worst is None:
+def _errors(group: Iterable[LayerProof]) -> Iterator[TensorError]:
+    return (proof.error for proof in group if proof.error is not None)
+
+
+def _proof_cells(group: Sequence[LayerProof], error: TensorError) -> tuple[str, ...]:
+    most = max((proof.of_bound for proof in group if proof.of_bound is not None), default=None)
+    if most is None:
         return ("", "", "", "")
-    error = TensorError.merge(proof.error for proof in group if proof.error is not None)
-    return (*_error_cells(error)[:3], share(worst))
+    return (*_error_cells(error)[:3], share(most))
 
 
 def _doubts(plan: CheckpointPlan) -> list[str]:

@@ -21,7 +21,7 @@ from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
 from ..checkpoint.read.source import Source
 from ..codecs.engines import MERGING
-from ..codecs.layer_schemes import layer_scheme
+from ..codecs.layer_schemes import require_blocks
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RecipeError, ZeropointError, printable
 
@@ -172,7 +172,7 @@ def _plan(
     recipe = replace(recipe, text=f"{recipe.text}\nrules: {json.dumps(rules)}")
     recipe = recipe if method is None else recipe.by(method)
     try:
-        layer_scheme(text, codec)
+        require_blocks(text, codec)
         return make_plan(source, recipe, selection=replace(selection, include=()), limits=limits, codec=codec)
     except ZeropointError as error:
         raise type(error)(f"candidate {printable(text)}: {error}") from error

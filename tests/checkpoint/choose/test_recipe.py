@@ -53,6 +53,13 @@ def test_each_part_of_a_model_gets_its_scheme_or_the_reason_why_not(tmp_path: Pa
     assert found["lm_head.weight"] == (None, "a head")
 
 
+def test_a_rule_whose_weights_are_all_ignored_is_no_error(tmp_path: Path) -> None:
+    source = synthetic_llama.write(tmp_path)
+    found = actions(planned(source, MIXED, ignore=("*.self_attn.*",)))
+    assert found["layers.1.self_attn.k_proj.weight"] == (None, "ignored by '*.self_attn.*'")
+    assert found["layers.1.mlp.down_proj.weight"] == ("mxfp4", "r.yaml, line 6")
+
+
 def test_each_weight_has_the_bytes_that_its_scheme_alone_would_give(tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     run(planned(source, MIXED), tmp_path / "mixed")

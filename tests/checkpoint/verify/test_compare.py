@@ -96,7 +96,8 @@ def test_the_error_is_that_of_the_decoded_values(tmp_path: Path) -> None:
     assert each.error.relative == pytest.approx(float(off.norm() / a.double().norm()), rel=1e-14)
     assert each.error.sqnr_db == pytest.approx(float(20 * torch.log10(a.double().norm() / off.norm())))
     assert each.error.largest == float(off.abs().max())
-    assert found.error.relative < each.error.relative
+    # The tensor that both have alike is left out.
+    assert found.error == each.error
 
 
 def test_neither_threads_nor_memory_nor_tiles_change_a_digit(llama: Path, tmp_path: Path) -> None:

@@ -132,7 +132,8 @@ class _Uses:
         if any(id(rule) not in self._first for rule in self._recipe.rules):
             self._recipe.decide(subjects)
         for rule in self._recipe.rules:
-            if rule.gives is None or id(rule) in self._used:
+            # A rule without a first tensor has some, but the user's patterns decided about all of them.
+            if rule.gives is None or id(rule) in self._used or id(rule) not in self._first:
                 continue
             raise RecipeError(
                 f"{rule.place}: rule ({rule}) gives a scheme to nothing that can be quantized, only to such "

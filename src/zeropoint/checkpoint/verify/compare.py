@@ -43,6 +43,16 @@ class Compared:
     equality: Equality
     error: TensorError
 
+    @property
+    def counts(self) -> bool:
+        """Whether it belongs to the error of the whole: a float that differs, or that one side quantized.
+
+        Integers and floats that both sides kept have no error, and their squares would hide that of others.
+        """
+        a, b = self.pair.held_by
+        quantized = a != b and any(w.origin.layer is not None for w in (self.pair.a, self.pair.b))
+        return self.pair.dtype is not torch.int64 and (quantized or self.equality.unequal > 0)
+
 
 class AllCompared(Sequence[Compared]):
     """What was found of pairs, by their numbers; each is made when it is asked for."""
@@ -86,21 +96,37 @@ class AllCompared(Sequence[Compared]):
         return Equality.merge(self._equality(number) for number in range(len(self)))
 
     @property
-    def error(self) -> TensorError:
-        """The error of all tensors taken as one."""
-        return TensorError.merge(self._error(number) for number in range(len(self)))
+    def measured(self) -> Iterator[Compared]:
+        """The tensors that count (:attr:`Compared.counts`)."""
+        return (found for found in self if found.counts)
+
+    @property
+    def counted(self) -> Counted:
+        """The tensors that count (:attr:`Compared.counts`), taken as one."""
+        numbers = [number for number, found in enumerate(self) if found.counts]
+        return Counted(tensors=len(numbers), error=TensorError.merge(map(self._error, numbers)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """How many tensors have a part in the error of a comparison, and their error taken as one."""
+
+    tensors: int
+    error: TensorError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
     """The outcome of :func:`compare`: B against A.
 
-    tensors: what was compared. problems: what could not be. notes: differences of the configurations, and
-    tensors that one side alone has and need not have.
+    tensors: what was compared. counted: those of them that have a part in the error. problems: what could not
+    be compared. notes: differences of the configurations, and tensors that one side alone has and need not
+    have.
     """
 
     sources: tuple[Source, Source]
     tensors: AllCompared
+    counted: Counted
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
@@ -116,8 +142,8 @@ class Comparison:
 
     @property
     def error(self) -> TensorError:
-        """The error of all tensors taken as one."""
-        return self.tensors.error
+        """The error of all floats that one side quantized or that differ, taken as one."""
+        return self.counted.error
 
     @property
     def summary(self) -> tuple[str, ...]:
@@ -129,7 +155,11 @@ class Comparison:
             return compared, "all values are equal bit for bit"
         if not found.unequal:
             return compared, f"all values are equal but for the sign of {count(found.signs, 'zero')}"
-        return compared, f"{count(found.unequal, 'value')} of these differ; {self.error}"
+        differ = f"{count(found.unequal, 'value')} of these differ"
+        if not self.counted.tensors:
+            return compared, f"{differ}, all of them integers"
+        counted = count(self.counted.tensors, "tensor of floats that is", "tensors of floats that are")
+        return compared, f"{differ}; {self.error} over {counted} quantized or changed"
 
     def __repr__(self) -> str:
         return "\n".join((*map(str, self.problems), *self.summary))
@@ -169,7 +199,8 @@ def compare(
         side.source.check_unchanged()
     notes = [f"{LABELS[at]}: {note}" for at, side in enumerate(sides) for note in side.source.notes]
     return Comparison(
-        sources=(sides[0].source, sides[1].source), tensors=found, problems=tuple(pairs.problems),
+        sources=(sides[0].source, sides[1].source), tensors=found, counted=found.counted,
+        problems=tuple(pairs.problems),
         notes=(*notes, *_configurations(sides), *pairs.notes),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -80,6 +80,11 @@ class Proofs(Sequence[LayerProof]):
         error = None if packed is None else TensorError.unpack(packed)
         of_bound = None if packed is None else self._of_bound[number]
         return LayerProof(layer=self._layers[number], error=error, of_bound=of_bound)
+
+    @property
+    def measured(self) -> Iterator[tuple[LayerProof, TensorError]]:
+        """The layers that were compared with an original, and the error of each."""
+        return ((proof, proof.error) for proof in self if proof.error is not None)
 
     @property
     def values(self) -> int:

@@ -1,0 +1,118 @@
+"""Which weights a scheme is worst for, and what keeping these would cost.
+
+Layers that engines run as one need one scheme, so a weight is kept with all that it runs with. The cost is
+that of a second plan, whose bytes are exact, and the error is that of the weights which this plan still
+quantizes: what the same command would write and report.
+"""
+
+from __future__ import annotations
+
+import glob
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from ...architectures import fused_set
+from ...errors import ZeropointError, count, option, size_of
+from ..choose.selection import module_of
+from ..plan.checkpoint_plan import make_plan
+from ..plan.placement import Placement
+from .tensor_error import TensorError
+
+if TYPE_CHECKING:
+    from .loop import RunResult
+
+T = TypeVar("T")
+SHOWN = 5
+"""How many of the worst are named."""
+
+
+def worst(items: Iterable[T], error: Callable[[T], TensorError]) -> list[T]:
+    """Return the few items of the largest relative error, the largest first; those without error are none.
+
+    >>> worst([], lambda error: error)
+    []
+    """
+    found = ((error(item).relative, item) for item in items)
+    largest = heapq.nlargest(SHOWN, (pair for pair in found if pair[0] > 0), key=lambda pair: pair[0])
+    return [item for _, item in largest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """A run with the worst weights kept: what names them, the bytes that it would add, and its error.
+
+    weights: how many would be kept. whole: whether some of them are only kept because engines run them as
+    one with the worst. patterns: what to ignore.
+    """
+
+    weights: int
+    whole: bool
+    patterns: tuple[str, ...]
+    nbytes: int
+    error: TensorError
+
+    def __str__(self) -> str:
+        more = f"{size_of(abs(self.nbytes))} {'more' if self.nbytes >= 0 else 'less'}"
+        named = count(self.weights, "weight") + (
+            ", those that run as one with them too" if self.whole else ""
+        )
+        return f"keeping the worst ({named}): {more}, {self.error}"
+
+    @property
+    def option(self) -> str:
+        """What to add to the command, or to the call."""
+        return option("ignore", list(self.patterns))
+
+
+def keeping(result: RunResult) -> Keeping | None:
+    """Return what it costs to keep the worst weights of a run, or None where none lost anything.
+
+    None, too, where nothing else would be quantized.
+    """
+    plan, found = result.plan, worst(result.outcomes, lambda o: o.error)
+    together = {_together(outcome.weight) for outcome in found}
+    if not together:
+        return None
+    kept: dict[str, list[str]] = {}
+    for weight in plan.weights:
+        if _together(weight) in together:
+            kept.setdefault(_together(weight), []).append(module_of(weight.source.name))
+    number = sum(map(len, kept.values()))
+    patterns = tuple(pattern for members in kept.values() for pattern in _patterns(members, plan.weights))
+    selection = replace(plan.selection, ignore=(*plan.selection.ignore, *patterns))
+    try:
+        other = make_plan(plan.source, plan.recipe, selection=selection, limits=plan.limits, codec=plan.codec)
+    except ZeropointError:  # nothing is left to quantize, or codes that cannot stay in this layout
+        return None
+    rest = (o.error for o in result.outcomes if _together(o.weight) not in together)
+    return Keeping(
+        weights=number, whole=number > len(found), patterns=patterns, error=TensorError.merge(rest),
+        nbytes=other.output_bytes - plan.output_bytes,
+    )  # fmt: skip
+
+
+def _together(weight: Placement) -> str:
+    """Return what a weight is kept together with: the layers that engines run as one, or its tensor."""
+    return fused_set(weight.module) or weight.source.name
+
+
+def _patterns(members: Sequence[str], weights: Iterable[Placement]) -> list[str]:
+    """Return patterns that name these modules and no other weight: one, where they are all below a name."""
+    modules = list(dict.fromkeys(members))
+    below = f"{_common(modules)}."
+    if len(modules) > 1 and sum(w.source.name.startswith(below) for w in weights) == len(members):
+        return [f"{glob.escape(below)}*"]
+    return [glob.escape(module) for module in modules]
+
+
+def _common(names: Sequence[str]) -> str:
+    """Return the parts that all names begin with.
+
+    >>> _common(["a.mlp.experts.0.up", "a.mlp.experts.11.up"])
+    'a.mlp.experts'
+    """
+    parts = zip(*(name.split(".") for name in names), strict=False)
+    return ".".join(same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, parts))
