@@ -83,6 +83,12 @@ class S3Server:
         if kind == "500":
             start_response("500 Internal Server Error", [("Content-Length", "0")])
             return []
+        if kind == "403":
+            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            start_response(
+                "403 Forbidden", [("Content-Length", str(len(body))), ("Content-Type", "text/xml")]
+            )
+            return [body]
         if kind == "reset":
             # No FIN but RST: the client sees a connection reset by its peer.
             raw = environ["werkzeug.socket"]

@@ -70,6 +70,24 @@ def test_options_that_mean_nothing_are_refused(
     assert rule in capsys.readouterr().err
 
 
+def test_a_wrong_bucket_a_wrong_name_and_missing_permissions_have_errors_of_their_own(
+    url: str, s3: S3Server, bucket: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*arguments: str) -> str:
+        assert main([*arguments]) == 1
+        return capsys.readouterr().err
+
+    elsewhere = "s3://no-such-bucket/model"
+    assert "'s3://no-such-bucket/model' cannot be opened: there is no bucket 'no-such-bucket';" in said(
+        "inspect", elsewhere
+    )
+    assert f"there is no such object in bucket '{bucket}'; check the name" in said("inspect", f"{url}-2")
+    assert "there is no bucket 'no-such-bucket'" in said("quantize", url, f"{elsewhere}-out", "--to", SCHEME)
+    with s3.failing("403", range(1000)):
+        assert "access is denied (" in (found := said("inspect", url))
+    assert f"; check the permissions of these credentials for bucket '{bucket}'\n" in found
+
+
 def killed_at(method: str, k: int, s3: S3Server, bucket: str, url: str, spool: Path) -> None:
     """Start the command, and kill it when it sends its k-th request to write, or to remove, an object."""
     command = [sys.executable, "-m", "zeropoint", "quantize", url, f"s3://{bucket}/out", "--to", SCHEME]

@@ -141,5 +141,5 @@ def test_the_commands_take_urls_of_google(
 
 def test_a_url_without_objects_says_so(store: Any, folder: RemotePath) -> None:
     assert store.ls("tests") is not None
-    with pytest.raises(CheckpointError, match=f"'{folder.url}' cannot be opened: there is no such object"):
+    with pytest.raises(CheckpointError, match=f"'{folder.url}' cannot be opened: there is no such object in"):
         open_source(folder)

@@ -17,7 +17,8 @@ import torch
 
 from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.forward_pass import ForwardPass
-from ..checkpoint.read.source import Source
+from ..checkpoint.read.source import MAX_JSON_BYTES, Source
+from ..checkpoint.read.storage import read_small
 from ..errors import CalibrationError
 from .embedding_similarity import embedding_samples, embedding_statistics
 from .estimates import Floats
@@ -60,11 +61,11 @@ def takes_first_vector(source: Source) -> bool:
     """Return whether a checkpoint says that the vector of its first token is the embedding, not their mean.
 
     Args:
-        source: a local checkpoint.
+        source: a checkpoint.
     """
     if _POOLING not in source.companions:
         return False
-    said: Any = json.loads((Path(str(source.root)) / _POOLING).read_text(encoding="utf-8"))
+    said: Any = json.loads(read_small(source.root / _POOLING, limit=MAX_JSON_BYTES)[0])
     return isinstance(said, Mapping) and said.get(_CLASS) is True
 
 

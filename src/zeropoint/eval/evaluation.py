@@ -169,7 +169,7 @@ def evaluate_checkpoint(
     that llama.cpp prints: ``found.models[-1].statistics["Mean KLD"].value``.
 
     Args:
-        models: a checkpoint in any layout that is read, or several; each is local.
+        models: a checkpoint in any layout that is read, or several.
         against: the reference, usually the model that they were quantized from.
         text: a file of text in UTF-8, or of token ids in .safetensors.
         context: tokens of a window, of which the second half is scored.

@@ -109,7 +109,7 @@ class TextTokenizer:
     """The tokenizer of a checkpoint, whose code is not executed.
 
     Args:
-        source: a local checkpoint.
+        source: a checkpoint.
 
     Raises:
         UnsupportedError: where it has none that transformers reads.

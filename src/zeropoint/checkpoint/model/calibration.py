@@ -250,10 +250,6 @@ def _rows(root: nn.Module) -> list[WeightRows]:
 
 def _require_runnable(source: Source, remedy: str) -> None:
     """Raise UnsupportedError where the model of a source is not run here."""
-    if not isinstance(source.root, Path):
-        raise UnsupportedError(
-            f"{shown(source.root)} is not local, and its model is run on data; download it"
-        )
     if source.config is None and source.given != source.root:
         raise UnsupportedError(
             f"{shown(source.given)} is one file, and a model runs on data by its config.json; pass its folder"

@@ -163,6 +163,32 @@ def reason(error: BaseException) -> str:
     return printable(said or str(error) or type(error).__name__)[1:-1]
 
 
+def _advised(path: RemotePath, error: BaseException) -> str:
+    """Return why a request failed, and what to check: the bucket, the name in it, or permissions."""
+    bucket = RemotePath(f"{path.scheme}://{path.url.partition('://')[2].partition('/')[0]}")
+    if isinstance(error, FileNotFoundError):
+        if path != bucket and _is_there(bucket):
+            return f"there is no such object in bucket {printable(bucket.name)}; check the name behind it"
+        return f"there is no bucket {printable(bucket.name)}; check its name, and the endpoint and region"
+    if isinstance(error, PermissionError):
+        return (
+            f"access is denied ({reason(error)}); check the permissions of these credentials for bucket "
+            f"{printable(bucket.name)}"
+        )
+    return f"{reason(error)}; check the URL, permissions and the credentials"
+
+
+def _is_there(bucket: RemotePath) -> bool:
+    """Return whether there is a bucket, as far as may be seen."""
+    try:
+        filesystem(bucket).ls(bucket.url, detail=False)
+    except FileNotFoundError:
+        return False
+    except failures(bucket):
+        pass
+    return True
+
+
 class RemoteFile:
     """An object that is read by ranges; the state is that of its last listing or head request."""
 
@@ -176,8 +202,7 @@ class RemoteFile:
             self.stamp = stamp(path)
         except self._failures as error:
             raise CheckpointError(
-                f"{printable(str(path))} cannot be opened: {reason(error)}; check the URL, permissions and "
-                "the credentials"
+                f"{printable(str(path))} cannot be opened: {_advised(path, error)}"
             ) from error
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -296,8 +321,7 @@ def listing(folder: RemotePath, *, may_be_absent: bool = False) -> list[tuple[st
         raise CheckpointError(f"{printable(str(folder))} does not exist; check the URL") from error
     except failures(folder) as error:
         raise CheckpointError(
-            f"{printable(str(folder))} cannot be listed: {reason(error)}; check the URL, permissions and "
-            "the credentials"
+            f"{printable(str(folder))} cannot be listed: {_advised(folder, error)}"
         ) from error
     own = folder.url.partition("://")[2]
     # A store may list an object by its own name, and a folder by an empty object that represents it.
@@ -380,6 +404,6 @@ def _writing(path: RemotePath, verb: str) -> Iterator[None]:
         # Callers that test the type of an error look for the operating system's.
         cause = error if isinstance(error, OSError) else ConnectionError(str(error))
         raise CheckpointError(
-            f"{printable(str(path))} cannot be {verb}: {reason(error)}; check the URL, permissions and the "
-            "credentials, and start the same command again"
+            f"{printable(str(path))} cannot be {verb}: {_advised(path, error)}, and start the same command "
+            "again"
         ) from cause
