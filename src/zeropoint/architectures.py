@@ -284,53 +284,67 @@ def is_expert(module: str) -> bool:
     return _EXPERT.search(module) is not None
 
 
-# Layers whose weights take one tensor scale together: llm-compressor 0.14,
-# entrypoints/model_free/microscale.py. Engines run each set as one matrix with one scale.
-_SHARED_SCALE = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(?P<set>.*(attn|attention))\.[qkv]_proj$",
-        r"(?P<set>.*(attn|attention))\.(wq_a|wkv_a_with_mqa)$",
-        r"(?P<set>.*mlp)\.(gate|up)_proj$",
-        r"(?P<set>.*)w[13]$",
+class _FusedLayers(NamedTuple):
+    """Layers beside each other that engines run as one, which need one scheme.
+
+    part: the last part of the name of each. merged: the name of the whole in vLLM and SGLang. shares: the end
+    of the name of the module around them where their weights take one tensor scale, or None.
+    """
+
+    part: re.Pattern[str]
+    merged: str
+    shares: str | None
+
+
+# vLLM 0.32: packed_modules_mapping and stacked parameters of its models; llm-compressor 0.14 has those of one
+# scale (entrypoints/model_free/microscale.py), where gate and up of experts and of others have one each.
+_FUSED = tuple(
+    _FusedLayers(re.compile(part), merged, shares)
+    for part, merged, shares in (
+        (r"(w|to_|linear_|)(q|k|v|query|key|value)(_proj|_lin|_linear|_net|)", "qkv_proj", ""),
+        (r"(gate|up)_proj", "gate_up_proj", "mlp"),
+        (r"w[13]", "w13", ""),
+        (r"c_fc_[01]", "gate_up_proj", None),
+        (r"(q_a_proj|kv_a_proj_with_mqa)", "fused_qkv_a_proj", None),
+        (r"(wq_a|wkv_a_with_mqa)", "fused_qkv_a_proj", ""),
+        (r"in_proj_(qkv|z)", "in_proj_qkvz", None),
+        (r"in_proj_[ab]", "in_proj_ba", None),
     )
 )
-# Layers that engines run as one, each with scales of its own: vLLM merges the experts of a layer, the parts
-# of gate and up that are not called mlp, and DeepSeek's low-rank projections.
-_FUSED = (
-    re.compile(r"(?P<set>.*\.experts)(\..*)?$"),
-    *_SHARED_SCALE,
-    re.compile(r"(?P<set>.*)\.(gate|up)_proj$"),
-    re.compile(r"(?P<set>.*)\.(q_a_proj|kv_a_proj_with_mqa)$"),
-)
+_EXPERTS = re.compile(r"(?P<set>.*\.experts)(\..*)?$")
 
 
-def _set_of(module: str, patterns: Sequence[re.Pattern[str]]) -> str | None:
-    for number, pattern in enumerate(patterns):
-        found = pattern.fullmatch(module)
-        if found is not None:
-            return f"{found['set']}#{number}"
-    return None
+def _fused(module: str) -> tuple[_FusedLayers, str] | None:
+    """Return the row of the table that a module is one of, and the name of the module around it."""
+    parent, _, last = module.rpartition(".")
+    row = next((row for row in _FUSED if row.part.fullmatch(last)), None)
+    return None if row is None else (row, parent)
 
 
 def shared_scale_set(module: str) -> str | None:
     """Return the name of the fused layers that share one tensor scale with a module, or None.
 
     >>> [shared_scale_set(f"a.mlp.{name}_proj") for name in ("gate", "up", "down")]
-    ['a.mlp#2', 'a.mlp#2', None]
+    ['a.mlp.gate_up_proj', 'a.mlp.gate_up_proj', None]
     """
-    return _set_of(module, _SHARED_SCALE)
+    match _fused(module):
+        case row, parent if row.shares is not None and parent.endswith(row.shares):
+            return f"{parent}.{row.merged}"
+    return None
 
 
 def fused_set(module: str) -> str | None:
-    """Return the name of the fused layers that a module is one of, or None; they need one scheme."""
-    return _set_of(module, _FUSED)
+    """Return the name of the fused layers that a module is one of, or None; they need one scheme.
 
-
-_MERGED = {
-    "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj",
-}  # fmt: skip
+    >>> {fused_set(f"layer.0.attention.self.{name}") for name in ("query", "key", "value")}
+    {'layer.0.attention.self.qkv_proj'}
+    >>> fused_set("layers.0.mlp.experts.3.up_proj")
+    'layers.0.mlp.experts'
+    """
+    experts = _EXPERTS.fullmatch(module)
+    if experts is not None:
+        return experts["set"]
+    return next(iter(merged(module)), None)
 
 
 def merged(module: str) -> tuple[str, ...]:
@@ -339,8 +353,10 @@ def merged(module: str) -> tuple[str, ...]:
     >>> merged("layers.0.self_attn.q_proj"), merged("layers.0.mlp.down_proj")
     (('layers.0.self_attn.qkv_proj',), ())
     """
-    parent, dot, last = module.rpartition(".")
-    return (parent + dot + _MERGED[last],) if last in _MERGED and not is_expert(module) else ()
+    match None if is_expert(module) else _fused(module):
+        case row, parent:
+            return (f"{parent}.{row.merged}" if parent else row.merged,)
+    return ()
 
 
 # The last parts of names of layers that tensor parallelism splits by columns: attention's output and the end

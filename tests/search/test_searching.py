@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.written import tensors_of
+from tests.checkpoint.written import save, tensors_of, weight
 from tests.cli.checkpoints import write_llama
 from tests.oracles import synthetic_llama
 
@@ -141,6 +141,18 @@ def test_layers_that_engines_run_as_one_get_one_scheme_and_others_need_not(sourc
     apart = searched(source, "5bpw", "q4_0,q5_0,q8_0", "gguf", selection=Selection(strict=True))
     assert not any("engines run them as one layer" in note for note in apart.plan.notes)
     assert all(len(choice.layer.weights) == 1 for choice in apart.chosen)
+
+
+def test_query_key_and_value_of_an_encoder_get_one_scheme(tmp_path: Path) -> None:
+    layers = [f"encoder.layer.{n}.attention.self" for n in range(3)]
+    # Alone, the largest of the three would get more bits than the smallest.
+    scales = {"query": 1.0, "key": 100.0, "value": 0.01}
+    tensors = {
+        f"{layer}.{name}.weight": weight(32, 128) * scale for layer in layers for name, scale in scales.items()
+    }
+    result = searched(save(tmp_path, tensors), "6bpw", "w4a16,w8a16")
+    sets = [[weight.module for weight in choice.layer.weights] for choice in result.chosen]
+    assert sets == [[f"{layer}.{name}" for name in sorted(scales)] for layer in layers]
 
 
 def test_experts_of_a_layer_get_one_scheme_by_one_rule(tmp_path: Path) -> None:

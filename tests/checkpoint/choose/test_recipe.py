@@ -10,14 +10,18 @@ import pytest
 import torch
 from tests.checkpoint.written import CONFIG, LINEAR, ONE, save, tensors_of, weight
 from tests.oracles import synthetic_llama
+from tests.tables import each
 
+from zeropoint.architectures import fused_set, merged, shared_scale_set
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.verdicts import verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.compressed_tensors import layer_scheme
+from zeropoint.codecs.engines import Loads
 from zeropoint.errors import CheckpointError, RecipeError
 
 MIXED = """\
@@ -223,7 +227,42 @@ def test_experts_of_several_schemes_are_a_warning(tmp_path: Path) -> None:
 def test_fused_layers_share_a_tensor_scale_only_where_both_are_nvfp4(tmp_path: Path) -> None:
     folder = save(tmp_path, {f"m.self_attn.{x}_proj.weight": weight(8, 64) for x in "qkv"})
     made = planned(folder, "default: nvfp4a16\nrules: [{name: '*.v_proj', preset: mxfp4}]")
-    assert [w.share for w in made.weights] == ["m.self_attn#0", "m.self_attn#0", None]
+    assert [w.share for w in made.weights] == ["m.self_attn.qkv_proj", "m.self_attn.qkv_proj", None]
+
+
+@each(
+    "parent, members, other",
+    [
+        ("encoder.layer.0.attention.self", "query key value", "dense"),  # BERT, RoBERTa
+        ("vit.encoder.layer.0.attention.attention", "query key value", "dense"),
+        ("layers.0.attention", "wq wk wv", "wo"),
+        ("blocks.0.attn", "to_q to_k to_v", "to_out"),
+        ("layer.0.attention", "q_lin k_lin v_lin", "out_lin"),
+        ("layers.0.self_attn", "q_proj k_proj v_proj", "o_proj"),
+        ("layers.0.mlp.shared_experts", "gate_proj up_proj", "down_proj"),
+        ("layers.0.feed_forward", "w1 w3", "w2"),
+        ("layers.0.linear_attn", "in_proj_qkv in_proj_z", "in_proj_b"),
+        ("layers.0.linear_attn", "in_proj_b in_proj_a", "in_proj_z"),
+        ("layers.0.self_attn", "q_a_proj kv_a_proj_with_mqa", "q_b_proj"),
+    ],
+)
+def test_one_table_says_what_engines_run_as_one(parent: str, members: str, other: str) -> None:
+    sets = {fused_set(f"{parent}.{name}") for name in members.split()}
+    assert len(sets) == 1
+    assert None not in sets
+    assert fused_set(f"{parent}.{other}") not in sets
+    assert sets != {fused_set(f"{parent}x.{name}") for name in members.split()}
+    assert len({merged(f"{parent}.{name}") for name in members.split()}) == 1
+    assert {shared_scale_set(f"{parent}.{name}") for name in members.split()} in (sets, {None})
+
+
+def test_query_key_and_value_of_an_encoder_need_one_scheme(tmp_path: Path) -> None:
+    names = [f"encoder.layer.0.attention.self.{name}" for name in ("query", "key", "value")]
+    folder = save(tmp_path, {f"{name}.weight": weight(8, 128) for name in names})
+    made = planned(folder, "default: w4a16\nrules: [{name: '*.self.key', preset: w8a16}]")
+    assert any("engines run them as one layer" in note for note in made.notes)
+    (vllm,) = (verdict for verdict in verdicts(made) if verdict.engine == "vLLM")
+    assert vllm.loads is Loads.NO
 
 
 def test_many_weights_left_for_one_reason_are_one_note(tmp_path: Path) -> None:
