@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 Config = Mapping[str, Any]
@@ -206,16 +206,62 @@ _HEAD = re.compile(r"(^|_)(lm_head|classifier|score|qa_outputs|head)$", re.IGNOR
 _HEAD_PARENT = re.compile(r"(^|_)(lm_head|classifier|score)$", re.IGNORECASE)
 # Mistral's own checkpoints call the head `output`; BERT's heads live under `cls`.
 _TOP_HEAD = re.compile(r"^(output$|cls\.)")
+# Layers that predict further tokens (MTP), and heads that do so (Medusa, EAGLE).
+_DRAFT = re.compile(r"(^|\.)(mtp|nextn|medusa|eagle|draft)(_\w+)?\.")
+_LAYER = re.compile(r"^(?:(?:model|language_model|transformer)\.)*layers\.(\d+)\.")
+# vLLM 0.32 builds these without a quantization (models/deepseek_v2.py and folders of later DeepSeek models).
+_INDEXER = re.compile(r"(^|\.)(indexer\.(wk|weights_proj|wk_weights_proj)|compressor\.(wkv|wgate))$")
+# What PEFT calls the parts of adapters: tuners of LoRA, LoHa and LoKr; and the weight that they add to.
+_ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|hada_w\d_[ab]|lokr_w\d)(\.|$)")
+ADAPTED = ".base_layer"
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a module or tensor is a part of an adapter, such as one of the two matrices of LoRA."""
+    return _ADAPTER.search(name) is not None
+
+
+def adapted_module(name: str) -> str:
+    """Return the module that a part of an adapter adds to.
+
+    >>> adapted_module("model.layers.0.mlp.up_proj.lora_A.weight")
+    'model.layers.0.mlp.up_proj'
+    """
+    found = _ADAPTER.search(name)
+    return name if found is None else name[: found.start()]
+
+
+def _is_draft(module: str, config: Config) -> bool:
+    """Return whether a module drafts tokens: by name, or as a layer behind those that the model counts."""
+    if _DRAFT.search(module):
+        return True
+    found = _LAYER.match(module)
+    text = config.get("text_config")
+    counts = text if isinstance(text, dict) else config
+    more, own = counts.get("num_nextn_predict_layers"), counts.get("num_hidden_layers")
+    if found is None or not isinstance(more, int) or not isinstance(own, int):
+        return False
+    return own <= int(found[1]) < own + more
 
 
 def layer_type(module: str, config: Config) -> str:
     """Return what kind of layer a module with a matrix is, from its name.
 
-    Returns: ``Embedding``, ``Norm``, ``Router``, ``Head``, ``Conv1D`` for a transposed weight, or ``Linear``.
+    Returns: ``Embedding``, ``Norm``, ``Router``, ``Head``, ``Adapter``, ``Draft`` for what drafts tokens,
+    ``Indexer`` for what engines run in floats, ``Conv1D`` for a transposed weight, or ``Linear``.
 
     >>> [layer_type(name, {}) for name in ("model.embed_tokens", "lm_head", "model.layers.0.mlp.up_proj")]
     ['Embedding', 'Head', 'Linear']
+    >>> layer_type("mtp.layers.0.mlp.up_proj", {}), layer_type("model.layers.0.self_attn.indexer.wk", {})
+    ('Draft', 'Indexer')
     """
+    if is_adapter(module):
+        return "Adapter"
+    if _is_draft(module, config):
+        return "Draft"
+    if _INDEXER.search(module):
+        return "Indexer"
+    module = module.removesuffix(ADAPTED)
     *before, last = module.split(".")
     parent = before[-1] if before else ""
     if _EMBEDDING.search(last) or (_EMBEDDING.search(parent) and not last.endswith("proj")):
@@ -316,7 +362,7 @@ _EXPERTS = re.compile(r"(?P<set>.*\.experts)(\..*)?$")
 
 def _fused(module: str) -> tuple[_FusedLayers, str] | None:
     """Return the row of the table that a module is one of, and the name of the module around it."""
-    parent, _, last = module.rpartition(".")
+    parent, _, last = module.removesuffix(ADAPTED).rpartition(".")
     row = next((row for row in _FUSED if row.part.fullmatch(last)), None)
     return None if row is None else (row, parent)
 

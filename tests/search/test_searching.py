@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.written import save, tensors_of, weight
+from tests.checkpoint import written
+from tests.checkpoint.written import save, tensors_of
 from tests.cli.checkpoints import write_llama
 from tests.oracles import synthetic_llama
 
@@ -148,7 +149,9 @@ def test_query_key_and_value_of_an_encoder_get_one_scheme(tmp_path: Path) -> Non
     # Alone, the largest of the three would get more bits than the smallest.
     scales = {"query": 1.0, "key": 100.0, "value": 0.01}
     tensors = {
-        f"{layer}.{name}.weight": weight(32, 128) * scale for layer in layers for name, scale in scales.items()
+        f"{layer}.{name}.weight": written.weight(32, 128) * scale
+        for layer in layers
+        for name, scale in scales.items()
     }
     result = searched(save(tmp_path, tensors), "6bpw", "w4a16,w8a16")
     sets = [[weight.module for weight in choice.layer.weights] for choice in result.chosen]

@@ -30,15 +30,17 @@ def no_matrix(shape: tuple[int, ...]) -> str | None:
     return "is empty" if 0 in shape else None
 
 
-def partial_group(scheme: Scheme, shape: tuple[int, ...]) -> str | None:
+def partial_group(scheme: Scheme, shape: tuple[int, ...], what: str = "the group") -> str | None:
     """Return why a matrix of ``shape`` does not hold whole groups of columns, or None when it does.
+
+    what: what messages call a group.
 
     >>> partial_group(Scheme.parse("int4:g128"), (8, 200))
     'last axis 200 is not a multiple of the group, 128'
     """
     rows, group = blocks(scheme)
     short = rows == 1 and group and shape[1] % group
-    return f"last axis {shape[1]} is not a multiple of the group, {group}" if short else None
+    return f"last axis {shape[1]} is not a multiple of {what}, {group}" if short else None
 
 
 def by_column(scheme: Scheme) -> Scheme:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoint.written import CONFIG, LINEAR, save, weight
+from tests.checkpoint.written import CONFIG, LINEAR, ONE, save, weight
+from tests.tables import each
 
-from zeropoint.architectures import is_transposed
-from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.architectures import is_transposed, layer_type
+from zeropoint.checkpoint.choose.selection import DEFAULT_RULES, Selection, subject_of
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
+from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, PatternError
 
 
@@ -126,6 +130,99 @@ def test_strict_makes_it_an_error(tmp_path: Path) -> None:
     ):
         plan(tmp_path, {"a.weight": weight(8, 48)}, "int4:g32", strict=True)
     assert plan(tmp_path, {"a.weight": weight(8, 48)}, "int4:g32", strict=True, ignore=("a",)).unfit == ()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "codec"), [("fp8_block", "compressed-tensors"), ("fp8_block", "fp8-block")]
+)
+def test_inputs_must_come_in_whole_groups_as_well(scheme: str, codec: str, tmp_path: Path) -> None:
+    folder = save(tmp_path, {"a.weight": weight(256, 200), LINEAR: weight(200, 256)})
+    made = make_plan(open_source(folder), scheme, codec=get_codec(codec), limits=ONE)
+    assert reason(made, "a.weight") == "last axis 200 is not a multiple of the group of inputs, 128"
+    assert [w.module for w in made.weights] == [LINEAR.removesuffix(".weight")]
+
+
+DRAFT = "a head that drafts tokens, fewer of which hold when quantized"
+INDEXER = "an indexer, which engines run in floats"
+
+
+@each(
+    "name, why",
+    [
+        ("mtp.fc", DRAFT),
+        ("mtp.layers.0.mlp.down_proj", DRAFT),
+        ("model.mtp_layers.0.self_attn.q_proj", DRAFT),
+        ("medusa_heads.1.0.linear", DRAFT),
+        ("model.layers.2.eh_proj", DRAFT),
+        ("model.layers.2.mlp.up_proj", DRAFT),
+        ("model.layers.1.mlp.up_proj", None),
+        ("model.vision.layers.2.mlp.up_proj", None),
+        ("model.prompt.up_proj", None),
+        ("model.layers.1.self_attn.indexer.wk", INDEXER),
+        ("model.layers.1.self_attn.indexer.weights_proj", INDEXER),
+        ("model.layers.1.self_attn.indexer.wq_b", None),
+        ("model.layers.0.self_attn.qkv_proj.base_layer", None),
+        ("model.layers.0.self_attn.qkv_proj.lora_A.vision", "a part of an adapter"),
+        ("model.layers.0.self_attn.qkv_proj.lora_B.speech", "a part of an adapter"),
+        ("model.layers.0.mlp.gate.base_layer", "a router"),
+        ("lm_head.base_layer", "a head"),
+    ],
+)
+def test_what_engines_never_quantize_is_kept(name: str, why: str | None) -> None:
+    config = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    kind = layer_type(name, config)
+    assert (
+        next((rule.reason for rule in DEFAULT_RULES if kind in rule.types and not rule.dtypes), None) == why
+    )
+
+
+def test_draft_heads_and_indexers_come_back_where_they_are_named(tmp_path: Path) -> None:
+    names = ("mtp.fc.weight", "model.layers.0.self_attn.indexer.wk.weight")
+    tensors = {name: weight(8, 32) for name in names}
+    made = plan(tmp_path, tensors)
+    assert [reason(made, name) for name in names] == [DRAFT, INDEXER]
+    assert "mtp.fc" in json.loads(str(made.texts["config.json"]))["quantization_config"]["ignore"]
+    assert [reason(plan(tmp_path, tensors, include=(name,)), name) for name in names] == [None, None]
+
+
+def test_a_model_with_adapters_inside_is_a_model_and_they_stay_as_they_are(tmp_path: Path) -> None:
+    base, parts = "m.qkv_proj.base_layer.weight", [f"m.qkv_proj.lora_{x}.speech.weight" for x in "AB"]
+    tensors = {base: weight(24, 32), parts[0]: weight(4, 32), parts[1]: weight(24, 4)}
+    made = plan(tmp_path / "model", tensors)
+    assert [reason(made, name) for name in (base, *parts)] == [None, *["a part of an adapter"] * 2]
+    del tensors[base]
+    alone = save(tmp_path / "alone", tensors)
+    with pytest.raises(CheckpointError, match="is an adapter"):
+        make_plan(open_source(alone), "w8a8")
+    # What PEFT saves next to an adapter, such as a new head, makes no model of it.
+    saved = save(tmp_path / "saved", tensors | {"base_model.model.score.weight": weight(8, 32)})
+    (saved / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is an adapter"):
+        make_plan(open_source(saved), "w8a8")
+
+
+@each(
+    "name, rows, columns, bias, kind",
+    [
+        ("x_embedder", 32, 12, False, "Linear"),  # FLUX: from patches to the width of the model
+        ("context_embedder", 32, 48, True, "Linear"),
+        ("time_text_embed.timestep_embedder.linear_1", 32, 32, True, "Linear"),
+        ("embedding_hidden_mapping_in", 32, 16, True, "Linear"),
+        ("model.embed_tokens", 100, 32, False, "Embedding"),
+        ("embeddings.position_embeddings", 64, 32, False, "Embedding"),
+        ("embed_out_of_one_row", 32, 32, False, "Embedding"),
+    ],
+)
+def test_what_is_called_an_embedding_is_one_where_its_shape_is_that_of_a_table(
+    name: str, rows: int, columns: int, bias: bool, kind: str
+) -> None:
+    shapes = {"blocks.0.up_proj.weight": (64, 32), f"{name}.weight": (rows, columns)}
+    shapes |= {f"{name}.bias": (rows,)} if bias else {}
+    entries = Entries(
+        TensorEntry(name=own, dtype="F32", shape=shape, begin=0, nbytes=0, file=Path("f"))
+        for own, shape in shapes.items()
+    )
+    assert subject_of(entries[f"{name}.weight"], entries, {}).type == kind
 
 
 @pytest.mark.parametrize("pattern", ["lm_head", "lm_head.weight", "*_head", "re:lm_h.*", "re:.*head.weight$"])

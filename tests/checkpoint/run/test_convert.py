@@ -350,6 +350,20 @@ def test_inputs_that_a_layout_has_not_are_named_and_its_own_preset_brings_others
     assert run(plan_of(source, "modelopt", "mxfp8"), tmp_path / "out").error.largest == 0
 
 
+def test_inputs_that_do_not_come_in_whole_groups_stay_floats_and_codes_stay_codes(tmp_path: Path) -> None:
+    tensors = {f"{LAYER}.mlp.{name}_proj.weight": weight(*shape) for name, shape in
+               (("up", (200, 256)), ("down", (256, 200)))}  # fmt: skip
+    floats = save(tmp_path / "floats", tensors)
+    source = quantized(floats, tmp_path / "source", "float8_e4m3fn:block128x128", "fp8-block")
+    plan = plan_of(source, "compressed-tensors")
+    assert {w.module.rpartition(".")[2]: w.layer.input is not None for w in plan.weights} == {
+        "up_proj": True, "down_proj": False,
+    }  # fmt: skip
+    reason = "last axis 200 is not a multiple of the group of inputs, 128"
+    assert [d.entry.name for d in plan.decisions if reason in d.reason] == [f"{LAYER}.mlp.down_proj.weight"]
+    assert run(plan, tmp_path / "out").error.largest == 0
+
+
 def test_layers_that_are_ignored_keep_their_codes_where_the_configuration_can_say_so(
     floats: Path, tmp_path: Path
 ) -> None:

@@ -207,6 +207,17 @@ def test_a_value_that_is_not_finite_is_an_error_that_says_where(to: str, bits: i
     assert not (tmp_path / "out").exists()
 
 
+def test_a_value_that_is_no_number_is_named_where_it_is_and_not_in_what_shares_its_scale(
+    tmp_path: Path,
+) -> None:
+    names = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")]
+    tensors = {name: weight(32, 64) for name in names}
+    tensors[names[1]][5, 7] = math.nan
+    place = r"up_proj.weight' .* contains 1 non-finite value, first at row 5, column 7 \(nan\); .*--ignore it"
+    with pytest.raises(NonFiniteError, match=place):
+        quantize(save(tmp_path / "in", tensors), tmp_path / "out", "nvfp4a16")
+
+
 @pytest.mark.parametrize("lane", range(32))
 def test_infinity_is_found_in_every_lane_of_a_block(lane: int, tmp_path: Path) -> None:
     x = weight(4, 32)

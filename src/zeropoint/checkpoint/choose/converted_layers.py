@@ -69,15 +69,19 @@ def conversions(
         if layer is not None and not reason and group_index(found[0].layer) is not None:
             layer, reason = _out_of_order(found[0], layer, TORCH_DTYPES[entry.dtype])
         reason = "" if requantize and layer is not None else reason
+        said = "quantized already"
         if layer is not None and not reason:
             reason = not_a_weight(entry, entries, config) or misfit(entry, layer, experts) or ""
+            if reason and layer.input is not None:
+                # Codes stay as they are where only the inputs do not come in whole groups.
+                alone = named_layer(codec, layer.weight, None)
+                if misfit(entry, alone, experts) is None:
+                    layer, said, reason = alone, f"{said}, its inputs are floats: {reason}", ""
         if layer is None or reason:
             refused.append(f"{printable(entry.name)} ({found[0].weight}): {reason}")
             return decision
         method = LOSSLESS_OR_NEAREST if requantize else LOSSLESS
-        return TensorDecision(
-            entry=entry, layer=layer, method=method, why=Why.LINEAR, reason="quantized already"
-        )
+        return TensorDecision(entry=entry, layer=layer, method=method, why=Why.LINEAR, reason=said)
 
     made = compact(entries, map(converted, decisions))
     if refused:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...architectures import ExpertLayout, expert_layout
+from ...codecs.block_extents import partial_group
 from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of
 from ...codecs.protocol import Codec, LayerScheme
@@ -62,7 +63,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     layers, uses, rules = _LayerSchemes(codec), _Uses(recipe), selection.recipe(recipe)
 
     def decided(entry: TensorEntry) -> TensorDecision:
-        rule = rules.first(subject_of(entry, config))
+        rule = rules.first(subject_of(entry, entries, config))
         by_default = rule is recipe.default
         kept = rule.gives is None and rule.place != "" and not by_default
         problem = None if kept else not_a_weight(entry, entries, config)
@@ -87,7 +88,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         return decision
 
     decisions = compact(entries, map(decided, entries.values()))
-    uses.check(subject_of(entry, config) for entry in entries.values())
+    uses.check(subject_of(entry, entries, config) for entry in entries.values())
     _check_includes(selection, decisions)
     if selection.strict:
         _check_strict(decisions)
@@ -167,7 +168,15 @@ def misfit(entry: TensorEntry, layer: LayerScheme, experts: ExpertLayout) -> str
     shapes = {m.file_shape for m in matrices(entry, experts, fused=fused)}
     if not shapes:
         return "is empty"
-    return next(filter(None, (layer.codec.refusal(layer, shape) for shape in shapes)), None)
+    return next(filter(None, (_refusal(layer, shape) for shape in shapes)), None)
+
+
+def _refusal(layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+    """Return why a matrix cannot be held, or its inputs not be quantized, or None."""
+    problem = layer.codec.refusal(layer, shape)
+    if problem is None and layer.input is not None:
+        return partial_group(layer.input.scheme, shape[-2:], "the group of inputs")
+    return problem
 
 
 def _check_includes(selection: Selection, decisions: Sequence[TensorDecision]) -> None:

@@ -18,7 +18,7 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, near_misses, printable
 from ...patterns import name_pattern
 from ...recipes import Recipe, Rule, Subject
-from ..read.tensor_entries import TensorEntry
+from ..read.tensor_entries import Entries, TensorEntry
 
 FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 """Dtypes in which codes are written as floats, with the names that safetensors has for them."""
@@ -135,6 +135,11 @@ DEFAULT_RULES = (
     Rule(types=("Norm",), gives=None, reason="a norm"),
     Rule(types=("Router",), gives=None, reason="a router"),
     Rule(types=("Head",), gives=None, reason="a head"),
+    Rule(types=("Adapter",), gives=None, reason="a part of an adapter"),
+    Rule(
+        types=("Draft",), gives=None, reason="a head that drafts tokens, fewer of which hold when quantized"
+    ),
+    Rule(types=("Indexer",), gives=None, reason="an indexer, which engines run in floats"),
     _TRANSPOSED,
     _FLOAT64,
 )
@@ -188,11 +193,9 @@ def not_a_weight(
     return problem
 
 
-def is_linear_weight(
-    entry: TensorEntry, entries: Mapping[str, TensorEntry], config: Mapping[str, Any]
-) -> bool:
+def is_linear_weight(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> bool:
     """Return whether the default rules take a tensor for the weight of a linear layer, to be quantized."""
-    subject = subject_of(entry, config)
+    subject = subject_of(entry, entries, config)
     return not_a_weight(entry, entries, config) is None and not any(
         rule.matches(subject) for rule in DEFAULT_RULES
     )
@@ -205,13 +208,16 @@ def why_kept(rule: Rule) -> Why:
     return Why.UNFIT if rule in _UNFIT else Why.DEFAULT if rule in DEFAULT_RULES else Why.UNNAMED
 
 
-def subject_of(entry: TensorEntry, config: Mapping[str, Any]) -> Subject:
-    """Return what the rules of a recipe look at in a tensor.
+def subject_of(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> Subject:
+    """Return what the rules of a recipe look at in a tensor of ``entries``.
 
-    Its type is what the default rules take it for: Linear, Embedding, Norm, Router, Head, Conv1D or Other.
+    Its type is what the default rules take it for: one of :func:`~zeropoint.architectures.layer_type`, or
+    Other.
     """
     module = module_of(entry.name)
     kind = layer_type(module, config) if entry.use is None else entry.use.kind
+    if kind == "Embedding" and entry.use is None and _projects(entry, entries):
+        kind = "Linear"
     if kind == "Linear" and _no_weight(entry) is not None:
         kind = "Other"
     dtype = TORCH_DTYPES.get(entry.dtype)
@@ -222,6 +228,21 @@ def subject_of(entry: TensorEntry, config: Mapping[str, Any]) -> Subject:
         dtype=entry.dtype if dtype is None else str(dtype).removeprefix("torch."),
         parameter=entry.name,
     )
+
+
+def _projects(entry: TensorEntry, entries: Entries) -> bool:
+    """Return whether a matrix that is called an embedding multiplies its inputs, and is no table.
+
+    A table has no bias, and as many rows as there are ids. Of a projection, other layers take what it gives,
+    while none takes what it is given.
+    """
+    if len(entry.shape) != 2:
+        return False
+    bias = entries.get(f"{module_of(entry.name)}.bias")
+    if bias is not None and bias.shape == entry.shape[:1]:
+        return True
+    (rows, columns), taken = entry.shape, entries.columns
+    return taken[rows] > 0 and taken[columns] == 1
 
 
 def _no_weight(entry: TensorEntry) -> str | None:

@@ -18,6 +18,7 @@ from ..choose.selection import Why, is_fused_experts, module_of, subject_of
 from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
+from ..read.tensor_entries import Entries
 from .origin import Floats
 from .placement import Placements
 from .texts import Text
@@ -100,7 +101,7 @@ def _config(
     """Return the codec's configuration files; nothing where nothing is quantized."""
     if not any(decision.quantized for decision in decisions):
         return Documents(section=None)
-    family = floats.source.config or {}
+    family, entries = floats.source.config or {}, floats.source.entries
     codes = {decision.entry.name for decision in staying}
 
     def modules() -> Iterator[Module]:
@@ -121,8 +122,8 @@ def _config(
 
     kept = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))
     return codec.documents(Contents(
-        modules=modules, kept=kept, nonlinear=odd_targets(decisions, family), family=family,
-        previous=floats.config or {}, tensors=tensors, graph=floats.source.graph,
+        modules=modules, kept=kept, nonlinear=odd_targets(decisions, entries, family),
+        family=family, previous=floats.config or {}, tensors=tensors, graph=floats.source.graph,
     ))  # fmt: skip
 
 
@@ -141,7 +142,7 @@ _ODD = ("Embedding", "Norm", "Router")
 """What rules call modules that loaders do not make Linear layers of."""
 
 
-def odd_targets(decisions: Iterable[TensorDecision], family: Config) -> list[str]:
+def odd_targets(decisions: Iterable[TensorDecision], entries: Entries, family: Config) -> list[str]:
     """Return quantized modules that are no Linear layers, such as embeddings and routers."""
     return [
         module_of(d.entry.name)
@@ -149,7 +150,7 @@ def odd_targets(decisions: Iterable[TensorDecision], family: Config) -> list[str
         if d.quantized
         and d.why is Why.USER
         and _MAYBE_ODD.search(module_of(d.entry.name))
-        and subject_of(d.entry, family).type in _ODD
+        and subject_of(d.entry, entries, family).type in _ODD
     ]
 
 

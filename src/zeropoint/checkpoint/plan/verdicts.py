@@ -64,7 +64,7 @@ def _facts(plan: CheckpointPlan) -> Facts:
         layers=plan.layers,
         experts=frozenset(weight.layer for weight in plan.weights if is_expert(weight.module)),
         section=_section(plan),
-        nonlinear=bool(odd_targets(plan.decisions, family)),
+        nonlinear=bool(odd_targets(plan.decisions, plan.source.entries, family)),
         transposed=any(is_transposed(weight.module, family) for weight in plan.weights),
         wider=any(weight.dtype is not torch.bfloat16 for weight in plan.weights),
         whole_experts=any(is_fused_experts(kept.source) for kept in plan.kept),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import overload
@@ -39,12 +40,13 @@ def _kept(form: StoredForm | None) -> StoredForm | None:
 class Entries(Mapping[str, TensorEntry]):
     """Tensors by name, in the order in which they were added: about 60 bytes and the name for each."""
 
-    __slots__ = ("_begins", "_kinds", "_names", "_of", "_sizes")
+    __slots__ = ("_begins", "_columns", "_kinds", "_names", "_of", "_sizes")
 
     def __init__(self, entries: Iterable[TensorEntry] = ()) -> None:
         self._names = Names()
         self._begins, self._sizes, self._of = array("q"), array("q"), array("I")
         self._kinds = Kinds()
+        self._columns: tuple[int, Counter[int]] = 0, Counter()
         for entry in entries:
             self.add(entry)
 
@@ -99,6 +101,18 @@ class Entries(Mapping[str, TensorEntry]):
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(self._sizes)
+
+    @property
+    def columns(self) -> Counter[int]:
+        """How many matrices have each number of columns."""
+        if self._columns[0] != len(self):
+            found = Counter[int]()
+            for kind, number in Counter(self._of).items():
+                shape = self._kinds[kind][1]
+                if len(shape) == 2:
+                    found[shape[1]] += number
+            self._columns = len(self), found
+        return self._columns[1]
 
     def __len__(self) -> int:
         return len(self._names)

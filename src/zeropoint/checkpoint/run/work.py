@@ -208,13 +208,20 @@ def _read(
 
 
 def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
-    """Return the extremes of a unit's values, and the sum of its scales where their mean is asked for."""
+    """Return the extremes of a unit's values, and the sum of its scales where their mean is asked for.
+
+    Raises NonFiniteError as :func:`do` does: other weights may share the scale that follows, and are not at
+    fault.
+    """
     of, found, scales = unit.placement, list[tuple[float, float]](), array("d")
     means = of.layer.codec.needs_mean(of.layer)
     with _opened(unit) as files:
         for tile in tiles(of, limits, unit.start, unit.count):
             x, _ = _read(of, files, tile, scratch.buffer)
             found.append(extremes_of(x))
+            if not all(map(math.isfinite, found[-1])):
+                error = NonFiniteError(f"the extremes are {found[-1]}")
+                raise _named(error, of, files, tile, scratch.buffer)
             if means:
                 scales.extend(scales_in(x, of.layer.codec.known(of.layer, 0.0).weight))
     low, high = widest(found)
