@@ -331,7 +331,7 @@ def is_expert(module: str) -> bool:
 
 
 class _FusedLayers(NamedTuple):
-    """Layers beside each other that engines run as one, which need one scheme.
+    """Layers of one module that engines run as one, which need one scheme.
 
     part: the last part of the name of each. merged: the name of the whole in vLLM and SGLang. shares: the end
     of the name of the module around them where their weights take one tensor scale, or None.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...architectures import ADAPTED, adapted_module, is_adapter, is_transposed
+from ...architectures import is_transposed
 from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.model_format import WEIGHTED
@@ -25,22 +25,15 @@ from ...errors import CalibrationError, CheckpointError, UnsupportedError, count
 from ...formats import RoundingMode
 from ...methods import OF_TABLES, ROTATING, LayerData, Scope, method_named
 from ...recipes import Recipe
+from ..choose.adapters import require_model
 from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import (
-    FLOATS,
-    WEIGHT,
-    DequantizePolicy,
-    Selection,
-    Why,
-    check_patterns,
-    module_of,
-)
+from ..choose.selection import FLOATS, DequantizePolicy, Selection, Why, check_patterns, module_of
 from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
-from ..read.source import CONFIG, Source
+from ..read.source import Source
 from ..read.storage import shown, stamp
 from .actions import Actions
 from .carried_scales import NOTHING, carried
@@ -382,40 +375,6 @@ def conversion_plan(
     what = Selection(ignore=ignore, dequantize=DequantizePolicy.EVERY if floats else policy, floats=floats)
     recipe = KEEP if to is None or floats else RecipeText.of(to)
     return make_plan(source, recipe, selection=what, limits=limits, codec=codec)
-
-
-_ADAPTER_CONFIG = "adapter_config.json"
-
-
-def require_model(source: Source) -> None:
-    """Raise CheckpointError for an adapter, and for a config.json that says nothing of the model."""
-    part = _adapter_alone(source)
-    if part is not None:
-        raise CheckpointError(
-            f"{shown(source.root)} is an adapter (it holds {printable(part)}), not a model; merge it into "
-            "its base model first, as with merge_and_unload() of PEFT"
-        )
-    if source.config is None and Path(CONFIG) in source.companions:
-        raise CheckpointError(
-            f"{shown(source.root / CONFIG)} is not a valid configuration, and the result could not say in it "
-            "what is quantized; correct it, or remove it to quantize the weights alone"
-        )
-
-
-def _adapter_alone(source: Source) -> str | None:
-    """Return a part of an adapter without the weights that it adds to, or None for a model.
-
-    Models may hold adapters next to their weights; next to an adapter there may be heads that it came with.
-    """
-    parts = [name for name in source.entries if is_adapter(name)]
-    saved = Path(_ADAPTER_CONFIG) in source.companions
-    if not parts:
-        return _ADAPTER_CONFIG if saved and source.config is None else None
-    if saved:
-        bases = {f"{adapted_module(name)}{ending}" for name in parts for ending in (WEIGHT, ADAPTED + WEIGHT)}
-        return None if any(name in source.entries for name in bases) else parts[0]
-    others = (e for e in source.entries.values() if len(e.shape) > 1 and not is_adapter(e.name))
-    return parts[0] if next(others, None) is None else None
 
 
 def _floats(source: Source, selection: Selection) -> Floats:

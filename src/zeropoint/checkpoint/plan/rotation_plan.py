@@ -22,6 +22,7 @@ from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, count, size_of
 from ...ops.rotation import Rotation
+from ..choose.adapters import require_model
 from ..choose.decisions import TensorDecision, compact
 from ..choose.recipe import RecipeText
 from ..choose.residual_stream import EMBEDDING, HEAD, Role, Stream, stream_of
@@ -31,7 +32,7 @@ from ..read.source import CONFIG, Source
 from ..read.storage import stamp
 from ..read.tensor_entries import Entries, TensorEntry
 from .actions import Actions
-from .checkpoint_plan import CheckpointPlan, kinds_of, require_model
+from .checkpoint_plan import CheckpointPlan, kinds_of
 from .config_and_index import MANIFEST, index_and_config, readable
 from .cuts import tile_shape
 from .folded import Folded, RotatedSide
