@@ -100,7 +100,7 @@ def inspect(
     """  # noqa: D301
     inspection = layers.inspect(path)
     if as_json:
-        show_json(layers.inspection_document(inspection))
+        show_json(inspection.to_dict())
     else:
         show(layers.inspection_report(inspection, everything=everything))
 
@@ -144,7 +144,7 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
         )
     seconds = time.perf_counter() - start
     if as_json:
-        show_json(layers.verification_document(found, seconds=seconds))
+        show_json({**found.to_dict(), "seconds": seconds})
     else:
         show(
             layers.verification_report(

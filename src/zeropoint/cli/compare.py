@@ -52,7 +52,7 @@ def compare(  # noqa: PLR0913 (typer makes an option of each parameter)
         found = layers.compare(a, b, limits=limits, on_progress=on_progress)
     seconds = time.perf_counter() - start
     if as_json:
-        show_json(layers.comparison_document(found, seconds=seconds))
+        show_json({**found.to_dict(), "seconds": seconds})
     else:
         show(
             layers.comparison_report(found, seconds=seconds, everything=everything, order=layers.Order(sort))

@@ -70,6 +70,6 @@ def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
     )  # fmt: skip
     seconds = time.perf_counter() - start
     if as_json:
-        show_json(layers.evaluation_document(found, seconds=seconds))
+        show_json({**found.to_dict(), "seconds": seconds})
     else:
         show(layers.evaluation_report(found, seconds=seconds, everything=everything))

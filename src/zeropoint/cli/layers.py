@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ..checkpoint.plan.file import PlanFile as PlanFile
     from ..checkpoint.plan.file import write_plan as write_plan
     from ..checkpoint.plan.limits import Limits as Limits
-    from ..checkpoint.plan.plan_document import plan_document as plan_document
     from ..checkpoint.plan.rotation_plan import Rotations as Rotations
     from ..checkpoint.plan.rotation_plan import rotation_plan as rotation_plan
     from ..checkpoint.plan.verdicts import require_loadable as require_loadable
@@ -60,13 +59,7 @@ if TYPE_CHECKING:
     from ..recipes import recipe_schema as recipe_schema
     from ..report.allocation import SVG as SVG
     from ..report.allocation import curve_svg as curve_svg
-    from ..report.allocation import search_document as search_document
     from ..report.allocation import search_report as search_report
-    from ..report.documents import comparison_document as comparison_document
-    from ..report.documents import inspection_document as inspection_document
-    from ..report.documents import run_document as run_document
-    from ..report.documents import verification_document as verification_document
-    from ..report.evaluations import evaluation_document as evaluation_document
     from ..report.evaluations import evaluation_report as evaluation_report
     from ..report.formats import formats_document as formats_document
     from ..report.formats import formats_table as formats_table
@@ -107,7 +100,6 @@ _OWNERS = {
     "with_cache_scales": "checkpoint.model.cache_scales",
     **dict.fromkeys(("conversion_plan", "make_plan"), "checkpoint.plan.checkpoint_plan"),
     **dict.fromkeys(("Rotations", "rotation_plan"), "checkpoint.plan.rotation_plan"),
-    "plan_document": "checkpoint.plan.plan_document",
     **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),
     "RayExecutor": "checkpoint.cluster.ray",
     **dict.fromkeys(("KEEP", "RecipeText"), "checkpoint.choose.recipe"),
@@ -120,13 +112,9 @@ _OWNERS = {
     "require_blocks": "codecs.layer_schemes",
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     "evaluate_checkpoint": "eval",
-    **dict.fromkeys(("evaluation_document", "evaluation_report"), "report.evaluations"),
+    "evaluation_report": "report.evaluations",
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
     "recipe_schema": "recipes",
-    **dict.fromkeys(
-        ("comparison_document", "inspection_document", "run_document", "verification_document"),
-        "report.documents",
-    ),
     **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
     "plan_report": "report.plans",
     **dict.fromkeys(
@@ -135,7 +123,7 @@ _OWNERS = {
     ),
     "OF_LAYOUTS": "schemes.presets",
     "PRESETS": "schemes",
-    **dict.fromkeys(("SVG", "curve_svg", "search_document", "search_report"), "report.allocation"),
+    **dict.fromkeys(("SVG", "curve_svg", "search_report"), "report.allocation"),
     "Budget": "search.budgets",
     **dict.fromkeys(("RECIPE", "asked", "search"), "search.searching"),
     "OwnFile": "own_files",

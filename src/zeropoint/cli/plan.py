@@ -81,6 +81,6 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     if out is not None:
         layers.write_plan(made, out)
     if as_json:
-        show_json(layers.plan_document(made))
+        show_json(made.to_dict())
     else:
         show(layers.plan_report(made, everything=everything))

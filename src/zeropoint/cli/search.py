@@ -166,7 +166,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     if written is not None:
         written.write([f"{result.recipe.text}\n".encode()], overwrite=overwrite)
     if as_json:
-        show_json(layers.search_document(result))
+        show_json(result.to_dict())
     else:
         show(layers.search_report(result, everything=everything))
     if out is None and not as_json:

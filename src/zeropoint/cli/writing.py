@@ -106,6 +106,6 @@ def show_run(
     """Show the report of a run that began at ``start``, of the clock ``time.perf_counter``."""
     seconds = time.perf_counter() - start
     if as_json:
-        show_json(layers.run_document(result, seconds=seconds))
+        show_json({**result.to_dict(), "seconds": seconds})
     else:
         show(layers.run_report(result, seconds=seconds, everything=everything, order=layers.Order(order)))

@@ -7,10 +7,12 @@ asked for. The noise floor is the reference itself in bfloat16: a difference bel
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +22,7 @@ from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place, shown
 from ..errors import CalibrationError, UnsupportedError, size_of
+from ..results import Result
 from .cloze import cloze_items
 from .cloze_probe import ClozeProbe
 from .continuations import ContinuationProbe, greedy_continuations, prompts_of
@@ -37,6 +40,8 @@ _COMPARED = 1 << 16
 """Characters of the text that tokenizers of models are compared on."""
 _BATCH = 2048
 """Tokens of a batch of sentences for an encoder."""
+_SAID = 4
+"""Statistics of a model that a line about it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,10 @@ class ModelQuality:
     is_noise_floor: bool = False
     samples: Samples = field(default_factory=dict, repr=False, compare=False)
 
+    def __str__(self) -> str:
+        first = itertools.islice(self.statistics.items(), _SAID)
+        return f"{self.name}: " + ", ".join(f"{key} {found.value:.5g}" for key, found in first)
+
     def difference(self, other: ModelQuality) -> Statistics:
         """Return the means of this model less those of another one on the same data, with paired errors.
 
@@ -116,8 +125,8 @@ class ModelQuality:
         return {key: mean_of(own - other.samples[key]) for key, own in self.samples.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Evaluation(Result):
     """What was found of models.
 
     Args:
@@ -135,6 +144,29 @@ class Evaluation:
     data: tuple[str, ...]
     models: tuple[ModelQuality, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """See :class:`Result`: of each model the first statistics."""
+        return (*map(str, self.models), *self.data, *self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """See :class:`Result`: numbers by the names of statistics, shares as shares."""
+        return {
+            "reference": self.reference, "reference_bytes": self.reference_bytes, "encoder": self.encoder,
+            "data": list(self.data), "notes": list(self.notes),
+            "models": [
+                {
+                    "name": model.name, "bytes": model.nbytes, "noise_floor": model.is_noise_floor,
+                    "notes": list(model.notes),
+                    "statistics": {
+                        key: {"value": estimate.value, "error": estimate.error}
+                        for key, estimate in model.statistics.items()
+                    },
+                }
+                for model in self.models
+            ],
+        }  # fmt: skip
 
     @property
     def noise_floor(self) -> ModelQuality | None:

@@ -1,4 +1,4 @@
-"""Tables, documents and the curve of a search: what each layer got, and what that costs."""
+"""Tables and the curve of a search: what each layer got, and what that costs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..own_files import FileKind
-from ..search.searching import CurvePoint, LayerChoice, SearchResult, summary
+from ..search.searching import CurvePoint, SearchResult, summary
 from .table_layout import Plain, plain
 from .tables import folded, lines, once, times
 
@@ -64,33 +63,6 @@ def scheme_table(result: SearchResult) -> Plain:
     table.add_section()
     table.add_row("the mixture", f"{len(result.chosen):,}", f"{8 * size / values:.3f}", f"{loss:.6g}")
     return table
-
-
-def search_document(result: SearchResult) -> dict[str, Any]:
-    """Return a result as values that JSON holds."""
-    allocation = result.allocation
-    return {
-        "budget": str(result.budget), "importance": result.importance, "recipe": result.recipe.text,
-        "candidates": list(result.choices.candidates), "values": result.choices.values,
-        "bytes": allocation.size, "bits_per_value": result.bits, "loss": allocation.loss,
-        "bound": allocation.bound, "optimal": allocation.optimal, "output_bytes": result.plan.output_bytes,
-        "layers": [_choice(choice) for choice in result.chosen],
-        "uniform": [{"candidate": p.name, **_point(p)} for p in result.uniform],
-        "curve": [_point(point) for point in result.curve],
-        "notes": list(result.notes),
-    }  # fmt: skip
-
-
-def _choice(choice: LayerChoice) -> dict[str, Any]:
-    return {
-        "weights": [weight.module for weight in choice.layer.weights], "candidate": choice.candidate,
-        "bytes": choice.nbytes, "bits_per_value": choice.bits, "relative": choice.relative,
-        "loss": choice.loss,
-    }  # fmt: skip
-
-
-def _point(point: CurvePoint) -> dict[str, Any]:
-    return {"bytes": point.nbytes, "loss": point.loss}
 
 
 def curve_svg(result: SearchResult) -> str:

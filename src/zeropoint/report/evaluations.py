@@ -1,9 +1,8 @@
-"""Tables and documents of how far models are from their reference."""
+"""Tables of how far models are from their reference."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -44,25 +43,6 @@ def evaluation_report(found: Evaluation, *, seconds: float, everything: bool = F
         table, Text(), *lines([*notes, *found.notes, *_below(found)], "note: "),
         Text("\n".join(parts) + f"\nevaluated in {seconds:.1f} s"),
     )  # fmt: skip
-
-
-def evaluation_document(found: Evaluation, *, seconds: float) -> dict[str, Any]:
-    """Return what was found of models: numbers by the names of statistics, shares as shares."""
-    return {
-        "reference": found.reference, "reference_bytes": found.reference_bytes, "encoder": found.encoder,
-        "data": list(found.data), "notes": list(found.notes), "seconds": seconds,
-        "models": [
-            {
-                "name": model.name, "bytes": model.nbytes, "noise_floor": model.is_noise_floor,
-                "notes": list(model.notes),
-                "statistics": {
-                    key: {"value": estimate.value, "error": estimate.error}
-                    for key, estimate in model.statistics.items()
-                },
-            }
-            for model in found.models
-        ],
-    }  # fmt: skip
 
 
 def _head(model: ModelQuality) -> str:

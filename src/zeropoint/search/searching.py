@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from ..checkpoint.choose.recipe import RecipeText
 from ..checkpoint.choose.selection import Selection
@@ -19,12 +20,14 @@ from ..checkpoint.run.workers import Progress
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, size_of
 from ..own_files import FileKind, OwnFile
+from ..results import Result
 from .budgets import Budget
 from .inputs import Inputs, TakeInputs
 from .knapsack import Allocation, Groups, frontier, solve
 from .measuring import measure_all
 from .offers import KEEP, Choices, SearchedLayer, choices, require_choice
 from .recipe_rules import recipe_of
+from .search_document import search_document
 from .search_state import STATE, SearchState, source_fields
 
 RECIPE = FileKind("recipe", b"# zeropoint search: ")
@@ -63,8 +66,8 @@ class CurvePoint:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SearchResult(Result):
     """What a search found.
 
     chosen: of each layer. allocation: how good that is. recipe: what ``quantize`` takes. plan: what it would
@@ -81,6 +84,15 @@ class SearchResult:
     curve: tuple[CurvePoint, ...]
     uniform: tuple[CurvePoint, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """See :class:`Result`."""
+        return (*summary(self), *self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """See :class:`Result`."""
+        return search_document(self)
 
     @property
     def bits(self) -> float:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...architectures import is_transposed
 from ...codecs.engines import MERGING
@@ -25,6 +25,7 @@ from ...errors import CalibrationError, CheckpointError, UnsupportedError, count
 from ...formats import RoundingMode
 from ...methods import OF_TABLES, ROTATING, LayerData, Scope, method_named
 from ...recipes import Recipe
+from ...results import Result
 from ..choose.adapters import require_model
 from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
@@ -44,6 +45,7 @@ from .limits import Limits
 from .origin import Floats, as_floats, unquantized
 from .output_shards import OutputShard, SharedScale
 from .placement import Placement, Placements
+from .plan_document import plan_document
 from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
@@ -51,7 +53,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class CheckpointPlan:
+class CheckpointPlan(Result):
     """Everything that a run does; see the module.
 
     codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
@@ -150,8 +152,14 @@ class CheckpointPlan:
         """Bytes of all tensors of the source, and of the files that are copied, which count in the output."""
         return self.source_bytes + sum(self.companions.values())
 
-    def __repr__(self) -> str:
-        return "\n".join((*self.summary, self.memory))
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """See :class:`Result`."""
+        return (*self.summary, self.memory, *self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """See :class:`Result`; this is what a plan file holds."""
+        return plan_document(self)
 
     @property
     def quantized_values(self) -> int:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from ...codecs.containers.safetensors import MAX_BYTES
 from ...errors import CheckpointError, printable
@@ -17,8 +18,10 @@ from ...methods import NEAREST
 from ..read.object_store import Stamp
 from ..read.source import Source
 from ..read.storage import Place, open_file, stamp
-from .checkpoint_plan import CheckpointPlan
 from .origin import Origin
+
+if TYPE_CHECKING:
+    from .checkpoint_plan import CheckpointPlan
 
 JOURNAL_FORMAT = "1"
 """The format of journals (run/journal.py) that this version resumes."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...codecs.protocol import LayerScheme
 from ..choose.decisions import TensorDecision
 from ..choose.selection import Why
 from ..read.tensor_entries import TensorEntry
-from .checkpoint_plan import CheckpointPlan
 from .identity import identity
 from .placement import Placed
 from .tensor_parallel import indivisible
 from .verdicts import verdicts
+
+if TYPE_CHECKING:
+    from .checkpoint_plan import CheckpointPlan
 
 FORMAT = "zeropoint_plan"
 VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,8 +17,10 @@ from ..choose.fused_layers import split_sets
 from ..choose.selection import is_fused_experts
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
-from .checkpoint_plan import CheckpointPlan
 from .config_and_index import odd_targets
+
+if TYPE_CHECKING:
+    from .checkpoint_plan import CheckpointPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

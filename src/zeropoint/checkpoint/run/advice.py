@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ...architectures import ExpertLayout, expert_layout
 from ...codecs.layer_schemes import layer_scheme, preset_layers
@@ -16,7 +17,9 @@ from ...errors import ZeropointError, count, printable, size_of
 from ..choose.decisions import misfit
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..read.tensor_entries import TensorEntry
-from .loop import RunResult
+
+if TYPE_CHECKING:
+    from .loop import RunResult
 
 ROUGH = 0.5
 """Relative error from which an output is hardly the model any more: of published schemes of 4 bits, the worst

@@ -11,9 +11,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...columns import Made
 from ...errors import CheckpointError, count
+from ...results import Result
 from ..plan.checkpoint_plan import CheckpointPlan, require_statistics
 from ..plan.placement import Placement
 from ..read.object_store import RemotePath
@@ -22,6 +24,7 @@ from .directory_target import DirectoryTarget
 from .executor import Executor, local
 from .existing import done_already
 from .manifest import error_of
+from .run_document import run_document
 from .store_target import StoreTarget
 from .target import Target
 from .tensor_error import TensorError
@@ -30,12 +33,15 @@ from .work import Done
 from .workers import Progress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Outcome:
     """The result for one weight: its module, and the error that quantization made."""
 
     weight: Placement
     error: TensorError
+
+    def __repr__(self) -> str:
+        return f"{self.weight.module}: {self.error}"
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +50,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class RunResult:
+class RunResult(Result):
     """What a run wrote, and the error of each weight, in the order of the plan.
 
     notes: sentences for the report, the plan's first. units, resumed: units of the plan, and how many of them
@@ -85,8 +91,14 @@ class RunResult:
         same = "all" if all(found) else f"{sum(found):,}"
         return (f"{same} of {layers} decode to the values that they had",)
 
-    def __repr__(self) -> str:
-        return "\n".join((shown(self.path), *self.summary))
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """See :class:`Result`."""
+        return (shown(self.path), *self.summary, *self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """See :class:`Result`."""
+        return run_document(self)
 
 
 def run(

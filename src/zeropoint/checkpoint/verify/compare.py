@@ -10,12 +10,13 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import torch
 
 from ...columns import Blobs
 from ...errors import CheckpointError, count, printable
+from ...results import Result
 from ..plan.limits import Limits
 from ..read.problems import Problem, listed
 from ..read.source import CONFIG, Source, open_source
@@ -25,6 +26,7 @@ from ..run.tensor_error import TensorError
 from ..run.tiles import Scratch
 from ..run.workers import Progress, done_tasks
 from .comparisons import configuration_differences
+from .documents import comparison_document
 from .matching import LABELS, Pair, Pairs, Side, side_of
 from .proofs import Check, OpenFiles
 
@@ -35,13 +37,16 @@ _ALIGNED = 64
 _EQUALITY = struct.Struct("=3q")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Compared:
     """What was found of one pair of tensors."""
 
     pair: Pair
     equality: Equality
     error: TensorError
+
+    def __repr__(self) -> str:
+        return f"{self.pair.name}: {self.error}"
 
     @property
     def counts(self) -> bool:
@@ -116,7 +121,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Comparison:
+class Comparison(Result):
     """The outcome of :func:`compare`: B against A.
 
     tensors: what was compared. counted: those of them that have a part in the error. problems: what could not
@@ -161,8 +166,14 @@ class Comparison:
         counted = count(self.counted.tensors, "tensor of floats that is", "tensors of floats that are")
         return compared, f"{differ}; {self.error} over {counted} quantized or changed"
 
-    def __repr__(self) -> str:
-        return "\n".join((*map(str, self.problems), *self.summary))
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """See :class:`Result`."""
+        return (*self.summary, *map(str, self.problems))
+
+    def to_dict(self) -> dict[str, Any]:
+        """See :class:`Result`."""
+        return comparison_document(self)
 
 
 def compare(

@@ -10,11 +10,13 @@ from typing import Any
 from ...codecs.known import cache_scheme
 from ...codecs.registry import method_in
 from ...errors import ZeropointError, count, size_of
+from ...results import Result
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Place
 from ..read.tensor_entries import TensorEntry
 from .consistency import cached_layers, claims_of_files, contradictions, other_tool
+from .documents import inspection_document
 from .integrity import Manifest, manifest_or_problem
 
 _MOST_BITS = 64
@@ -52,7 +54,7 @@ class SchemeSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Inspection:
+class Inspection(Result):
     """A summary of a checkpoint.
 
     quantization: None when it is not quantized, else what the configuration names as its method. packed_by:
@@ -132,8 +134,14 @@ class Inspection:
         state = "not quantized" if method is None else f"quantized by {method}"
         return f"{count(self.values, 'value')} at {bits:.3f} bits, {state}"
 
-    def __repr__(self) -> str:
-        return "\n".join(self.summary)
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """See :class:`Result`."""
+        return (*self.summary, *self.problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        """See :class:`Result`."""
+        return inspection_document(self)
 
 
 def inspect(path: Place | str) -> Inspection:

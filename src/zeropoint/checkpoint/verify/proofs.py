@@ -37,7 +37,7 @@ _CHECK_BYTES = 64
 """Temporaries for each number of a tile: values, errors and bounds in float64."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LayerProof:
     """What was found of one layer: its error, and the largest error of an element in parts of its bound.
 
@@ -47,6 +47,9 @@ class LayerProof:
     layer: StoredLayer
     error: TensorError | None
     of_bound: float | None
+
+    def __repr__(self) -> str:
+        return f"{self.layer.module}: {'decoded' if self.error is None else self.error}"
 
 
 class Proofs(Sequence[LayerProof]):

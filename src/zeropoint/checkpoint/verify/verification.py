@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...codecs.registry import claiming, codec_of
 from ...errors import CheckpointError, ZeropointError, count, printable
 from ...methods import OF_CODES, Bound, methods
+from ...results import Result
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
@@ -44,6 +46,7 @@ from .consistency import (
     require_readable,
     unlisted,
 )
+from .documents import verification_document
 from .integrity import (
     Digest,
     Manifest,
@@ -66,7 +69,7 @@ _CHUNK = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Verification:
+class Verification(Result):
     """The outcome of :func:`verify`; empty problems mean that everything holds.
 
     kept: tensors that are not quantized. hashed: whether there was a manifest, with whose hashes every byte
@@ -104,8 +107,14 @@ class Verification:
             verdict = "no problem found" if self.error is None else "all within the proven bound"
         return f"{layers} decoded ({count(self.values, 'value')}), {kept}{hashed}", verdict
 
-    def __repr__(self) -> str:
-        return "\n".join((*map(str, self.problems), *self.summary))
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """See :class:`Result`."""
+        return (*self.summary, *map(str, self.problems))
+
+    def to_dict(self) -> dict[str, Any]:
+        """See :class:`Result`."""
+        return verification_document(self)
 
     def require(self) -> None:
         """Raise CheckpointError, with every problem, unless all is well."""

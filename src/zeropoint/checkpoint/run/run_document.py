@@ -1,0 +1,74 @@
+"""A run as a document: all that it decided, wrote and measured, as plain values that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ..plan.plan_document import decision_document, engine_documents, scheme_document
+from .advice import partly, rough
+from .tensor_error import TensorError
+from .worst import Keeping, keeping, worst
+
+if TYPE_CHECKING:
+    from .loop import Outcome, RunResult
+
+
+def run_document(result: RunResult) -> dict[str, Any]:
+    """Return all that a run decided, wrote and measured."""
+    plan = result.plan
+    return {
+        "source": str(plan.source.root),
+        "output": str(result.path),
+        "schemes": [scheme_document(layer) for layer in plan.layers],
+        "source_bytes": plan.source_bytes,
+        "output_bytes": plan.output_bytes,
+        "quantized_values": plan.quantized_values,
+        "bits_per_value": plan.bits_per_value,
+        "decoded_values": 0 if plan.rotated else plan.restored_values,
+        "rotated_values": plan.restored_values if plan.rotated else 0,
+        "sync_seconds": result.sync_seconds,
+        "units": result.units,
+        "resumed_units": result.resumed,
+        "error": error_document(result.error),
+        "tensors": [decision_document(decision) for decision in plan.decisions],
+        "weights": [_outcome(outcome) for outcome in result.outcomes],
+        "worst": [_outcome(outcome) for outcome in worst(result.outcomes, lambda o: o.error)],
+        "keeping": _keeping(keeping(result)),
+        "engines": engine_documents(plan),
+        "notes": list(result.notes),
+        "warnings": [*partly(plan), *rough(result)],
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    weight = outcome.weight
+    return {
+        "module": weight.module, "tensor": weight.source.name, "shape": list(weight.shape),
+        "bytes": outcome.nbytes, "outputs": [placed.name for placed in weight.outputs],
+        "error": error_document(outcome.error),
+    }  # fmt: skip
+
+
+def _keeping(found: Keeping | None) -> dict[str, Any] | None:
+    """Return what it costs to keep the worst weights."""
+    if found is None:
+        return None
+    return {
+        "ignore": list(found.patterns), "weights": found.weights, "bytes": found.nbytes,
+        "error": error_document(found.error),
+    }  # fmt: skip
+
+
+def error_document(error: TensorError) -> dict[str, Any]:
+    """Return an error, with the counts of blocks."""
+    return {
+        "relative": finite_number(error.relative), "sqnr_db": finite_number(error.sqnr_db),
+        "largest": finite_number(error.largest), "clipped_share": error.clipped_share,
+        "zero_blocks": error.zero_blocks, "lost_blocks": error.lost_blocks,
+    }  # fmt: skip
+
+
+def finite_number(value: float) -> float | None:
+    """Return a number that JSON can hold; infinities and NaN become null."""
+    return value if math.isfinite(value) else None
