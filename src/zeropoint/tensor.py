@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -323,3 +325,46 @@ def _unflatten(
 pytree.register_pytree_node(
     QuantizedTensor, _flatten, _unflatten, serialized_type_name="zeropoint.QuantizedTensor"
 )
+
+
+def _reduced_params(params: QuantizationParams) -> tuple[Any, ...]:
+    observed = params.minimum, params.maximum
+    return restored_params, (str(params.scheme), params.shape, params.dtype, params.stored, *observed)
+
+
+def restored_params(
+    scheme: str, shape: tuple[int, ...], dtype: torch.dtype, stored: tuple[torch.Tensor, ...],
+    minimum: torch.Tensor | None, maximum: torch.Tensor | None,
+) -> QuantizationParams:  # fmt: skip
+    """Return the parameters of a pickle; raises CheckpointError for tensors that the scheme does not have."""
+    parsed = Scheme.parse(scheme)
+    wanted, found = parameter_tensors(parsed, shape, dtype), tuple((tuple(x.shape), x.dtype) for x in stored)
+    if found != wanted:
+        raise CheckpointError(
+            f"parameters of {scheme} for a tensor of shape {shape} must be {wanted}, got {found}"
+        )
+    return replace(QuantizationParams.of(parsed, shape, dtype, stored), minimum=minimum, maximum=maximum)
+
+
+def _reduced(q: QuantizedTensor) -> tuple[Any, ...]:
+    return restored, (q.data, q.params, q.shape, q.dtype, q.own_params)
+
+
+def restored(
+    data: torch.Tensor, params: QuantizationParams, shape: tuple[int, ...], dtype: torch.dtype,
+    own_params: bool,
+) -> QuantizedTensor:  # fmt: skip
+    """Return the tensor of a pickle; raises CheckpointError for codes of another shape or dtype."""
+    wanted = code_rows.packed_shape(params.scheme, shape)
+    if data.dtype is not torch.uint8 or tuple(data.shape) != wanted or params.shape != shape:
+        raise CheckpointError(
+            f"codes of {params} ({data.dtype}, shape {tuple(data.shape)}) must be torch.uint8 of shape "
+            f"{wanted} for a tensor of shape {shape}"
+        )
+    return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype, own_params=own_params)
+
+
+# Functions that check what a pickle holds, so that torch.load(weights_only=True) may call them.
+copyreg.pickle(QuantizationParams, _reduced_params)
+copyreg.pickle(QuantizedTensor, _reduced)
+torch.serialization.add_safe_globals([restored_params, restored, Scheme.parse("int8").__reduce__()[0]])

@@ -13,6 +13,39 @@ from zeropoint.ops import library
 from zeropoint.schemes import Scheme
 
 
+def test_a_center_is_added_to_scales_that_kernels_read() -> None:
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    for scheme in (
+        "int4:g4:center=float32@tensor",
+        "int8:channel:center=float32@tensor",
+        "nf4:g4:center=input@token",
+    ):
+        q = zp.quantize(x, scheme)
+        assert bool(((q.dequantize() - x).abs() <= q.error_bound().max()).all())
+        plan = zp.plan("dequantize", q.params, (2, 8))
+        assert torch.equal(plan.run(q), q.dequantize())
+
+
+@pytest.mark.parametrize(
+    "text", ["codebook[-1,-0.5]:g8:scale=signed/float32", "codebook[1,0.5]:g8:scale=signed"]
+)
+def test_numbers_of_a_sign_that_elements_lack_are_refused_under_signed_scales(text: str) -> None:
+    scheme = Scheme.parse(text)
+    x = torch.tensor([[-3.0, 1.0, 0.5, 0.25] * 4])
+    assert on_both(lambda: quantized(x, scheme)) == (zp.RangeError, zp.RangeError)
+
+
+def test_the_better_one_of_two_scales_of_a_block_of_zeros_is_not_zero() -> None:
+    q = both(torch.zeros(3, 16), "normal3:g16:scale=four_over_six/ue5m3")
+    assert bool((q.scales[0].view(torch.uint8) > 0).all())
+
+
+@pytest.mark.parametrize("scheme", ["int4:g16:scale=search/float64", "e4m3:g32:scale=search/float64"])
+def test_searched_scales_of_float64_keep_their_precision(scheme: str) -> None:
+    q = both(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), scheme)
+    assert not torch.equal(q.scales[0], q.scales[0].float().double())
+
+
 def both(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor:
     """Return the kernels' result, which is the reference's."""
     assert zp.explain(x, scheme).chosen == "cpu"

@@ -5,12 +5,21 @@ from __future__ import annotations
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from tests.property.random_schemes import hard_tensor, random_scheme, random_tensor
+from tests.property.random_schemes import (
+    WORDS,
+    any_scheme,
+    hard_tensor,
+    random_scheme,
+    random_tensor,
+    words_of,
+)
+from tests.property.test_bound import excess
 
 import zeropoint as zp
 from zeropoint.formats.torch_dtypes import dtype_of
@@ -63,6 +72,13 @@ def on_both(function: Callable[[], Any]) -> tuple[Any, Any]:
         with zp.only_backend(backend):
             found.append(outcome(function))
     return found[0], found[1]
+
+
+def by_default(function: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return the outcome on the reference and on whatever runs it by default."""
+    with zp.only_backend("reference"):
+        expected = outcome(function)
+    return expected, outcome(function)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -147,6 +163,73 @@ def test_fifty_thousand_random_schemes_give_the_same(capsys: pytest.CaptureFixtu
         assert_random_cases_agree(seed, IN_THE_SLOW_ONE // PARTS)
     with capsys.disabled():
         sys.stdout.write(f"\n{IN_THE_SLOW_ONE} random schemes: kernels and reference agree\n")
+
+
+def any_case(rng: random.Random) -> tuple[str, Scheme, torch.Tensor]:
+    """Return any scheme of the grammar, whatever runs it, and a tensor for it, some of them empty."""
+    while True:
+        text = any_scheme(rng)
+        if rng.random() < 0.5:
+            text = re.sub(r"\bg(\d+)", lambda group: f"g{int(group[1]) * 16}", text)
+        try:
+            scheme = Scheme.parse(text)
+        except zp.ZeropointError:
+            continue
+        x = random_tensor(rng, scheme, rng.choice(DTYPES))
+        if x.ndim and rng.random() < 0.5:
+            x = torch.cat([x.roll(n, -1) for n in range(rng.randrange(1, 24))], -1)
+        return text, scheme, x[:0] if x.ndim and rng.random() < 0.04 else x
+
+
+def everyday(rng: random.Random, scheme: Scheme, x: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what users see of a scheme: on the reference, and on what runs it by default."""
+    expected, own = found = by_default(lambda: zp.quantize(x, scheme))
+    failed = isinstance(expected, type) or isinstance(own, type)
+    yield "parameters and codes", *(q if isinstance(q, type) else [q.data, *q.params.stored] for q in found)
+    if failed:
+        return
+    dtype = rng.choice(DTYPES)
+    with zp.only_backend("reference"):
+        values = expected.dequantize(dtype), outcome(lambda: zp.fake_quantize(x, scheme))
+    yield "values", values[0], own.dequantize(dtype)
+    yield "fake-quantized values", values[1], outcome(lambda: zp.fake_quantize(x, scheme))
+    bound = own.error_bound()
+    yield "largest error within the bound", True, bool(excess(own, x, bound) <= 1)
+
+
+def sweep_of_any(seed: int, count: int) -> Counter[str]:
+    """Compare ``count`` schemes that quantize their tensors; return how often each word was among them."""
+    rng, words, taken = random.Random(seed), Counter[str](), 0
+    while taken < count:
+        text, scheme, x = any_case(rng)
+        for what, expected, found in everyday(rng, scheme, x):
+            assert agree(expected, found), (
+                f"{what} of seed {seed}, {text} on {x.dtype} {tuple(x.shape)}: "
+                f"{expected} on the reference, {found} by default"
+            )
+            if what == "values":
+                taken += 1
+                words.update(set(words_of(text, scheme)))
+    return words
+
+
+@pytest.mark.parametrize("seed", range(PARTS))
+def test_schemes_with_any_words_of_the_grammar_give_the_same_by_default_and_on_the_reference(
+    seed: int,
+) -> None:
+    assert sum(sweep_of_any(seed, 60).values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_20_000_schemes_with_every_word_of_the_grammar_give_the_same(
+    part: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = sweep_of_any(1000 + part, 20_000 // PARTS)
+    with capsys.disabled():
+        counts = ", ".join(f"{word} {words[word]}" for word in sorted(WORDS))
+        sys.stdout.write(f"\npart {part}, {20_000 // PARTS} schemes: {counts}\n")
+    assert {word for word in WORDS if words[word] == 0} == set()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import pkgutil
+import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.contract.test_random_schemes import by_default, same
+from tests.property.random_schemes import any_scheme
 
 from zeropoint import methods as package
-from zeropoint.errors import NonFiniteError, RecipeError, UnsupportedError
+from zeropoint.errors import NonFiniteError, RecipeError, UnsupportedError, ZeropointError
 from zeropoint.layout.blocks import pairwise_sums
 from zeropoint.methods import OF_CODES, OF_TABLES, LayerData, Method, Scope, method_named, methods
 from zeropoint.methods.nearest import with_params
@@ -267,3 +271,23 @@ def test_blocks_are_summed_in_one_order_whatever_is_next_to_them() -> None:
     whole = pairwise_sums(x, rows)
     assert torch.equal(whole, torch.cat([pairwise_sums(part, rows) for part in x.split(1)]))
     assert torch.allclose(whole, x.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("method", [m for m in QUANTIZERS if not m.needs], ids=lambda method: method.name)
+def test_any_scheme_has_the_same_codes_on_kernels_and_on_the_reference(method: Method) -> None:
+    rng, compared = random.Random(0), 0
+    while compared < 40:
+        try:
+            scheme = Scheme.parse(re.sub(r"\bg(\d+)", lambda size: f"g{int(size[1]) * 16}", any_scheme(rng)))
+            if method.refusal(scheme) is not None:
+                scheme = Scheme.parse(rng.choice(SCHEMES))
+        except ZeropointError:
+            continue
+        x = weight(rng.choice([torch.float32, torch.bfloat16]), columns=256)[: rng.choice([1, 8])]
+        expected, found = by_default(lambda x=x, scheme=scheme: method.quantize(x, scheme).q)
+        compared += 1
+        if isinstance(expected, type) or isinstance(found, type):
+            assert expected is found, (str(scheme), expected, found)
+            continue
+        parts = zip([expected.data, *expected.params.stored], [found.data, *found.params.stored], strict=True)
+        assert all(same(a, b) for a, b in parts), str(scheme)

@@ -103,7 +103,7 @@ def test_scales_that_llama_cpp_would_write_as_inf_are_an_error() -> None:
     with pytest.raises(
         RangeError, match=r"past linear_late/float16@g32, where llama.cpp writes one that is not"
     ):
-        GGML.quantize(torch.full((1, 32), 1e30), Scheme.parse("q8_0"))
+        GGML.quantize(torch.full((1, 32), 1e7), Scheme.parse("q8_0"))
 
 
 @pytest.mark.parametrize("preset", ["q4_k", "q6_k", "q4_0", "iq4_xs"])
@@ -129,3 +129,17 @@ def test_what_no_type_of_ggml_holds_is_refused() -> None:
         GGML.quantize(torch.zeros(2, 96), Scheme.parse("q4_k"))
     with pytest.raises(CalibrationError, match="mean_square is of 32 inputs, and the weight has shape"):
         GGML.quantize(torch.zeros(2, 64), Scheme.parse("q4_0"), importance(np.ones(32, np.float32)))
+
+
+@pytest.mark.parametrize("given", [None, np.ones(256, np.float32)], ids=["plain", "important"])
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ("MXFP4", "NVFP4")])
+def test_weights_far_past_what_a_type_holds_are_refused(
+    name: str, given: npt.NDArray[np.float32] | None
+) -> None:
+    """llama.cpp writes them as zeros or NaN: their squares overflow."""
+    x = np.random.default_rng(0).standard_normal((2, 256)).astype(np.float32)
+    for magnitude in (1e8, 3e18, 1e30):
+        with pytest.raises(
+            RangeError, match=r"the weight holds \S+, and \S+ at most|needs a scale or offset past"
+        ):
+            blocks(name, x * np.float32(magnitude), importance(given))

@@ -343,3 +343,28 @@ def test_numbers_and_their_negatives_have_the_same_errors_under_signed_scales(sc
     off = [(q.dequantize() - sign * x).square() for q, sign in zip(found, (1, -1), strict=True)]
     blocks = found[0].scheme.granularity
     torch.testing.assert_close(sum_blocks(off[0], blocks), sum_blocks(off[1], blocks))
+
+
+@pytest.mark.parametrize("element", ["int2", "int3", "int4", "int8", "e2m1", "nf4"])
+def test_a_block_of_one_value_is_represented_exactly(element: str) -> None:
+    x = torch.tensor([[-1.0], [1.0], [-3.3], [0.7]])
+    for backend in ("reference", "cpu"):
+        with zp.only_backend(backend):
+            off = zp.quantize(x, f"{element}:g1:scale=search").dequantize() - x
+            assert float((off / x).abs().max()) <= 2.0**-22  # what scales and products round
+
+
+@pytest.mark.parametrize("scheme", ["uint4:g4:asym:scale=search/ue3m2", "uint4:g4:asym:scale=search/ue2m5"])
+def test_scales_of_any_narrow_format_are_searched_with_zero_points(scheme: str) -> None:
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    start = zp.quantize(x, scheme.replace("search/", ""))
+    found = zp.quantize(x, scheme)
+    found.params.validate()
+    assert float((found.dequantize() - x).square().sum()) <= float((start.dequantize() - x).square().sum())
+
+
+def test_the_bound_of_a_scale_of_zero_under_magnitudes_is_a_number() -> None:
+    x = torch.cat([torch.full((1, 8), 1e-7), torch.ones(1, 8)]).half()
+    q = zp.quantize(x, "int2:g2:scale=search1/ue2m5:scale2=bfloat16@tensor")
+    assert bool((q.params.effective_scale() == 0).any())
+    assert not bool(q.error_bound().isnan().any())

@@ -1,22 +1,37 @@
 """Random schemes over the whole grammar, and tensors that are hard for them; the same ones for the same seed.
 
 ``random_scheme(rng)`` returns a text, which may be one that the library refuses: contradictions are part of
-the grammar. ``random_tensor(rng, scheme)`` returns a small finite tensor for it, and ``hard_tensor`` the same
-with elements moved onto midpoints between codes, ends of ranges and their neighbors.
+the grammar. ``any_scheme(rng)`` draws every word of the grammar, as ``words_of`` and ``WORDS`` name them.
+``random_tensor(rng, scheme)`` returns a small finite tensor for it, and ``hard_tensor`` the same with
+elements moved onto midpoints between codes, ends of ranges and their neighbors.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 import torch
 
-from zeropoint.formats import ChoiceFormat, DigitsFormat, FloatFormat, Format, IntFormat, VectorFormat
-from zeropoint.formats.catalog import ALIASES, CATALOG
+from zeropoint.formats import (
+    ChoiceFormat,
+    CodebookFormat,
+    DigitsFormat,
+    FloatFormat,
+    Format,
+    IntFormat,
+    Overflow,
+    RoundingMode,
+    TableFormat,
+    VectorFormat,
+)
+from zeropoint.formats.catalog import ALIASES, CATALOG, get_format
 from zeropoint.layout.blocks import reduce_blocks, spread_blocks
 from zeropoint.params import QuantizationParams
-from zeropoint.schemes import DIALECTS, Scheme
+from zeropoint.schemes import DIALECTS, PRESETS, Scheme
+from zeropoint.schemes.scale_rules import RULES, Ceiling, Search
+from zeropoint.schemes.text import OPTIONS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SPECIALS = ("", "ieee", "fn", "fnuz", "finite")
@@ -108,6 +123,110 @@ def random_run_scheme(rng: random.Random) -> str:
     _, *options = spell(rng).split(":")
     kept = [each for each in options if not each.startswith(("asym", "narrow", "round", "overflow"))]
     return ":".join([rng.choice(_TABLES_OF_RUNS), *kept])
+
+
+_BLOCK_TABLES = (
+    "table1",
+    "table2",
+    "table3",
+    "table4",
+    "choice[e2m1,int4]",
+    "choice[e1m2,int4]",
+    "if4_element",
+)
+
+
+def random_searched_scheme(rng: random.Random) -> str:
+    """Return the text of a scheme whose scales are searched, tables of blocks, or an edge with an offset."""
+    kind = rng.random()
+    fine = rng.choice([*_WIDE_SCALES, *_NARROW_SCALES])
+    blocks = _chain(rng)
+    if kind < 0.2:
+        options = [blocks[0], f"scale={rng.choice(['float32', 'float16', 'input', 'e4m3', 'bfloat16'])}"]
+        return ":".join(
+            [rng.choice(_BLOCK_TABLES), *options, *_factors(rng, "scale", blocks, rng.choice([1, 2]))]
+        )
+    if kind < 0.3:
+        late = rng.choice(["", "_late"])
+        options = [blocks[0], f"scale=edge{late}/{rng.choice(_WIDE_SCALES)}"]
+        return ":".join(
+            [f"uint{rng.randrange(2, 9)}", *options, f"offset=minimum{late}/{rng.choice(_WIDE_SCALES)}"]
+        )
+    if kind < 0.4:
+        element = rng.choice(["e2m1", "e4m3", "e2m3", "e5m2", "e3m2", "e3m4"])
+        return f"{element}:{blocks[0]}:scale=ceil{float(get_format(element).max) * rng.uniform(0.6, 1.2):.2f}"
+    element = rng.choice(_TABLES_OF_RUNS) if kind > 0.9 else _element(rng)
+    rule = rng.choice(["search", "search", "search1", "search2.4", "search4", "search8", "four_over_six"])
+    if rule == "four_over_six":
+        fine = rng.choice(_NARROW_SCALES)
+    options = [blocks[0], f"scale={rule}/{fine}"]
+    if rng.random() < 0.25:
+        options.append(f"scale2={rng.choice(['float32', 'bfloat16', 'floor'])}@{blocks[1]}")
+    if rng.random() < 0.3:
+        options.append("asym")
+    if rng.random() < 0.3:
+        options.append(f"dialect={rng.choice(sorted(DIALECTS))}")
+    return ":".join([element, *options])
+
+
+def random_preset(rng: random.Random) -> str:
+    """Return the text of a preset, half of the time with options of its own in the place of the preset's."""
+    own = rng.choice([
+        f"g{rng.choice([1, 3, 4, 16])}", "channel", "tensor", "asym", "asym=none", "narrow", "narrow=no",
+        "scale=even", "scale=signed", "scale=search", "scale=bfloat16", f"round={rng.choice(_ROUNDINGS)}",
+        f"dialect={rng.choice(sorted(DIALECTS))}", "cast",
+    ])  # fmt: skip
+    return rng.choice(sorted(PRESETS)) + (f":{own}" if rng.random() < 0.5 else "")
+
+
+def any_scheme(rng: random.Random) -> str:
+    """Return the text of a scheme with any words of the grammar."""
+    kind = rng.random()
+    spell = (
+        random_scheme if kind < 0.35 else random_chained_scheme if kind < 0.6 else random_run_scheme
+        if kind < 0.7 else random_preset if kind < 0.82 else random_searched_scheme
+    )  # fmt: skip
+    text = spell(rng)
+    if "center=" not in text and rng.random() < 0.15:
+        text += f":center={rng.choice(_WIDE_SCALES)}@{rng.choice(['tensor', 'tensor', 'channel', 'token'])}"
+    return text
+
+
+def words_of(text: str, scheme: Scheme) -> Iterator[str]:
+    """Yield the words of the grammar in the text of a scheme, as :data:`WORDS` has them."""
+    head, *options = text.split(":")
+    yield from (f"preset {head}" for _ in range(head in PRESETS))
+    for option in options:
+        key = option.partition("=")[0]
+        yield from (word for word in (key, option) if word in WORDS)
+    yield f"element {scheme.element.kind}"
+    yield f"round={scheme.rounding.mode.value}"
+    yield f"overflow={scheme.overflow.value}"
+    yield f"dialect={scheme.dialect.name}"
+    for level in scheme.levels:
+        numbered = isinstance(level.rule, Ceiling) or (
+            isinstance(level.rule, Search) and level.rule.power != 2
+        )
+        name = level.rule.text
+        yield f"rule {re.sub('[0-9.]+', '<N>', name) if numbered else name}"
+        yield f"blocks {re.sub('[0-9,x-]+', '<N>', str(level.granularity))}"
+
+
+_KINDS_OF_ELEMENTS = (
+    ChoiceFormat, CodebookFormat, DigitsFormat, FloatFormat, IntFormat, TableFormat, VectorFormat,
+)  # fmt: skip
+WORDS = frozenset((
+    *OPTIONS, "asym=real", "asym=none", "narrow=no",
+    *(f"element {kind.kind}" for kind in _KINDS_OF_ELEMENTS),
+    *(f"round={mode.value}" for mode in RoundingMode),
+    *(f"overflow={mode.value}" for mode in Overflow),
+    *(f"dialect={name}" for name in DIALECTS),
+    *(f"preset {name}" for name in PRESETS),
+    *(f"rule {name}" for name in (*RULES, "search<N>", "ceil<N>")),
+    *(f"blocks {name}" for name in ("tensor", "token", "channel", "channel<N>", "g<N>", "block<N>")),
+    *(f"blocks {name}[<N>]rest<N>" for name in ("first", "last")),
+))  # fmt: skip
+"""Every word of the grammar: options, and what the values of options can be."""
 
 
 def _factors(rng: random.Random, name: str, chain: list[str], depth: int) -> list[str]:

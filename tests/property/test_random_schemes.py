@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import torch
-from tests.property.random_schemes import random_scheme, random_tensor
+from tests.property.random_schemes import WORDS, any_scheme, random_scheme, random_tensor, words_of
 
 from zeropoint.errors import ZeropointError
 from zeropoint.schemes import Scheme
@@ -41,3 +42,13 @@ def test_tensors_are_finite_and_small() -> None:
         x = random_tensor(rng, scheme)
         assert bool(torch.isfinite(x).all())
         assert x.numel() < 1000
+
+
+def test_every_word_of_the_grammar_is_drawn() -> None:
+    rng, drawn = random.Random(8), Counter[str]()
+    for text in (any_scheme(rng) for _ in range(6000)):
+        scheme = parsed(text)
+        if scheme is not None:
+            drawn.update(set(words_of(text, scheme)))
+    assert {word for word in WORDS if drawn[word] == 0} == set()
+    assert set(drawn) <= WORDS, "words that the list lacks"

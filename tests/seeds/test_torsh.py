@@ -330,3 +330,33 @@ def test_send_sync_freeze() -> None:
     assert all(torch.equal(codes, wanted) for codes in found)
     with pytest.raises(AttributeError, match="cannot assign to field 'shape'"):
         params.value.shape = (2,)  # type: ignore[misc]
+
+
+def test_scales_and_zero_points_that_are_assigned_are_those_that_quantize() -> None:
+    params = QuantizationParams.channel_wise(4, QuantizedDType.UInt8)
+    params.scale[2] = 0.5
+    assert params.scale == [1.0, 1.0, 0.5, 1.0]
+    assert params.value.scales[0].flatten().tolist() == [1.0, 1.0, 0.5, 1.0]
+    params.scale = [0.25] * 4
+    x = numbers(4, 16).abs()
+    assert torch.equal(
+        zp.quantize(x, params.value).dequantize(),
+        zp.quantize(
+            x, zp.QuantizationParams.new(0.25, params.zero_point[0], "uint8:tensor:asym")
+        ).dequantize(),
+    )
+    affine = QuantizationParams.uint8_asymmetric()
+    affine.zero_point[0] = 7
+    assert (affine.zero_point, affine.value.zero_point.flatten().tolist()) == ([7], [7])
+
+
+def test_assignments_that_are_no_parameters_are_refused_and_change_nothing() -> None:
+    params = QuantizationParams.channel_wise(2, QuantizedDType.Int8)
+    with pytest.raises(zp.ShapeError, match="must hold 2 numbers, one for each block"):
+        params.scale.append(1.0)
+    with pytest.raises(zp.RangeError, match="must be finite"):
+        params.scale[0] = -1.0
+    with pytest.raises(zp.UnsupportedError, match="is symmetric and has no zero point"):
+        params.zero_point[0] = 3
+    assert params.scale == [1.0, 1.0]
+    assert params.zero_point == [0, 0]

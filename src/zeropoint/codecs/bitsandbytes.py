@@ -298,6 +298,7 @@ class Bitsandbytes(Codec):
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     defaults = MappingProxyType({"dialect": _DIALECT.name})
+    negative_scales = True  # double quantization makes some absmax of small blocks negative
     methods = (QUANT_METHOD,)
 
     def layout(self, layer: LayerScheme) -> str:

@@ -217,7 +217,8 @@ class Codec(Protocol):
         container: name of the container, in ``containers.CONTAINERS``.
         defaults: options that a weight scheme takes where it does not say otherwise.
         parts: suffixes of its tensors, and whether one alone says that a weight is in this layout.
-        negative_scales: whether engines decode negative scales of integers, as auto-round writes them.
+        negative_scales: whether engines decode negative scales, as auto-round writes them of integers and
+            bitsandbytes of small blocks.
         input_names: of tensors for static inputs, or None where it holds none.
         cache: where scales of a cache of keys and values lie, or None where it holds none.
         usual: engines that its files are for, the first of which may refuse a result.

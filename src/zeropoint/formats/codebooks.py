@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -39,7 +39,9 @@ class CodebookFormat(FormatDefaults):
     """
 
     values: tuple[float, ...]
-    order: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    # Set for each value, but no field (hence ClassVar): torch.compile (2.13) makes constants anew from all
+    # fields, with an argument for each.
+    order: ClassVar[tuple[int, ...]]
 
     kind: ClassVar[str] = "codebook"
     is_table: ClassVar[bool] = True

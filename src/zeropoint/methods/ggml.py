@@ -67,8 +67,8 @@ class GgmlSearch:
         """Return ``weight`` in the codes of llama.cpp, weighted where ``data`` has ``mean_square``.
 
         Raises UnsupportedError for a scheme with a refusal, ShapeError for a last axis that is no multiple of
-        the block, RangeError for scales past float16, CalibrationError for statistics of another number of
-        inputs, and what :func:`zeropoint.quantize` raises.
+        the block, RangeError for numbers or scales past what the type holds, CalibrationError for statistics
+        of another number of inputs, and what :func:`zeropoint.quantize` raises.
 
         >>> METHOD.quantize(torch.arange(32.0)[None], Scheme.parse("q4_0")).q.dequantize()[0, -3:]
         tensor([27.1250, 31.0000, 31.0000])
@@ -82,6 +82,7 @@ class GgmlSearch:
             raise ShapeError(
                 f"{refusal}; method ggml takes whole blocks: keep the weight, or use method nearest"
             )
+        block_types.require_range(weight.detach(), scheme)
         importance = importance_of(weight, data, self.name).float() if NEED in data.statistics else None
         kernel = library.kernel_for(Op.SEARCH, weight, scheme)
         with gradual_underflow():

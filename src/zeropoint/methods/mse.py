@@ -27,6 +27,7 @@ from ..ops.registry import Op
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..params.ladder import Ladder
+from ..params.scale_windows import has_window
 from ..params.tensors import Params
 from ..schemes import Granularity, Scheme
 from ..schemes.dialects import ZEROPOINT
@@ -92,7 +93,7 @@ METHOD = LeastSquaredError()
 
 def _searching(scheme: Scheme) -> Scheme | None:
     """Return the scheme whose rule ``search`` finds these scales, as kernels do, or None."""
-    if not scale_search.has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
+    if not has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
         return None
     finest, *coarser = scheme.scales
     if isinstance(finest.rule, Search) or finest.granularity == Granularity.tensor():
@@ -105,7 +106,7 @@ def _of_one_sign(scheme: Scheme) -> Scheme | None:
     if len(scheme.scales) != 1 or not scheme.scales[0].picks(Pick.SIGNED) or scheme.offsets:
         return None
     unsigned = replace(scheme, scales=(replace(scheme.scales[0], rule=LINEAR),), dialect=ZEROPOINT)
-    if not scale_search.has_window(unsigned):
+    if not has_window(unsigned):
         return None
     return replace(unsigned, scales=(replace(scheme.scales[0], rule=Search()),))
 

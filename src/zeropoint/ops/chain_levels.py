@@ -110,7 +110,8 @@ def lowered_chain(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) ->
         return f"levels of {scheme} follow from a mean, or from steps of a table"
     if scheme.zero_point is not ZeroPoint.NONE and scheme.element_step != 1:
         return "zero points of fixed-point integers are chosen by the reference"
-    if scheme.element.min >= 0 and not scheme.offsets and scheme.zero_point is ZeroPoint.NONE:
+    one_sided = not scheme.element.min < 0 < scheme.element.max
+    if one_sided and not scheme.offsets and scheme.zero_point is ZeroPoint.NONE:
         return f"signs of numbers for {scheme.element_name} are checked by the reference"
     ladder = Rungs([], [], [])
     levels: list[Level] = []

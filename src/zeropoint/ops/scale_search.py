@@ -21,14 +21,14 @@ from types import EllipsisType
 
 import torch
 
-from ..formats import Overflow
 from ..formats.torch_dtypes import wide_dtype
 from ..layout.blocks import reduce_blocks, spread_grid
 from ..params import QuantizationParams
 from ..params.arithmetic import finest_scales
 from ..params.effective import effective_scale
+from ..params.scale_windows import has_window
 from ..params.tensors import granularities
-from ..schemes import Granularity, Scheme, ZeroPoint
+from ..schemes import Granularity, Scheme
 from .block_errors import Decode, Piece
 from .stepwise_search import StepwiseSearch
 from .window_search import WindowSearch, picked
@@ -37,8 +37,6 @@ WHOLE_BYTES = 48
 """Memory that each value takes where a scale is that of all of them, which are then searched at once."""
 PIECE = 1 << 16
 """Values that are searched at once, whose temporaries stay in cache."""
-_ENUMERATED_BITS = 8
-"""Most bits of elements whose values are all looked at."""
 _ALL = 1 << 62
 """Height of a block that has all rows of any weight."""
 
@@ -113,14 +111,6 @@ def _of_piece(piece: Piece, params: QuantizationParams) -> QuantizationParams:
         windowed = index == 0 and has_window(params.scheme)
         params = WindowSearch(piece, params).run() if windowed else StepwiseSearch(piece, params, index).run()
     return params
-
-
-def has_window(scheme: Scheme) -> bool:
-    """Return whether it is known which of the finest scales can be best."""
-    single = scheme.element.per_code == 1
-    plain = single and scheme.zero_point is ZeroPoint.NONE and scheme.chained is None
-    closest = scheme.rounding.mode.to_nearest and scheme.overflow is Overflow.SATURATE
-    return plain and closest and scheme.element.bits <= _ENUMERATED_BITS
 
 
 def _better_of_two(piece: Piece, params: QuantizationParams, factor: float) -> QuantizationParams:

@@ -116,8 +116,10 @@ def finest_scales(
     """
     level = scheme.scales[0]
     fmt = level.format_for(format_of(dtype))
-    relative = _fine_ratio(scheme, amax, coarser, dtype)
-    return store(_fine_linear(scheme, (relative * factor).clamp(max=float(fmt.max)), dtype), fmt)
+    relative = (_fine_ratio(scheme, amax, coarser, dtype) * factor).clamp(max=float(fmt.max))
+    if coarser is None:
+        return store(_linear(relative, scheme, level, dtype), fmt)
+    return store(_fine_linear(scheme, relative, dtype), fmt)
 
 
 def require_chosen(scheme: Scheme, ranges: Ranges) -> None:

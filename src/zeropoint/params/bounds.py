@@ -19,7 +19,8 @@ scales has the bound S / 2, up to roundings; a coarse scale adds what it cuts of
 
 A rule that compares errors keeps the scale of its start, of which all this holds, or picks one inside its
 window (:mod:`.scale_windows`): then ``|x| < A S``, or half of the largest scale was less than s, which the
-start was not above. With a zero point, the range was at most that of a scale four times as large.
+start was not above. Where no window is known, as with a zero point or codes of several values, the range was
+at most that of a scale four times as large.
 
 Where ``S * max(|low|, |high|)`` overflows in the dtype of the result, the bound is Inf: so may be the result.
 The same holds for numbers past the ends under overflow=special, which become Inf or NaN.
@@ -42,7 +43,7 @@ from ..schemes.scale_rules import LINEAR_UP
 from .arithmetic import multiplies, rounder
 from .effective import combined, effective_scale
 from .powers_of_two import reach
-from .scale_windows import SHRINKING, STEP, block_length, window_of
+from .scale_windows import SHRINKING, STEP, block_length, has_window, window_of
 from .stored import load_scale
 from .tensors import Params, zero_point_of
 
@@ -86,7 +87,11 @@ class BlockErrors:
         self.wide = UnitRoundoff.of(wide_dtype(dtype))
         self.narrow = UnitRoundoff.of(rounder(scheme, dtype))
         scale, zero_point = effective_scale(scheme, params, shape, dtype), zero_point_of(scheme, params)
-        self.scale = torch.ones((1,) * len(shape), dtype=torch.float64) if scale is None else scale.double()
+        self.scale = (
+            torch.ones(scheme.granularity.grid(shape), dtype=torch.float64)
+            if scale is None
+            else scale.double()
+        )
         self.step = float(scheme.element_step)
         low, high = scheme.ends
         self.zero = None if zero_point is None else zero_point.double().reshape(self.scale.shape)
@@ -208,9 +213,12 @@ class BlockErrors:
             return extent
         if rule.factor:  # of the quotient that was rounded, which the start has at most
             return extent
+        if not has_window(self.scheme):
+            return SHRINKING * extent
         window = window_of(self.scheme, block_length(self.scheme, self.shape), rule.power)
         # Half of what the largest scale reaches is less than any scale reaches whose double is not stored.
-        return torch.maximum(2 * extent, self.scale * (window.doubling * STEP))
+        reached = (self.scale * (window.doubling * STEP)).nan_to_num(nan=0.0, posinf=math.inf)  # 0 times Inf
+        return torch.maximum(2 * extent, reached)
 
     def _start_extent(self) -> torch.Tensor:
         """Return the same of a scale that the rule, or its start, picked."""

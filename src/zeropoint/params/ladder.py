@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..formats import FloatFormat, Format
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..schemes import ScaleLevel
-from .stored import load_scale, store
+from .stored import load_scale, round_to, store
 
 _PER_OCTAVE = 8
 _OCTAVES = 10
@@ -57,11 +58,11 @@ class Ladder:
 
     def load(self, stored: torch.Tensor) -> torch.Tensor:
         """Return stored scales as float64."""
-        return load_scale(stored, self.level.format_for(format_of(self.input_dtype)), torch.float64)
+        return load_scale(stored, self._format, torch.float64)
 
     def store(self, scale: torch.Tensor) -> torch.Tensor:
         """Return scales that the level can store in its storage dtype."""
-        return store(scale, self.level.format_for(format_of(self.input_dtype)))
+        return store(scale, self._format)
 
     def step(self, scale: torch.Tensor, steps: int) -> torch.Tensor:
         """Return the scales so many steps above, or below for a negative number; zeros stay."""
@@ -73,18 +74,20 @@ class Ladder:
 
     @property
     def least(self) -> float:
-        """The smallest scale that is tried of a level without a table."""
-        return max(
-            _LEAST, torch.finfo(storage_dtype(self.level.format_for(format_of(self.input_dtype)))).tiny
-        )
+        """The smallest scale that is tried besides those of a table."""
+        fmt = self._format
+        return max(_LEAST, 2.0**fmt.emin if isinstance(fmt, FloatFormat) else float(fmt.smallest))
 
     @property
     def most(self) -> float:
-        """The largest finite scale of a level without a table."""
-        return float(torch.finfo(storage_dtype(self.level.format_for(format_of(self.input_dtype)))).max)
+        """The largest finite scale."""
+        return float(self._format.max)
 
     def near(self, scale: torch.Tensor) -> torch.Tensor:
-        """Return the closest scales that a level without a table can store; zeros stay."""
-        dtype = storage_dtype(self.level.format_for(format_of(self.input_dtype)))
-        found = scale.abs().clamp(self.least, torch.finfo(dtype).max).to(dtype).double()
+        """Return the closest scales that the level can store; zeros stay."""
+        found = round_to(scale.abs().clamp(self.least, self.most), self._format, up=False)
         return torch.where(scale == 0, scale, found.copysign(scale))
+
+    @property
+    def _format(self) -> Format:
+        return self.level.format_for(format_of(self.input_dtype))

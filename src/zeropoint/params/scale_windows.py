@@ -39,14 +39,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ..formats import Format
+from ..formats import Format, Overflow
 from ..formats.codes import decode
-from ..schemes import Scheme
+from ..schemes import Scheme, ZeroPoint
 
 STEP = 1.05
 """How far below its lower end a window is left, at most, by scales that are tried in steps of a factor."""
 SHRINKING = 4.0
-"""What part of its start a scale with a zero point keeps, at least."""
+"""What part of its start a scale keeps, at least, where no window is known: such as one with a zero point."""
+_ENUMERATED_BITS = 8
+"""Most bits of elements whose values are all looked at."""
 _MARGIN = 1 + 2.0**-20
 """Outweighs the roundings of float64 and what thresholds of codebooks are off."""
 
@@ -82,9 +84,18 @@ def window_of(scheme: Scheme, count: int, power: float) -> Window:
     return Window(
         halving=max(least / 2, min(_doubled(side) for side in sides)) - off,
         empty=least / 2 - off,
-        doubling=max(_reached(points, loss, lost, power) for points, loss in used) * _MARGIN,
+        # Any larger A will do; in blocks of one value, the end that represents it exactly stays inside.
+        doubling=max(most, *(_reached(points, loss, lost, power) for points, loss in used)) * _MARGIN,
         most=most,
     )
+
+
+def has_window(scheme: Scheme) -> bool:
+    """Return whether it is known which of the finest scales can be best."""
+    single = scheme.element.per_code == 1
+    plain = single and scheme.zero_point is ZeroPoint.NONE and scheme.chained is None
+    closest = scheme.rounding.mode.to_nearest and scheme.overflow is Overflow.SATURATE
+    return plain and closest and scheme.element.bits <= _ENUMERATED_BITS
 
 
 def block_length(scheme: Scheme, shape: tuple[int, ...]) -> int:

@@ -7,12 +7,13 @@ of an immutable :class:`zeropoint.QuantizationParams`, which every function of z
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from ..errors import UnsupportedError
+from ..errors import ShapeError, UnsupportedError
 from ..schemes import Granularity, Scheme
 from . import parameters
 
@@ -29,9 +30,40 @@ class QuantizedDType(enum.Enum):
         return Scheme.parse(self.value).bits
 
 
+class ParameterList(list[Any]):
+    """Scales or zero points: a list each change of which is written to the parameters they belong to.
+
+    Args:
+        numbers: the items.
+        write: takes the changed list; what it raises, the change raises.
+    """
+
+    def __init__(self, numbers: Sequence[float], write: Callable[[ParameterList], None]) -> None:
+        super().__init__(numbers)
+        self._write = write
+
+
+def _written(name: str) -> Callable[..., Any]:
+    method = getattr(list, name)
+
+    def change(self: ParameterList, *args: Any, **options: Any) -> Any:
+        result = method(self, *args, **options)
+        self._write(self)
+        return result
+
+    return change
+
+
+for _name in (
+    "__setitem__", "__delitem__", "__iadd__", "__imul__", "append", "extend", "insert", "pop", "remove",
+    "clear", "sort", "reverse",
+):  # fmt: skip
+    setattr(ParameterList, _name, _written(_name))
+
+
 @dataclass
 class QuantizationParams:
-    """ToRSh's object: scales and zero points as lists, changed by :meth:`from_statistics`.
+    """ToRSh's object: scales and zero points as lists, changed by assignment or :meth:`from_statistics`.
 
     value: the parameters as zeropoint keeps them; give these to ``zp.quantize`` and the rest.
 
@@ -39,6 +71,9 @@ class QuantizationParams:
     >>> params.from_statistics(-2.0, 2.0)
     >>> round(params.scale[0], 6), params.zero_point[0], params.dtype.bits()
     (0.015686, 0, 8)
+    >>> params.scale[0] = 0.5
+    >>> float(params.value.scales[0])
+    0.5
     """
 
     value: parameters.QuantizationParams
@@ -87,16 +122,40 @@ class QuantizationParams:
         return self.value.scheme
 
     @property
-    def scale(self) -> list[float]:
-        """One scale for each parameter set."""
+    def scale(self) -> ParameterList:
+        """One scale for each parameter set; assignments, also to one of them, change the parameters."""
         scale = self.value.effective_scale()
-        return [1.0] if scale is None else scale.flatten().tolist()
+        numbers = [1.0] if scale is None else scale.flatten().tolist()
+        return ParameterList(numbers, lambda changed: setattr(self, "scale", changed))
+
+    @scale.setter
+    def scale(self, scales: Sequence[float]) -> None:
+        if len(self.value.scales) != 1:
+            raise UnsupportedError(f"scale of {self.scheme} lies in levels; assign to value")
+        (old,) = self.value.scales
+        self.value = self._changed(scales=(_like(old, scales, "scale"),))
 
     @property
-    def zero_point(self) -> list[int]:
-        """One zero point for each parameter set, 0 for symmetric schemes."""
+    def zero_point(self) -> ParameterList:
+        """One zero point for each parameter set, 0 for symmetric schemes; assignments change them."""
         zeros = self.value.zero_point
-        return [0] * self.num_parameter_sets() if zeros is None else zeros.flatten().tolist()
+        numbers = [0] * self.num_parameter_sets() if zeros is None else zeros.flatten().tolist()
+        return ParameterList(numbers, lambda changed: setattr(self, "zero_point", changed))
+
+    @zero_point.setter
+    def zero_point(self, zeros: Sequence[int]) -> None:
+        old = self.value.zero_point
+        if old is None:
+            raise UnsupportedError(
+                f"{self.scheme} is symmetric and has no zero point; use uint8_asymmetric()"
+            )
+        self.value = self._changed(zero_point=_like(old, zeros, "zero_point"))
+
+    def _changed(self, **parts: Any) -> parameters.QuantizationParams:
+        """Return the validated parameters with other tensors; what was observed is not theirs."""
+        changed = replace(self.value, minimum=None, maximum=None, **parts)
+        changed.validate()
+        return changed
 
     @property
     def block_size(self) -> int | None:
@@ -138,6 +197,15 @@ class QuantizationParams:
     def compression_ratio(self) -> float:
         """Return the bits of float32 over those of the codes, scales counted where the shape is known."""
         return self.value.compression_ratio
+
+
+def _like(old: torch.Tensor, numbers: Sequence[float], name: str) -> torch.Tensor:
+    """Return numbers in shape and dtype of those before; raises ShapeError unless there are as many."""
+    if len(numbers) != old.numel():
+        raise ShapeError(
+            f"{name} (length {len(numbers)}) must hold {old.numel()} numbers, one for each block"
+        )
+    return torch.tensor(list(numbers)).to(old.dtype).reshape(old.shape)
 
 
 def _extreme(values: torch.Tensor | None, reduce: Callable[[torch.Tensor], torch.Tensor]) -> float | None:

@@ -102,6 +102,11 @@ def check_levels(scheme: Scheme) -> None:
     _check_offsets(scheme)
     if scheme.center is not None and scheme.center.rule != MEAN:
         raise SchemeError(f"center (={scheme.center}) must follow rule mean, as in center=float32@tensor")
+    if scheme.center is not None and scheme.scales[0].rule.power_of_two:
+        raise SchemeError(
+            f"scales around a center have either sign, which powers of two ({scheme.scales[0]}) have not; "
+            "use linear"
+        )
     for name, levels in (("scale", scheme.scales), ("offset", scheme.offsets)):
         if any(level.stores(Store.LATE) for level in levels[1:]):
             raise SchemeError(f"{name} (={levels[0]}) can be rounded late on its finest level alone")

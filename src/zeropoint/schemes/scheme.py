@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache, total_ordering
@@ -348,10 +348,11 @@ class Scheme:
     def _hash(self) -> int:
         return hash(tuple(getattr(self, part.name) for part in fields(self)))
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[[str], Scheme], tuple[str]]:
         # Copies and pickles are what parsing gives, one object for one text: torch.compile (2.13) traces
-        # quantizers only where the scheme in the module is the one that operators parse.
-        return Scheme.parse, (str(self),)
+        # quantizers only where the scheme in the module is the one that operators parse. A function of the
+        # module, unlike a method, is what torch.load can allow.
+        return _parse, (str(self),)
 
     def __str__(self) -> str:
         return self._text

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.checkpoint.damage import change_tensor
 from tests.oracles import synthetic_llama
 
@@ -64,6 +65,21 @@ def test_negative_scales_of_others_are_no_damage_and_keep_their_values(
     assert verify(tmp_path / "own", None).problems == ()
     zp.convert_checkpoint(tmp_path / "own", tmp_path / "out", "compressed-tensors")
     assert verify(tmp_path / "out", tmp_path / "own").problems == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_double_quantization_of_blocks_of_very_different_sizes_is_verified(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Small blocks next to large ones have a negative absmax, in files of bitsandbytes as in ours."""
+    weight = torch.randn(256, 128, generator=torch.Generator().manual_seed(0)) * 0.05
+    weight[5] *= 1e-6
+    weight[7] *= 300
+    (tmp_path / "source").mkdir()
+    save_file({f"{LAYER}.weight": weight.to(dtype)}, tmp_path / "source/model.safetensors")
+    (tmp_path / "source/config.json").write_text('{"model_type": "llama"}')
+    zp.quantize_checkpoint(tmp_path / "source", tmp_path / "out", "nf4_double", format="bitsandbytes")
+    assert verify(tmp_path / "out", tmp_path / "source").problems == ()
 
 
 def test_a_block_of_signed_scales_may_be_clipped(source: Path, tmp_path: Path) -> None:

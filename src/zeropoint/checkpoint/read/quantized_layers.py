@@ -59,8 +59,9 @@ class StoredLayer:
 
     @property
     def negative_scales(self) -> bool:
-        """Whether its scales may be negative: of integers, where tools write them."""
-        return self.codec.negative_scales and self.weight.element.is_integer
+        """Whether its scales may be negative: of integers and codebooks, where tools write them."""
+        element = self.weight.element
+        return self.codec.negative_scales and (element.is_integer or element.is_table)
 
     @property
     def codes(self) -> TensorEntry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
@@ -12,6 +13,7 @@ import torch
 
 from ...errors import RangeError
 from ...layout import code_rows, packing
+from ...params.effective import span
 from ...params.tensors import Params, parameter_tensors
 from ...schemes import Scheme
 from ..reference import require_finite
@@ -119,6 +121,23 @@ def search(x: torch.Tensor, scheme: Scheme, importance: Importance = None) -> tu
     ]
     require_finite_scales(params, scheme)
     return data.view(code_rows.packed_shape(scheme, shape)), params
+
+
+def require_range(x: torch.Tensor, scheme: Scheme) -> None:
+    """Raise RangeError for a number of twice what the type holds, whose block llama.cpp writes as zeros.
+
+    Squares of such numbers overflow in its searches; types with scales past float16 hold all of float32.
+    """
+    finest = scheme.scales[-1].format
+    if x.numel() == 0 or finest is None or not finest.has_inf:
+        return
+    held = span(scheme.scales, finest) * max(map(abs, scheme.ends))
+    largest = float(torch.linalg.vector_norm(x, math.inf))
+    if largest > 2 * held:
+        raise RangeError(
+            f"the weight holds {largest:g}, and {type_of(scheme)} at most {held:g}; keep the weight, or "
+            "scale it down"
+        )
 
 
 def require_finite_scales(params: Params, scheme: Scheme) -> None:

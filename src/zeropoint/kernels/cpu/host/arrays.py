@@ -118,7 +118,7 @@ def block_factors(
         return NO_FLOATS, NO_FLOATS  # nobody reads them, and parameters may be those of a larger tensor
     require_parameters(scheme, params, shape)
     levels, zero_point = len(scheme.scales), zero_point_of(scheme, params)
-    plain = levels == 1 and params[0].dtype is torch.float32
+    plain = levels == 1 and scheme.center is None and params[0].dtype is torch.float32
     plain = plain and params[0].shape == scheme.granularity.grid(shape)
     scale = params[0] if plain else _products(scheme, scheme.scales, params, shape, dtype)
     scale = effective_scale(scheme, params, shape, dtype) if scale is None else scale

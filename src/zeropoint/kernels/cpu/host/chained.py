@@ -66,8 +66,8 @@ def single_level(scheme: Scheme) -> Scheme | None:
 def codes_of(request: Request) -> Request | None:
     """Return what the kernel of codes is asked for, or None where there is no such scheme."""
     single = single_level(request.scheme)
-    if single is None or request.op is not Op.QUANTIZE_DYNAMIC:
-        return None
+    if single is None or request.op is not Op.QUANTIZE_DYNAMIC or 0 in request.shape:
+        return None  # without blocks there is nothing for a kernel to do
     wide = torch.float32
     return replace(request, op=Op.QUANTIZE, scheme=single, dtype=wide, own_dtype=wide)
 

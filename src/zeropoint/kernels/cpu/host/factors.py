@@ -30,6 +30,8 @@ _CONVERTED = (
 def load_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     """Return why :class:`Factors` cannot load the scheme's scales in place, or None."""
     own = format_of(dtype)
+    if scheme.center is not None:
+        return f"the center of {scheme} is added by the reference"
     if any(storage_dtype(level.format_for(own)) not in _CONVERTED for level in scheme.scales):
         return f"scales of {scheme} are decoded by the reference"
     if len(scheme.scales) > 2 or any(

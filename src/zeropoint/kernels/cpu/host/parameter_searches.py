@@ -21,7 +21,7 @@ from ....ops.threads import parts_for, share
 from ....params import QuantizationParams
 from ....params.effective import over_reciprocal
 from ....params.ladder import Ladder
-from ....params.scale_windows import Window, window_of
+from ....params.scale_windows import Window, has_window, window_of
 from ....params.stored import load_scale
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme, ZeroPoint
@@ -75,12 +75,14 @@ def decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
 @functools.lru_cache(maxsize=1024)
 def _search_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, weighted: bool) -> _Search | None:
     """Return the search by a kernel, or None where plain torch searches."""
-    view = view_of(scheme, shape, dtype)
+    view, ladder = view_of(scheme, shape, dtype), Ladder.of(scheme.scales[0], dtype)
+    if storage_dtype(scheme.scales[0].format_for(format_of(dtype))) is torch.float64:
+        return None  # kernels give float32
     if not isinstance(view, View) or not view.one_pass or scheme.offsets or not _in_vectors(view):
         return None
-    if affine_fits.fits_affine(scheme) and scheme.search is None:
+    if affine_fits.fits_affine(scheme) and scheme.search is None and ladder.table is None:
         return AffineSearch(scheme, shape, view, dtype).run
-    if _fits(scheme, dtype, weighted):
+    if ladder.table is None and _fits(scheme, weighted):
         return LongFits(scheme, shape, view, dtype).run
     return ScaleSearch(scheme, shape, view, dtype, weighted).run if _tries(scheme, dtype, weighted) else None
 
@@ -93,7 +95,7 @@ def _in_vectors(view: View) -> bool:
 
 def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
     """Return whether the kernel that tries scales knows the scheme: a scale above is that of the tensor."""
-    if not scale_search.has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
+    if not has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
         return False
     coarser = [level.granularity for level in scheme.scales[1:]]
     either = scheme.search is not None and scheme.search.factor
@@ -101,10 +103,9 @@ def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
     return known and coarser in ([], [Granularity.tensor()])
 
 
-def _fits(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
+def _fits(scheme: Scheme, weighted: bool) -> bool:
     """Return whether scales are those that fit integer codes."""
-    alone = scale_search.has_window(scheme) and Ladder.of(scheme.scales[0], dtype).table is None
-    return alone and not weighted and _power_of(scheme) == 2 and fits_codes(scheme)
+    return has_window(scheme) and not weighted and _power_of(scheme) == 2 and fits_codes(scheme)
 
 
 def _power_of(scheme: Scheme) -> float:
