@@ -59,10 +59,8 @@ class OwnFile:
         with self._io():
             self._require_apart()
             if self._is_ours() is False and overwrite:
-                raise CheckpointError(
-                    f"{self} exists and is no {self.kind.noun} of zeropoint; move it away, or "
-                    "name another file"
-                )
+                rule = f"{self.kind.noun} of zeropoint" if self.kind.mark else "regular file"
+                raise CheckpointError(f"{self} exists and is no {rule}; move it away, or name another file")
             if not overwrite and os.path.lexists(self.path):
                 raise CheckpointError(f"{self} exists; name a new file, or move it away")
 
