@@ -14,7 +14,7 @@ from tests.peers import transformers
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.errors import CalibrationError, UnsupportedError
 from zeropoint.eval import TextTokenizer, TokenizedText
-from zeropoint.eval.text_windows import read_ids, read_text
+from zeropoint.eval.text_windows import ids_of, text_of
 
 
 def test_the_second_half_of_a_window_is_scored_but_its_first_token() -> None:
@@ -59,27 +59,29 @@ def test_a_text_gets_the_tokens_of_its_tokenizer_and_the_bytes_of_its_text(name:
 
 def test_token_ids_are_read_from_a_file_that_holds_nothing_else(tmp_path: Path) -> None:
     save_file({"ids": torch.arange(8, dtype=torch.int32).reshape(2, 4)}, tmp_path / "ids.safetensors")
-    assert read_ids(tmp_path / "ids.safetensors").tolist() == list(range(8))
+    assert ids_of(tmp_path / "ids.safetensors").tolist() == list(range(8))
     save_file({"a": torch.arange(8), "b": torch.arange(8)}, tmp_path / "two.safetensors")
     save_file({"a": torch.zeros(3)}, tmp_path / "floats.safetensors")
     save_file({"a": torch.tensor([3, -1])}, tmp_path / "negative.safetensors")
-    for name in ("two", "floats"):
-        with pytest.raises(
-            CalibrationError, match="must hold one tensor of token ids, integers; store them alone"
-        ):
-            read_ids(tmp_path / f"{name}.safetensors")
+    save_file({"a": torch.zeros(0, dtype=torch.int64)}, tmp_path / "none.safetensors")
+    for name, message in (
+        ("two", "holds 2 tensors; store the token ids alone"), ("floats", "must be token ids: integers"),
+        ("none", "must hold one tensor of token ids; store some"),
+    ):  # fmt: skip
+        with pytest.raises(CalibrationError, match=message):
+            ids_of(tmp_path / f"{name}.safetensors")
     with pytest.raises(CalibrationError, match="has token -1, and tokens begin at 0"):
-        read_ids(tmp_path / "negative.safetensors")
+        ids_of(tmp_path / "negative.safetensors")
     (tmp_path / "text.safetensors").write_text("no tensors")
     with pytest.raises(CalibrationError, match=r"cannot be read: .*give text"):
-        read_ids(tmp_path / "text.safetensors")
+        ids_of(tmp_path / "text.safetensors")
 
 
 def test_a_text_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes(b"\xff\xd8")
     for name in ("image", "absent"):
         with pytest.raises(CalibrationError, match=f"text '{tmp_path / name}' cannot be read"):
-            read_text(tmp_path / name)
+            text_of(tmp_path / name)
 
 
 def test_a_checkpoint_without_a_tokenizer_says_what_to_give(tmp_path: Path) -> None:

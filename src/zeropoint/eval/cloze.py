@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from ..checkpoint.model.data_files import read_text
 from ..checkpoint.read.storage import shown
 from ..errors import CalibrationError
 
@@ -22,6 +23,8 @@ _SHORTEST, _LONGEST = 8, 24
 """Words of a sentence: so many that they say what fits, so few that many sentences are quick."""
 _WORD = re.compile(r"[a-z]{3,}", re.ASCII)
 _SEED = 0
+_BYTES = 64 << 20
+"""Of text that are read: the Brown corpus has a sixth of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +70,9 @@ def cloze_items(path: Path | str, most: int) -> list[ClozeItem]:
     Raises:
         CalibrationError: for a file that cannot be read, and one without sentences to make items of.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(
-            f"tagged text {shown(Path(path))} cannot be read: {error}; give words as word/tag, a sentence "
-            "a line"
-        ) from error
+    text = read_text(
+        path, what="tagged text", remedy="give words as word/tag, a sentence a line", most=_BYTES
+    )
     sentences = list(tagged_sentences(text))
     words: dict[str, list[str]] = {}
     for sentence in sentences:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..checkpoint.model.calibration import Batches
+from ..checkpoint.model.data_files import TEXT_OF_IDS
 from ..checkpoint.model.forward_pass import ForwardPass, forward_pass, opened
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source, open_source
@@ -31,7 +32,7 @@ from .estimates import mean_of
 from .language_statistics import Samples, Statistics
 from .probe import Probe, ask
 from .reference_cache import ReferenceCache, reference_key
-from .text_windows import TEXT_OF_IDS, TextTokenizer, TextWindows, TokenizedText, read_ids, read_text
+from .text_windows import TextTokenizer, TextWindows, TokenizedText, ids_of, text_of
 from .window_probe import WindowProbe
 
 _PROMPT = 32
@@ -339,7 +340,7 @@ def _asked_of_encoder(reference: Source, text: Path | str, settings: EvaluationS
             f"{shown(Path(text))} holds token ids, and an encoder needs sentences; give text"
         )
     tokenizer, most = TextTokenizer(reference), settings.windows or 1000
-    rows = [tokenizer.sentence(sentence) for sentence in sentences_of(read_text(text), most)]
+    rows = [tokenizer.sentence(sentence) for sentence in sentences_of(text_of(text), most)]
     # Its last token ends the sentence, also where that is cut.
     rows = [row if len(row) <= settings.context else [*row[: settings.context - 1], row[-1]] for row in rows]
     first = takes_first_vector(reference)
@@ -354,9 +355,12 @@ def _asked_of_language_model(
 ) -> _Asked:  # fmt: skip
     tokenizer = None
     if Path(text).suffix == TEXT_OF_IDS:
-        tokens = TokenizedText(ids=read_ids(text))
+        tokens = TokenizedText(ids=ids_of(text))
     else:
-        tokenizer, whole = TextTokenizer(reference), read_text(text)
+        tokenizer, whole = (
+            TextTokenizer(reference),
+            text_of(text, settings.context * (settings.windows or 16)),
+        )
         tokens = tokenizer(whole)
         for other in others:
             require_same_tokens(reference, other, whole[:_COMPARED], tokenizer(whole[:_COMPARED]))

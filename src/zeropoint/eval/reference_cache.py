@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.model.calibration import Batches, transformers_package
+from ..checkpoint.model.calibration import Batches
+from ..checkpoint.model.empty_model import transformers_package
 from ..checkpoint.model.loading import Files, read_tensor
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source

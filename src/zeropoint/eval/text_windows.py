@@ -10,22 +10,16 @@ Source: ggml-org/llama.cpp, tools/perplexity/perplexity.cpp, function perplexity
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from ..checkpoint.model.calibration import transformers_package
-from ..checkpoint.model.model_folder import model_folder
+from ..checkpoint.model.data_files import TEXT_BYTES, TEXT_OF_IDS, read_ids, read_text
+from ..checkpoint.model.tokens import CheckpointTokenizer
 from ..checkpoint.read.source import Source
 from ..checkpoint.read.storage import shown
-from ..errors import CalibrationError, UnsupportedError
-
-TEXT_OF_IDS = ".safetensors"
+from ..errors import CalibrationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,17 +110,7 @@ class TextTokenizer:
     """
 
     def __init__(self, source: Source) -> None:
-        self._place = shown(source.given)
-        with model_folder(source) as folder:
-            try:
-                self._tokenizer: Any = transformers_package().AutoTokenizer.from_pretrained(
-                    folder, local_files_only=True, trust_remote_code=False
-                )
-            except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
-                raise UnsupportedError(
-                    f"{self._place} has no tokenizer that transformers reads ({type(error).__name__}); copy "
-                    f"its files there, or give token ids in a {TEXT_OF_IDS} file"
-                ) from error
+        self._tokenizer = CheckpointTokenizer(source)
 
     def __call__(self, text: str) -> TokenizedText:
         """Return a text as tokens, with the token that begins texts and without one that ends them.
@@ -136,7 +120,7 @@ class TextTokenizer:
         """
         own = self._tokenizer
         before, _ = self._ends()
-        found = own(text, verbose=False, add_special_tokens=False, return_offsets_mapping=own.is_fast)
+        found = own(text, add_special_tokens=False, return_offsets_mapping=own.is_fast)
         ids = [*before, *found["input_ids"]]
         ends = None
         if own.is_fast:
@@ -157,7 +141,7 @@ class TextTokenizer:
         Args:
             text: a sentence.
         """
-        found: list[int] = self._tokenizer(text, verbose=False)["input_ids"]
+        found: list[int] = self._tokenizer(text)["input_ids"]
         return found
 
 
@@ -168,22 +152,17 @@ def _byte_ends(text: str, ends: list[int]) -> torch.Tensor:
     return found
 
 
-def read_text(path: Path | str) -> str:
-    """Return a file of text in UTF-8; raises CalibrationError where it cannot be read.
+def text_of(path: Path | str, tokens: int = 0) -> str:
+    """Return the begin of a file of text in UTF-8; raises CalibrationError where it cannot be read.
 
     Args:
         path: of the file.
+        tokens: that are scored of it; each is given 64 bytes, if they are many.
     """
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(
-            f"text {shown(Path(path))} cannot be read: {error}; give text in UTF-8, or token ids in a "
-            f"{TEXT_OF_IDS} file"
-        ) from error
+    return read_text(path, remedy=_IDS, most=max(TEXT_BYTES, 64 * tokens))
 
 
-def read_ids(path: Path | str) -> torch.Tensor:
+def ids_of(path: Path | str) -> torch.Tensor:
     """Return the one tensor of token ids in a .safetensors file: (tokens,) int64.
 
     Args:
@@ -192,15 +171,12 @@ def read_ids(path: Path | str) -> torch.Tensor:
     Raises:
         CalibrationError: for what is no such file.
     """
-    try:
-        found: Mapping[str, torch.Tensor] = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CalibrationError(f"token ids {shown(Path(path))} cannot be read: {error}; give text") from error
-    ids = next(iter(found.values()), torch.empty(0))
-    if len(found) != 1 or ids.is_floating_point() or ids.dtype is torch.bool or not ids.numel():
-        raise CalibrationError(
-            f"{shown(Path(path))} must hold one tensor of token ids, integers; store them alone"
-        )
+    ids = read_ids(path, remedy="give text")
+    if not ids.numel():
+        raise CalibrationError(f"{shown(Path(path))} must hold one tensor of token ids; store some in it")
     if int(ids.min()) < 0:
         raise CalibrationError(f"{shown(Path(path))} has token {int(ids.min())}, and tokens begin at 0")
-    return ids.reshape(-1).to(torch.int64)
+    return ids.reshape(-1)
+
+
+_IDS = f"give text in UTF-8, or token ids in a {TEXT_OF_IDS} file"

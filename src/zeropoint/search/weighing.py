@@ -29,12 +29,13 @@ import torch
 
 from ..checkpoint.choose.selection import module_of
 from ..checkpoint.choose.tied import tied_heads
+from ..checkpoint.model.data_files import TEXT_OF_IDS
 from ..checkpoint.model.tokens import random_tokens
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source
 from ..errors import CalibrationError, RecipeError, UnsupportedError, count, printable
 from ..eval.divergence_meter import DivergenceMeter, divergence_meter
-from ..eval.text_windows import TEXT_OF_IDS, TextTokenizer, TextWindows, TokenizedText, read_ids, read_text
+from ..eval.text_windows import TextTokenizer, TextWindows, TokenizedText, ids_of, text_of
 from ..eval.window_probe import WindowProbe
 from .inputs import Inputs
 from .measuring import Importance, Weights, decoded
@@ -60,12 +61,12 @@ def windows_of(source: Source, given: Text) -> TextWindows:
     if given is None:
         config = source.config or {}
         words = (config.get("text_config") or config).get("vocab_size")
-        if not isinstance(words, int) or words < 1:
+        if type(words) is not int or not 0 < words < 1 << 31:
             raise UnsupportedError("config.json has no vocab_size for random tokens; pass --text FILE")
         return TokenizedText(ids=random_tokens(words, WINDOWS, CONTEXT).reshape(-1)).windows(CONTEXT, WINDOWS)
     if str(given).endswith(TEXT_OF_IDS):
-        return TokenizedText(ids=read_ids(given)).windows(CONTEXT, WINDOWS)
-    return TextTokenizer(source)(read_text(given)).windows(CONTEXT, WINDOWS)
+        return TokenizedText(ids=ids_of(given)).windows(CONTEXT, WINDOWS)
+    return TextTokenizer(source)(text_of(given)).windows(CONTEXT, WINDOWS)
 
 
 def digest_of(windows: TextWindows) -> str:

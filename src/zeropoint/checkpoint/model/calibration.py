@@ -7,21 +7,17 @@ a checkpoint is not executed. What was learned is part of a plan: its digest is 
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...architectures import is_transposed
 from ...codecs.protocol import LayerScheme
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, printable, size_of
 from ...methods import method_named
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
@@ -37,12 +33,11 @@ from ..plan.limits import Limits
 from ..plan.new_tensor import NewTensor
 from ..plan.origin import Floats, as_floats
 from ..plan.placement import Placement
-from ..read.config_text import CONFIG_KEY
 from ..read.source import Source
 from ..read.storage import shown
+from .empty_model import empty_model
 from .importance import weighted
 from .loading import Files, fill, read_tensor
-from .model_folder import model_folder
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
 from .parts import input_tensors
 from .tokens import is_random, windows_of
@@ -195,15 +190,13 @@ def running(
     """
     _require_runnable(source, remedy)
     with Files() as files, torch.no_grad(), ExitStack() as stack:
-        transformers, folder = transformers_package(), stack.enter_context(model_folder(source))
         floats = as_floats(source, dtype=dtype)
-        model = _empty_model(floats.source, folder, remedy, dtype)
+        model = empty_model(floats.source, limits, remedy, dtype)
         config, vocabulary = model.config.get_text_config(), model.get_input_embeddings().num_embeddings
         longest = getattr(config, "max_position_embeddings", None) or 1 << 30
         batches = given if isinstance(given, list) else [
-            {"input_ids": window} for window in windows_of(
-                given, folder, transformers=transformers, vocabulary=vocabulary, longest=longest
-            )
+            {"input_ids": window}
+            for window in windows_of(given, source, vocabulary=vocabulary, longest=longest)
         ]  # fmt: skip
         model.config.use_cache = config.use_cache = False
         blocks = _blocks(model, remedy)
@@ -256,70 +249,6 @@ def _require_runnable(source: Source, remedy: str) -> None:
         )
     if source.config is None or not source.config.get("architectures"):
         raise UnsupportedError(f"{shown(source.root)} has no config.json with architectures; {remedy}")
-
-
-def transformers_package() -> Any:
-    """Return the package transformers; raises UnsupportedError where it is not installed."""
-    try:
-        return importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        raise UnsupportedError("calibration runs the model by transformers; install zeropoint[hf]") from error
-
-
-_FAILURES = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError)
-"""What transformers raises where a configuration does not make a model."""
-
-
-def _empty_model(source: Source, folder: Path, remedy: str, dtype: torch.dtype | None) -> Any:
-    """Return the model of a checkpoint in evaluation mode; nothing touches the memory of its parameters.
-
-    folder: where its configuration lies. dtype: of its parameters, or None for that of the configuration.
-    """
-    assert source.config is not None
-    name, transformers = source.config["architectures"][0], transformers_package()
-    try:
-        config = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-        vars(config).pop(CONFIG_KEY, None)  # its weights are decoded
-        # Files of BERT may hold numbers of positions, too, which are no floats.
-        kinds = (TORCH_DTYPES.get(entry.dtype) for entry in source.entries.values())
-        dtype = dtype or config.dtype or next(kind for kind in kinds if kind and kind.is_floating_point)
-        with _parameters_on_meta():
-            model = getattr(transformers, name)._from_config(config, dtype=dtype)
-        pooled = any(entry.startswith("pooler.") for entry in source.entries)
-        if "pooler" in dict(model.named_children()) and not pooled:
-            model.pooler = None  # as in files of llama.cpp; transformers then leaves out what it would give
-    except _FAILURES as error:
-        raise UnsupportedError(
-            f"transformers {transformers.__version__} does not build {printable(str(name))} from "
-            f"{shown(source.root)}: {error}; {remedy}"
-        ) from error
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-                own = made.setdefault(id(parameter), nn.Parameter(empty, requires_grad=False))
-                module._parameters[key] = own
-    return model.eval()
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Let modules that are made inside the block have parameters on the meta device, and real buffers.
-
-    Buffers that are in no file, such as the frequencies of rotary embeddings, would be lost on meta.
-    """
-
-    def on_meta(module: nn.Module, name: str, param: nn.Parameter) -> Any:  # noqa: ARG001 (torch's types say None)
-        return param if param.is_meta else nn.Parameter(param.to("meta"), requires_grad=False)
-
-    handle = register_module_parameter_registration_hook(on_meta)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:

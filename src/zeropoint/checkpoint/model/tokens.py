@@ -6,15 +6,19 @@ follow each other; what is left at the end is dropped. Code of a checkpoint is n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from ...errors import CalibrationError, UnsupportedError
+from ...libraries import reading
+from ..read.source import Source
 from ..read.storage import shown
+from .data_files import TEXT_OF_IDS, as_ids, read_ids, read_text
+from .empty_model import transformers_package
+from .model_folder import model_folder
 
 WINDOW, MOST = 512, 128
 """Tokens of a window, and windows: those of llama.cpp's imatrix, and of GPTQ (arXiv:2210.17323)."""
@@ -36,18 +40,44 @@ def is_random(given: object) -> bool:
     return isinstance(given, str) and given == RANDOM
 
 
+class CheckpointTokenizer:
+    """The tokenizer of a checkpoint, whose code is not executed.
+
+    source: a local checkpoint. is_fast: whether it says where tokens lie in a text. Raises UnsupportedError
+    where there is none that transformers reads, and where it fails on a text.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._what = f"{shown(source.given)} has no tokenizer that transformers reads"
+        transformers = transformers_package()
+        with model_folder(source) as folder, reading(self._what, _NO_TOKENIZER, UnsupportedError):
+            self._own: Any = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            self.is_fast = self._own.is_fast is True
+
+    def __call__(self, text: str, **options: bool) -> Mapping[str, Any]:
+        """Return the tokens of a text under ``input_ids``, and what else options of transformers ask for."""
+        with reading(self._what, _NO_TOKENIZER, UnsupportedError):
+            found: Mapping[str, Any] = self._own(text, verbose=False, **options)
+            torch.tensor(found["input_ids"], dtype=torch.int64)
+            return found
+
+
+_NO_TOKENIZER = f"copy its files there, or give token ids in a {TEXT_OF_IDS} file"
+
+
 def windows_of(
-    given: torch.Tensor | Path | str, root: Path, *, vocabulary: int, longest: int, transformers: Any
+    given: torch.Tensor | Path | str, source: Source, *, vocabulary: int, longest: int
 ) -> list[torch.Tensor]:
     """Return windows of token ids, each (1, length) int64.
 
     Args:
         given: (windows, length) or (tokens,) integers; a .safetensors file that holds one such tensor; a file
-            of text in UTF-8; or :data:`RANDOM`.
-        root: the checkpoint, for its tokenizer.
+            of text in UTF-8, of which the first :data:`~.data_files.TEXT_BYTES` are read; or :data:`RANDOM`.
+        source: the checkpoint, for its tokenizer.
         vocabulary: number of tokens that the model knows.
         longest: most tokens that the model takes at once.
-        transformers: the package.
 
     Raises:
         CalibrationError: for what is no such thing, for ids that the model does not know, and for less than
@@ -58,12 +88,7 @@ def windows_of(
     if is_random(given):
         return list(random_tokens(vocabulary, _RANDOM_WINDOWS, length).unsqueeze(1))
     name = "calibration" if isinstance(given, torch.Tensor) else shown(given)
-    ids = given if isinstance(given, torch.Tensor) else _ids(Path(given), root, transformers)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool or ids.ndim not in (1, 2):
-        raise CalibrationError(
-            f"{name} ({ids.dtype}, shape {tuple(ids.shape)}) must be token ids: integers of shape (windows, "
-            "length) or (tokens,)"
-        )
+    ids = as_ids(given, name) if isinstance(given, torch.Tensor) else _ids(Path(given), source)
     if ids.ndim == 1:
         ids = ids[: len(ids) // length * length][: MOST * length].reshape(-1, length)
     if not ids.numel():
@@ -80,29 +105,14 @@ def windows_of(
             f"{name} has token {low if low < 0 else high}, and the model knows 0..{vocabulary - 1}; use its "
             "own tokenizer"
         )
-    return list(ids.to(torch.int64).unsqueeze(1))
+    return list(ids.unsqueeze(1))
 
 
-def _ids(path: Path, root: Path, transformers: Any) -> torch.Tensor:
-    try:
-        if path.suffix == ".safetensors":
-            found = load_file(path)
-            if len(found) != 1:
-                raise CalibrationError(f"{shown(path)} holds {len(found)} tensors; store the token ids alone")
-            return next(iter(found.values()))
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, SafetensorError) as error:
-        raise CalibrationError(
-            f"calibration {shown(path)} cannot be read: {error}; give text in UTF-8, token ids in a "
-            f".safetensors file, or the word {RANDOM}"
-        ) from error
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            root, local_files_only=True, trust_remote_code=False
-        )
-        return torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
-        raise UnsupportedError(
-            f"{shown(root)} has no tokenizer that transformers reads ({type(error).__name__}); copy its "
-            "files there, or give token ids"
-        ) from error
+_REMEDY = f"give text in UTF-8, token ids in a {TEXT_OF_IDS} file, or the word {RANDOM}"
+
+
+def _ids(path: Path, source: Source) -> torch.Tensor:
+    if path.suffix == TEXT_OF_IDS:
+        return read_ids(path, what="calibration", remedy=_REMEDY)
+    text = read_text(path, what="calibration", remedy=_REMEDY)
+    return torch.tensor(CheckpointTokenizer(source)(text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,72 @@
+"""Files of data that models run on: text in UTF-8, and token ids in a safetensors file.
+
+They are regular files, read up to a bound and never mapped: a FIFO would be waited for without end, and a
+device has none.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from pathlib import Path
+
+import torch
+
+from ...errors import CalibrationError, CheckpointError, size_of
+from ..read.safetensors_file import parse_header
+from ..read.storage import open_regular, shown
+from .loading import Files, read_tensor
+
+TEXT_OF_IDS = ".safetensors"
+TEXT_BYTES = 4 << 20
+"""Bytes of text that are read: 65,536 tokens, as many as are used of calibration data, have 64 each then."""
+_IDS_BYTES = 1 << 28
+
+
+def read_text(path: Path | str, *, what: str = "text", remedy: str, most: int = TEXT_BYTES) -> str:
+    """Return the begin of a file of text in UTF-8.
+
+    what: of the file, in messages. remedy: what to give instead. most: bytes that are read; what follows is
+    left out. Raises CalibrationError where the file cannot be read.
+    """
+    try:
+        descriptor = open_regular(Path(path))
+        with open(descriptor, "rb") as file:
+            raw = file.read(min(most, os.fstat(descriptor).st_size))
+            return codecs.getincrementaldecoder("utf-8")().decode(raw, final=len(raw) < most)
+    except (OSError, CheckpointError, UnicodeDecodeError) as error:
+        raise CalibrationError(f"{what} {shown(path)} cannot be read: {error}; {remedy}") from error
+
+
+def read_ids(path: Path | str, *, what: str = "token ids", remedy: str) -> torch.Tensor:
+    """Return the one tensor of token ids in a safetensors file, int64; the arguments are those of read_text.
+
+    Raises CalibrationError for what is no such file.
+    """
+    try:
+        header = parse_header(Path(path))
+        if len(header.table) != 1:
+            raise CalibrationError(
+                f"{shown(path)} holds {len(header.table)} tensors; store the token ids alone"
+            )
+        (entry,) = header.table.values()
+        if entry.nbytes > _IDS_BYTES:
+            raise CalibrationError(
+                f"{shown(path)} holds {size_of(entry.nbytes)} of token ids, above the limit of "
+                f"{size_of(_IDS_BYTES)}; store fewer"
+            )
+        with Files() as files:
+            return as_ids(read_tensor(entry, files), shown(path))
+    except CheckpointError as error:
+        raise CalibrationError(f"{what} {shown(path)} cannot be read: {error}; {remedy}") from error
+
+
+def as_ids(given: torch.Tensor, name: str) -> torch.Tensor:
+    """Return token ids as int64; raises CalibrationError for a tensor of anything else."""
+    floats = given.is_floating_point() or given.is_complex()
+    if floats or given.dtype is torch.bool or given.ndim not in (1, 2):
+        raise CalibrationError(
+            f"{name} ({given.dtype}, shape {tuple(given.shape)}) must be token ids: integers of shape "
+            "(windows, length) or (tokens,)"
+        )
+    return given.to(torch.int64)

@@ -1,0 +1,52 @@
+"""The door to libraries that read files of others: what they raise becomes a sentence of ours.
+
+Such a library raises whatever its parser meets: a KeyError, its own classes, the bare class Exception, and,
+of one in Rust, a panic that derives from none of these. A list of them would be out of date with the next
+version, so that here, and nowhere else, everything is caught.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from .errors import CheckpointError, ZeropointError, printable
+
+_LONGEST = 300
+
+
+@contextlib.contextmanager
+def reading(
+    what: str, remedy: str, kind: type[ZeropointError] = CheckpointError, *, system: bool = False
+) -> Iterator[None]:
+    """Turn what a library raises inside the block into an error that says ``what`` happened, and the remedy.
+
+    Our own errors and a lack of memory pass. system: whether what the operating system says passes, too.
+
+    >>> with reading("the file is no number", "pass another one"):
+    ...     int("")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    zeropoint.errors.CheckpointError: the file is no number (ValueError: ...); pass another one
+    """
+    try:
+        yield
+    except (ZeropointError, MemoryError):
+        raise
+    except OSError as error:
+        if system:
+            raise
+        raise kind(f"{what} ({said(error)}); {remedy}") from error
+    except Exception as error:
+        raise kind(f"{what} ({said(error)}); {remedy}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3's, which derives from no Exception
+            raise
+        raise kind(f"{what} ({said(error)}); {remedy}") from error
+
+
+def said(error: BaseException) -> str:
+    """Return what an exception says: a line of bounded length without characters that drive a terminal."""
+    text = " ".join(str(error).split())
+    kind = type(error).__name__
+    return f"{kind}: {printable(text, limit=_LONGEST)[1:-1]}" if text else kind
