@@ -289,6 +289,8 @@ def is_input_embedding(module: str) -> bool:
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 """Last parts of the names of fused experts: (experts, 2 * inner, hidden) and (experts, hidden, inner), unless
 :func:`expert_layout` says otherwise."""
+MOST_EXPERTS = 1 << 14
+"""More than any model has in a layer: no file makes us count further."""
 EXPERT_PARTS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: (DOWN,)}
 """The projections that each of them holds, in the order of its rows."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
@@ -21,6 +21,7 @@ from .formats.codes import second_grid
 from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
 from .layout import code_rows, packing
 from .layout.blocks import reduce_blocks, spread_blocks
+from .libraries import reading
 from .ops import library, straight_through
 from .params import QuantizationParams
 from .params.bounds import clippable
@@ -215,11 +216,12 @@ class QuantizedTensor:
             "params_dtype": str(self.params.dtype).removeprefix("torch."),
             "own_params": self.own_params,
         }
-        save_file(
-            {"data": self.data.contiguous(), **self.params.tensors()},
-            path,
-            metadata={"zeropoint": json.dumps(header)},
-        )
+        with reading(f"{path} cannot be written", "choose another place"):
+            save_file(
+                {"data": self.data.contiguous(), **self.params.tensors()},
+                path,
+                metadata={"zeropoint": json.dumps(header)},
+            )
 
     @staticmethod
     def load(path: str | Path) -> QuantizedTensor:
@@ -235,17 +237,17 @@ class QuantizedTensor:
             CheckpointError: for any other file, and the errors of :meth:`QuantizationParams.validate` for
                 parameters that were damaged.
         """
-        try:
-            with safe_open(path, "pt") as file:
-                header = (file.metadata() or {}).get("zeropoint")
-                if header is None:
-                    raise CheckpointError(
-                        f"{path} holds no zeropoint tensor; its metadata has no key 'zeropoint'"
-                    )
-                # Copies: a mapped file that changes later would change the numbers, or end the process.
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
+        with (
+            reading(f"{path} is not a safetensors file", "pass what save wrote", system=True),
+            safe_open(path, "pt") as file,
+        ):
+            header = (file.metadata() or {}).get("zeropoint")
+            if header is None:
+                raise CheckpointError(
+                    f"{path} holds no zeropoint tensor; its metadata has no key 'zeropoint'"
+                )
+            # Copies: a mapped file that changes later would change the numbers, or end the process.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         facts = _facts(header, path)
         params = QuantizationParams.from_tensors(facts.scheme, facts.shape, tensors, dtype=facts.params_dtype)
         data, wanted = tensors.get("data"), code_rows.packed_shape(facts.scheme, facts.shape)

@@ -24,7 +24,7 @@ IMPORTED_BY_NAME = {
     "kernels/triton/backend.py": "triton, which is optional, and whose version decides",
     "codecs/registry.py": "each module of codecs/ is looked at",
     "methods/registry.py": "the modules of its own package, each of which is a method",
-    "checkpoint/model/calibration.py": "transformers, which is optional",
+    "checkpoint/model/empty_model.py": "transformers, which is optional",
     "checkpoint/model/parameter_names.py": "transformers, which is optional",
     "checkpoint/read/object_store.py": "file systems of others, which are optional",
     "models/dequantize.py": "transformers, which is optional",

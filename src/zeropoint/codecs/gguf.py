@@ -40,6 +40,7 @@ from types import MappingProxyType
 
 import torch
 
+from ..architectures import MOST_EXPERTS
 from ..errors import CheckpointError, UnsupportedError
 from ..layout.bit_places import Bits, Digits, Field, Struct, whole
 from ..schemes import PRESETS, Scheme
@@ -156,7 +157,7 @@ class GgufReader(Reader):
         entry = tensors[WEIGHT]
         if entry.dtype not in BLOCKS:
             raise UnsupportedError(f"its type {entry.dtype} is not read here; read are {', '.join(BLOCKS)}")
-        if len(entry.shape) not in (2, 3) or 0 in entry.shape:
+        if len(entry.shape) not in (2, 3) or 0 in entry.shape or entry.shape[:-2] > (MOST_EXPERTS,):
             raise CheckpointError(
                 f"its codes have shape {list(entry.shape)}, but must be a matrix, or one for each expert"
             )

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..architectures import Config, model_type
+from ..architectures import MOST_EXPERTS, Config, model_type
 from ..errors import CheckpointError, printable
 from .model_format import ModelFormat
 from .stored_forms import StoredForm
@@ -38,7 +38,6 @@ _OF_FILE = re.compile(
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _NUM_EXPERTS = frozenset(("qwen2_moe", "qwen3_moe", "olmoe"))
 """Families whose experts mlx-lm counts by ``num_experts``, where transformers 5 may write the other name."""
-_MOST = 1 << 14
 """More experts than a layer has: a file that says so is damaged."""
 
 
@@ -67,7 +66,7 @@ def expert_count(config: Config) -> int | None:
     inner = config.get("text_config")
     tables = (config, inner if isinstance(inner, dict) else {})
     found = next((table[key] for table in tables for key in _COUNTS if table.get(key) is not None), None)
-    return found if type(found) is int and 0 < found <= _MOST else None
+    return found if type(found) is int and 0 < found <= MOST_EXPERTS else None
 
 
 class MlxFormat(ModelFormat):
@@ -100,7 +99,7 @@ class MlxFormat(ModelFormat):
     def parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, StoredForm]]:
         """See :class:`ModelFormat`."""
         found = _OF_FILE.fullmatch(name)
-        if found is None or len(shape) != _AXES[found["part"]] or 0 in shape or shape[0] > _MOST:
+        if found is None or len(shape) != _AXES[found["part"]] or 0 in shape or shape[0] > MOST_EXPERTS:
             return ()
         projection, count = found["projection"], shape[0]
         own = _SHORT[projection] if found["block"] == _BLOCK else projection

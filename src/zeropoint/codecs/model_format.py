@@ -49,6 +49,7 @@ class ModelFiles:
         metadata: of the source's file.
         layouts: of its quantized weights, as the codec calls them.
         read: gives the bytes of a file of the source, such as tokenizer.json, or None where it is not there.
+        rows: gives the most rows that a tensor of the source has.
         tensors: what the file holds.
         rewritten: whether it holds the codes of a source in the same layout, all of them as they are.
         mixture: the mixture that gave its tensors their types, if one did.
@@ -58,6 +59,7 @@ class ModelFiles:
     metadata: Metadata
     layouts: Sequence[str]
     read: Callable[[str], bytes | None]
+    rows: Callable[[], int]
     tensors: Iterable[FileTensor] = ()
     rewritten: bool = False
     mixture: str | None = None

@@ -7,12 +7,14 @@ graph to it, without tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, UnsupportedError, printable
+from ..errors import CheckpointError, UnsupportedError
+from ..libraries import reading
 from .containers.onnx import DATA_NAMES, DATA_TYPES, shape_of
 from .containers.onnx_graph import (
     BLOCK_SCALES,
@@ -224,14 +226,8 @@ def _with_operators(model: Any, least: int) -> Any:
             f"{least}, which these types need; export the model anew"
         )
     import onnx.checker
-    import onnx.shape_inference
     import onnx.version_converter
 
-    refused = (
-        onnx.checker.ValidationError, onnx.shape_inference.InferenceError,
-        onnx.version_converter.ConvertError,
-        RuntimeError, ValueError, TypeError, LookupError, ArithmeticError,
-    )  # fmt: skip
     held = [each for each in model.graph.initializer if each.data_location == 1]
     known = {each.name for each in model.graph.input}
     for each in held:
@@ -239,15 +235,12 @@ def _with_operators(model: Any, least: int) -> Any:
         if each.name not in known:
             info = model.graph.input.add()
             info.CopyFrom(onnx.helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))
-    try:
-        _check(model)
+    what = f"onnx cannot translate the model from operator set {max(now)} to {least}, which these types need"
+    remedy = "use int8:channel or --format onnx-matmulnbits, or export the model anew"
+    with reading(what, remedy, UnsupportedError):
+        with _without_numbers(model):  # a damaged one would end the process (onnx 1.22)
+            onnx.checker.check_model(model)
         found = onnx.version_converter.convert_version(model, least)
-    except refused as error:  # of any adapter
-        raise UnsupportedError(
-            f"onnx cannot translate the model from operator set {max(now)} to {least}, which these types "
-            f"need ({printable(str(error)[:200])}); use int8:channel or --format onnx-matmulnbits, or export "
-            "the model anew"
-        ) from error
     names = {each.name for each in held} - known
     inputs = [each for each in found.graph.input if each.name not in names]
     del found.graph.input[:]
@@ -257,20 +250,16 @@ def _with_operators(model: Any, least: int) -> Any:
     return found
 
 
-def _check(model: Any) -> None:
-    """Raise an error of onnx where a model is damaged, whose translation would end the process (onnx 1.22).
-
-    Numbers that lie elsewhere, which onnx would look for in the directory of this process, count as none.
-    """
-    import onnx.checker
-
+@contextmanager
+def _without_numbers(model: Any) -> Iterator[None]:
+    """Let numbers that lie elsewhere count as none: onnx looks for them in the directory of this process."""
     tensors = [each for graph in all_graphs(model) for each in graph.initializer]
     tensors += [tensor for _, tensor in constants(model)]
     elsewhere = [(each, list(each.dims)) for each in tensors if each.data_location == 1]
     try:
         for each, _ in elsewhere:
             each.dims[:], each.data_location = [0], 0
-        onnx.checker.check_model(model)
+        yield
     finally:
         for each, dims in elsewhere:
             each.dims[:], each.data_location = dims, 1

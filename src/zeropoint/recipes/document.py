@@ -17,9 +17,11 @@ recipe.schema.json next to this module declares the same about keys and kinds of
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -29,6 +31,7 @@ from typing import Any, TypeVar
 import yaml
 
 from ..errors import RecipeError, ZeropointError, near_misses, printable, size_of
+from ..libraries import reading
 from ..schemes import PRESETS
 from .assignment import Assignment
 from .model_preset import model_preset
@@ -43,6 +46,7 @@ _RULE = (*_MATCH, "preset", *_GIVE, _METHOD, "keep")
 KEEP = "keep"
 MAX_BYTES = 1 << 18
 """Bytes of the longest recipe: thousands of rules. PyYAML takes a second for so many, or a few."""
+_PIECE = 1 << 20
 T = TypeVar("T")
 
 
@@ -113,11 +117,17 @@ def read_bounded(path: Path | str, limit: int) -> bytes:
     """Return the content of a file, at most ``limit`` bytes and one more; raises OSError.
 
     A pipe is read as a shell gives one, ``<(...)``, but one that nobody writes to is empty: nothing waits.
+    Memory is taken for what is read, a piece at a time, and a device is refused, as it has no end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(descriptor, True)
+    found = bytearray()
     with open(descriptor, "rb") as file:
-        return file.read(limit + 1)
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode) or stat.S_ISBLK(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is a device, and no file")
+        while len(found) <= limit and (piece := file.read(min(_PIECE, limit + 1 - len(found)))):
+            found += piece
+    return bytes(found)
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -154,15 +164,7 @@ def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS)
         raise RecipeError(
             f"{name}: the recipe is longer than {size_of(MAX_BYTES)}; write fewer rules, with globs"
         )
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except RecursionError as error:
-        raise RecipeError(f"{name}: the recipe is nested too deeply; a rule needs three levels") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        reason = getattr(error, "problem", None) or "it cannot be parsed"
-        raise RecipeError(f"{name}{line}: this is not valid YAML: {reason}") from error
+    root = _composed(text, name)
     if root is None:
         raise RecipeError(f"{name}: the recipe is empty; it needs default or rules")
     place = _Place(name, words, root)
@@ -191,8 +193,8 @@ def with_method(text: str, method: str) -> str:
     """
     word = json.dumps(method)
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (RecursionError, yaml.YAMLError):
+        root = _composed(text, "recipe")
+    except RecipeError:
         root = None
     if not isinstance(root, yaml.MappingNode):
         return f"{text}\n{_METHOD}: {word}"
@@ -203,6 +205,22 @@ def with_method(text: str, method: str) -> str:
         start = root.start_mark.index + 1
         return f'{text[:start]}"{_METHOD}": {word}, {text[start:]}'
     return f"{text}\n{' ' * root.start_mark.column}{_METHOD}: {word}"
+
+
+def _composed(text: str, name: str) -> Any:
+    """Return the nodes of a YAML text, or None of an empty one; raises RecipeError with the line."""
+    with reading(f"{name}: this is not valid YAML", "correct it", RecipeError):
+        try:
+            return yaml.compose(text, Loader=yaml.SafeLoader)
+        except RecursionError as error:
+            raise RecipeError(
+                f"{name}: the recipe is nested too deeply; a rule needs three levels"
+            ) from error
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            line = f", line {mark.line + 1}" if mark is not None else ""
+            reason = getattr(error, "problem", None) or "it cannot be parsed"
+            raise RecipeError(f"{name}{line}: this is not valid YAML: {reason}") from error
 
 
 def _mapping(place: _Place, known: tuple[str, ...]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from zeropoint.errors import UnsupportedError, ZeropointError
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic_llama.write(tmp_path_factory.mktemp("source") / "in")
+    folder = tmp_path_factory.mktemp("model") / "checkpoint"
+    return synthetic_llama.write(folder)
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ def built(folder: Path, **changes: Any) -> Any:
 
 WRONG: list[dict[str, Any]] = [
     {"vocab_size": "x"}, {"max_position_embeddings": None}, {"num_attention_heads": 0},
-    {"pad_token_id": 10**9}, {"intermediate_size": 0}, {"hidden_size": [64]}, {"rope_theta": "x"}, {"rope_scaling": "x"},
+    {"pad_token_id": 10**9}, {"intermediate_size": 0}, {"hidden_size": [64]}, {"rope_theta": "x"},
+    {"rope_scaling": "x"},
     {"rope_parameters": [1]}, {"hidden_act": "x"}, {"hidden_act": {"a": 1}}, {"num_labels": 10**9},
     {"id2label": {"a": "b"}}, {"torch_dtype": "x"}, {"dtype": "float99"}, {"model_type": None},
     {"model_type": "evil"}, {"model_type": "bert"}, {"architectures": {"a": 1}}, {"architectures": 5},

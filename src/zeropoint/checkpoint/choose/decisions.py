@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...architectures import ExpertLayout, expert_layout
-from ...codecs.block_extents import partial_group
+from ...codecs.block_extents import no_matrix, partial_group
 from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of
 from ...codecs.protocol import Codec, LayerScheme
@@ -164,6 +164,8 @@ def _unfit(entry: TensorEntry, layer: LayerScheme, experts: ExpertLayout) -> str
 
 def misfit(entry: TensorEntry, layer: LayerScheme, experts: ExpertLayout) -> str | None:
     """Return why the layout cannot hold a weight, or None when it can."""
+    if not is_fused_experts(entry) and (problem := no_matrix(entry.shape)) is not None:
+        return problem
     fused = layer.codec.fuses(layer)
     shapes = {m.file_shape for m in matrices(entry, experts, fused=fused)}
     if not shapes:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...architectures import DOWN, GATE_UP, ExpertLayout, expert_layout, layer_type
+from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, ExpertLayout, expert_layout, layer_type
 from ...codecs import registry
 from ...codecs.known import CONFIG_KEYS, is_quantized
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -153,6 +153,7 @@ def is_fused_experts(entry: TensorEntry) -> bool:
     return (
         entry.use is None
         and len(entry.shape) == 3
+        and entry.shape[0] <= MOST_EXPERTS
         and module_of(entry.name).rpartition(".")[2] in (GATE_UP, DOWN)
     )
 

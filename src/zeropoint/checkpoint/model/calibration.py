@@ -19,6 +19,7 @@ from torch import nn
 from ...architectures import is_transposed
 from ...codecs.protocol import LayerScheme
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, printable, size_of
+from ...libraries import reading
 from ...methods import method_named
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
 from ...models.sequential import Steps
@@ -35,7 +36,7 @@ from ..plan.origin import Floats, as_floats
 from ..plan.placement import Placement
 from ..read.source import Source
 from ..read.storage import shown
-from .empty_model import empty_model
+from .empty_model import empty_model, transformers_package
 from .importance import weighted
 from .loading import Files, fill, read_tensor
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
@@ -189,7 +190,10 @@ def running(
     messages. dtype: of weights and activations; that of the configuration if None.
     """
     _require_runnable(source, remedy)
-    with Files() as files, torch.no_grad(), ExitStack() as stack:
+    transformers = transformers_package()
+    what = f"transformers {transformers.__version__} does not run the model of {shown(source.root)}"
+    with reading(what, remedy, UnsupportedError, system=True), torch.no_grad(), ExitStack() as stack:
+        files = stack.enter_context(Files())
         floats = as_floats(source, dtype=dtype)
         model = empty_model(floats.source, limits, remedy, dtype)
         config, vocabulary = model.config.get_text_config(), model.get_input_embeddings().num_embeddings

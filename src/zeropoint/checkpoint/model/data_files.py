@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ...errors import CalibrationError, CheckpointError, size_of
+from ...own_files import reason_of
 from ..read.safetensors_file import parse_header
 from ..read.storage import open_regular, shown
 from .loading import Files, read_tensor
@@ -35,7 +36,9 @@ def read_text(path: Path | str, *, what: str = "text", remedy: str, most: int = 
             raw = file.read(min(most, os.fstat(descriptor).st_size))
             return codecs.getincrementaldecoder("utf-8")().decode(raw, final=len(raw) < most)
     except (OSError, CheckpointError, UnicodeDecodeError) as error:
-        raise CalibrationError(f"{what} {shown(path)} cannot be read: {error}; {remedy}") from error
+        raise CalibrationError(
+            f"{what} {shown(path)} cannot be read: {reason_of(error.__cause__ or error)}; {remedy}"
+        ) from error
 
 
 def read_ids(path: Path | str, *, what: str = "token ids", remedy: str) -> torch.Tensor:

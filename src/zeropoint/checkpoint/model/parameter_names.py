@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import UnsupportedError
+from ...errors import UnsupportedError, printable
+from ...libraries import reading
 from ...models import QuantizedLinear, SplitExperts
 from ..choose.selection import module_of
 
@@ -97,6 +98,8 @@ def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[WeightRows]
     begins = torch.tensor(sorted(starts))
     found = []
     for name, numbers in (_reverted(model, columns) if is_pretrained(model) else columns).items():
+        if not numbers.numel():
+            raise UnsupportedError(f"the weight {printable(name)} is empty; give it some rows and columns")
         owners = sorted(set((torch.searchsorted(begins, numbers.flatten(), right=True) - 1).tolist()))
         first = int(begins[owners[0]])
         layer, rows = starts[first]
@@ -123,5 +126,7 @@ def _reverted(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, t
         loading: Any = importlib.import_module("transformers.core_model_loading")
     except ModuleNotFoundError:  # before 5.0 a model has the names of its files
         return tensors
-    reverted: dict[str, torch.Tensor] = loading.revert_weight_conversion(model, tensors)
+    what = f"transformers does not say how the files of {type(model).__name__} name its weights"
+    with reading(what, "save the model with save_pretrained to see why", UnsupportedError):
+        reverted: dict[str, torch.Tensor] = loading.revert_weight_conversion(model, tensors)
     return reverted

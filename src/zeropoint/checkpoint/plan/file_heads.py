@@ -26,7 +26,11 @@ def model_files(
     def read(name: str) -> bytes | None:
         return read_small(source.root / name, limit=MAX_TOKENIZER_BYTES)[0] if name in present else None
 
+    def rows() -> int:
+        return max((entry.shape[0] for entry in source.entries.values() if entry.shape), default=0)
+
     return ModelFiles(
         config=source.config or {}, metadata=source.metadata[shard],
-        layouts=[layer.layout for layer in layers], read=functools.cache(read), mixture=mixture,
+        layouts=[layer.layout for layer in layers], read=functools.cache(read), rows=functools.cache(rows),
+        mixture=mixture,
     )  # fmt: skip

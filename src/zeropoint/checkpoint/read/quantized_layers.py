@@ -12,6 +12,7 @@ import json
 import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from ...codecs.records import Entry, Known, Reader, Record
 from ...codecs.registry import CODECS, claiming, methods
 from ...columns import Kinds, Made, Names
 from ...errors import CheckpointError, ZeropointError, printable
+from ...libraries import reading
 from ...schemes import Scheme
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from .problems import Problem
@@ -281,16 +283,24 @@ def find_layers(source: Source, known: Callable[[str], Known | None] | None = No
             f"pass "
             "one of these"
         )
-    reader = codec.read(_Listing(source=source, quantization=config))
+    with _documents(source):
+        reader = codec.read(_Listing(source=source, quantization=config))
     layers, problems = _Layers(source.entries), []
     for key, tensors, several in _by_weight(source.entries, codec, layers.taken):
         try:
             if several:
                 raise CheckpointError(f"it has several tensors of {several}, but must have one")
-            layers.add(reader.record(key, tensors, known and known(key)), tensors)
+            with _documents(source):
+                layers.add(reader.record(key, tensors, known and known(key)), tensors)
         except ZeropointError as error:
             problems.append(Problem(where=key, what=str(error)))
     return StoredLayers.of(source.entries, layers, reader, problems)
+
+
+def _documents(source: Source) -> AbstractContextManager[None]:
+    return reading(
+        f"the configuration of {shown(source.root)} does not describe its layers", "download it again"
+    )
 
 
 _SEVERAL = -2

@@ -14,7 +14,8 @@ from ...architectures import ExpertLayout, expert_layout
 from ...codecs.layer_schemes import layer_scheme, preset_layers
 from ...codecs.protocol import LayerScheme
 from ...errors import ZeropointError, count, printable, size_of
-from ..choose.decisions import misfit
+from ..choose.decisions import TensorDecision, misfit
+from ..choose.selection import is_fused_experts, not_a_weight
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..read.tensor_entries import TensorEntry
 
@@ -42,13 +43,20 @@ class _Total:
 
 def partly(plan: CheckpointPlan) -> list[str]:
     """Return a sentence where a scheme fits some shapes only: what stays as it is, and which fits all."""
-    experts = expert_layout(plan.source.config or {})
+    entries, config = plan.source.entries, plan.source.config or {}
+    experts = expert_layout(config)
+
+    def is_left(decision: TensorDecision, layer: LayerScheme) -> bool:
+        entry = decision.entry
+        weight = is_fused_experts(entry) or not_a_weight(entry, entries, config) is None
+        return weight and decision.kept_by_default and misfit(entry, layer, experts) is not None
+
     for layer in plan.layers:
         left, taken = _Total(), _Total()
         for decision in plan.decisions:
             if decision.layer == layer:
                 taken.add(decision.entry)
-            elif decision.kept_by_default and misfit(decision.entry, layer, experts) is not None:
+            elif is_left(decision, layer):
                 left.add(decision.entry)
         if left.count:
             return [_partly(layer, left, taken, experts)]

@@ -54,6 +54,8 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _U8, _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 0, 4, 5, 6, 7, 8, 9, 10, 11
 _MAX_AXES, _MAX_NAME, _MAX_KEYS, _MAX_TEXT, _MAX_ITEMS = 4, 4096, 100_000, 1 << 20, 1 << 24
 _PIECE = 1 << 20
+_MAX_TENSORS = 1 << 18
+"""Rows of some 500 bytes each in memory; a model of 61 layers with 256 experts apart has 46,000."""
 _DAMAGED = "the file is damaged or was not written as GGUF; download or export it again"
 
 
@@ -104,7 +106,7 @@ class GgufFile(Container):
                 first += row.data + bytes(-len(row.data) % alignment)
         data = bytearray(_MAGIC + struct.pack("<IQQ", _VERSION, len(offsets), len(metadata)))
         for key, value in metadata.items():
-            data += _string(key) + _written(value).data
+            data += _string(key) + GgufValue.of(value).data
         data += directory
         data += bytes(-len(data) % alignment)
         begins = array("q", (len(data) + offset for offset in offsets))
@@ -119,6 +121,22 @@ class GgufValue:
     """A value of the metadata. data: its type and its bytes, as they lie in the file."""
 
     data: bytes
+
+    @staticmethod
+    def of(value: Scalar | Sequence[Scalar] | Value) -> GgufValue:
+        """Return a value as it lies in a file: whole numbers as u32 where they are, in arrays as i32."""
+        if isinstance(value, GgufValue):
+            return value
+        if isinstance(value, bytes):
+            return GgufValue(struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value)
+        if isinstance(value, str | bool | int | float):
+            kind = _kind(value)
+            return GgufValue(struct.pack("<I", kind) + _packed(kind, [value]))
+        assert isinstance(value, Sequence), value
+        items: Sequence[Scalar] = value
+        kind = _kind(items[0]) if items else _STRING
+        kind = _I32 if kind == _U32 else kind
+        return GgufValue(struct.pack("<IIQ", _ARRAY, kind, len(items)) + _packed(kind, items))
 
     def get(self) -> Scalar | list[Scalar]:
         """Return it as a Python value."""
@@ -138,22 +156,6 @@ class GgufValue:
             found.append(self.data[at + 8 : at + 8 + size].decode("utf-8", "replace"))
             at += 8 + size
         return found
-
-
-def _written(value: Scalar | Sequence[Scalar] | Value) -> GgufValue:
-    """Return a value as it lies in a file: whole numbers as u32 where they are, in arrays as i32."""
-    if isinstance(value, GgufValue):
-        return value
-    if isinstance(value, bytes):
-        return GgufValue(struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value)
-    if isinstance(value, str | bool | int | float):
-        kind = _kind(value)
-        return GgufValue(struct.pack("<I", kind) + _packed(kind, [value]))
-    assert isinstance(value, Sequence), value
-    items: Sequence[Scalar] = value
-    kind = _kind(items[0]) if items else _STRING
-    kind = _I32 if kind == _U32 else kind
-    return GgufValue(struct.pack("<IIQ", _ARRAY, kind, len(items)) + _packed(kind, items))
 
 
 def _kind(value: Scalar) -> int:
@@ -253,7 +255,7 @@ def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[st
     if cursor.take(4) != _MAGIC or cursor.number("<I") != _VERSION:
         raise CheckpointError(f"it does not begin as a GGUF file of version {_VERSION}")
     tensors, keys = cursor.number("<Q"), cursor.number("<Q")
-    if keys > _MAX_KEYS or tensors > size // 32:
+    if keys > _MAX_KEYS or tensors > min(size // 32, _MAX_TENSORS):
         raise CheckpointError(f"its head names {tensors} tensors and {keys} values, which it has no room for")
     metadata: dict[str, GgufValue] = {}
     for _ in range(keys):
@@ -262,18 +264,21 @@ def _parse(cursor: _Cursor, read: Read, size: int) -> tuple[list[Found], dict[st
             raise CheckpointError(f"the key {printable(key)} appears twice")
         metadata[key] = cursor.value()
     alignment = _alignment(metadata)
-    rows = [_row(cursor) for _ in range(tensors)]
+    rows: dict[str, tuple[Row, int]] = {}
+    for _ in range(tensors):
+        row, offset = _row(cursor)
+        if row.name in rows:
+            raise CheckpointError(f"a tensor's name appears twice: {printable(row.name)}")
+        rows[row.name] = row, offset
     begin = cursor.at + -cursor.at % alignment
-    found = sorted((Found(row, begin + offset) for row, offset in rows), key=lambda each: each.begin)
-    if len({each.row.name for each in found}) != len(found):
-        raise CheckpointError("a tensor's name appears twice")
+    found = sorted((Found(row, begin + offset) for row, offset in rows.values()), key=lambda each: each.begin)
     _check_cover(found, read, (cursor.at, alignment, size))
     return found, metadata
 
 
 def _alignment(metadata: Metadata) -> int:
     """Return the number of which multiples tensors begin at."""
-    found = _written(metadata[ALIGNMENT]).get() if ALIGNMENT in metadata else _ALIGNMENT
+    found = GgufValue.of(metadata[ALIGNMENT]).get() if ALIGNMENT in metadata else _ALIGNMENT
     if not isinstance(found, int) or found < 1 or found % 8:
         raise CheckpointError(f"{ALIGNMENT} is {found!r:.40}, but must be a multiple of 8")
     return found

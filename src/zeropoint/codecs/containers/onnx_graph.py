@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedError, printable
+from ...libraries import reading
 from .protocol import Use
 
 STANDARD, RUNTIME = ("", "ai.onnx"), "com.microsoft"
@@ -95,14 +96,11 @@ def parsed(graph: bytes) -> Any:
     """Return a ModelProto; raises UnsupportedError without ``onnx``, CheckpointError for other bytes."""
     try:
         import onnx
-        from google.protobuf.message import DecodeError
     except ImportError as error:
         raise UnsupportedError(f"reading ONNX needs {error.name}; install zeropoint[onnx]") from error
     model = onnx.ModelProto()
-    try:
+    with reading("it is no ONNX model", "download or export it again"):
         model.ParseFromString(graph)
-    except DecodeError as error:
-        raise CheckpointError(f"it is no ONNX model: {error}") from error
     if not model.HasField("graph") or not model.graph.node:
         raise CheckpointError("it is no ONNX model: it has no graph with nodes")
     texts = itertools.chain.from_iterable(map(_texts, all_graphs(model)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ...architectures import DOWN, GATE_UP, Config, model_type
+from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, Config, model_type
 from ...errors import CheckpointError, printable
 from ..stored_forms import APART, NO_PLACE, StoredForm
 
@@ -267,7 +267,7 @@ def model_names(
         holder, names = family.experts[0]
         stem, projection = f"{family.prefixes[0]}{block}{holder}", names[_OF_EXPERTS.index(found["module"])]
         count = expert_count(family, config)
-        if len(shape) != 3 or shape[0] != count:
+        if len(shape) != 3 or shape[0] != count or count > MOST_EXPERTS or 0 in shape:
             raise CheckpointError(
                 f"{printable(stored)} has shape {list(shape)}, but must hold the matrices of {count} experts"
             )

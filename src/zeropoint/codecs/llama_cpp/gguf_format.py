@@ -10,6 +10,7 @@ from typing import Any
 
 from ...architectures import Config, model_type
 from ...errors import UnsupportedError
+from ...libraries import reading
 from ..containers.gguf import ALIGNMENT, GgufValue
 from ..containers.protocol import Found, Metadata, Read, Row
 from ..model_format import WEIGHTED, FileModel, ModelFiles, ModelFormat
@@ -38,6 +39,10 @@ _MADE_BY = "quantize."
 """What keys begin with that say how another file was quantized."""
 
 
+_config = reading("config.json does not describe a model of llama.cpp", "download the checkpoint again")
+_file = reading("what the file says of its model is damaged", "download or export it again")
+
+
 class LlamaCppFormat(ModelFormat):
     """See the module and :class:`ModelFormat`; other families have the names of the checkpoint."""
 
@@ -45,11 +50,13 @@ class LlamaCppFormat(ModelFormat):
     mixture_method = "ggml"
     of_importance = OF_IMPORTANCE
 
+    @_config
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """See :class:`ModelFormat`."""
         family = family_of(config)
         return None if family is None else form_of(family, name, shape, config)
 
+    @_config
     def metadata(self, model: ModelFiles) -> Metadata:
         """See :class:`ModelFormat`."""
         if model.rewritten:
@@ -61,22 +68,27 @@ class LlamaCppFormat(ModelFormat):
             return {**said, **kind, _VERSION: 2}
         values: dict[str, Any] = {ALIGNMENT: 32, ARCHITECTURE: model_type(model.config) or "unknown"}
         if family is not None:
-            tokenizer, _ = tokenizer_values(model.config, model.read)
+            tokenizer, _ = tokenizer_values(model.config, model.read, model.rows)
             values |= {**model_values(family, model.config), **kind, **tokenizer}
+        for value in values.values():
+            GgufValue.of(value)  # raises for what has no place in a file
         return {**values, _VERSION: 2}
 
+    @_config
     def remarks(self, model: ModelFiles) -> Sequence[str]:
         """See :class:`ModelFormat`."""
         if family_of(model.config) is None or _is_gguf(model.metadata):
             return ()
-        return tokenizer_values(model.config, model.read)[1]
+        return tokenizer_values(model.config, model.read, model.rows)[1]
 
+    @_config
     def fixed(self, config: Config) -> Sequence[Row]:
         """See :class:`ModelFormat`: factors of rotary embeddings."""
         family = family_of(config)
         factors = None if family is None else rope_factors(family, config)
         return () if factors is None else (factors,)
 
+    @_config
     def mixture(
         self, name: str, shapes: Mapping[str, tuple[int, ...]], config: Config
     ) -> Mapping[str, str] | None:
@@ -91,6 +103,7 @@ class LlamaCppFormat(ModelFormat):
             )
         return types_of(name, family, shapes, config)
 
+    @_file
     def contradiction(self, metadata: Metadata, dtypes: Collection[str]) -> str | None:
         """See :class:`ModelFormat`: the type of the file, or what rows that it does not divide have."""
         said = PlainValues(metadata).get(_FILE_TYPE)
@@ -102,10 +115,12 @@ class LlamaCppFormat(ModelFormat):
             return None
         return f"{_FILE_TYPE} is {said}, which is a file of {name}, but no tensor with several axes is {name}"
 
+    @_file
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
         """See :class:`ModelFormat`."""
         return read_model(found, metadata, data)
 
+    @_file
     def companions(self, metadata: Metadata) -> Mapping[str, str]:
         """See :class:`ModelFormat`."""
         return tokenizer_files(PlainValues(metadata))

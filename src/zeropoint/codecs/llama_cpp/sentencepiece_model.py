@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping
 
 from ...errors import UnsupportedError
-from .token_table import TokenTable, TokenType, put_added
+from .token_table import Count, TokenTable, TokenType, put_added
 from .unigram import BYTES_UNLIKE, CHARSMAP, KIND, MERGED, UNKNOWN
 
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -26,12 +26,12 @@ _UNIGRAM, _BPE = 1, 2
 _NAMES = {3: "words", 4: "characters"}
 
 
-def sentencepiece_table(raw: bytes, size: int | None, added: Mapping[int, tuple[str, bool]]) -> TokenTable:
+def sentencepiece_table(raw: bytes, count: Count, added: Mapping[int, tuple[str, bool]]) -> TokenTable:
     """Return the tokens of a tokenizer.model.
 
     Args:
         raw: the file.
-        size: how many tokens the model has, or None for those that there are.
+        count: says how many tokens the model has.
         added: tokens by number, and whether each is special.
 
     Raises:
@@ -50,7 +50,7 @@ def sentencepiece_table(raw: bytes, size: int | None, added: Mapping[int, tuple[
             f"tokenizer.model is a model of {_NAMES.get(int(kind), kind)}, which llama.cpp does not have; "
             "move it out of the folder to write a file that takes numbers of tokens only"
         )
-    found = TokenTable.blank("llama" if kind == _BPE else KIND, size or len(pieces), scored=True)
+    found = TokenTable.blank("llama" if kind == _BPE else KIND, count(len(pieces)), scored=True)
     found.pre, found.prefix = "default", bool(normal.get(_DUMMY_PREFIX, 1))
     for number, (text, score, piece) in enumerate(pieces):
         found.put(number, text, piece, score)

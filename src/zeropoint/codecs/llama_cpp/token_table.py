@@ -5,12 +5,15 @@ This module knows no files of tokenizers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from ...errors import CheckpointError
 from ..containers.protocol import Scalar
 
+Count = Callable[[int], int]
+"""How many tokens there are, of the number that a tokenizer needs."""
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"
 """What tokens have for a space."""
@@ -55,7 +58,14 @@ class TokenTable:
         return TokenTable(model, tokens, [TokenType.UNUSED] * size, scores)
 
     def put(self, number: int, token: str, kind: int, score: float = 0.0) -> None:
-        """Put a token; one whose number is beyond the model's is left out, as llama.cpp's converter does."""
+        """Put a token; one whose number is beyond the model's is left out, as llama.cpp's converter does.
+
+        Raises CheckpointError for a token that is no text.
+        """
+        if not isinstance(token, str):
+            raise CheckpointError(
+                f"token {number} is {token!r:.40}, and no text; download the tokenizer again"
+            )
         if 0 <= number < len(self.tokens):
             self.tokens[number], self.types[number] = token, kind
             if self.scores:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...errors import CheckpointError
 from .pre_tokenizers import PRE_TOKENIZERS
 from .token_table import PREFIX, SPACE, TokenType
 from .unigram import KIND, unigram_parts
@@ -34,6 +35,9 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
         or len(types) != len(tokens)
     ):
         return {}
+    strange = next((token for token in tokens if not isinstance(token, str)), None)
+    if strange is not None:
+        raise CheckpointError(f"{PREFIX}tokens hold {strange!r:.40}, and no text; download the file again")
     special = {
         f"{name}_token": tokens[number]
         for name in SPECIAL_TOKENS
@@ -77,6 +81,8 @@ def _ends(metadata: Mapping[str, Any], own: Any, tokens: Sequence[str]) -> Any:
             number = metadata.get(f"{PREFIX}seperator_token_id")
         usual = metadata.get(f"{PREFIX}model") == "bert" or (name == "bos" and own is None)
         if metadata.get(f"{PREFIX}add_{name}_token", usual) is not True or type(number) is not int:
+            continue
+        if not 0 <= number < len(tokens):
             continue
         token = tokens[number]
         used[token] = {"id": token, "ids": [number], "tokens": [token]}

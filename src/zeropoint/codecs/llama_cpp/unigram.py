@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedError
-from .token_table import PREFIX, SPACE, TokenTable, TokenType, piece_type, put_added
+from .token_table import PREFIX, SPACE, Count, TokenTable, TokenType, piece_type, put_added
 
 KIND = "t5"
 CHARSMAP, MERGED = f"{PREFIX}precompiled_charsmap", f"{PREFIX}remove_extra_whitespaces"
@@ -26,13 +26,13 @@ _RUN = " {2,}"
 
 
 def unigram_of_json(
-    parsed: Mapping[str, Any], size: int | None, added: Mapping[int, tuple[str, bool]]
+    parsed: Mapping[str, Any], count: Count, added: Mapping[int, tuple[str, bool]]
 ) -> TokenTable:
     """Return the tokens of a tokenizer.json whose model is Unigram.
 
     Args:
         parsed: the whole file.
-        size: how many tokens the model has, or None for those that there are.
+        count: says how many tokens the model has.
         added: tokens by number, and whether each is special.
 
     Raises:
@@ -46,7 +46,7 @@ def unigram_of_json(
             "for unknown characters; name one as unk_id, or move tokenizer.json out of the folder to write a "
             "file that takes numbers of tokens only"
         )
-    found = TokenTable.blank(KIND, size or max(len(vocab), *(n + 1 for n in added)), scored=True)
+    found = TokenTable.blank(KIND, count(max((len(vocab), *(n + 1 for n in added)))), scored=True)
     for number, (token, score) in enumerate(vocab):
         kind = piece_type(token, None) if fallback else TokenType.NORMAL
         found.put(number, token, TokenType.UNKNOWN if number == unknown else kind, float(score))

@@ -10,41 +10,47 @@ them.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from ...architectures import Config
-from ...errors import CheckpointError, UnsupportedError
+from ...errors import CheckpointError, UnsupportedError, printable
+from ...libraries import reading
 from ..containers.protocol import Scalar
+from ..containers.safetensors import is_unicode
 from .families import text_config
 from .pre_tokenizers import pre_name
 from .sentencepiece_model import sentencepiece_table
-from .token_table import PREFIX, SPACE, TokenTable, TokenType, piece_type, put_added
+from .token_table import PREFIX, SPACE, Count, TokenTable, TokenType, piece_type, put_added
 from .unigram import KIND as UNIGRAM
 from .unigram import steps_of, unigram_of_json
 
 FileReader = Callable[[str], bytes | None]
 """From the name of a file of the checkpoint to its bytes, or None where it is not there."""
+_MOST = 1 << 24
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 STORED_NAMES = MappingProxyType({"unk": "unknown", "sep": "seperator", "pad": "padding"})
 """What the metadata calls special tokens where tokenizer_config.json has another word."""
 
 
-def tokenizer_values(config: Config, read: FileReader) -> tuple[dict[str, Scalar | list[Any]], list[str]]:
+@reading("the tokenizer is damaged", "download it again")
+def tokenizer_values(
+    config: Config, read: FileReader, rows: Callable[[], int] = lambda: _MOST
+) -> tuple[dict[str, Scalar | list[Any]], list[str]]:
     """Return the values of the tokenizer of a checkpoint, and sentences about what it lacks.
 
     Args:
         config: config.json.
         read: gives the files of the checkpoint.
+        rows: gives the most rows that a tensor of the checkpoint has, of which each token is one.
 
     Raises:
-        CheckpointError: for a file that is not well-formed.
+        CheckpointError: for a file that is not well-formed, and more tokens than rows.
     """
     settings = json_object(read, "tokenizer_config.json")
     parsed = json_object(read, "tokenizer.json")
-    found = _vocabulary(config, read, parsed, settings)
+    found = _vocabulary(_count(config, rows), read, parsed, settings)
     if found is None:
         said = "no tokenizer that is known here (tokenizer.model, tokenizer.json or vocab.txt)"
         return {f"{PREFIX}model": "none"}, [f"{said}: llama.cpp will take numbers of tokens only"]
@@ -71,7 +77,38 @@ def tokenizer_values(config: Config, read: FileReader) -> tuple[dict[str, Scalar
     template = _chat_template(read, settings)
     if template is not None:
         values["tokenizer.chat_template"] = template
+    for key, value in values.items():
+        _require_text(key, value)
     return values, remarks
+
+
+def _require_text(key: str, value: object) -> None:
+    """Raise CheckpointError for a text that UTF-8 does not hold, such as half of a surrogate pair."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and not is_unicode(text):
+            raise CheckpointError(
+                f"{key} holds {printable(text)}, which is no text in Unicode; download the tokenizer again"
+            )
+
+
+def _count(config: Config, rows: Callable[[], int]) -> Count:
+    """Return what says how many tokens there are, of so many as a tokenizer needs.
+
+    It raises CheckpointError where config.json says more than there are rows.
+    """
+    size = text_config(config).get("vocab_size")
+
+    def counted(needed: int) -> int:
+        if size is None:
+            return min(needed, rows())
+        if type(size) is not int or not 0 < size <= rows():
+            raise CheckpointError(
+                f"vocab_size is {size!r:.40} in config.json, and the largest tensor has {rows()} rows; "
+                "download the checkpoint again"
+            )
+        return size
+
+    return counted
 
 
 def json_object(read: FileReader, name: str) -> dict[str, Any]:
@@ -89,22 +126,16 @@ def json_object(read: FileReader, name: str) -> dict[str, Any]:
 
 
 def _vocabulary(
-    config: Config, read: FileReader, parsed: Mapping[str, Any], settings: Mapping[str, Any]
+    count: Count, read: FileReader, parsed: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> TokenTable | None:
-    size = text_config(config).get("vocab_size")
     raw = read("tokenizer.model")
-    try:
-        if raw is not None and _kind_of(parsed) != "Unigram":
-            added = {**_added(json_object(read, "added_tokens.json")), **_decoder(settings)}
-            return sentencepiece_table(raw, size, added)
-        if parsed:
-            return _of_json(parsed, size)
-        words = read("vocab.txt")
-        return None if words is None else _word_pieces(words.decode("utf-8").splitlines(), size, {})
-    except (UnsupportedError, CheckpointError):  # ValueErrors too
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError, struct.error) as error:
-        raise CheckpointError(f"the tokenizer is damaged: {error!r:.200}; download it again") from error
+    if raw is not None and _kind_of(parsed) != "Unigram":
+        added = {**_added(json_object(read, "added_tokens.json")), **_decoder(settings)}
+        return sentencepiece_table(raw, count, added)
+    if parsed:
+        return _of_json(parsed, count)
+    words = read("vocab.txt")
+    return None if words is None else _word_pieces(words.decode("utf-8").splitlines(), count, {})
 
 
 def _kind_of(parsed: Mapping[str, Any]) -> str | None:
@@ -126,15 +157,15 @@ def _added(found: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
     return {int(number): (token, False) for token, number in found.items()}
 
 
-def _of_json(parsed: Mapping[str, Any], size: int | None) -> TokenTable:
+def _of_json(parsed: Mapping[str, Any], count: Count) -> TokenTable:
     model, kind = parsed["model"], _kind_of(parsed)
     added = {t["id"]: (t["content"], t.get("special") is True) for t in parsed.get("added_tokens") or []}
     if kind == "Unigram":
-        return unigram_of_json(parsed, size, added)
+        return unigram_of_json(parsed, count, added)
     if kind == "WordPiece":
         words = sorted(model["vocab"], key=model["vocab"].__getitem__)
         return _in_case(
-            parsed, _word_pieces(words, size, added, model.get("continuing_subword_prefix", "##"))
+            parsed, _word_pieces(words, count, added, model.get("continuing_subword_prefix", "##"))
         )
     sentencepiece = model.get("byte_fallback") is True
     parts = [model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")]
@@ -147,7 +178,7 @@ def _of_json(parsed: Mapping[str, Any], size: int | None) -> TokenTable:
         )
     merges = [merge if isinstance(merge, str) else " ".join(_spelled(merge)) for merge in model["merges"]]
     highest = max((*model["vocab"].values(), *added), default=-1)
-    found = TokenTable.blank("llama" if sentencepiece else "gpt2", size or highest + 1, scored=sentencepiece)
+    found = TokenTable.blank("llama" if sentencepiece else "gpt2", count(highest + 1), scored=sentencepiece)
     if sentencepiece:
         ranks = {merge.replace(" ", "", 1): -float(n) for n, merge in reversed(list(enumerate(merges)))}
         for token, number in model["vocab"].items():
@@ -188,10 +219,10 @@ def _spelled(merge: list[str]) -> Iterator[str]:
 
 
 def _word_pieces(
-    words: list[str], size: int | None, added: Mapping[int, tuple[str, bool]], inside: str = "##"
+    words: list[str], count: Count, added: Mapping[int, tuple[str, bool]], inside: str = "##"
 ) -> TokenTable:
     """Return WordPiece tokens as llama.cpp has them: the begins of words are marked, and not what follows."""
-    found = TokenTable.blank("bert", size or len(words))
+    found = TokenTable.blank("bert", count(len(words)))
     special = {token for token, control in added.values() if control}
     special |= {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
     for number, word in enumerate(words):

@@ -18,6 +18,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ...errors import CheckpointError, UnsupportedError
+from ...libraries import reading
 from ...models import PreparedLayer
 from ...models.graph import to_program
 from ...models.graph.prepare import PLAN
@@ -136,6 +137,7 @@ def _write(proto: Any, path: Path) -> Path:
         raise UnsupportedError(
             f"the model ({proto.ByteSize()} bytes) must fit in the {_LIMIT} of one ONNX file; use fewer bits"
         )
-    onnx.checker.check_model(proto, full_check=True)
+    with reading("onnx refuses the model", "report it with the scheme", UnsupportedError):
+        onnx.checker.check_model(proto, full_check=True)
     OwnFile(path, FileKind("model")).write([proto.SerializeToString()], overwrite=True)
     return path
