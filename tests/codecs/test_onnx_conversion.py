@@ -131,7 +131,7 @@ def test_dynamic_quantizers_of_onnxruntime_are_refused_in_words(tmp_path: Path) 
     (tmp_path / "dynamic").mkdir()
     out = tmp_path / "dynamic" / "model.onnx"
     quantization.quantize_dynamic(floats, out, weight_type=quantization.QuantType.QInt8)
-    with pytest.raises(CheckpointError, match="holds no codes to convert"):
+    with pytest.raises(CheckpointError, match=r"is quantized already .*MatMulInteger multiplies"):
         plan_of(out, NBITS)
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.codecs import onnx_operators
 from zeropoint.codecs.registry import get_codec
 
 from .onnx_models import decoded, model, ran, save, values, with_values
@@ -146,3 +148,146 @@ def test_tensors_that_stay_in_the_graph_are_named(tmp_path: Path) -> None:
         assert note == f"{said}'rows', 'pixels', 'shift', 'few'"
     plan = make_plan(open_source(path), "int4:g32", codec=get_codec("onnx"))
     assert any(note.startswith("4 tensors of few numbers") for note in plan.notes)
+
+
+def saved(folder: Path, proto: Any) -> Path:
+    onnx.save(proto, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def of_set(operators: int, nodes: list[Any], ends: list[Any], tensors: list[Any], **more: Any) -> Any:
+    """Return a model of a set of operators; ends: its input and its output."""
+    graph = helper.make_graph(nodes, "main", ends[:1], ends[1:], tensors)
+    sets = [helper.make_opsetid("", operators), *more.pop("sets", [])]
+    return helper.make_model(graph, opset_imports=sets, ir_version=8 if operators > 10 else 4, **more)
+
+
+def ran_alike(source: Path, out: Path, most: float) -> bool:
+    """Return whether outputs are as close as rounding weights leaves them, on normal inputs."""
+    found = []
+    for file in (source, out / "model.onnx"):
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        given = {
+            each.name: values([n if isinstance(n, int) else 3 for n in each.shape], 7).astype(
+                np.float16 if "float16" in each.type else np.float32
+            )
+            for each in session.get_inputs()
+        }
+        found.append(session.run(None, given)[0].astype(np.float64))
+    return bool(np.linalg.norm(found[0] - found[1]) < most * np.linalg.norm(found[0]))
+
+
+@pytest.mark.parametrize("operators", [13, 17, 18, 19, 21])
+def test_scales_of_16_bits_raise_the_set_to_that_which_has_them(operators: int, tmp_path: Path) -> None:
+    ends = [info("x", TensorProto.FLOAT16, ["n", 64]), info("y", TensorProto.FLOAT16, ["n", 32])]
+    weight = numpy_helper.from_array(values((64, 32)).astype(np.float16), "w")
+    source = saved(tmp_path, of_set(operators, [node("MatMul", ["x", "w"], ["y"])], ends, [weight]))
+    zp.quantize_checkpoint(source, tmp_path / "out", "int8:channel", format="onnx")
+    onnx.checker.check_model(str(tmp_path / "out/model.onnx"), full_check=True)
+    assert onnx.load(tmp_path / "out/model.onnx").opset_import[0].version == max(operators, 19)
+    assert ran_alike(source, tmp_path / "out", 0.02)
+
+
+def resized(operator: str, mode: str) -> list[Any]:
+    return [
+        node("Conv", ["x", "w"], ["h"], pads=[1] * 4),
+        node(operator, ["h", "factors"], ["y"], mode=mode),
+    ]
+
+
+@pytest.mark.parametrize(("operators", "operator"), [(10, "Resize"), (9, "Upsample")])
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("scheme", ["int8:channel", "int16:channel"])
+def test_nodes_whose_default_changed_keep_their_meaning_in_a_newer_set(
+    scheme: str, mode: str, operators: int, operator: str, tmp_path: Path
+) -> None:
+    ends = [info("x", TensorProto.FLOAT, [1, 16, 8, 8]), info("y", TensorProto.FLOAT, [1, 32, 16, 16])]
+    factors = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "factors")
+    tensors = [held("w", (32, 16, 3, 3)), factors]
+    source = saved(tmp_path, of_set(operators, resized(operator, mode), ends, tensors))
+    zp.quantize_checkpoint(source, tmp_path / "out", scheme, format="onnx")
+    assert ran_alike(source, tmp_path / "out", 0.02)
+
+
+def test_a_translation_that_changes_outputs_is_refused_with_the_operators_that_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As every adapter of onnx that is wrong, and not known to be, would be."""
+    monkeypatch.setattr(onnx_operators, "_set_right", lambda model, _: model)
+    ends = [info("x", TensorProto.FLOAT, [1, 16, 8, 8]), info("y", TensorProto.FLOAT, [1, 32, 16, 16])]
+    factors = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "factors")
+    tensors = [held("w", (32, 16, 3, 3)), factors]
+    source = saved(tmp_path, of_set(10, resized("Resize", "linear"), ends, tensors))
+    with pytest.raises(zp.UnsupportedError, match=r"outputs change \('y' by \d\d%\); one of .*Resize"):
+        zp.quantize_checkpoint(source, tmp_path / "out", "int8:channel", format="onnx")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_compared_is_said_in_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(onnx_operators, "_MOST_BYTES", 1000)
+    ends = [info("x", TensorProto.FLOAT, ["n", 64]), info("y", TensorProto.FLOAT, ["n", 32])]
+    source = saved(tmp_path, of_set(12, [node("MatMul", ["x", "w"], ["y"])], ends, [held("w", (64, 32))]))
+    plan = make_plan(open_source(source), "int8:channel", codec=get_codec("onnx"))
+    assert [
+        note for note in plan.notes if "its outputs were not compared: its weights (2,048 values)" in note
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["int8:channel", "int4:g32"])
+def test_weights_of_local_functions_are_weights_and_the_result_is_loaded(scheme: str, tmp_path: Path) -> None:
+    sets = [helper.make_opsetid("", 18)]
+    function = helper.make_function(
+        "local", "Linear", ["a", "b"], ["c"], [node("MatMul", ["a", "b"], ["c"])], sets
+    )
+    nodes = [node("Linear", ["x", "w"], ["h"], domain="local"), node("MatMul", ["h", "v"], ["y"])]
+    ends = [info("x", TensorProto.FLOAT, ["n", 64]), info("y", TensorProto.FLOAT, ["n", 32])]
+    tensors = [held("w", (64, 64)), held("v", (64, 32), 1)]
+    proto = of_set(18, nodes, ends, tensors, functions=[function], sets=[helper.make_opsetid("local", 1)])
+    source = saved(tmp_path, proto)
+    found = zp.quantize_checkpoint(source, tmp_path / "out", scheme, format="onnx")
+    assert {outcome.weight.module for outcome in found.outcomes} == {"w", "v"}
+    assert ran_alike(source, tmp_path / "out", 0.2)
+    assert zp.verify_checkpoint(tmp_path / "out", source).ok
+
+
+def test_a_local_function_of_another_set_is_refused_where_the_set_is_raised(tmp_path: Path) -> None:
+    sets = [helper.make_opsetid("", 13)]
+    function = helper.make_function(
+        "local", "Linear", ["a", "b"], ["c"], [node("MatMul", ["a", "b"], ["c"])], sets
+    )
+    nodes = [node("Linear", ["x", "w"], ["h"], domain="local"), node("MatMul", ["h", "v"], ["y"])]
+    ends = [info("x", TensorProto.FLOAT, ["n", 64]), info("y", TensorProto.FLOAT, ["n", 32])]
+    tensors = [held("w", (64, 64)), held("v", (64, 32), 1)]
+    proto = of_set(18, nodes, ends, tensors, functions=[function], sets=[helper.make_opsetid("local", 1)])
+    with pytest.raises(
+        zp.UnsupportedError, match=r"local functions \('local.Linear'\) of another operator set"
+    ):
+        zp.quantize_checkpoint(saved(tmp_path, proto), tmp_path / "out", "int4:g32", format="onnx")
+
+
+def test_verify_loads_what_it_verifies(tmp_path: Path) -> None:
+    ends = [info("x", TensorProto.FLOAT, ["n", 64]), info("y", TensorProto.FLOAT, ["n", 32])]
+    source = saved(tmp_path, of_set(21, [node("MatMul", ["x", "w"], ["y"])], ends, [held("w", (64, 32))]))
+    zp.quantize_checkpoint(source, tmp_path / "out", "int8:channel", format="onnx")
+    broken = onnx.load(tmp_path / "out/model.onnx", load_external_data=False)
+    broken.opset_import[0].version = 9
+    (tmp_path / "out/model.onnx").write_bytes(broken.SerializeToString())
+    (tmp_path / "out/zeropoint_manifest.json").unlink()
+    problems = [str(each) for each in zp.verify_checkpoint(tmp_path / "out", source).problems]
+    assert any("onnxruntime does not load it (" in each for each in problems), problems
+
+
+def test_models_that_other_tools_quantized_are_called_so(tmp_path: Path) -> None:
+    ends = [info("x", TensorProto.UINT8, ["n", 64]), info("y", TensorProto.INT32, ["n", 32])]
+    codes = numpy_helper.from_array((values((64, 32)) * 100).astype(np.int8), "w_quantized")
+    source = saved(tmp_path, of_set(13, [node("MatMulInteger", ["x", "w_quantized"], ["y"])], ends, [codes]))
+    assert "a tool of ONNX (MatMulInteger multiplies codes)" in zp.inspect_checkpoint(source).summary[1]
+    with pytest.raises(
+        zp.CheckpointError, match="it holds 'w_quantized', I8, which MatMulInteger multiplies"
+    ):
+        zp.quantize_checkpoint(source, tmp_path / "out", "int8:channel", format="onnx")
+    ends = [info("x", TensorProto.FLOAT, ["n", 64]), info("y", TensorProto.FLOAT, ["n", 32])]
+    source = saved(tmp_path, of_set(21, [node("MatMul", ["x", "w"], ["y"])], ends, [held("w", (64, 32))]))
+    zp.quantize_checkpoint(source, tmp_path / "out", "int8:channel", format="onnx")
+    with pytest.raises(zp.CheckpointError, match=r"is quantized already \(.*\); pass .* --dequantize-first"):
+        zp.quantize_checkpoint(tmp_path / "out", tmp_path / "again", "int8:channel", format="onnx")

@@ -298,8 +298,12 @@ class Bitsandbytes(Codec):
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     defaults = MappingProxyType({"dialect": _DIALECT.name})
-    negative_scales = True  # double quantization makes some absmax of small blocks negative
     methods = (QUANT_METHOD,)
+
+    @property
+    def negative_scales(self) -> bool:  # type: ignore[override]  # a class says it for all files elsewhere
+        """See :class:`Codec`: double quantization makes absmax of small blocks negative."""
+        return self.form is not None and self.form.offset is not None
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`."""

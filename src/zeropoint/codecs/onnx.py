@@ -75,6 +75,7 @@ from .records import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 
 _FLOATS = ("F32", "F16", "BF16")
+_HALVES = _FLOATS[1:]
 _SOME = 64
 """Inputs that are worked on together at least, where no block asks for more."""
 _DOUBLE = 2
@@ -385,7 +386,10 @@ class Onnx(Codec):
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`: the model, whose tensors lie in the file next to it."""
         layers = [module.layer for module in contents.modules() if module.layer is not None]
-        return rewritten(contents, max(map(_operator_set, layers)), _insert)
+        operators = max(map(_operator_set, layers))
+        if any(found.row.dtype in _HALVES and found.row.name.endswith(SCALE) for found in contents.tensors()):
+            operators = max(operators, 19)
+        return rewritten(contents, operators, _insert)
 
 
 def _scale_dtype(weight: Scheme, level: int, dtype: torch.dtype) -> str:

@@ -1,20 +1,17 @@
 """The graph of an ONNX model with codes in the place of weights, and every tensor in one file next to it.
 
 What a weight becomes is its codec's business; this module knows where tensors and nodes go. Nodes, names and
-metadata of the model stay as they are. Where a newer set of operators is needed, ``onnx`` translates the
-graph to it, without tensors.
+metadata of the model stay as they are, unless a newer set of operators is needed (onnx_operators.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
-from ..libraries import reading
 from .containers.onnx import DATA_NAMES, DATA_TYPES, shape_of
 from .containers.onnx_graph import (
     BLOCK_SCALES,
@@ -23,23 +20,20 @@ from .containers.onnx_graph import (
     OUTER,
     RUNTIME,
     SCALE,
-    STANDARD,
     GraphLayer,
     Initializer,
     all_graphs,
     attribute_of,
-    constants,
     initializers,
     parsed,
 )
 from .containers.protocol import Found
+from .onnx_operators import raised
 from .protocol import Contents, Documents, LayerScheme
 from .safetensors_dtypes import TORCH_DTYPES
 
 WEIGHT = ".weight"
 _LIMIT = (1 << 31) - 1
-_INTERNAL_VERSIONS = ((19, 9), (21, 10), (23, 11), (24, 12), (25, 13))
-"""Sets of operators, and the first version of the format with the types that they need."""
 
 
 class Rewriting:
@@ -134,9 +128,9 @@ def rewritten(
         )
     places = {found.row.name: found for found in contents.tensors()}
     layers = {module.name: module.layer for module in contents.modules() if module.layer is not None}
-    edit = Rewriting(_with_operators(_with_floats(parsed(contents.graph)), operators), places)
-    found, _ = initializers(edit.model)
-    for each in found:
+    model, note = raised(_with_floats(parsed(contents.graph)), operators)
+    edit = Rewriting(model, places)
+    for each in initializers(model)[0]:
         layer = layers.get(module_name(each)) if each.use.reason is None else None
         if layer is not None:
             rows, columns = shape_of(each.dims, each.use)
@@ -147,7 +141,8 @@ def rewritten(
     if len(data) > _LIMIT:
         raise CheckpointError(f"the graph ({len(data)} bytes) must fit in the {_LIMIT} of one ONNX file")
     file = next(iter(places.values())).file
-    return Documents(section=None, files={file.removesuffix(".data"): data})
+    notes = () if note is None else (note,)
+    return Documents(section=None, files={file.removesuffix(".data"): data}, notes=notes)
 
 
 def _with_floats(model: Any) -> Any:
@@ -206,60 +201,3 @@ def _put_product(graph: Any, node: Any, weight: str) -> None:
 
 _BIAS = 5
 """Which input of MatMulNBits is added to the product."""
-
-
-_LEAST_OPERATORS = 7
-"""That of ONNX 1.2, of 2017; translating damaged models from older ones, onnx 1.22 crashes the process."""
-
-
-def _with_operators(model: Any, least: int) -> Any:
-    """Return a model with a set of operators of at least ``least``, translated where it is an older one."""
-    for operators, version in _INTERNAL_VERSIONS:
-        if least >= operators:
-            model.ir_version = max(model.ir_version, version)
-    now = [each.version for each in model.opset_import if each.domain in STANDARD]
-    if not now or max(now) >= least:
-        return model
-    if max(now) < _LEAST_OPERATORS:
-        raise UnsupportedError(
-            f"the model has operator set {max(now)}, and {_LEAST_OPERATORS} or newer are translated to "
-            f"{least}, which these types need; export the model anew"
-        )
-    import onnx.checker
-    import onnx.version_converter
-
-    held = [each for each in model.graph.initializer if each.data_location == 1]
-    known = {each.name for each in model.graph.input}
-    for each in held:
-        model.graph.initializer.remove(each)
-        if each.name not in known:
-            info = model.graph.input.add()
-            info.CopyFrom(onnx.helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))
-    what = f"onnx cannot translate the model from operator set {max(now)} to {least}, which these types need"
-    remedy = "use int8:channel or --format onnx-matmulnbits, or export the model anew"
-    with reading(what, remedy, UnsupportedError):
-        with _without_numbers(model):  # a damaged one would end the process (onnx 1.22)
-            onnx.checker.check_model(model)
-        found = onnx.version_converter.convert_version(model, least)
-    names = {each.name for each in held} - known
-    inputs = [each for each in found.graph.input if each.name not in names]
-    del found.graph.input[:]
-    found.graph.input.extend(inputs)
-    found.graph.initializer.extend(held)
-    found.ir_version = model.ir_version
-    return found
-
-
-@contextmanager
-def _without_numbers(model: Any) -> Iterator[None]:
-    """Let numbers that lie elsewhere count as none: onnx looks for them in the directory of this process."""
-    tensors = [each for graph in all_graphs(model) for each in graph.initializer]
-    tensors += [tensor for _, tensor in constants(model)]
-    elsewhere = [(each, list(each.dims)) for each in tensors if each.data_location == 1]
-    try:
-        for each, _ in elsewhere:
-            each.dims[:], each.data_location = [0], 0
-        yield
-    finally:
-        for each, dims in elsewhere:
-            each.dims[:], each.data_location = dims, 1

@@ -198,11 +198,13 @@ class Documents:
         section: ``quantization_config`` of config.json, or None for a layout that needs none.
         keys: of config.json under which it stands.
         files: contents of further files, by file name: bytes, or what is written as JSON.
+        notes: sentences about how they were made.
     """
 
     section: Mapping[str, Any] | None
     keys: tuple[str, ...] = CONFIG_KEYS[:1]
     files: Mapping[str, Mapping[str, Any] | bytes] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Codec(Protocol):
@@ -217,8 +219,7 @@ class Codec(Protocol):
         container: name of the container, in ``containers.CONTAINERS``.
         defaults: options that a weight scheme takes where it does not say otherwise.
         parts: suffixes of its tensors, and whether one alone says that a weight is in this layout.
-        negative_scales: whether engines decode negative scales, as auto-round writes them of integers and
-            bitsandbytes of small blocks.
+        negative_scales: whether engines decode negative scales, as auto-round and bitsandbytes write them.
         input_names: of tensors for static inputs, or None where it holds none.
         cache: where scales of a cache of keys and values lie, or None where it holds none.
         usual: engines that its files are for, the first of which may refuse a result.

@@ -18,7 +18,7 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, near_misses, printable
 from ...patterns import name_pattern
 from ...recipes import Recipe, Rule, Subject
-from ..read.tensor_entries import Entries, TensorEntry
+from ..read.tensor_entries import Entries, TensorEntry, code_operators
 
 FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 """Dtypes in which codes are written as floats, with the names that safetensors has for them."""
@@ -292,11 +292,14 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
                 remedy = _UNREADABLE if registry.claiming(found) is None else _DEQUANTIZE
             raise CheckpointError(f"{place} is quantized already ({key} says {method!r}); {remedy}")
     for entry in entries:
-        known = entry.use is not None and entry.use.part is not None
-        if known or (entry.use is None and is_quantized(entry.name, entry.dtype)):
+        held = f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}"
+        if entry.use is not None and entry.use.part is not None:
+            raise CheckpointError(f"{held}); {_DEQUANTIZE}")
+        if operators := code_operators(entry):
+            raise CheckpointError(f"{held}, which {operators} multiplies); {_UNREADABLE}")
+        if entry.use is None and is_quantized(entry.name, entry.dtype):
             raise CheckpointError(
-                f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}), but its "
-                f"configuration does not say how; {_UNREADABLE if config else _NO_CONFIG}"
+                f"{held}), but its configuration does not say how; {_UNREADABLE if config else _NO_CONFIG}"
             )
 
 

@@ -320,14 +320,16 @@ def make_plan(
     placements = Placements(source, actions, codec)
     limits = limits.reserve(source.entries, placements.by_name)
     remarks = codec.model_format.remarks(model_files(source, source.shards[0], placements.layers))
-    texts = index_and_config(floats, decisions, placements, codec, staying=actions.staying, cache=more.cache)
+    texts, remarks_of_files = index_and_config(
+        floats, decisions, placements, codec, staying=actions.staying, cache=more.cache
+    )
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
         placements=placements, texts=texts, limits=limits,
         notes=(
             *source.notes, *_notes(floats.source, decisions), *_of_configuration(texts), *split,
-            *actions.notes(), *remarks,
+            *actions.notes(), *remarks, *remarks_of_files,
             *_of_placeless(placeless, codec), *more.notes,
         ),
         companions={path: stamp(source.root / path).size for path in companions},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ...architectures import Config
 from ...codecs.containers import CONTAINERS
@@ -30,8 +31,8 @@ MANIFEST = "zeropoint_manifest.json"
 def index_and_config(
     floats: Floats, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec, *,
     staying: Sequence[TensorDecision] = (), cache: bool = False,
-) -> dict[str, Text]:  # fmt: skip
-    """Return the index, the configuration and what else the codec writes besides tensors, by file name.
+) -> tuple[dict[str, Text], tuple[str, ...]]:  # fmt: skip
+    """Return the index, the configuration and what else the codec writes, by file name, and notes on them.
 
     placements: of all output tensors. staying: layers that keep the codes which
     the configuration of ``floats`` describes. cache: whether scales of a cache are among the tensors.
@@ -57,7 +58,7 @@ def index_and_config(
         texts[CONFIG] = readable(Text.of(text))
     elif config:
         texts[WEIGHTS_ONLY_CONFIG] = readable(Text.of(json.dumps({CONFIG_KEY: config}, indent=2) + "\n"))
-    return texts
+    return texts, documents.notes
 
 
 def index_name(source: Source) -> str:
@@ -134,7 +135,7 @@ def _with_cache(documents: Documents, codec: Codec) -> Documents:
         name: codec.with_cache(content) if not isinstance(content, bytes) else content
         for name, content in documents.files.items()
     }
-    return Documents(section=section, files=files)
+    return replace(documents, section=section, files=files)
 
 
 _MAYBE_ODD = re.compile(r"embed|position|token_type|wte|wpe|shared|bias|norm|router|gat(e|ing)$|wg$|(^|\.)ln")

@@ -94,7 +94,7 @@ def rotation_plan(
     actions = _actions(floats, stream, origins, asked)
     placements = Placements(source, actions, codec)
     limits = limits.reserve(entries, placements.by_name)
-    texts = index_and_config(floats, actions.decisions, placements, codec)
+    texts, _ = index_and_config(floats, actions.decisions, placements, codec)
     texts[CONFIG] = readable(Text.of(with_members(str(texts[CONFIG]), _members(stream, config, asked))))
     companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(

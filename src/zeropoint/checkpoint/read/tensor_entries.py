@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
@@ -30,6 +31,29 @@ class TensorEntry:
     file: Place
     form: StoredForm | None = None
     use: Use | None = None
+
+
+_MOVING = frozenset((
+    "Cast", "Concat", "Expand", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice",
+    "Split", "Squeeze", "Transpose", "Unsqueeze",
+))  # fmt: skip
+"""Operators of ONNX that move numbers and compute nothing with them."""
+
+
+def code_operators(entry: TensorEntry) -> str:
+    """Return the operators of a graph that compute with the codes of a tensor, or nothing for other tensors.
+
+    Codes are matrices of at most 8 bits, of which the graph does not say how they are decoded.
+    """
+    use = entry.use
+    if (
+        use is None
+        or use.part is not None
+        or len(entry.shape) < 2
+        or not re.match("[IUF]_?[248]", entry.dtype)
+    ):
+        return ""
+    return " and ".join(sorted(set(use.operators) - _MOVING))
 
 
 def _kept(form: StoredForm | None) -> StoredForm | None:

@@ -23,7 +23,7 @@ from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import CONFIG, SINGLE_FILE, Source
 from ..read.storage import exists, shown
-from ..read.tensor_entries import TensorEntry
+from ..read.tensor_entries import TensorEntry, code_operators
 from ..run.tiles import Scratch
 from .proofs import Check, OpenFiles
 
@@ -50,6 +50,9 @@ def other_tool(source: Source) -> str | None:
         method = str(config.get("quant_method", config.get("quant_algo", "unknown")))
         tool = TOOLS.get(method, "a tool that is not known here")
         return f"{tool} (quant_method is {printable(method)})"
+    operators = next(filter(None, map(code_operators, source.entries.values())), "") if source.graph else ""
+    if operators:
+        return f"a tool of ONNX ({operators} multiplies codes)"
     found = next((str(path) for path in source.companions if str(path) in TOOL_FILES), None)
     return None if found is None else f"{TOOL_FILES[found]} ({found})"
 

@@ -5,6 +5,7 @@
   original, where that is given (proofs.py).
 - Kept tensors are those of the original to the byte; none is missing or new (comparisons.py).
 - Index, configuration and files agree with each other (consistency.py).
+- onnxruntime, where it is installed, loads an ONNX model (runtime.py).
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from .integrity import (
     tensor_checks,
 )
 from .proofs import Check, LayerCheck, LayerPart, OpenFiles, Proofs
+from .runtime import runtime_problems
 from .source_weights import Original, open_original
 
 _LISTED = 50
@@ -174,6 +176,8 @@ def verify(
         problems += apart
         found, more = _configuration(source, original.source, strict=manifest is not None)
         problems, notes = [*problems, *found], [*notes, *more]
+    found, more = runtime_problems(source, stored, None if original is None else original.source, limits)
+    problems, notes = [*problems, *found], [*notes, *more]
     with contextlib.ExitStack() as stack:
         work = _Work(stored, original, manifest, limits, OpenFiles(stack))
         problems += work.begin(source)

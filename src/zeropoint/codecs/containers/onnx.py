@@ -19,11 +19,13 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, near_misses, printable
-from .onnx_graph import Initializer, constants, initializers, lifted, parsed
+from .onnx_graph import Initializer, constants, initializers, inlined, lifted, parsed
+from .onnx_session import session_error
 from .onnx_wire import INLINE, without_numbers
 from .protocol import Container, Found, Head, Metadata, Read, Row, Use
 
@@ -76,9 +78,12 @@ class OnnxFiles(Container):
         return 0
 
     def graph(self, read: Read, size: int) -> bytes:
-        """See :class:`Container`: the model, with the places of numbers in place of all that are many."""
+        """See :class:`Container`: the model, with the places of numbers in place of all that are many.
+
+        Local functions are inlined, so that what they multiply with is a weight, too.
+        """
         try:
-            model = parsed(without_numbers(read, size))
+            model = inlined(parsed(without_numbers(read, size)))
             for tensor in lifted(model, lambda tensor: _inline(tensor)[1] > _FEW_BYTES):
                 _restore(tensor, read)
             for each in initializers(model)[0]:
@@ -101,6 +106,10 @@ class OnnxFiles(Container):
         model = parsed(graph)
         held = [each.name for each in initializers(model)[0] if each.tensor.data_location != 1]
         return held + [name for name, _ in constants(model)]
+
+    def load_error(self, file: Path) -> str | None:
+        """See :class:`Container`: that of onnxruntime."""
+        return session_error(file)
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """See :class:`Container`: numbers alone."""

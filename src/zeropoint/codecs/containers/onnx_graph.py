@@ -110,6 +110,19 @@ def parsed(graph: bytes) -> Any:
     return model
 
 
+def inlined(model: Any) -> Any:
+    """Return a model with the nodes of its local functions in the place of their calls.
+
+    Functions of another operator set than the model's stay. Raises CheckpointError for damaged ones.
+    """
+    if not model.functions:
+        return model
+    import onnx.inliner
+
+    with reading("its functions cannot be inlined", "export it again"):
+        return onnx.inliner.inline_local_functions(model)
+
+
 def all_graphs(model: Any) -> Iterator[Any]:
     """Yield the main graph and those inside of nodes."""
     pending = [model.graph]
@@ -280,7 +293,7 @@ def _use(each: Initializer) -> Use:
     if not each.reads:
         return Use(reason="read by no node")
     if each.tensor.data_type not in _FLOATS:
-        return Use()  # what it is, its dtype says
+        return Use(operators=tuple(sorted({_operator(read.node) for read in each.reads})))  # see its dtype
     return _of_reads(each.reads, each.dims)
 
 

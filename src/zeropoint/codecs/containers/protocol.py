@@ -6,6 +6,7 @@ A container knows bytes and names; it opens no file, and knows neither codecs no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 from ...errors import UnsupportedError
@@ -120,6 +121,13 @@ class Container(Protocol):
     def inside(self, graph: bytes) -> list[str]:
         """Return the tensors that are part of what :meth:`graph` gave, and stay as they are."""
         return []
+
+    def load_error(self, file: Path) -> str | None:
+        """Return why the engine of such files does not load one, or None where it does or is not installed.
+
+        file: on this machine, with all that belongs to it.
+        """
+        return None
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """Return how a file of these tensors begins; raises CheckpointError for what it cannot hold.
