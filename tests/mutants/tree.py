@@ -90,7 +90,9 @@ class Tree:
             "PYTHONPATH": str(self.root / "src"),
             "MUTANTS_REPORT": str(report),
         }
-        variables.pop("MUTANTS_ONLY", None)
+        # Without bytecode each run would compile all of the sources and tests again.
+        for name in ("MUTANTS_ONLY", "PYTHONDONTWRITEBYTECODE"):
+            variables.pop(name, None)
         command = [
             sys.executable,
             "-m",
