@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zeropoint.errors import PatternError
-from zeropoint.patterns import _Budget, name_pattern, regular_expression
+from zeropoint.patterns import (
+    MAX_CHARACTERS,
+    MAX_PATTERNS,
+    _Budget,
+    name_pattern,
+    name_patterns,
+    regular_expression,
+)
 from zeropoint.report.wording import pattern as printed
 
 NAMES = ("model.layers.10.self_attn.q_proj", "model.layers.0.mlp.experts.63.down_proj", "lm_head", "")
@@ -66,6 +73,20 @@ def test_many_patterns_just_below_the_limit_share_one_budget(monkeypatch: pytest
     patterns = [f"re:.*.*b{number}" for number in range(10_000)]
     with pytest.raises(PatternError, match=r"it and those before it took more than \d+ s"):
         any(name_pattern(pattern).matches("a" * 300) for pattern in patterns)
+
+
+def test_what_compiling_takes_comes_out_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zeropoint.patterns._BUDGET", _Budget(left=0.05))
+    patterns = [f"re:(?i)[\x00-\U0010ffff]a{number}" for number in range(100)]
+    with pytest.raises(PatternError, match=r"it and those before it took more than \d+ s"):
+        name_patterns(patterns)
+
+
+@pytest.mark.parametrize("texts", [["*"] * (MAX_PATTERNS + 1), ["a" * (MAX_CHARACTERS + 1)]])
+def test_a_list_has_so_many_patterns_and_characters_and_no_more(texts: list[str]) -> None:
+    with pytest.raises(PatternError, match=r"are refused: a list has at most \d+ of \d+ characters together"):
+        name_patterns(texts)
+    assert len(name_patterns(["*"] * MAX_PATTERNS)) == MAX_PATTERNS
 
 
 def test_a_budget_grows_again_with_time() -> None:

@@ -159,7 +159,15 @@ def tensors_of(q: QuantizedTensor) -> tuple[torch.Tensor, ...]:
 
 
 def check_apart(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> None:
-    """Raise ShapeError where memory that is written is also that of an input or of another output."""
+    """Raise ShapeError where memory that is written is also that of an input or of another output.
+
+    DtypeError for an output whose memory holds negated or conjugated numbers: a kernel does not know it.
+    """
+    if any(tensor.is_neg() or tensor.is_conj() for tensor in outputs):
+        raise DtypeError(
+            "out is a view with torch's negative or conjugate bit, whose memory holds other numbers; pass "
+            "torch.resolve_neg(torch.resolve_conj(out))"
+        )
     spans = [_span(tensor) for tensor in (*outputs, *inputs)]
     for index, (begin, end) in enumerate(spans[: len(outputs)]):
         if any(begin < other_end and other < end for other, other_end in spans[index + 1 :]):
@@ -185,10 +193,12 @@ def dequantize(
     Args:
         q: the quantized tensor.
         dtype: of the result; that of the quantized tensor if None.
-        out: a contiguous tensor of the shape of ``q`` that takes the values, in its own dtype. Not for traced
-            code.
+        out: a contiguous tensor of floats of the shape of ``q`` that takes the values, in its own dtype. Not
+            for traced code, nor in memory that is read-only, which ends the process as writing to it does
+            elsewhere in torch.
 
     Raises:
+        DtypeError: for ``out`` of integers, or with torch's negative or conjugate bit.
         ShapeError: when ``out`` does not fit.
         UnsupportedError: for ``out`` in traced code.
 
@@ -206,6 +216,8 @@ def dequantize(
         raise ShapeError(
             f"out (shape {tuple(out.shape)}) must be a contiguous tensor of shape {q.shape} without gradient"
         )
+    if not out.is_floating_point():
+        raise DtypeError(f"out ({out.dtype}) must hold floats, as values are; pass one of {q.dtype}")
     check_apart((out,), tensors_of(q))
     wanted = registry.Request(
         op=registry.Op.DEQUANTIZE,

@@ -3,7 +3,8 @@
 Python's ``re`` backtracks, so that a few characters of a configuration could keep a process busy for years.
 A regular expression is refused where a group that repeats holds repeats, optional parts or alternatives,
 which takes exponential time, and where its other repeats and alternatives together could take more than
-`MAX_STEPS` on a given name. What all of them take together comes out of one `_Budget`.
+`MAX_STEPS` on a given name. What all of them take together, to be compiled and to match, comes out of one
+`_Budget`.
 
 Source: https://docs.python.org/3/library/re.html for the syntax; the cost is that of trying all ways to
 divide a name of n characters among k repeats, ``comb(n + k, k)``, times the branches of each group.
@@ -17,6 +18,7 @@ import math
 import re
 import time
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .errors import PatternError, printable
@@ -25,8 +27,10 @@ REGEX = "re:"
 """What a pattern begins with that is a regular expression; any other is a glob."""
 MAX_STEPS = 10**7
 """About a second of Python's matcher; patterns of published models take below 10**6."""
+MAX_PATTERNS, MAX_CHARACTERS = 1 << 14, 1 << 20
+"""Patterns of one list, and their characters: thousands of modules by name, as searches have them."""
 MAX_SECONDS = 30.0
-"""What all matches together may take; names of 126,000 weights against ten patterns take a few seconds."""
+"""What compiling and all matches may take; names of 126,000 weights against ten take a few seconds."""
 REFILL = 0.1
 """Share of the time that passes by which the budget grows again, for processes that live long."""
 
@@ -46,7 +50,7 @@ _PLAIN = frozenset(("_", "-", "/", " ", "\\.", "\\-", "\\_"))
 
 @dataclass(slots=True)
 class _Budget:
-    """Processor seconds that matching may still take, in this process."""
+    """Processor seconds that patterns may still take, in this process."""
 
     left: float = MAX_SECONDS
     at: float = field(default_factory=time.monotonic)
@@ -95,7 +99,29 @@ class NamePattern:
         return found
 
 
-@functools.lru_cache(maxsize=1024)
+def name_patterns(texts: Iterable[str]) -> list[NamePattern]:
+    """Return the patterns of one list; raises PatternError for too many, and as :func:`name_pattern` does."""
+    found, characters = list(texts), 0
+    for number, text in enumerate(found):
+        characters += len(text)
+        if number >= MAX_PATTERNS or characters > MAX_CHARACTERS:
+            raise PatternError(
+                f"{len(found)} patterns from {printable(found[0])} on are refused: a list has at most "
+                f"{MAX_PATTERNS} of {MAX_CHARACTERS} characters together; name the modules with fewer"
+            )
+    return [name_pattern(text) for text in found]
+
+
+def _compiled(source: str, text: str) -> re.Pattern[str]:
+    """Return a compiled expression; what that takes comes out of the budget of matches."""
+    begun = time.thread_time()
+    try:
+        return re.compile(source)
+    finally:
+        _BUDGET.spend(time.thread_time() - begun, text)
+
+
+@functools.lru_cache(maxsize=MAX_PATTERNS)
 def name_pattern(text: str) -> NamePattern:
     """Return the pattern that ``text`` spells: a glob, or ``re:`` and a regular expression.
 
@@ -115,10 +141,10 @@ def name_pattern(text: str) -> NamePattern:
     # A piece's last star tries all places, the others the first that fits.
     repeats = sum("*" in piece for piece in pieces)
     source = r"[^.]+".join(fnmatch.translate(piece).removesuffix(_END) for piece in pieces)
-    return NamePattern(text, re.compile(source + _END), repeats)
+    return NamePattern(text, _compiled(source + _END, text), repeats)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=MAX_PATTERNS)
 def regular_expression(pattern: str) -> NamePattern:
     """Return the compiled regular expression; raises PatternError as :func:`name_pattern` does.
 
@@ -128,7 +154,7 @@ def regular_expression(pattern: str) -> NamePattern:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of sets such as [[a], which mean what they meant
-            compiled = re.compile(pattern)
+            compiled = _compiled(pattern, pattern)
     except (re.error, OverflowError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise PatternError(

@@ -153,3 +153,25 @@ def test_commands_that_run_the_model_find_what_transformers_needs(tmp_path: Path
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_unicode_gets_all_that_it_can_show(tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "model")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "zeropoint", "inspect", str(model)], capture_output=True, check=False,
+        env={**os.environ, **plain},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"not quantized" in done.stdout
+    assert b"?" in done.stdout
+
+
+def test_a_process_that_compiles_nothing_takes_plain_torch() -> None:
+    code = "import zeropoint as zp, torch; print(zp.explain(torch.ones(4), 'int8'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False, text=True,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+    )  # fmt: skip
+    assert "reference runs" in done.stdout, done.stderr
+    assert "NUMBA_DISABLE_JIT is set" in done.stdout

@@ -132,6 +132,19 @@ def test_memory_that_is_written_may_not_be_that_of_an_input() -> None:
         zp.quantize(x, "int8:channel", out=crossed)
 
 
+def test_views_that_negate_and_integers_take_no_values() -> None:
+    q = zp.quantize(torch.randn(4, 8, generator=SEED), "int8:channel")
+    for view in (torch._neg_view(torch.zeros(4, 8)), torch._neg_view(torch.zeros(4, 8).double())):
+        with pytest.raises(zp.DtypeError, match="out is a view with torch's negative or conjugate bit"):
+            zp.dequantize(q, out=view)
+        with pytest.raises(zp.DtypeError, match=r"out is a view|must be a plain dense tensor"):
+            zp.plan("dequantize", "int8:channel", (4, 8)).run(q, out=view)
+        assert not view.any()
+    for dtype in (torch.int8, torch.int64, torch.bool, torch.complex64):
+        with pytest.raises(zp.DtypeError, match="must hold floats, as values are; pass one of"):
+            zp.dequantize(q, out=torch.zeros(4, 8, dtype=dtype))
+
+
 def test_parts_of_one_buffer_that_do_not_overlap_may_be_written() -> None:
     buffer, x = torch.zeros(128), torch.randn(64, generator=SEED)
     buffer[:64] = x

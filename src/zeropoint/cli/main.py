@@ -5,6 +5,7 @@ This module imports nothing that takes time before signals are caught; what a co
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Sequence
@@ -54,4 +55,6 @@ def _said(error: BaseException) -> str:
 def run() -> None:
     """Carry out this process's command line."""
     end_at_once()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # lines of tables are no ASCII, and names may be anything
     sys.exit(main(sys.argv[1:]))

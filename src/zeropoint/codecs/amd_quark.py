@@ -36,7 +36,7 @@ from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
-from ..patterns import name_pattern
+from ..patterns import name_patterns
 from ..recipes import Activation
 from ..schemes import PRESETS, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
@@ -101,9 +101,9 @@ class QuarkReader(Reader):
             raise UnsupportedError(
                 f"pack_method {packing_method!r:.40} of Quark is not read here; known is {_ORDERED!r}"
             )
-        self._layers = [(name_pattern(str(name)), entry) for name, entry in layers.items()]
+        self._layers = list(zip(name_patterns(map(str, layers)), layers.values(), strict=True))
         self.ignore = tuple(map(str, exclude))
-        self._kept = [name_pattern(name) for name in self.ignore]
+        self._kept = name_patterns(self.ignore)
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""

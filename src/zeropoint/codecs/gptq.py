@@ -45,7 +45,7 @@ from ..layout import packing
 from ..layout.word_lines import WORD, WordLines
 from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
-from ..patterns import REGEX, regular_expression
+from ..patterns import REGEX, name_patterns
 from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import words
@@ -133,10 +133,9 @@ class GptqSettings:
         )
         self.skipped = tuple(rule for rule in rules if rule.startswith(_SKIP))
         self._base = weight_scheme(config)
-        self._rules = [
-            (regular_expression(rule.removeprefix(_SKIP).removeprefix(_OTHER)), _other(config, rule, given))
-            for rule, given in rules.items()
-        ]
+        expressions = name_patterns(REGEX + rule.removeprefix(_SKIP).removeprefix(_OTHER) for rule in rules)
+        others = (_other(config, rule, given) for rule, given in rules.items())
+        self._rules = list(zip(expressions, others, strict=True))
 
     def of(self, module: str) -> Scheme | None:
         """Return the scheme of a module's weight, or None where it is not quantized."""

@@ -47,7 +47,7 @@ import torch
 from ..errors import CheckpointError, UnsupportedError
 from ..formats import Overflow
 from ..params import QuantizationParams
-from ..patterns import name_pattern
+from ..patterns import name_patterns
 from ..recipes import Activation
 from ..schemes import Preset, Rounding, Scheme, TensorScale, get_dialect
 from ..schemes.scale_rules import LINEAR, LINEAR_UP, RCEIL
@@ -254,7 +254,7 @@ class ModelOptReader(Reader):
                 )
         self.ignore = self._settings.ignore
         self._names = frozenset(self.ignore)
-        self._globs = [name_pattern(name) for name in self.ignore if set(name) & set("*?[")]
+        self._globs = name_patterns(name for name in self.ignore if set(name) & set("*?["))
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module, or the name of fused experts."""

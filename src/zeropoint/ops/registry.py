@@ -209,6 +209,8 @@ def _load() -> None:
                 if (error.name or "").startswith("zeropoint"):
                     raise
                 _ABSENT[name] = f"needs the package {error.name}, which is not installed"
+            except UnsupportedError as error:
+                _ABSENT[name] = str(error)
             else:
                 register(module.BACKEND)
                 if hasattr(module, "COUNTER"):

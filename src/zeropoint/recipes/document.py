@@ -119,7 +119,10 @@ def read_bounded(path: Path | str, limit: int) -> bytes:
     A pipe is read as a shell gives one, ``<(...)``, but one that nobody writes to is empty: nothing waits.
     Memory is taken for what is read, a piece at a time, and a device is refused, as it has no end.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"it is no path: {error}") from error
     os.set_blocking(descriptor, True)
     found = bytearray()
     with open(descriptor, "rb") as file:

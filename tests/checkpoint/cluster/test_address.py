@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.checkpoint.written import digests
 
-from zeropoint.checkpoint.cluster.ray import RayExecutor
+from zeropoint.checkpoint.cluster.ray import RayExecutor, _join_or_start
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan
 from zeropoint.checkpoint.run.executor import ExecutorError
 from zeropoint.checkpoint.run.loop import run
@@ -49,3 +51,20 @@ def test_without_ray_the_engine_says_what_to_install(
     ):
         run(plan, tmp_path / "out", executor=RayExecutor())
     assert not os.path.lexists(tmp_path / "out")
+
+
+def test_a_cluster_of_our_own_is_reached_from_this_machine_alone() -> None:
+    constants = importlib.import_module("ray._private.ray_constants")
+    calls: list[tuple[object, ...]] = []
+
+    def init(address: str | None = None, **options: object) -> None:
+        alone = constants.ENABLE_RAY_CLUSTER, os.environ.get(constants.ENABLE_RAY_CLUSTERS_ENV_VAR)
+        calls.append((address, *alone, options.get("include_dashboard")))
+        if address is not None:
+            raise ConnectionError("there is none")
+
+    _join_or_start(types.SimpleNamespace(init=init), None)
+    assert calls == [("auto", True, None, None), (None, False, "0", False)]
+    with pytest.raises(ConnectionError, match="there is none"):
+        _join_or_start(types.SimpleNamespace(init=init), "host:6379")
+    assert len(calls) == 3

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 from tests.checkpoint.interrupted import flip_a_byte, plan_of, resumed
 from tests.checkpoint.written import digests
+from tests.cli.checkpoints import write_llama
 
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.file_names import JOURNAL
+from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("small_units")
@@ -54,6 +58,41 @@ def test_a_run_that_was_stopped_between_any_two_renames_continues(
         assert result.resumed == result.units
         assert digests(out) == golden
         shutil.rmtree(out)
+
+
+def test_a_file_without_an_index_gets_its_name_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(open_source(write_llama(tmp_path / "in")), "q8_0", codec=get_codec("gguf"))
+    out = tmp_path / "out"
+    with monkeypatch.context() as context:
+        context.setattr(os, "rename", _Stops("rename", 2))
+        with pytest.raises(KeyboardInterrupt):
+            run(plan, out)
+    assert not (out / "model.gguf").exists()
+    assert any(not path.name.startswith(".") for path in out.iterdir())
+    names = []
+    rename = os.rename
+
+    def noted(old: str, new: str, **folders: int | None) -> None:
+        names.append(Path(new).name)
+        rename(old, new, **folders)
+
+    monkeypatch.setattr(os, "rename", noted)
+    run(plan, out)
+    assert names[-1] == "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("a\0b", "has a NUL character"), ("a" * 256, "has a name of 256 bytes, and file systems take 255")],
+)
+def test_an_output_that_no_path_leads_to_is_a_sentence(
+    source: Path, tmp_path: Path, name: str, message: str
+) -> None:
+    for out in (tmp_path / name, str(tmp_path / name), tmp_path / name / "b"):
+        with pytest.raises(CheckpointError, match=message):
+            run(plan_of(source), out)
+        with pytest.raises(CheckpointError, match=message):
+            open_source(out)
 
 
 def test_a_run_that_was_stopped_before_its_journal_was_removed_has_nothing_left_to_do(

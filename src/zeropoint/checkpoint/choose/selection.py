@@ -16,7 +16,7 @@ from ...codecs import registry
 from ...codecs.known import CONFIG_KEYS, is_quantized
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, near_misses, printable
-from ...patterns import name_pattern
+from ...patterns import name_pattern, name_patterns
 from ...recipes import Recipe, Rule, Subject
 from ..read.tensor_entries import Entries, TensorEntry, code_operators
 
@@ -88,8 +88,7 @@ class Selection:
     floats: str | None = None
 
     def __post_init__(self) -> None:
-        for text in (*self.include, *self.ignore):
-            name_pattern(text)
+        name_patterns((*self.include, *self.ignore))
 
     def includes(self, name: str) -> bool:
         """Return whether an include pattern names a tensor or its module."""

@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 from ...errors import UnsupportedError, printable
 from ..plan.identity import identity
@@ -222,7 +223,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     if address is not None:
         _require_answer(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        _join_or_start(ray, address)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         place = "here" if address is None else f"at {printable(address)}"
         reason = " ".join(str(error).split())
@@ -233,6 +234,26 @@ def _connected(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
+def _join_or_start(ray: Any, address: str | None) -> None:
+    """Connect to a cluster: that at an address, the one that Ray finds, or one of this machine alone.
+
+    A process that reaches the ports of a cluster can run code on it, so that ours listens on the loopback
+    interface and asks for a token.
+    """
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address=address or "auto", **quiet)
+    except ConnectionError:
+        if address is not None:
+            raise
+        # Ray 2.60 replaces a loopback address by another one of the machine, but where clusters are disabled.
+        alone = mock.patch("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)
+        with mock.patch.dict(os.environ, {_CLUSTERS: "0"}), alone:
+            ray.init(include_dashboard=False, **quiet)  # without an address it makes a token
+
+
+_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""The variable of Ray that its processes learn from whether they are reached from other machines."""
 _START = "pass the HOST:PORT that `ray start --head` says, with one version of ray and Python on all nodes"
 
 

@@ -15,7 +15,7 @@ from ...errors import CheckpointError, printable
 
 JOURNAL = ".zeropoint.journal"
 """The journal of a run, which lies in an output that is not complete (run/journal.py)."""
-_LONGEST = 255
+LONGEST_NAME = 255
 """Bytes of a name on the file systems of Linux."""
 _OWN = re.compile(r"\.zeropoint.*|\..+\.partial", re.DOTALL)
 _LISTED = 10
@@ -28,7 +28,7 @@ def is_plain(name: str) -> bool:
     [True, False, False, False, False]
     """
     try:
-        short = len(os.fsencode(name)) <= _LONGEST
+        short = len(os.fsencode(name)) <= LONGEST_NAME
     except UnicodeEncodeError:
         short = False
     return short and name not in ("", ".", "..") and not any(character in name for character in "/\\\0")

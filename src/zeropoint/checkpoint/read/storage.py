@@ -18,6 +18,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from zeropoint.checkpoint.read import object_store
+from zeropoint.checkpoint.read.file_names import LONGEST_NAME
 from zeropoint.checkpoint.read.object_store import RemotePath, Stamp
 from zeropoint.errors import CheckpointError, printable
 
@@ -64,21 +65,36 @@ class Listed:
 def place(text: str | Place) -> Place:
     """Return where `text` points to: a path, or an object or folder behind a URL.
 
-    Raises CheckpointError for a URL whose scheme is none of those that are read, and for no text at all,
-    which a path would take for the current directory.
+    Raises CheckpointError for a URL whose scheme is none of those that are read, for no text at all, which a
+    path would take for the current directory, and for a path that no file can have.
 
     >>> place("models/a"), str(place("s3://bucket/a/"))
     (PosixPath('models/a'), 's3://bucket/a')
     """
-    if not isinstance(text, str):
+    if isinstance(text, RemotePath):
         return text
+    if isinstance(text, Path):
+        return _possible(text)
     if not text:
         raise CheckpointError("the path is empty; name a directory, or write . for the current one")
     if not _URL.match(text):
-        return Path(text)
+        return _possible(Path(text))
     if text.lower().startswith("file://"):
-        return Path(unquote(urlsplit(text).path))
+        return _possible(Path(unquote(urlsplit(text).path)))
     return RemotePath.parse(text)
+
+
+def _possible(path: Path) -> Path:
+    """Return a path; raises CheckpointError for one that no file system has."""
+    if "\0" in str(path):
+        raise CheckpointError(f"{shown(path)} has a NUL character, which no path has; choose another one")
+    longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    if longest > LONGEST_NAME:
+        raise CheckpointError(
+            f"{shown(path)} has a name of {longest} bytes, and file systems take {LONGEST_NAME}; choose a "
+            "shorter one"
+        )
+    return path
 
 
 def shown(path: Place | str) -> str:

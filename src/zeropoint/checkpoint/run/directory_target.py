@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, MutableMapping, Sequence
 from pathlib import Path
 
+from ...codecs.containers import container_of
 from ...errors import CheckpointError
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
@@ -122,7 +123,10 @@ class DirectoryTarget:
         states = directory.settle(skip=state.published)
         with directory.partials.io("."):
             state.journal.append([{"publish": {} if directory.overwrite else states}])
-        directory.publish([name for name in texts if name not in state.published], skip=state.published)
+        # A file that has no index is what loaders look for.
+        shards = () if container_of(self._plan.shards[0].name).indexed else self._plan.shards
+        last = [name for name in (*texts, *(shard.name for shard in shards)) if name not in state.published]
+        directory.publish(last, skip=state.published)
 
     def leave(self, error: BaseException) -> None:
         """See :class:`Target`."""

@@ -155,6 +155,8 @@ def _target(
         return DirectoryTarget(plan, all_units, out, overwrite=overwrite)
     if overwrite:
         raise CheckpointError(f"overwrite is for a directory; objects behind {shown(out)} are never replaced")
+    if spool is not None:
+        place(spool)  # raises for a path that cannot be
     return StoreTarget(plan, all_units, out, spool)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CheckpointError, UnsupportedError, near_misses
 from ...formats import get_format
 from ...formats.rounding import Overflow
-from ...patterns import REGEX, name_pattern
+from ...patterns import REGEX, name_patterns
 from ...recipes import Activation
 from ...schemes import PRESETS, Granularity, Preset, RangeRule, Rounding, Scheme, ZeroPoint
 from ...schemes.scale_rules import EVEN, RULES, Search, rule_named
@@ -401,7 +401,7 @@ class Targets:
     def __init__(self, targets: Iterable[str]) -> None:
         found = list(targets)
         self._names = frozenset(target for target in found if not target.startswith(REGEX))
-        self._patterns = [name_pattern(target) for target in found if target.startswith(REGEX)]
+        self._patterns = name_patterns(target for target in found if target.startswith(REGEX))
 
     def match(self, module: str, *, linear: bool = False) -> bool:
         """Return whether it names ``module``; ``linear`` says that it counts as a Linear layer."""
