@@ -12,6 +12,7 @@ from .errors import (
     DtypeError,
     FormatError,
     NonFiniteError,
+    OptionError,
     RangeError,
     RecipeError,
     SchemeError,
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
         add_kv_scales,
         compare_checkpoints,
         convert_checkpoint,
-        inspect_checkpoint,
+        dequantize_checkpoint,
         plan_checkpoint,
         rotate_checkpoint,
         verify_checkpoint,
     )
+    from .checkpoint.verify.inspection import inspect_checkpoint
     from .eval import evaluate_checkpoint
     from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
     from .functional import choose_params, dequantize, explain, fake_quantize, quantize
@@ -58,6 +60,7 @@ __all__ = [
     "Granularity",
     "IntFormat",
     "NonFiniteError",
+    "OptionError",
     "Plan",
     "QuantizationParams",
     "QuantizedTensor",
@@ -78,6 +81,7 @@ __all__ = [
     "convert",
     "convert_checkpoint",
     "dequantize",
+    "dequantize_checkpoint",
     "dequantize_model",
     "evaluate_checkpoint",
     "explain",
@@ -118,7 +122,7 @@ _OWNERS = {
             "compare_checkpoints",
             "add_kv_scales",
             "convert_checkpoint",
-            "inspect_checkpoint",
+            "dequantize_checkpoint",
             "plan_checkpoint",
             "rotate_checkpoint",
             "verify_checkpoint",
@@ -127,6 +131,7 @@ _OWNERS = {
     ),
     "FakeQuantize": "training",
     "evaluate_checkpoint": "eval",
+    "inspect_checkpoint": "checkpoint.verify.inspection",
     "QuantizationParams": "params",
     "QuantizedTensor": "tensor",
     "only_backend": "ops.library",

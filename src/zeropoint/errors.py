@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 
@@ -56,6 +57,10 @@ class PatternError(ZeropointError):
     """A pattern of names is malformed, or could take too long to match."""
 
 
+class OptionError(ZeropointError):
+    """Options of a call exclude each other, or mean nothing for what they are about."""
+
+
 class CheckpointError(ZeropointError):
     """A checkpoint on disk is damaged, hostile, incomplete or in the way."""
 
@@ -83,6 +88,27 @@ def size_of(nbytes: int) -> str:
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.0f} {_UNITS[unit]}" if value.is_integer() else f"{value:.1f} {_UNITS[unit]}"
+
+
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+_POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def parse_size(size: int | str) -> int:
+    """Return a number of bytes: a number, or digits with K, M, G or T, which are powers of 1024.
+
+    Raises OptionError for anything else, and for a size below one byte.
+
+    >>> parse_size("2G"), parse_size("512MiB"), parse_size("1.5k"), parse_size(4096)
+    (2147483648, 536870912, 1536, 4096)
+    """
+    match = _SIZE.fullmatch(str(size).strip())
+    nbytes = 0 if match is None else int(float(match[1]) * (1 << _POWERS[match[2].upper()]))
+    if nbytes < 1:
+        raise OptionError(
+            f"size {size!r} must be a positive number with K, M, G or T, for example 2G or 512M"
+        )
+    return nbytes
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
@@ -132,6 +158,25 @@ def option(name: str, value: object = None, *, metavar: str = "") -> str:
         return flag
     values = value if isinstance(value, list | tuple) else [value]
     return " ".join(f"{flag} {shlex.quote(str(each))}" for each in values)
+
+
+def all_of(words: Iterable[str]) -> str:
+    """Return words as a sentence lists them.
+
+    >>> all_of(["a", "b", "c"]), all_of(["a"])
+    ('a, b and c', 'a')
+    """
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def require_one(**given: object) -> None:
+    """Raise OptionError unless exactly one of these options is given."""
+    found = [option(name) for name, value in given.items() if value is not None]
+    if len(found) != 1:
+        example = option("to", "w4a16")
+        said = f"{all_of(found)} are given" if found else f"none is given, for example {example}"
+        raise OptionError(f"give exactly one of {', '.join(map(option, given))}; {said}")
 
 
 def near_misses(name: str, known: Iterable[str]) -> str:

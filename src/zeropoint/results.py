@@ -12,6 +12,8 @@ from typing import Any
 
 _LINES, _COLUMNS = 25, 120
 """A screen, which no ``repr`` exceeds."""
+PROBLEMS = 20
+"""Problems that a ``repr`` has before the verdict, which says how many there are."""
 
 
 class Result(ABC):

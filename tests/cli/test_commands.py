@@ -312,6 +312,9 @@ def test_a_format_is_written_recognized_and_verified(
 def test_an_unknown_format_lists_those_that_there_are(call: Call, model: Path, tmp_path: Path) -> None:
     called = call("quantize", str(model), str(tmp_path / "out"), "--to", "w4a16", "--format", "gptqq")
     assert called.status == 2
+    assert "format 'gptqq' is unknown; did you mean gptq or" in called.err
+    called = call("quantize", str(model), str(tmp_path / "out"), "--to", "w4a16", "--format", "zzz")
     assert all(name in called.err for name in CODECS)
+    assert call("plan", model, "--to", "w4a16", "--format", "GPTQ").status == 0
     named = call("quantize", str(model), str(tmp_path / "out"), "--to", "gptq")
     assert "--format chooses the layout" in named.err

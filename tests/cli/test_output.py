@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 from tests.cli.conftest import Call
 
-from zeropoint.cli import layers
-from zeropoint.cli.output import lines, progress
+from zeropoint.progress import bar, lines
 
 
 def test_a_run_without_a_terminal_says_once_a_minute_how_far_it_is() -> None:
@@ -34,8 +33,8 @@ def frames(width: int, done: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def console(**_: object) -> Console:
         return Console(file=screen, force_terminal=True, width=width, color_system=None, legacy_windows=False)
 
-    monkeypatch.setattr(layers, "Console", console)
-    with progress("quantizing") as move:
+    monkeypatch.setattr("rich.console.Console", console)
+    with bar("quantizing") as move:
         move(done << 20, 123 << 30, "a.weight")
         time.sleep(1.2)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\r", screen.getvalue())

@@ -290,7 +290,7 @@ def test_a_file_of_others_that_nothing_changes_is_written_byte_for_byte(
 
 def test_a_file_of_others_in_other_types_keeps_the_rest_of_what_it_says(tmp_path: Path) -> None:
     path = file_of_others(tmp_path / "in" / "any.gguf", 64)
-    zp.convert_checkpoint(path, tmp_path / "out", "gguf", to="q4_0", requantize=True)
+    zp.convert_checkpoint(path, tmp_path / "out", "gguf", to="q4_0", allow_requantize=True)
     before, after = open_source(path), open_source(tmp_path / "out" / "model.gguf")
     assert list(after.entries) == list(before.entries) == ["z.weight", "a.weight", "m.bias"]
     assert {entry.dtype for entry in after.entries.values()} == {"Q4_0", "F16"}

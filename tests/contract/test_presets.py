@@ -43,7 +43,7 @@ def test_a_checkpoint_has_the_bytes_of_a_tensor(name: str, dtype: torch.dtype, t
     w = weight(128, 256, dtype=dtype)
     source = save(tmp_path / "in", {f"{MODULE}.weight": w})
     if PRESETS[name].static:
-        with pytest.raises(CalibrationError, match="need scales observed on data; pass --calibration FILE"):
+        with pytest.raises(CalibrationError, match="need scales observed on data; pass calibration=FILE"):
             zp.quantize_checkpoint(source, tmp_path / "out", name)
         return
     zp.quantize_checkpoint(source, tmp_path / "out", name)

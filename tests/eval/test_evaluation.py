@@ -242,7 +242,7 @@ def test_choices_between_sentences_are_by_likelihood(folder: Path, tmp_path: Pat
         folder / "text.txt",
         **PLAIN,
         windows=2,
-        tagged=tmp_path / "tagged.txt",
+        cloze=tmp_path / "tagged.txt",
     )
     items = cloze_items(tmp_path / "tagged.txt", 500)
     assert len(items) == 3
@@ -323,12 +323,12 @@ def test_what_cannot_be_evaluated_says_why(folder: Path, tmp_path: Path) -> None
     with pytest.raises(CalibrationError, match="tokens, and two windows of 32 are needed"):
         zp.evaluate_checkpoint(*given, tmp_path / "short.txt", **PLAIN)
     with pytest.raises(
-        CalibrationError, match="takes 256 tokens at most, and a window has 300; use --context 256"
+        CalibrationError, match="takes 256 tokens at most, and a window has 300; use context=256"
     ):
         zp.evaluate_checkpoint(*given, folder / "text.txt", **PLAIN | {"context": 300})
     with pytest.raises(CalibrationError, match=r"windows \(=0\) must be at least 1"):
         EvaluationSettings(windows=0)
-    with pytest.raises(CheckpointError, match="more than --max-memory"):
+    with pytest.raises(CheckpointError, match="more than the process may take"):
         evaluate(
             [given[0]],
             given[1],

@@ -33,7 +33,7 @@ def test_each_window_begins_as_texts_do() -> None:
 
 
 def test_too_little_text_is_an_error_with_what_would_do() -> None:
-    with pytest.raises(CalibrationError, match=r"has 15 tokens, and two windows of 8 .* --context 7"):
+    with pytest.raises(CalibrationError, match=r"has 15 tokens, and two windows of 8 .* context=7"):
         TokenizedText(ids=torch.arange(15)).windows(8, None)
     with pytest.raises(CalibrationError, match=r"context \(=3\) must be at least 4"):
         TokenizedText(ids=torch.arange(15)).windows(3, None)

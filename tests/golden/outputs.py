@@ -18,7 +18,7 @@ import torch
 from tests.oracles import synthetic_llama
 
 import zeropoint as zp
-from zeropoint.checkpoint.verbs import quantize_checkpoint
+from zeropoint import quantize_checkpoint
 from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.formats.catalog import CATALOG
 from zeropoint.schemes import DIALECTS, PRESETS

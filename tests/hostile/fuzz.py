@@ -40,7 +40,7 @@ from zeropoint.checkpoint.plan.plan_document import plan_document
 from zeropoint.checkpoint.read.safetensors_file import parse_header
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.journal import Journal
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.integrity import read_manifest
 from zeropoint.errors import CheckpointError
 from zeropoint.recipes.document import load_recipe
@@ -113,7 +113,7 @@ def config_target(folder: Path) -> Target:
     seeds += [json.dumps({"quantization_config": CONFIG}).encode()] * (len(seeds) // 2)
 
     def judge(place: Path) -> None:
-        problems = inspect(place).problems
+        problems = inspect_checkpoint(place).problems
         if problems:
             raise CheckpointError("; ".join(problems))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import ZeropointError
 
@@ -41,7 +41,7 @@ def decide(path: Path) -> list[str | None]:
     errors: list[str | None] = []
     for command in (
         lambda: make_plan(open_source(path), "int8:channel"),
-        lambda: inspect(path),
+        lambda: inspect_checkpoint(path),
         lambda: verify(path, limits=Limits(workers=1)).require(),
     ):
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.hostile.mutations import mutate
 
 from zeropoint.checkpoint.plan.limits import Limits
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, ZeropointError
 
@@ -51,7 +51,7 @@ def in_directory(folder: Path, name: str, judge: Callable[[Path], object]) -> De
 
 def read_whole(place: Path) -> None:
     """Read a checkpoint as ``inspect`` and ``verify`` do; raises ZeropointError where one finds problems."""
-    problems = inspect(place).problems
+    problems = inspect_checkpoint(place).problems
     if problems:
         raise CheckpointError("; ".join(problems))
     verify(place, limits=Limits(workers=1)).require()

@@ -18,7 +18,7 @@ from tests.hostile.layout import Layout
 from tests.hostile.layouts import LAYOUTS
 from tests.hostile.quantized import CONFIG, WEIGHTS
 
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError
 
@@ -91,7 +91,7 @@ def problems(folder: Path, content: Mapping[str, bytes]) -> tuple[str, str]:
         verified = "; ".join(map(str, verify(path).problems))
     except CheckpointError as error:
         verified = str(error)
-    return "; ".join(map(str, inspect(path).problems)), verified
+    return "; ".join(map(str, inspect_checkpoint(path).problems)), verified
 
 
 @pytest.mark.parametrize(("name", "section", "said"), CLAIMS)

@@ -16,7 +16,7 @@ from tests.hostile.test_files import said
 
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, ZeropointError
 
@@ -39,7 +39,7 @@ def test_a_directory_is_accepted_or_refused_in_the_words_that_matter(case: Case,
         open_source(path)
     assert said(case.refusal, str(caught.value)), str(caught.value)
     assert str(caught.value).isprintable()
-    for command in (inspect, verify):
+    for command in (inspect_checkpoint, verify):
         with pytest.raises(ZeropointError):
             command(path)
 
@@ -61,7 +61,7 @@ def test_a_wrong_configuration_of_quantized_weights_is_a_problem(case: Case, tmp
 def problems_of(path: Path) -> Sequence[str]:
     """Return what ``inspect`` says is wrong, also of a file whose head cannot be read."""
     try:
-        return inspect(path).problems
+        return inspect_checkpoint(path).problems
     except CheckpointError as error:
         return (str(error),)
 

@@ -18,13 +18,13 @@ from tests.checkpoint.written import quantize, save, weight
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read import quantized_layers as stored
 from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, ZeropointError
 
 ONE = Limits(workers=1)
 SHARD = "model.safetensors"
-COMMANDS = {"inspect": inspect, "verify": lambda path: verify(path, limits=ONE)}
+COMMANDS = {"inspect": inspect_checkpoint, "verify": lambda path: verify(path, limits=ONE)}
 
 
 @pytest.fixture(scope="module")

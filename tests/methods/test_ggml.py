@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tests.oracles import ggml_golden
 
-from zeropoint.checkpoint.verbs import quantize_checkpoint, verify_checkpoint
+from zeropoint import quantize_checkpoint, verify_checkpoint
 from zeropoint.codecs.gguf import BLOCKS
 from zeropoint.errors import CalibrationError, RangeError, ShapeError, UnsupportedError
 from zeropoint.methods import LayerData, method_named

@@ -13,6 +13,7 @@ from tests.checkpoint.written import digests
 from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
+from zeropoint import plan_checkpoint, quantize_checkpoint
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
@@ -21,7 +22,6 @@ from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.verbs import plan_checkpoint, quantize_checkpoint
 from zeropoint.cli.app import app
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, RecipeError
@@ -137,7 +137,7 @@ def test_a_method_takes_the_place_of_that_of_a_recipe_but_not_of_its_rules(text:
 
 def test_a_recipe_that_is_none_keeps_its_lines_under_another_method(source: Path) -> None:
     for text, line in (("default: w4a16\nrules:\n  - nme: x\n", 3), ("default: [", 2), ("w4a16", 2)):
-        with pytest.raises(RecipeError, match=rf"mixed --method mse, line {line}: "):
+        with pytest.raises(RecipeError, match=rf"mixed with method mse, line {line}: "):
             plan_checkpoint(source, RecipeText(text=text, name="mixed"), method="mse")
 
 

@@ -254,15 +254,13 @@ def test_what_methods_need_and_have_not_is_one_sentence_before_anything_is_measu
     file = tmp_path / "imatrix.dat"
     imatrix(file, {"blk.0.attn_q.weight": 128})
     options = {"method": "mse_weighted", "candidates": CANDIDATES}
-    with pytest.raises(
-        CalibrationError, match="needs the mean_square of its inputs; pass --calibration FILE"
-    ):
+    with pytest.raises(CalibrationError, match="needs the mean_square of its inputs; pass calibration=FILE"):
         zp.search_checkpoint(source, "6bpw", importance="linearity", **options)  # type: ignore[arg-type]
     with pytest.raises(
-        CalibrationError, match=r"of its inputs, which the data do not have; .* or --ignore it"
+        CalibrationError, match=r"of its inputs, which the data do not have; .* or name it in ignore="
     ):
         zp.search_checkpoint(source, "6bpw", imatrix=file, **options)  # type: ignore[arg-type]
-    with pytest.raises(CalibrationError, match="calibration and imatrix both say what inputs are"):
+    with pytest.raises(zp.OptionError, match="calibration= and imatrix= both say what inputs are"):
         zp.search_checkpoint(source, "6bpw", imatrix=file, calibration=ids, **options)  # type: ignore[arg-type]
     with pytest.raises(CalibrationError, match=r"embed_tokens.*which the data do not have"):
         zp.search_checkpoint(source, "6bpw", calibration=ids, include=["*embed_tokens"], **options)  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ CHANGED = [
 
 @pytest.mark.parametrize("changed", CHANGED, ids=str)
 def test_errors_that_no_weight_has_are_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match=r"the state of 'w' says .*; pass another --state"):
+    with pytest.raises(CheckpointError, match=r"the state of 'w' says .*; pass another state="):
         crafted(tmp_path / "state", {"weight": "w", "errors": {"key": {**ERROR, **changed}}})
     with crafted(tmp_path / "state", {"weight": "w", "errors": {"key": ERROR}}) as state:
         assert state.errors("w")["key"].relative == math.sqrt(0.5 / 4)

@@ -23,13 +23,13 @@ from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.run.tensor_error import exact_sum
-from zeropoint.checkpoint.run.workers import Progress
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, NonFiniteError, RangeError, RecipeError, UnsupportedError
 from zeropoint.functional import row_errors
 from zeropoint.own_files import OwnFile
+from zeropoint.progress import Progress
 from zeropoint.search import Budget, measuring
 from zeropoint.search.measuring import measure_all, weighted
 from zeropoint.search.offers import KEEP, choices
@@ -277,7 +277,7 @@ def test_a_state_of_another_source_and_a_file_that_is_none_are_refused(source: P
     state = tmp_path / "state"
     searched(source, "5bpw", state=state)
     other = synthetic_llama.write(tmp_path / "other")
-    with pytest.raises(CheckpointError, match=r"differs in .*; pass another --state, or remove it"):
+    with pytest.raises(CheckpointError, match=r"differs in .*; pass another state=, or remove it"):
         searched(other, "5bpw", state=state)
     text = tmp_path / "text"
     text.write_text("something of the user's")

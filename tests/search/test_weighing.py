@@ -160,7 +160,7 @@ def test_text_and_token_ids_are_windows_of_the_model(source: Path, tmp_path: Pat
         windows_of(open_source(source), text)
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
-    with pytest.raises(UnsupportedError, match=r"no vocab_size for random tokens; pass --text FILE"):
+    with pytest.raises(UnsupportedError, match=r"no vocab_size for random tokens; pass text=FILE"):
         windows_of(open_source(tmp_path / "bare"), None)
 
 

@@ -16,7 +16,7 @@ from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.read.object_store import RemotePath
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.store_target import _spool
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
@@ -84,7 +84,7 @@ def test_a_link_in_the_place_of_the_spool_is_not_followed(
     assert (tmp_path / "victim" / "empty").exists()
     spool.unlink()
     assert main(arguments) == 0
-    assert inspect(f"s3://{bucket}/out").quantization == "compressed-tensors"
+    assert inspect_checkpoint(f"s3://{bucket}/out").quantization == "compressed-tensors"
     assert verify(f"s3://{bucket}/out").ok
     with pytest.raises(CheckpointError, match="is not a name below"):
         RemotePath(f"s3://{bucket}/out") / f"../{MANIFEST}"

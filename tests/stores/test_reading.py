@@ -21,7 +21,7 @@ from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.storage import open_file, place
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
 
@@ -52,7 +52,7 @@ def test_a_source_behind_a_url_says_what_the_directory_says(model: Path, url: st
         (e.begin, e.nbytes) for e in here.entries.values()
     ]
     assert (there.config, there.companions, there.metadata) == (here.config, here.companions, here.metadata)
-    assert inspect(url).dtypes == inspect(model).dtypes
+    assert inspect_checkpoint(url).dtypes == inspect_checkpoint(model).dtypes
 
 
 def test_a_range_is_what_the_store_holds_there(url: str, model: Path) -> None:

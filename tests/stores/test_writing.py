@@ -202,7 +202,7 @@ def test_another_command_is_refused_by_the_field_that_differs_unless_it_restarts
     interrupt_at(target, plan, "config.json")
     before = target.content()
     other = make_plan(open_source(plan.source.given), "mxfp4", limits=plan.limits)
-    rule = r"the interrupted run in 's3://.*' differs in 'recipe': it has '.*', now '.*'; .*--restart"
+    rule = r"the interrupted run in 's3://.*' differs in 'recipe': it has '.*', now '.*'; .*restart=True"
     with pytest.raises(CheckpointError, match=rule):
         target.write(other)
     assert target.content() == before

@@ -1,154 +1,99 @@
-"""What the command line does, as functions of one line each: the verbs of checkpoints."""
+"""What the command line does, as functions: one for each command about checkpoints, with the same options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from ..codecs.registry import DEFAULT, get_codec
-from ..errors import CalibrationError, DtypeError
-from .choose.recipe import RecipeText
-from .choose.selection import FLOATS, Selection
+from ..errors import DtypeError, OptionError, option, require_one, size_of
+from ..progress import bars
+from .call_options import LOCAL, AnyRecipe, Patterns, Shown, Writing, patterns, planned, selection_of
+from .choose.asked import codec_for
+from .choose.recipe import KEEP
+from .choose.selection import FLOATS, DequantizePolicy, Selection
 from .model.cache_scales import with_cache_scales
-from .model.calibration import calibrated
-from .model.importance import with_importance
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
+from .plan.file import write_plan
 from .plan.limits import Limits
 from .plan.rotation_plan import Rotations, rotation_plan
 from .plan.verdicts import require_loadable
 from .read.source import open_source
 from .read.storage import Place
-from .run.loop import RunResult, run
-from .verify.compare import compare as compare_checkpoints
-from .verify.inspection import inspect as inspect_checkpoint
-from .verify.verification import verify as verify_checkpoint
+from .run.executor import Executor
+from .run.loop import RunResult
+from .verify.compare import Comparison, compare
+from .verify.verification import Verification, verify
 
 __all__ = [
+    "add_kv_scales",
     "compare_checkpoints",
     "convert_checkpoint",
-    "add_kv_scales",
-    "inspect_checkpoint",
+    "dequantize_checkpoint",
     "plan_checkpoint",
-    "quantize_checkpoint",
     "rotate_checkpoint",
     "verify_checkpoint",
 ]
 
 
 def plan_checkpoint(
-    source: Place | str, to: str | RecipeText,
-    *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
-    include: Iterable[str] = (), ignore: Iterable[str] = (), max_memory: int | None = None,
+    source: Place | str, to: AnyRecipe | None = None,
+    *, recipe: AnyRecipe | None = None, format: str | None = None, method: str | None = None,  # noqa: A002 (the option's name)
+    include: Patterns = (), ignore: Patterns = (), strict: bool = False, dequantize_first: bool = False,
+    dequantize_kept: bool = False, out: Path | str | None = None, workers: int | None = None,
+    max_memory: int | str | None = None,
 ) -> CheckpointPlan:  # fmt: skip
     """Return what :func:`quantize_checkpoint` would do, from the headers alone: actions, sizes, memory.
 
+    This is ``zeropoint plan``.
+
     Args:
         source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
-        to: a preset or scheme, or a recipe (``RecipeText.read(path)``, ``RecipeText.named("llama")``).
-        format: what files are written in, a name of :mod:`zeropoint.codecs.registry`.
+        to: a preset or scheme, such as ``"w4a16"``.
+        recipe: in its place, rules: a file of YAML, its text, a :class:`~zeropoint.recipes.Recipe`, the
+            recipe of a search, or the name of a family, such as ``"llama"``.
+        format: what files are written in, a name of :mod:`zeropoint.codecs.registry`; that which alone has
+            the scheme, or the usual one, if None.
         method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
             unless given. Rules that name a method keep it.
-        include, ignore: patterns of tensors to quantize although they are kept by default, and of tensors to
-            keep.
-        max_memory: bytes that the process of the run may take; 2 GiB if None.
+        include: patterns of tensors to quantize although they are kept by default: globs, or ``re:`` and a
+            regular expression.
+        ignore: patterns of tensors to keep.
+        strict: whether a linear weight that stays although no pattern says so is an error.
+        dequantize_first: dequantize layers that are quantized already, then quantize them.
+        dequantize_kept: write those of them that are not requantized as floats, too.
+        out: a new file for the plan, which :func:`quantize_checkpoint` takes as ``plan``.
+        workers: threads; one for each core if None.
+        max_memory: most memory of the process of the run, as bytes or a text such as ``"1G"``; 2 GiB if None.
 
     Raises:
-        CheckpointError: for a source that is damaged, quantized already, or without weights to quantize, and
-            for too little ``max_memory``.
+        CheckpointError: for a source that is damaged, quantized already, or without weights to quantize, for
+            too little ``max_memory``, and where ``out`` exists.
+        OptionError: unless one of ``to`` and ``recipe`` is given.
         RecipeError: for a malformed recipe, and an unknown method.
-        SchemeError: for an unknown preset or a malformed scheme.
+        SchemeError: for an unknown preset, a malformed scheme, and an integer without blocks, such as
+            ``"int4"``.
         UnsupportedError: when the file layout cannot hold the scheme.
     """
-    selection = Selection(include=tuple(include), ignore=tuple(ignore))
-    asked = to if method is None else (RecipeText.of(to) if isinstance(to, str) else to).by(method)
-    limits = Limits.default(max_memory=max_memory)
-    return make_plan(open_source(source), asked, selection=selection, limits=limits, codec=get_codec(format))
-
-
-def quantize_checkpoint(
-    source: Place | str, out: Place | str, to: str | RecipeText,
-    *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
-    include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
-    calibration: torch.Tensor | Path | str | None = None, imatrix: Path | str | None = None,
-    max_memory: int | None = None,
-) -> RunResult:  # fmt: skip
-    """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
-
-    The other arguments are those of :func:`plan_checkpoint`.
-
-    Args:
-        source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
-        out: the output directory or URL.
-        to: a preset or scheme, or a recipe (``RecipeText.read(path)``).
-        format: the file layout, a name of :mod:`zeropoint.codecs.registry`.
-        method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
-            if neither says.
-        include: patterns of tensors to quantize although they are kept by default.
-        ignore: patterns of tensors to keep.
-        overwrite: write into a directory that is not empty.
-        calibration: for methods that need data: a file of text, token ids (windows, length), a .safetensors
-            file that holds them, or ``"random"`` for random tokens. The model runs on it, a block in memory
-            at a time.
-        imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
-            have none.
-        max_memory: bytes that the process may take; 2 GiB if None.
-
-    Returns:
-        A summary of the run: tensors, bytes, errors and time.
-
-    Raises:
-        ZeropointError: as :func:`plan_checkpoint`.
-        CalibrationError: when the method needs data and there are none, or too few, or it needs none.
-        CheckpointError: when ``out`` cannot be written or no engine is known to load the result, which
-            ``run`` of the plan writes.
-    """
-    plan = plan_checkpoint(
-        source, to, format=format, method=method, include=include, ignore=ignore, max_memory=max_memory
-    )
-    require_loadable(plan)
-    if calibration is not None and imatrix is not None:
-        raise CalibrationError("calibration and imatrix both say what inputs are; give one of them")
-    plan = plan if calibration is None else calibrated(plan, calibration)
-    plan = plan if imatrix is None else with_importance(plan, imatrix)[0]
-    return run(plan, out, overwrite=overwrite)
-
-
-def add_kv_scales(
-    source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
-    *, overwrite: bool = False, max_memory: int | None = None,
-) -> RunResult:  # fmt: skip
-    """Copy a quantized checkpoint and add scales for a float8 cache of keys and values.
-
-    The model runs on data, a block in memory at a time. The scales of an attention layer are the largest
-    magnitudes of its keys, after rotary embeddings, and of its values, over that of float8_e4m3fn. All other
-    tensors are copied byte for byte.
-
-    Args:
-        source: the directory of a quantized checkpoint whose layout has a place for such scales.
-        out: the output directory or URL.
-        calibration: a file of text, token ids (windows, length), or a .safetensors file that holds them.
-        overwrite: write into a directory that is not empty.
-        max_memory: bytes that the process may take; 2 GiB if None.
-
-    Returns:
-        A summary of the run; its notes say how large the scales are.
-
-    Raises:
-        UnsupportedError: when the layout has no place for scales, or the model is not run here.
-        CalibrationError: when there are too few data, or some layer gets no scale from them.
-        CheckpointError: when ``source`` is not quantized or has scales of a cache, ``out`` cannot be written
-            or ``max_memory`` is too little.
-    """
-    limits = Limits.default(max_memory=max_memory)
-    return run(with_cache_scales(open_source(source), calibration, limits=limits), out, overwrite=overwrite)
+    require_one(to=to, recipe=recipe)
+    plan = planned(
+        open_source(source), to, recipe=recipe, format=format, method=method,
+        selection=selection_of(
+            include, ignore, strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
+        ),
+        limits=Limits.default(workers, max_memory),
+    )  # fmt: skip
+    if out is not None:
+        write_plan(plan, Path(out))
+    return plan
 
 
 def convert_checkpoint(
-    source: Place | str, out: Place | str, format: str = DEFAULT.name,  # noqa: A002 (the option's name)
-    *, to: str | None = None, requantize: bool = False, ignore: Iterable[str] = (), overwrite: bool = False,
-    max_memory: int | None = None,
+    source: Place | str, out: Place | str, format: str | None = None,  # noqa: A002 (the option's name)
+    *, to: str | None = None, allow_requantize: bool = False, ignore: Patterns = (), force: bool = False,
+    workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
+    restart: bool = False, break_lock: bool = False, executor: str | Executor = LOCAL,
+    address: str | None = None, spool: Path | str | None = None, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Write a quantized checkpoint in another file layout, its values unchanged.
 
@@ -158,36 +103,85 @@ def convert_checkpoint(
     Args:
         source: a quantized checkpoint's directory, one .safetensors or .gguf file, or the URL of either.
         out: the output directory or URL.
-        format: the file layout, a name of :mod:`zeropoint.codecs.registry`.
+        format: the file layout, a name of :mod:`zeropoint.codecs.registry`; None for floats alone.
         to: a preset or scheme that holds the same values, such as ``"nvfp4a16"`` for MXFP4; that which stores
             what each layer does if None; ``"bfloat16"``, ``"float16"`` or ``"float32"`` for floats.
-        requantize: quantize anew what the layout cannot hold, with the error in the result.
+        allow_requantize: quantize anew what the layout cannot hold, with the error in the result.
         ignore: patterns of tensors that keep the codes which they have.
-        overwrite: write into a directory that is not empty.
-        max_memory: bytes that the process may take; 2 GiB if None.
+        force: write it even if no engine is known to load the result.
+        workers, max_memory, overwrite, restart, break_lock, executor, address, spool, progress: as for
+            :func:`~zeropoint.quantize_checkpoint`.
 
     Returns:
         A summary of the run: tensors, bytes, errors and time.
 
     Raises:
+        OptionError: without ``format``, unless ``to`` names floats.
         UnsupportedError: for layers whose values the layout cannot hold, with the reason.
         CheckpointError: for a source that is damaged or not quantized, when ``out`` cannot be written, and
             when no engine is known to load the result.
         ZeropointError: as :func:`plan_checkpoint`.
     """
-    plan = conversion_plan(
-        open_source(source), to, get_codec(format), requantize=requantize, ignore=tuple(ignore),
-        limits=Limits.default(max_memory=max_memory),
+    if format is None and to not in FLOATS:
+        raise OptionError(
+            f"{option('format')} names the layout to write; give one, or {option('to', 'bfloat16')} for "
+            "floats"
+        )
+    writing = Writing(
+        overwrite=overwrite, restart=restart, break_lock=break_lock, executor=executor, address=address,
+        spool=spool, progress=progress,
     )  # fmt: skip
-    if plan.weights:
+    writing.require_target(out)
+    plan = conversion_plan(
+        open_source(source), to, codec_for(format), requantize=allow_requantize, ignore=patterns(ignore),
+        limits=Limits.default(workers, max_memory),
+    )  # fmt: skip
+    if plan.weights and not force:
         require_loadable(plan)
-    return run(plan, out, overwrite=overwrite)
+    return writing.write(plan, out, "converting")
+
+
+def dequantize_checkpoint(
+    source: Place | str, out: Place | str,
+    *, dtype: str | None = None, workers: int | None = None, max_memory: int | str | None = None,
+    overwrite: bool = False, restart: bool = False, break_lock: bool = False,
+    executor: str | Executor = LOCAL, address: str | None = None, spool: Path | str | None = None,
+    progress: Shown = False,
+) -> RunResult:  # fmt: skip
+    """Write a quantized checkpoint as floats: fp8 blocks, GGUF, or anything that zeropoint writes.
+
+    This is ``zeropoint dequantize``. The configuration loses what it says of quantization and keeps all else.
+
+    Args:
+        source: a quantized checkpoint's directory, one file, or the URL of either.
+        out: the output directory or URL.
+        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``; what config.json names, or bfloat16, if None.
+        workers, max_memory, overwrite, restart, break_lock, executor, address, spool, progress: as for
+            :func:`~zeropoint.quantize_checkpoint`.
+
+    Returns:
+        A summary of the run: tensors, bytes and time.
+
+    Raises:
+        CheckpointError: for a source that is damaged or not quantized, and when ``out`` cannot be written.
+        DtypeError: for another dtype.
+    """
+    writing = Writing(
+        overwrite=overwrite, restart=restart, break_lock=break_lock, executor=executor, address=address,
+        spool=spool, progress=progress,
+    )  # fmt: skip
+    writing.require_target(out)
+    selection = Selection(dequantize=DequantizePolicy.EVERY, floats=_float(dtype))
+    limits = Limits.default(workers, max_memory)
+    plan = make_plan(open_source(source), KEEP, selection=selection, limits=limits)
+    return writing.write(plan, out, "dequantizing")
 
 
 def rotate_checkpoint(
     source: Place | str, out: Place | str,
-    *, seed: int = 0, block: int | None = None, dtype: str | None = None, overwrite: bool = False,
-    max_memory: int | None = None,
+    *, seed: int = 0, block: int | None = None, dtype: str | None = None, workers: int | None = None,
+    max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
+    break_lock: bool = False, spool: Path | str | None = None, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Write a checkpoint of floats as the same model in a rotated space, which any engine loads as before.
 
@@ -203,8 +197,8 @@ def rotate_checkpoint(
         seed: of the random signs.
         block: numbers of the stream that are mixed, a power of two that divides it; the largest if None.
         dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"`` for all floats; that which each has if None.
-        overwrite: write into a directory that is not empty.
-        max_memory: bytes that the process may take; 2 GiB if None.
+        workers, max_memory, overwrite, restart, break_lock, spool, progress: as for
+            :func:`~zeropoint.quantize_checkpoint`.
 
     Returns:
         A summary of the run: tensors, bytes and time.
@@ -216,8 +210,104 @@ def rotate_checkpoint(
         DtypeError: for another dtype.
         SchemeError: for a seed that is negative or has more than 64 bits.
     """
+    writing = Writing(
+        overwrite=overwrite, restart=restart, break_lock=break_lock, spool=spool, progress=progress
+    )
+    writing.require_target(out)
+    asked = Rotations(seed=seed, block=block, dtype=_float(dtype))
+    plan = rotation_plan(open_source(source), asked, limits=Limits.default(workers, max_memory))
+    return writing.write(plan, out, "rotating")
+
+
+def _float(dtype: str | None) -> str | None:
+    """Return the name that safetensors has for a dtype; raises DtypeError for another one."""
     if dtype is not None and dtype not in FLOATS:
         raise DtypeError(f"dtype (={dtype!r}) must be one of {', '.join(FLOATS)}")
-    asked = Rotations(seed=seed, block=block, dtype=None if dtype is None else FLOATS[dtype])
-    limits = Limits.default(max_memory=max_memory)
-    return run(rotation_plan(open_source(source), asked, limits=limits), out, overwrite=overwrite)
+    return None if dtype is None else FLOATS[dtype]
+
+
+def add_kv_scales(
+    source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
+    *, workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
+    restart: bool = False, break_lock: bool = False, progress: Shown = False,
+) -> RunResult:  # fmt: skip
+    """Copy a quantized checkpoint and add scales for a float8 cache of keys and values.
+
+    This is ``zeropoint kv-scales``. The model runs on data, a block in memory at a time. The scales of an
+    attention layer are the largest magnitudes of its keys, after rotary embeddings, and of its values, over
+    that of float8_e4m3fn. All other tensors are copied byte for byte.
+
+    Args:
+        source: the directory of a quantized checkpoint whose layout has a place for such scales, or its URL.
+        out: the output directory or URL.
+        calibration: a file of text, token ids (windows, length), or a .safetensors file that holds them.
+        workers, max_memory, overwrite, restart, break_lock, progress: as for
+            :func:`~zeropoint.quantize_checkpoint`.
+
+    Returns:
+        A summary of the run; its notes say how large the scales are.
+
+    Raises:
+        UnsupportedError: when the layout has no place for scales, or the model is not run here.
+        CalibrationError: when there are too few data, or some layer gets no scale from them.
+        CheckpointError: when ``source`` is not quantized or has scales of a cache, ``out`` cannot be written
+            or ``max_memory`` is too little.
+    """
+    writing = Writing(overwrite=overwrite, restart=restart, break_lock=break_lock, progress=progress)
+    writing.require_target(out)
+    limits = Limits.default(workers, max_memory)
+    plan = with_cache_scales(open_source(source), calibration, limits=limits, progress=progress is True)
+    return writing.write(plan, out, "copying")
+
+
+def verify_checkpoint(
+    out: Place | str, against: Place | str | None = None,
+    *, require_manifest: bool = False, workers: int | None = None, max_memory: int | str | None = None,
+    progress: Shown = False,
+) -> Verification:  # fmt: skip
+    """Return what is wrong with a quantized checkpoint, compared with the original when given.
+
+    This is ``zeropoint verify``: each number is checked against the proven bound of its scheme, and each byte
+    against the hash in the manifest.
+
+    Args:
+        out: the quantized checkpoint: a directory or URL.
+        against: the source checkpoint, to compare with; None for checks of the output alone.
+        require_manifest: whether a checkpoint without a manifest is a problem, not a note.
+        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+
+    Raises:
+        CheckpointError: when files are damaged so that they cannot be read, the checkpoint is not quantized
+            or not in a layout that is read here, ``against`` is not its original, or ``max_memory`` is too
+            little; everything else is in the result.
+    """
+    with bars(progress)("verifying", size_of) as move:
+        return verify(
+            out, against, limits=Limits.default(workers, max_memory), require_manifest=require_manifest,
+            on_progress=move,
+        )  # fmt: skip
+
+
+def compare_checkpoints(
+    a: Place | str, b: Place | str,
+    *, workers: int | None = None, max_memory: int | str | None = None, progress: Shown = False,
+) -> Comparison:  # fmt: skip
+    """Compare the values that two checkpoints decode to, each in any layout that is read.
+
+    This is ``zeropoint compare``; ``found.equality.of_bits`` says whether all values are equal.
+
+    Args:
+        a: a checkpoint's directory, file or URL; errors are relative to it.
+        b: the other checkpoint.
+        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+
+    Returns:
+        Equality and error of each tensor, and what could not be compared and why.
+
+    Raises:
+        CheckpointError: when files are damaged, both are one checkpoint, they have no tensor in common, or
+            ``max_memory`` is too little.
+        UnsupportedError: when a layout is not read here.
+    """
+    with bars(progress)("comparing", size_of) as move:
+        return compare(a, b, limits=Limits.default(workers, max_memory), on_progress=move)

@@ -33,7 +33,7 @@ from .options import (
     Workers,
 )
 from .output import ReaderGoneError as ReaderGoneError
-from .output import progress, show, show_json
+from .output import show, show_json
 from .plan import plan as plan_command
 from .quantize import quantize
 from .rotate import rotate
@@ -98,7 +98,7 @@ def inspect(
       zeropoint inspect MODEL
       zeropoint inspect MODEL --all --json
     """  # noqa: D301
-    inspection = layers.inspect(path)
+    inspection = layers.inspect_checkpoint(path)
     if as_json:
         show_json(inspection.to_dict())
     else:
@@ -137,11 +137,9 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint verify OUT --against SRC --json
     """  # noqa: D301
     start = time.perf_counter()
-    limits = layers.Limits.default(workers, max_memory)
-    with progress("verifying") as on_progress:
-        found = layers.verify(
-            out, against, limits=limits, require_manifest=require_manifest, on_progress=on_progress
-        )
+    found = layers.verify_checkpoint(
+        out, against, require_manifest=require_manifest, workers=workers, max_memory=max_memory, progress=True
+    )
     seconds = time.perf_counter() - start
     if as_json:
         show_json({**found.to_dict(), "seconds": seconds})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..errors import FormatError, ZeropointError, near_misses
+from ..errors import FormatError, ZeropointError, near_misses, parse_size
 from . import layers
 
 if TYPE_CHECKING:
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
     from ..codecs.protocol import Codec
     from ..search.budgets import Budget
 
-    Asked: TypeAlias = str | RecipeText | PlanFile
-    """The options of a plan."""
-
-Given = TypeVar("Given")
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
-_POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 # What llama.cpp calls its types, and methods that other tools write in layouts of their own.
 _MIXTURE = re.compile(r"(?:mostly_\w+|q[2-5]_k_[sml])(?:\+imatrix)?", re.IGNORECASE)
 _OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|gptq|gguf|awq|exl[23]|bnb|hqq)", re.IGNORECASE)
@@ -50,21 +43,16 @@ def parse_output(text: str) -> str:
     return text
 
 
-def parse_size(text: str) -> int:
-    """Return a number of bytes: digits with K, M, G or T, which are powers of 1024.
+def parse_memory(text: str) -> int:
+    """Return a number of bytes; raises typer.BadParameter for what is none.
 
-    Raises typer.BadParameter for anything else, and for a size below one byte.
-
-    >>> parse_size("2G"), parse_size("512MiB"), parse_size("1.5k")
-    (2147483648, 536870912, 1536)
+    >>> parse_memory("512MiB")
+    536870912
     """
-    match = _SIZE.fullmatch(text.strip())
-    nbytes = 0 if match is None else int(float(match[1]) * (1 << _POWERS[match[2].upper()]))
-    if nbytes < 1:
-        raise typer.BadParameter(
-            f"size {text!r} must be a positive number with K, M, G or T, for example 2G or 512M"
-        )
-    return nbytes
+    try:
+        return parse_size(text)
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def parse_budget(text: str) -> Budget:
@@ -111,26 +99,26 @@ def parse_workers(text: str) -> int:
     return int(text)
 
 
-def parse_format(text: str) -> Codec:
-    """Return the codec of this name; raises typer.BadParameter with those that there are.
+def parse_format(text: str) -> str:
+    """Return the name of a format; raises typer.BadParameter with the closest ones, or all.
 
-    >>> parse_format(layers.DEFAULT.name) == layers.DEFAULT
-    True
+    >>> parse_format("GGUF")
+    'gguf'
     """
     try:
-        return layers.get_codec(text)
+        return str(layers.get_codec(text).name)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def scheme_recipe(text: str, codec: Codec) -> RecipeText:
-    """Return the recipe that gives all linear weights the layer scheme that ``text`` asks for.
+def require_scheme(text: str, codec: Codec) -> None:
+    """Raise typer.BadParameter for a scheme that has no meaning in files of a codec.
 
-    Raises typer.BadParameter: with the closest names for an unknown one, with the reason for one that the
-    codec does not hold or that needs calibration.
+    The message has the closest names for an unknown one, and the reason for one that the codec does not hold
+    or that needs calibration.
     """
     if layers.RecipeText.of(text).mixture(codec) is not None:
-        return layers.RecipeText.of(text)
+        return
     if _MIXTURE.fullmatch(text.strip()):
         raise typer.BadParameter(
             f"{text} is a mixture of types of GGUF; add --format gguf", param_hint="'--to'"
@@ -145,7 +133,6 @@ def scheme_recipe(text: str, codec: Codec) -> RecipeText:
         layers.require_blocks(text, codec)
     except ZeropointError as error:
         raise typer.BadParameter(str(error), param_hint="'--to'") from error
-    return layers.RecipeText.of(text)
 
 
 def require_no_data(text: str, codec: Codec | None, option: str = "--to") -> None:
@@ -157,7 +144,7 @@ def require_no_data(text: str, codec: Codec | None, option: str = "--to") -> Non
     given = (codec or layers.DEFAULT).presets.get(head.lower())
     if given is not None and given.static and given.output is None:
         if colon:
-            scheme_recipe(text, codec or layers.DEFAULT)
+            require_scheme(text, codec or layers.DEFAULT)
         raise typer.BadParameter(
             f"preset {text!r} is refused: its inputs need scales observed on data; use {given.without_data}, "
             "or pass --calibration FILE",
@@ -202,16 +189,6 @@ def parse_method(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-def one_of(options: Mapping[str, Given | None]) -> Given:
-    """Return the one value that was given; raises typer.BadParameter unless exactly one option was."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if len(given) != 1:
-        found = f"{' and '.join(given)} are given" if given else "none is given, for example --to w4a16"
-        raise typer.BadParameter(f"give exactly one of {', '.join(options)}; {found}")
-    (value,) = given.values()
-    return value
-
-
 def parse_recipe(path: str) -> RecipeText:
     """Return a family's recipe or that in a file; raises typer.BadParameter when it cannot be read."""
     try:
@@ -220,13 +197,12 @@ def parse_recipe(path: str) -> RecipeText:
         raise typer.BadParameter(str(error)) from error
 
 
-def checked_recipe(recipe: RecipeText, codec: Codec) -> RecipeText:
-    """Return a recipe; raises typer.BadParameter where it is none for files of ``codec``."""
+def require_recipe(recipe: RecipeText, codec: Codec) -> None:
+    """Raise typer.BadParameter for a recipe that is none for files of ``codec``."""
     try:
         recipe.parse(codec)
     except ZeropointError as error:
         raise typer.BadParameter(str(error), param_hint="'--recipe'") from error
-    return recipe
 
 
 def parse_plan(path: str) -> PlanFile:
@@ -238,11 +214,11 @@ def parse_plan(path: str) -> PlanFile:
 
 
 def parse_float_dtype(text: str) -> str:
-    """Return the name that safetensors has for a dtype; raises typer.BadParameter for any but three.
+    """Return the name of a dtype; raises typer.BadParameter for any but three.
 
     >>> parse_float_dtype("bfloat16")
-    'BF16'
+    'bfloat16'
     """
     if text not in layers.FLOATS:
         raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(layers.FLOATS)}")
-    return layers.FLOATS[text]
+    return text

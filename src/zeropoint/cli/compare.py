@@ -13,7 +13,7 @@ from . import layers
 from .arguments import parse_path
 from .main import fail
 from .options import READ, AsJson, Everything, Memory, Sort, SortOrder, Workers
-from .output import progress, show, show_json
+from .output import show, show_json
 
 
 class Requirement(enum.StrEnum):
@@ -47,9 +47,7 @@ def compare(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint compare MODEL model-Q4_K_M.gguf --all --json
     """  # noqa: D301
     start = time.perf_counter()
-    with progress("comparing") as on_progress:
-        limits = layers.Limits.default(workers, max_memory)
-        found = layers.compare(a, b, limits=limits, on_progress=on_progress)
+    found = layers.compare_checkpoints(a, b, workers=workers, max_memory=max_memory, progress=True)
     seconds = time.perf_counter() - start
     if as_json:
         show_json({**found.to_dict(), "seconds": seconds})

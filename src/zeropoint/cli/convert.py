@@ -30,10 +30,8 @@ from .writing import (
     Restart,
     Spool,
     Target,
-    Way,
-    executor_of,
+    parent_noted,
     show_run,
-    write,
 )
 
 
@@ -42,7 +40,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
     out: Target,
     format: Format = None,  # noqa: A002 (the option's name)
     to: To = None,
-    requantize: Annotated[
+    allow_requantize: Annotated[
         bool,
         typer.Option("--allow-requantize", help="Quantize anew what cannot be kept, and report the error."),
     ] = False,
@@ -51,7 +49,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
     max_memory: Memory = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
-    unlock: BreakLock = False,
+    break_lock: BreakLock = False,
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
@@ -75,16 +73,10 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint convert MODEL.gguf OUT --to bfloat16
     """  # noqa: D301
     start = time.perf_counter()
-    if format is None and to not in layers.FLOATS:
-        raise typer.BadParameter("--format names the layout to write; give one, or --to bfloat16 for floats")
-    plan = layers.conversion_plan(
-        layers.open_source(source), to, layers.DEFAULT if format is None else format, requantize=requantize,
-        ignore=tuple(ignore or ()), limits=layers.Limits.default(workers, max_memory),
-    )  # fmt: skip
-    if plan.weights and not force:
-        layers.require_loadable(plan)
-    way = Way(
-        overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
-        executor=executor_of(executor, address),
-    )  # fmt: skip
-    show_run(write(plan, out, way, "converting"), start, everything=everything, order=sort, as_json=as_json)
+    with parent_noted(out):
+        result = layers.convert_checkpoint(
+            source, out, format, to=to, allow_requantize=allow_requantize, ignore=ignore or (), force=force,
+            workers=workers, max_memory=max_memory, overwrite=overwrite, restart=restart,
+            break_lock=break_lock, executor=executor.value, address=address, spool=spool, progress=True,
+        )  # fmt: skip
+    show_run(result, start, everything=everything, order=sort, as_json=as_json)

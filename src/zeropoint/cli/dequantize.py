@@ -19,10 +19,8 @@ from .writing import (
     Restart,
     Spool,
     Target,
-    Way,
-    executor_of,
+    parent_noted,
     show_run,
-    write,
 )
 
 
@@ -40,7 +38,7 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     max_memory: Memory = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
-    unlock: BreakLock = False,
+    break_lock: BreakLock = False,
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
@@ -58,11 +56,10 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint dequantize SRC OUT --dtype float32 --max-memory 1G
     """  # noqa: D301
     start = time.perf_counter()
-    selection = layers.Selection(dequantize=layers.DequantizePolicy.EVERY, floats=dtype)
-    limits = layers.Limits.default(workers, max_memory)
-    plan = layers.make_plan(layers.open_source(source), layers.KEEP, selection=selection, limits=limits)
-    way = Way(
-        overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
-        executor=executor_of(executor, address),
-    )  # fmt: skip
-    show_run(write(plan, out, way, "dequantizing"), start, everything=everything, as_json=as_json)
+    with parent_noted(out):
+        result = layers.dequantize_checkpoint(
+            source, out, dtype=dtype, workers=workers, max_memory=max_memory, overwrite=overwrite,
+            restart=restart, break_lock=break_lock, executor=executor.value, address=address, spool=spool,
+            progress=True,
+        )  # fmt: skip
+    show_run(result, start, everything=everything, as_json=as_json)

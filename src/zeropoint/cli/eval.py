@@ -65,7 +65,7 @@ def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
     """  # noqa: D301
     start = time.perf_counter()
     found = layers.evaluate_checkpoint(
-        models, against, text, context=context, windows=windows, continuations=continuations, tagged=cloze,
+        models, against, text, context=context, windows=windows, continuations=continuations, cloze=cloze,
         noise_floor=noise_floor, cache=cache, max_memory=max_memory, progress=True,
     )  # fmt: skip
     seconds = time.perf_counter() - start

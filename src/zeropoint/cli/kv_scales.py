@@ -10,7 +10,7 @@ import typer
 from . import layers
 from .arguments import parse_path
 from .options import AsJson, Checkpoint, Everything, Memory, Workers
-from .writing import BreakLock, Overwrite, Restart, Target, Way, show_run, write
+from .writing import BreakLock, Overwrite, Restart, Target, parent_noted, show_run
 
 
 def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -26,7 +26,7 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     max_memory: Memory = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
-    unlock: BreakLock = False,
+    break_lock: BreakLock = False,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -43,7 +43,9 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint kv-scales SRC OUT --calibration ids.safetensors --max-memory 8G
     """  # noqa: D301
     start = time.perf_counter()
-    limits = layers.Limits.default(workers, max_memory)
-    plan = layers.with_cache_scales(layers.open_source(source), calibration, limits=limits, progress=True)
-    way = Way(overwrite=overwrite, restart=restart, break_lock=unlock, spool=None, executor=layers.local)
-    show_run(write(plan, out, way, "copying"), start, everything=everything, as_json=as_json)
+    with parent_noted(out):
+        result = layers.add_kv_scales(
+            source, out, calibration, workers=workers, max_memory=max_memory, overwrite=overwrite,
+            restart=restart, break_lock=break_lock, progress=True,
+        )  # fmt: skip
+    show_run(result, start, everything=everything, as_json=as_json)

@@ -1,7 +1,7 @@
 """The layers below, imported when a command first asks for one of their names (PEP 562).
 
 They import torch, which takes a second or more; help, the version, completion and mistakes of the command
-line need none of it. Commands say ``layers.make_plan(...)``.
+line need none of it. Commands say ``layers.plan_checkpoint(...)``.
 """
 
 from __future__ import annotations
@@ -14,39 +14,21 @@ from .signals import ending_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console as Console
-    from rich.progress import BarColumn as BarColumn
-    from rich.progress import Progress as Progress
-    from rich.progress import SpinnerColumn as SpinnerColumn
-    from rich.progress import TextColumn as TextColumn
-    from rich.progress import TimeElapsedColumn as TimeElapsedColumn
 
-    from ..checkpoint.choose.recipe import KEEP as KEEP
+    from ..checkpoint.choose.asked import codec_for as codec_for
+    from ..checkpoint.choose.asked import require_blocks as require_blocks
     from ..checkpoint.choose.recipe import RecipeText as RecipeText
     from ..checkpoint.choose.selection import FLOATS as FLOATS
-    from ..checkpoint.choose.selection import DequantizePolicy as DequantizePolicy
-    from ..checkpoint.choose.selection import Selection as Selection
-    from ..checkpoint.cluster.ray import RayExecutor as RayExecutor
-    from ..checkpoint.model.cache_scales import with_cache_scales as with_cache_scales
-    from ..checkpoint.model.calibration import calibrated as calibrated
-    from ..checkpoint.model.importance import with_importance as with_importance
-    from ..checkpoint.plan.checkpoint_plan import conversion_plan as conversion_plan
-    from ..checkpoint.plan.checkpoint_plan import make_plan as make_plan
     from ..checkpoint.plan.file import PlanFile as PlanFile
-    from ..checkpoint.plan.file import write_plan as write_plan
-    from ..checkpoint.plan.limits import Limits as Limits
-    from ..checkpoint.plan.rotation_plan import Rotations as Rotations
-    from ..checkpoint.plan.rotation_plan import rotation_plan as rotation_plan
-    from ..checkpoint.plan.verdicts import require_loadable as require_loadable
-    from ..checkpoint.read.object_store import RemotePath as RemotePath
-    from ..checkpoint.read.source import open_source as open_source
     from ..checkpoint.read.storage import place as place
-    from ..checkpoint.run.executor import local as local
-    from ..checkpoint.run.lock import break_lock as break_lock
-    from ..checkpoint.run.loop import run as run
-    from ..checkpoint.verify.compare import compare as compare
-    from ..checkpoint.verify.inspection import inspect as inspect
-    from ..checkpoint.verify.verification import verify as verify
-    from ..codecs.layer_schemes import require_blocks as require_blocks
+    from ..checkpoint.verbs import add_kv_scales as add_kv_scales
+    from ..checkpoint.verbs import compare_checkpoints as compare_checkpoints
+    from ..checkpoint.verbs import convert_checkpoint as convert_checkpoint
+    from ..checkpoint.verbs import dequantize_checkpoint as dequantize_checkpoint
+    from ..checkpoint.verbs import plan_checkpoint as plan_checkpoint
+    from ..checkpoint.verbs import rotate_checkpoint as rotate_checkpoint
+    from ..checkpoint.verbs import verify_checkpoint as verify_checkpoint
+    from ..checkpoint.verify.inspection import inspect_checkpoint as inspect_checkpoint
     from ..codecs.registry import CODECS as CODECS
     from ..codecs.registry import DEFAULT as DEFAULT
     from ..codecs.registry import get_codec as get_codec
@@ -55,10 +37,7 @@ if TYPE_CHECKING:
     from ..formats import CATALOG as CATALOG
     from ..formats import get_format as get_format
     from ..methods import method_named as method_named
-    from ..own_files import OwnFile as OwnFile
     from ..recipes import recipe_schema as recipe_schema
-    from ..report.allocation import SVG as SVG
-    from ..report.allocation import curve_svg as curve_svg
     from ..report.allocation import search_report as search_report
     from ..report.evaluations import evaluation_report as evaluation_report
     from ..report.formats import formats_document as formats_document
@@ -74,62 +53,47 @@ if TYPE_CHECKING:
     from ..schemes import PRESETS as PRESETS
     from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS
     from ..search.budgets import Budget as Budget
-    from ..search.evolution import by_evolution as by_evolution
-    from ..search.inputs import inputs_by as inputs_by
-    from ..search.inputs import with_ranges as with_ranges
-    from ..search.searching import RECIPE as RECIPE
-    from ..search.searching import asked as asked
-    from ..search.searching import search as search
-    from ..search.weighing import weigh_by as weigh_by
+    from ..search.under_budget import quantize_checkpoint as quantize_checkpoint
+    from ..search.under_budget import search_checkpoint as search_checkpoint
     from ..warmup import compile_kernels as compile_kernels
 
 _OWNERS = {
     "Console": "rich.console",
-    **dict.fromkeys(
-        ("BarColumn", "Progress", "SpinnerColumn", "TextColumn", "TimeElapsedColumn"), "rich.progress"
-    ),
-    "local": "checkpoint.run.executor",
-    "require_loadable": "checkpoint.plan.verdicts",
-    "compare": "checkpoint.verify.compare",
-    "inspect": "checkpoint.verify.inspection",
-    "Limits": "checkpoint.plan.limits",
-    "break_lock": "checkpoint.run.lock",
-    "RemotePath": "checkpoint.read.object_store",
-    "calibrated": "checkpoint.model.calibration",
-    "with_importance": "checkpoint.model.importance",
-    "with_cache_scales": "checkpoint.model.cache_scales",
-    **dict.fromkeys(("conversion_plan", "make_plan"), "checkpoint.plan.checkpoint_plan"),
-    **dict.fromkeys(("Rotations", "rotation_plan"), "checkpoint.plan.rotation_plan"),
-    **dict.fromkeys(("PlanFile", "write_plan"), "checkpoint.plan.file"),
-    "RayExecutor": "checkpoint.cluster.ray",
-    **dict.fromkeys(("KEEP", "RecipeText"), "checkpoint.choose.recipe"),
-    "run": "checkpoint.run.loop",
-    "method_named": "methods",
-    **dict.fromkeys(("DequantizePolicy", "FLOATS", "Selection"), "checkpoint.choose.selection"),
-    "open_source": "checkpoint.read.source",
+    "RecipeText": "checkpoint.choose.recipe",
+    "FLOATS": "checkpoint.choose.selection",
+    "PlanFile": "checkpoint.plan.file",
     "place": "checkpoint.read.storage",
-    "verify": "checkpoint.verify.verification",
-    "require_blocks": "codecs.layer_schemes",
+    **dict.fromkeys(
+        (
+            "add_kv_scales",
+            "compare_checkpoints",
+            "convert_checkpoint",
+            "dequantize_checkpoint",
+            "plan_checkpoint",
+            "rotate_checkpoint",
+            "verify_checkpoint",
+        ),
+        "checkpoint.verbs",
+    ),
+    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.choose.asked"),
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     "evaluate_checkpoint": "eval",
-    "evaluation_report": "report.evaluations",
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
+    "method_named": "methods",
     "recipe_schema": "recipes",
+    "search_report": "report.allocation",
+    "evaluation_report": "report.evaluations",
     **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
     "plan_report": "report.plans",
     **dict.fromkeys(
         ("Order", "comparison_report", "inspection_report", "run_report", "verification_report"),
         "report.tables",
     ),
-    "OF_LAYOUTS": "schemes.presets",
     "PRESETS": "schemes",
-    **dict.fromkeys(("SVG", "curve_svg", "search_report"), "report.allocation"),
+    "inspect_checkpoint": "checkpoint.verify.inspection",
+    "OF_LAYOUTS": "schemes.presets",
     "Budget": "search.budgets",
-    **dict.fromkeys(("RECIPE", "asked", "search"), "search.searching"),
-    "OwnFile": "own_files",
-    "by_evolution": "search.evolution",
-    **dict.fromkeys(("inputs_by", "with_ranges"), "search.inputs"),
-    "weigh_by": "search.weighing",
+    **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),
     "compile_kernels": "warmup",
 }
 

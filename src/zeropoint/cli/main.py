@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..errors import ZeropointError, for_the_command_line
+from ..errors import OptionError, ZeropointError, for_the_command_line
 from .signals import Interrupted, end_at_once, interruptible
 
 
@@ -27,6 +27,9 @@ def main(arguments: Sequence[str]) -> int:
             status = app.call(arguments)
     except app.UsageError as error:
         fail(app.usage(error))
+        return 2
+    except OptionError as error:
+        fail(_said(error))
         return 2
     except Interrupted as interruption:
         fail(_said(interruption))

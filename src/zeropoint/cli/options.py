@@ -1,4 +1,4 @@
-"""The options that several commands share, and the plan that those of them ask for."""
+"""The options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..codecs.names import NAMES
 from . import layers
 from .arguments import (
-    checked_recipe,
     parse_format,
+    parse_memory,
     parse_method,
     parse_path,
     parse_recipe,
     parse_scheme,
-    parse_size,
     parse_workers,
-    scheme_recipe,
+    require_recipe,
+    require_scheme,
 )
-from .output import note
 
 if TYPE_CHECKING:
-    from ..checkpoint.choose.selection import DequantizePolicy, Selection
-    from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-    from ..checkpoint.plan.limits import Limits
-    from ..codecs.protocol import Codec
-    from .arguments import Asked
+    from ..checkpoint.choose.recipe import RecipeText
 
 READ = "Checkpoint directory, .safetensors, .gguf or .onnx file, or the s3:// or gs:// URL of any of these."
 
@@ -51,7 +47,7 @@ Workers = Annotated[
 ]
 Memory = Annotated[
     int | None,
-    typer.Option(metavar="SIZE", parser=parse_size, help="Most memory of the process; default: 2G."),
+    typer.Option(metavar="SIZE", parser=parse_memory, help="Most memory of the process; default: 2G."),
 ]
 To = Annotated[
     str | None,
@@ -67,10 +63,11 @@ Recipe = Annotated[
     ),
 ]
 Format = Annotated[
-    Any,
+    str | None,
     typer.Option(
         "--format", metavar="FORMAT", parser=parse_format,
-        help="The layout of the files, for the engines that read it; a wrong name lists them.",
+        help=f"The layout of the files: {', '.join(NAMES)}. Default: that which alone has the scheme, or "
+        "the first.",
     ),
 ]  # fmt: skip
 Method = Annotated[
@@ -121,54 +118,10 @@ DequantizeKept = Annotated[
 ]
 
 
-def dequantized(*, first: bool, kept: bool) -> DequantizePolicy:
-    """Return what becomes of layers that are quantized already."""
-    if kept:
-        return layers.DequantizePolicy.EVERY
-    return layers.DequantizePolicy.FIRST if first else layers.DequantizePolicy.NONE
-
-
-def selected(
-    include: list[str] | None, ignore: list[str] | None, *, strict: bool, first: bool, kept: bool
-) -> Selection:
-    """Return what the options say of which tensors are quantized."""
-    return layers.Selection(
-        include=tuple(include or ()), ignore=tuple(ignore or ()), strict=strict,
-        dequantize=dequantized(first=first, kept=kept),
-    )  # fmt: skip
-
-
-def planned(
-    source: str, asked: Asked, selection: Selection, limits: Limits, codec: Codec | None,
-    method: str | None = None,
-) -> CheckpointPlan:  # fmt: skip
-    """Return the plan for the checkpoint at ``source``, written by ``codec`` or the one that is usual.
-
-    Raises typer.BadParameter for a scheme or recipe that has no meaning there, and where a plan file, which
-    has a selection and a format of its own, is given another one.
-    """
-    if method is not None and not isinstance(asked, str | layers.RecipeText):
-        raise typer.BadParameter(f"--method {method} goes with --to or --recipe; a plan has its own")
-    if isinstance(asked, str | layers.RecipeText):
-        codec = layers.DEFAULT if codec is None else codec
-        if isinstance(asked, str):
-            recipe = scheme_recipe(asked, codec)
-            recipe = recipe if method is None else recipe.by(method)
-        else:
-            recipe = checked_recipe(asked if method is None else asked.by(method), codec)
-        found = layers.open_source(source)
-        return layers.make_plan(found, recipe, selection=selection, limits=limits, codec=codec)
-    if selection != layers.Selection() or codec is not None:
-        raise typer.BadParameter(
-            "a plan has its own --format, --include, --ignore, --strict and --dequantize-...; leave them out"
-        )
-    return asked.remake(layers.open_source(source), limits=limits)
-
-
-def important(plan: CheckpointPlan, path: str) -> CheckpointPlan:
-    """Return ``plan`` with importance from a file of llama.cpp; a note says which weights have none."""
-    made, missing = layers.with_importance(plan, path)
-    if missing:
-        found = f"{len(missing)} of {len(plan.weights)} weights have no importance in {path!r}"
-        note(f"{found}, {missing[0]} the first")
-    return made
+def require_meaning(to: str | None, recipe: RecipeText | None, format: str | None) -> None:  # noqa: A002 (the option's name)
+    """Raise typer.BadParameter for a scheme or recipe that has no meaning in files of a format."""
+    codec = layers.codec_for(format, to)
+    if to is not None:
+        require_scheme(to, codec)
+    if recipe is not None:
+        require_recipe(recipe, codec)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..errors import require_one
 from . import layers
-from .arguments import one_of
 from .options import (
     AsJson,
     Checkpoint,
@@ -24,8 +24,7 @@ from .options import (
     Strict,
     To,
     Workers,
-    planned,
-    selected,
+    require_meaning,
 )
 from .output import show, show_json
 
@@ -75,11 +74,13 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint plan MODEL --to mxfp4 --out plan.json
       zeropoint quantize MODEL OUT --plan plan.json
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
-    asked = one_of({"--to": to, "--recipe": recipe})
-    selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
-    made = planned(source, asked, selection, layers.Limits.default(workers, max_memory), format, method)
-    if out is not None:
-        layers.write_plan(made, out)
+    require_one(to=to, recipe=recipe)
+    require_meaning(to, recipe, format)
+    made = layers.plan_checkpoint(
+        source, to, recipe=recipe, format=format, method=method, include=include or (), ignore=ignore or (),
+        strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, out=out,
+        workers=workers, max_memory=max_memory,
+    )  # fmt: skip
     if as_json:
         show_json(made.to_dict())
     else:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from ..errors import require_one
 from . import layers
-from .arguments import candidates_in, one_of, parse_plan, require_no_data
+from .arguments import candidates_in, parse_plan, require_no_data
 from .options import (
     AsJson,
     Calibration,
@@ -30,21 +30,16 @@ from .options import (
     Strict,
     To,
     Workers,
-    important,
-    planned,
-    selected,
+    require_meaning,
 )
 from .search import (
     BudgetOption,
     Candidates,
     ImportanceName,
     ImportanceOption,
-    ModelRuns,
     RefineOption,
     State,
     TextOption,
-    state_of,
-    under_budget,
 )
 from .writing import (
     Address,
@@ -55,14 +50,9 @@ from .writing import (
     Restart,
     Spool,
     Target,
-    Way,
-    executor_of,
+    parent_noted,
     show_run,
-    write,
 )
-
-if TYPE_CHECKING:
-    from ..codecs.protocol import Codec
 
 
 def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -90,7 +80,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     max_memory: Memory = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
-    unlock: BreakLock = False,
+    break_lock: BreakLock = False,
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
@@ -126,55 +116,25 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
     """  # noqa: D301
     start = time.perf_counter()
-    asked = one_of({"--to": to, "--recipe": recipe, "--plan": plan, "--budget": budget})
-    selection = selected(include, ignore, strict=strict, first=dequantize_first, kept=dequantize_kept)
+    require_one(to=to, recipe=recipe, plan=plan, budget=budget)
     if calibration is None:
         _require_no_data(to, candidates, format)
-    if calibration is not None and imatrix is not None:
-        raise typer.BadParameter("--calibration and --imatrix both say what inputs are; give one of them")
-    limits = layers.Limits.default(workers, max_memory)
-    runs = ModelRuns(importance, text, refine)
-    if budget is None:
-        _require_no_budget(candidates, state, runs)
-        made = planned(source, asked, selection, limits, format, method)
-    else:
-        runs = runs._replace(calibration=calibration, imatrix=imatrix)
-        wanted = layers.asked(
-            budget, candidates, layers.DEFAULT if format is None else format, method=method,
-            selection=selection, limits=limits,
+    require_meaning(to, recipe, format)
+    with parent_noted(out):
+        result = layers.quantize_checkpoint(
+            source, out, to, recipe=recipe, plan=plan, budget=budget, candidates=candidates, state=state,
+            importance=importance.value, text=text, refine=refine, format=format, method=method,
+            calibration=calibration, imatrix=imatrix, include=include or (), ignore=ignore or (),
+            strict=strict, force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept,
+            workers=workers, max_memory=max_memory, overwrite=overwrite, restart=restart,
+            break_lock=break_lock, executor=executor.value, address=address, spool=spool, progress=True,
         )  # fmt: skip
-        made = under_budget(layers.open_source(source), wanted, _state(state, out), runs).plan
-    if not force:
-        layers.require_loadable(made)
-    if budget is not None:
-        made = layers.with_ranges(made, calibration, progress=True)
-    elif calibration is not None:
-        made = layers.calibrated(made, calibration, progress=True)
-    elif imatrix is not None:
-        made = important(made, imatrix)
-    way = Way(
-        overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool,
-        executor=executor_of(executor, address),
-    )  # fmt: skip
-    show_run(write(made, out, way, "quantizing"), start, everything=everything, order=sort, as_json=as_json)
+    show_run(result, start, everything=everything, order=sort, as_json=as_json)
 
 
-def _state(given: str | None, out: str) -> Path | None:
-    """Return where the search of a budget keeps what it measured: next to a local output."""
-    place = layers.place(out)
-    return state_of(given, place if isinstance(place, Path) else None)
-
-
-def _require_no_data(to: str | None, candidates: str | None, codec: Codec | None) -> None:
+def _require_no_data(to: str | None, candidates: str | None, format: str | None) -> None:  # noqa: A002 (the option's name)
+    codec = layers.codec_for(format, to)
     if to is not None:
         require_no_data(to, codec)
     for name in candidates_in(candidates or ""):
         require_no_data(name, codec, "--candidates")
-
-
-def _require_no_budget(candidates: str | None, state: str | None, runs: ModelRuns) -> None:
-    if candidates is not None or state is not None or runs != ModelRuns():
-        raise typer.BadParameter(
-            "--candidates, --state, --importance, --text and --refine go with --budget; add one, or leave "
-            "them out"
-        )

@@ -10,7 +10,7 @@ import typer
 from . import layers
 from .arguments import parse_float_dtype
 from .options import AsJson, Checkpoint, Everything, Memory, Workers
-from .writing import BreakLock, Overwrite, Restart, Spool, Target, Way, show_run, write
+from .writing import BreakLock, Overwrite, Restart, Spool, Target, parent_noted, show_run
 
 
 def rotate(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -34,7 +34,7 @@ def rotate(  # noqa: PLR0913 (typer makes an option of each parameter)
     max_memory: Memory = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
-    unlock: BreakLock = False,
+    break_lock: BreakLock = False,
     spool: Spool = None,
     everything: Everything = False,
     as_json: AsJson = False,
@@ -52,8 +52,9 @@ def rotate(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint rotate SRC OUT --seed 7 --block 256 --dtype float32
     """  # noqa: D301
     start = time.perf_counter()
-    asked = layers.Rotations(seed=seed, block=block, dtype=dtype)
-    limits = layers.Limits.default(workers, max_memory)
-    plan = layers.rotation_plan(layers.open_source(source), asked, limits=limits)
-    way = Way(overwrite=overwrite, restart=restart, break_lock=unlock, spool=spool, executor=layers.local)
-    show_run(write(plan, out, way, "rotating"), start, everything=everything, as_json=as_json)
+    with parent_noted(out):
+        result = layers.rotate_checkpoint(
+            source, out, seed=seed, block=block, dtype=dtype, workers=workers, max_memory=max_memory,
+            overwrite=overwrite, restart=restart, break_lock=break_lock, spool=spool, progress=True,
+        )  # fmt: skip
+    show_run(result, start, everything=everything, as_json=as_json)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-import os
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -25,13 +23,8 @@ from .options import (
     Memory,
     Method,
     Workers,
-    selected,
 )
-from .output import note, progress, show, show_json
-
-if TYPE_CHECKING:
-    from ..checkpoint.read.source import Source
-    from ..search.searching import Asked, SearchResult
+from .output import note, show, show_json
 
 
 class ImportanceName(enum.Enum):
@@ -86,16 +79,6 @@ RefineOption = Annotated[
 ]  # fmt: skip
 
 
-class ModelRuns(NamedTuple):
-    """What a search runs the model for, if for anything, and on what; imatrix: in place of calibration."""
-
-    importance: ImportanceName = ImportanceName.EQUAL
-    text: str | None = None
-    refine: int = 0
-    calibration: str | None = None
-    imatrix: str | None = None
-
-
 def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     source: Checkpoint,
     budget: BudgetOption,
@@ -144,52 +127,15 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint search MODEL --budget 4.5bpw --importance divergence --text wiki.txt -o recipe.yaml
       zeropoint quantize MODEL OUT --recipe recipe.yaml
     """  # noqa: D301
-    opened = layers.open_source(source)
-    drawn = None if plot is None else layers.OwnFile(plot, layers.SVG, opened.places)
-    written = None if out is None else layers.OwnFile(out, layers.RECIPE, opened.places)
-    # The recipe comes last: where it is there already, so is all else.
-    last = plot if out is None else out
-    if last is not None and os.path.lexists(last) and not overwrite:
-        raise typer.BadParameter(f"{str(last)!r} exists; add --overwrite to replace it, or name a new file")
-    for file in filter(None, (drawn, written)):
-        file.require_free(overwrite=True)
-    selection = selected(include, ignore, strict=False, first=dequantize_first, kept=False)
-    limits = layers.Limits.default(workers, max_memory)
-    asked = layers.asked(
-        budget, candidates, layers.DEFAULT if format is None else format, method=method, selection=selection,
-        limits=limits,
+    result = layers.search_checkpoint(
+        source, budget, candidates, out=out, state=state, format=format, method=method,
+        importance=importance.value, text=text, calibration=calibration, imatrix=imatrix, refine=refine,
+        include=include or (), ignore=ignore or (), dequantize_first=dequantize_first, workers=workers,
+        max_memory=max_memory, overwrite=overwrite, plot=plot, progress=True,
     )  # fmt: skip
-    runs = ModelRuns(importance, text, refine, calibration, imatrix)
-    result = under_budget(opened, asked, state_of(state, out), runs)
-    if drawn is not None:
-        drawn.write([layers.curve_svg(result).encode("utf-8")], overwrite=overwrite)
-    if written is not None:
-        written.write([f"{result.recipe.text}\n".encode()], overwrite=overwrite)
     if as_json:
         show_json(result.to_dict())
     else:
         show(layers.search_report(result, everything=everything))
     if out is None and not as_json:
         note("no recipe was written; add -o FILE")
-
-
-def under_budget(source: Source, asked: Asked, state: Path | None, runs: ModelRuns) -> SearchResult:
-    """Return the best choice within a budget; raises typer.BadParameter for a text that nothing runs on."""
-    limits, (importance, text, refine, calibration, imatrix) = asked.limits or layers.Limits.default(), runs
-    if importance is ImportanceName.EQUAL and not refine and text is not None:
-        raise typer.BadParameter(
-            "--text is what the model runs on; add --importance linearity or divergence, or --refine N"
-        )
-    asked = replace(asked, inputs=layers.inputs_by(imatrix, calibration, limits, progress=True))
-    return layers.search(
-        source, asked, state=state,
-        weigh=layers.weigh_by(importance.value, text, limits),
-        improve=layers.by_evolution(text, limits, refine) if refine else None, bar=progress,
-    )  # fmt: skip
-
-
-def state_of(given: str | None, out: Path | None) -> Path | None:
-    """Return where what was measured is kept: next to the output, unless another place is given."""
-    if given is not None:
-        return Path(given)
-    return None if out is None else out.with_name(f"{out.name}.search")

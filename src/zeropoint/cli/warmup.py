@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from ..progress import bar
 from . import layers
-from .output import progress
 
 
 def warmup() -> None:
@@ -19,6 +19,6 @@ def warmup() -> None:
       zeropoint warmup
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
     start = time.perf_counter()
-    with progress("compiling", str) as on_progress:
+    with bar("compiling", str) as on_progress:
         layers.compile_kernels(on_progress)
     print(f"every kernel is ready, in {time.perf_counter() - start:.1f} s")

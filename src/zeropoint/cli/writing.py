@@ -1,10 +1,11 @@
-"""Where and how ``quantize`` writes: a directory or a URL, by threads or on a Ray cluster."""
+"""Where and how commands write: a directory or a URL, by threads or on a Ray cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +14,9 @@ import typer
 from . import layers
 from .arguments import parse_output
 from .options import SortOrder
-from .output import note, progress, show, show_json
+from .output import note, show, show_json
 
 if TYPE_CHECKING:
-    from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-    from ..checkpoint.run.executor import Executor
     from ..checkpoint.run.loop import RunResult
 
 
@@ -50,54 +49,14 @@ Spool = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """How an output is written; each part is an option of the command."""
-
-    overwrite: bool
-    restart: bool
-    break_lock: bool
-    spool: Path | None
-    executor: Executor
-
-
-def executor_of(name: ExecutorName, address: str | None) -> Executor:
-    """Return the executor of this name.
-
-    Raises typer.BadParameter for an address of the local executor.
-    """
-    if name is ExecutorName.RAY:
-        return layers.RayExecutor(address=address)
-    if address is not None:
-        raise typer.BadParameter(f"--address {address} is that of a Ray cluster; pass --executor ray too")
-    return layers.local
-
-
-def write(plan: CheckpointPlan, out: str, way: Way, verb: str) -> RunResult:
-    """Carry out a plan, with its progress under ``verb``.
-
-    Raises typer.BadParameter for options that mean nothing for this kind of output.
-    """
+@contextlib.contextmanager
+def parent_noted(out: str) -> Iterator[None]:
+    """Write a note when the block made the directory of an output: a mistake would look the same."""
     target = layers.place(out)
-    if isinstance(target, layers.RemotePath):
-        if way.overwrite or way.break_lock:
-            option = "--overwrite" if way.overwrite else "--break-lock"
-            raise typer.BadParameter(
-                f"objects behind a URL are neither overwritten nor locked; leave {option} out"
-            )
-    elif way.spool is not None:
-        raise typer.BadParameter("--spool is for an output behind a URL; leave it out")
     absent = isinstance(target, Path) and not target.parent.exists()
-    if isinstance(target, Path) and way.break_lock:
-        layers.break_lock(target)
-    with progress(verb) as on_progress:
-        result = layers.run(
-            plan, target, overwrite=way.overwrite, spool=way.spool, restart=way.restart,
-            executor=way.executor, on_progress=on_progress,
-        )  # fmt: skip
-    if absent:  # most likely meant, but a mistake in a path would look the same
+    yield
+    if absent and isinstance(target, Path):
         note(f"the directory {str(target.parent)!r} did not exist and was created")
-    return result
 
 
 def show_run(

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, option
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
@@ -156,7 +156,10 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
 def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
     if any(layer.input is None and kind.integer for layer in facts.layers if (kind := kind_of(layer.weight))):
-        yield Loads.NO, "it reads integers of this layout with quantized inputs alone; use --format awq"
+        yield (
+            Loads.NO,
+            (f"it reads integers of this layout with quantized inputs alone; use {option('format', 'awq')}"),
+        )
     yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
 
 

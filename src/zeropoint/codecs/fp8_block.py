@@ -41,7 +41,7 @@ from typing import Any
 import torch
 
 from ..architectures import model_type
-from ..errors import CheckpointError, UnsupportedError, printable
+from ..errors import CheckpointError, UnsupportedError, option, printable
 from ..formats import get_format
 from ..formats.torch_dtypes import storage_dtype
 from ..params import QuantizationParams
@@ -238,9 +238,21 @@ def _is_whole(weight: Scheme) -> bool:
 def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
     if any(layer.input is not None and not layer.input.dynamic for layer in facts.layers):
-        yield Loads.NO, "it has another name for the scale of static inputs; use --format compressed-tensors"
+        yield (
+            Loads.NO,
+            (
+                "it has another name for the scale of static inputs; use "
+                f"{option('format', 'compressed-tensors')}"
+            ),
+        )
     if any(_is_whole(layer.weight) for layer in facts.layers):
-        yield Loads.NO, "it has another name for the scale of a whole weight; use --format compressed-tensors"
+        yield (
+            Loads.NO,
+            (
+                "it has another name for the scale of a whole weight; use "
+                f"{option('format', 'compressed-tensors')}"
+            ),
+        )
     yield Loads.PARTLY, "it quantizes inputs in groups of a block's columns, whatever the scheme says of them"
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from ..errors import FormatError, SchemeError, UnsupportedError, near_misses
-from ..formats import IntFormat
+from ..errors import FormatError, UnsupportedError, near_misses
 from ..formats.catalog import CATALOG
 from ..recipes import Activation, Assignment
 from ..schemes import PRESETS, Scheme
@@ -53,34 +52,6 @@ def _held(given: Activation | None, codec: Codec) -> Activation | None:
             f"input {given} has parameters from data, which have no place in {codec.title}; make it dynamic"
         )
     return given
-
-
-_GROUP, _FEW_BITS = "g128", 8
-"""The granularity of presets of integers, and the bits up to which one scale for a weight is hardly meant."""
-
-
-def require_blocks(text: str, codec: Codec) -> None:
-    """Raise SchemeError for an integer of few bits that got one scale for a whole weight without a word.
-
-    ``int4`` alone most likely means groups; ``int4:tensor`` is one scale by intent. The message has a scheme
-    with groups and the closest preset. Raises what :func:`layer_scheme` raises.
-    """
-    weight, head = layer_scheme(text, codec).weight, text.strip().partition(":")[0].lower()
-    if head in codec.presets or head in PRESETS or "granularity" in words(text):
-        return
-    if not isinstance(weight.element, IntFormat) or weight.bits > _FEW_BITS or weight.granularity.extents:
-        return
-    weights_alone = (layer for layer in preset_layers(codec) if layer.input is None)
-    near = sorted(
-        weights_alone,
-        key=lambda layer: (layer.weight.element != weight.element, abs(layer.weight.bits - weight.bits)),
-    )
-    groups, whole = (overridden(text.strip(), blocks) for blocks in (_GROUP, "tensor"))
-    others = " or ".join([groups, *(layer.name for layer in near[:1])])
-    raise SchemeError(
-        f"{text.strip()} has one scale for a whole weight, which leaves little of it; write {others}, or "
-        f"{whole} where one scale is meant"
-    )
 
 
 def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedError, ZeropointError, printable
+from ..errors import UnsupportedError, ZeropointError, option, printable
 from ..libraries import reading
 from .containers.onnx_graph import STANDARD, all_graphs, constants
 from .containers.onnx_session import has_runtime, opened
@@ -46,7 +46,7 @@ def raised(model: Any, least: int) -> tuple[Any, str | None]:
     if now >= least:
         return model, None
     step = f"from operator set {now} to {least}, which these types need"
-    remedy = "use a type that needs none (--format onnx-matmulnbits), or export the model anew"
+    remedy = f"use a type that needs none ({option('format', 'onnx-matmulnbits')}), or export the model anew"
     if now < _LEAST_OPERATORS:
         raise UnsupportedError(
             f"the model has operator set {now}, and {_LEAST_OPERATORS} or newer are translated to {least}, "

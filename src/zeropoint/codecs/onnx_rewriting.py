@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, option
 from .containers.onnx import DATA_NAMES, DATA_TYPES, shape_of
 from .containers.onnx_graph import (
     BLOCK_SCALES,
@@ -124,7 +124,8 @@ def rewritten(
     """
     if not contents.graph:
         raise UnsupportedError(
-            "--format writes ONNX models from ONNX models, and the source is none; export the model first"
+            f"{option('format')} writes ONNX models from ONNX models, and the source is none; export "
+            "the model first"
         )
     places = {found.row.name: found for found in contents.tensors()}
     layers = {module.name: module.layer for module in contents.modules() if module.layer is not None}

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, near_misses
 from . import compressed_tensors
 from .protocol import Codec
 from .stored_forms import StoredForm
@@ -38,11 +38,12 @@ def get_codec(name: str) -> Codec:
     """Return the codec called ``name``; raises UnsupportedError with those that there are.
 
     Args:
-        name: what ``--format`` takes, a key of :data:`CODECS`.
+        name: what ``--format`` takes, a key of :data:`CODECS` in any case.
     """
-    if name not in CODECS:
-        raise UnsupportedError(f"format {name!r} is unknown; known are {', '.join(CODECS)}")
-    return CODECS[name]
+    codec = CODECS.get(name.lower())
+    if codec is None:
+        raise UnsupportedError(f"format {name!r} is unknown; {near_misses(name, CODECS)}")
+    return codec
 
 
 def codec_of(container: str) -> Codec:

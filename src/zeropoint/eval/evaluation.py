@@ -22,7 +22,7 @@ from ..checkpoint.model.forward_pass import ForwardPass, forward_pass, opened
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place, shown
-from ..errors import CalibrationError, UnsupportedError, size_of
+from ..errors import CalibrationError, UnsupportedError, option, size_of
 from ..results import Result
 from .cloze import cloze_items
 from .cloze_probe import ClozeProbe
@@ -192,8 +192,8 @@ class _Asked:
 def evaluate_checkpoint(
     models: Place | str | Sequence[Place | str], against: Place | str, text: Path | str,
     *, context: int = 512, windows: int | None = None, continuations: int = 16,
-    tagged: Path | str | None = None, noise_floor: bool = True, cache: Path | str | None = None,
-    max_memory: int | None = None, progress: bool = False,
+    cloze: Path | str | None = None, noise_floor: bool = True, cache: Path | str | None = None,
+    max_memory: int | str | None = None, progress: bool = False,
 ) -> Evaluation:  # fmt: skip
     """Return how far models are from a reference on a text, as ``zeropoint eval`` does.
 
@@ -208,10 +208,10 @@ def evaluate_checkpoint(
         context: tokens of a window, of which the second half is scored.
         windows: how many at most, 16 if None; of an embedding model sentences, 1,000 if None.
         continuations: how many prompts the reference continues, to see where models part from it.
-        tagged: a file of ``word/tag`` text, as the Brown corpus has it, to make choices between sentences of.
+        cloze: a file of ``word/tag`` text, as the Brown corpus has it, to make choices between sentences of.
         noise_floor: whether the reference runs in bfloat16, too, which is the first of ``models`` then.
         cache: a file that keeps what the reference gives, for other models on the same text.
-        max_memory: bytes that the process may take; 2 GiB if None.
+        max_memory: most memory of the process, as bytes or a text such as ``"1G"``; 2 GiB if None.
         progress: whether to show bars, on a terminal.
 
     Returns:
@@ -225,7 +225,7 @@ def evaluate_checkpoint(
     """
     settings = EvaluationSettings(
         context=context, windows=windows, continuations=continuations, noise_floor=noise_floor,
-        tagged=None if tagged is None else Path(tagged), cache=None if cache is None else Path(cache),
+        tagged=None if cloze is None else Path(cloze), cache=None if cache is None else Path(cache),
     )  # fmt: skip
     every = [models] if isinstance(models, Place | str) else list(models)
     limits = Limits.default(max_memory=max_memory)
@@ -405,7 +405,7 @@ def _ask_for_continuations(
             if needed > limits.max_memory:
                 asked.notes.append(
                     f"no continuations: the reference as a whole takes {size_of(needed)}, more than "
-                    "--max-memory"
+                    f"{option('max_memory')} allows"
                 )
                 return
             known = greedy_continuations(model, prompts, number)

@@ -19,7 +19,7 @@ from ..checkpoint.model.data_files import TEXT_BYTES, TEXT_OF_IDS, read_ids, rea
 from ..checkpoint.model.tokens import CheckpointTokenizer
 from ..checkpoint.read.source import Source
 from ..checkpoint.read.storage import shown
-from ..errors import CalibrationError
+from ..errors import CalibrationError, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class TokenizedText:
         if len(self.ids) < 2 * context:
             raise CalibrationError(
                 f"the text has {len(self.ids)} tokens, and two windows of {context} are needed; give "
-                f"more text, or --context {max(4, len(self.ids) // 2)}"
+                f"more text, or {option('context', max(4, len(self.ids) // 2))}"
             )
         number = min(len(self.ids) // context, most or len(self.ids))
         tokens = self.ids[: number * context].reshape(number, context)

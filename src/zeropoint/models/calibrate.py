@@ -18,6 +18,7 @@ from torch import nn
 from ..errors import CalibrationError, UnsupportedError
 from ..methods import LayerData
 from ..params import QuantizationParams
+from ..progress import counted
 from ..recipes import Activation, Assignment, Recipe
 from ..schemes import Scheme
 from ..stats import Accumulator, Observer, State, Statistic, StatisticFor, Statistics, statistic_named
@@ -25,7 +26,6 @@ from ..stats.observer import update_together
 from ..stats.processes import shares_work
 from .layer import OnTensor, quantized_inputs, quantized_output
 from .layer_types import layer_type
-from .progress import counted
 from .recipe_layers import as_recipe, decisions_of, require_model
 from .unfuse import unfused
 

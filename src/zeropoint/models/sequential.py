@@ -23,11 +23,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import CalibrationError, UnsupportedError, near_misses
+from ..progress import counted
 from ..recipes import Recipe, Rule
 from ..stats import StatisticFor
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
 from .convert import quantize_model
-from .progress import counted
 from .recipe_layers import require_model
 from .unfuse import replace_modules, unfused
 

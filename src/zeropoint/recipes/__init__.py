@@ -4,7 +4,15 @@ This package decides from names, types and shapes alone. It knows no model, no c
 """
 
 from .assignment import Activation, Assignment
-from .document import Vocabulary, load_recipe, parse_recipe, read_recipe, recipe_schema, with_method
+from .document import (
+    Vocabulary,
+    load_recipe,
+    parse_recipe,
+    read_recipe,
+    recipe_schema,
+    recipe_text,
+    with_method,
+)
 from .family_recipes import FAMILIES
 from .model_preset import model_preset
 from .quark import (
@@ -43,5 +51,6 @@ __all__ = [
     "parse_recipe",
     "read_recipe",
     "recipe_schema",
+    "recipe_text",
     "with_method",
 ]

@@ -183,6 +183,35 @@ def parse_recipe(text: str, *, name: str = "recipe", words: Vocabulary = MODELS)
     return _guarded(chosen, lambda: recipe.with_method(_text(chosen)))
 
 
+def recipe_text(recipe: Recipe) -> str:
+    r"""Return the YAML of a recipe; :func:`parse_recipe` reads it back.
+
+    Args:
+        recipe: with rules for weights, inputs and outputs, which keep the text forms of their schemes.
+
+    Example:
+        >>> text = recipe_text(parse_recipe("default: keep\nrules: [{name: '*.up', weight: int4:g64}]"))
+        >>> print(text)
+        {"rules": [{"name": "*.up", "weight": "int4:g64"}], "default": "keep"}
+    """
+    document: dict[str, Any] = {"rules": [_of_rule(rule) for rule in recipe.rules]}
+    if recipe.default is not UNNAMED:
+        gives = recipe.default.gives
+        document["default"] = KEEP if gives is None else _of_assignment(gives)
+    return json.dumps(document)
+
+
+def _of_rule(rule: Rule) -> dict[str, Any]:
+    match = {"type": list(rule.types), "shape": rule.shape, "dtype": list(rule.dtypes)}
+    found: dict[str, Any] = {"name": rule.name} | {key: value for key, value in match.items() if value}
+    return found | ({KEEP: rule.reason or True} if rule.gives is None else _of_assignment(rule.gives))
+
+
+def _of_assignment(gives: Assignment) -> dict[str, str]:
+    texts = {key: getattr(gives, key) for key in (*_GIVE, _METHOD)}
+    return {key: str(value) for key, value in texts.items() if value is not None}
+
+
 def with_method(text: str, method: str) -> str:
     r"""Return the YAML of a recipe with another ``method:``, every line in its place; rules keep theirs.
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..errors import FormatError, near_misses
+from ..errors import FormatError, near_misses, option
 from ..formats import ALIASES, CATALOG, SOURCES, Format, get_format
 from ..formats.catalog import format_name
 from ..formats.exact import Number, Special
@@ -78,7 +78,10 @@ def formats_table() -> RenderableType:
         table,
         Text("Integers of every width from 2 to 16 bits have a name. `zeropoint formats NAME` shows one.\n"),
         layers,
-        Text("Any scheme can follow --to: int4:g64, int8:channel, float8_e4m3fn:tensor, mxfp4 and others."),
+        Text(
+            f"Any scheme can follow {option('to')}: int4:g64, int8:channel, float8_e4m3fn:tensor, "
+            "mxfp4 and others."
+        ),
     )
 
 

@@ -20,13 +20,13 @@ import torch
 
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source
-from ..checkpoint.run.workers import Progress
 from ..errors import count
 from ..eval.divergence_meter import DivergenceMeter
+from ..progress import Bar, Progress
 from .measuring import decoded
 from .offers import KEEP, Choices
 from .search_state import SearchState
-from .searching import Bar, Improve, Improved, Table
+from .searching import Improve, Improved, Table
 from .weighing import Text, decided_by, meter_of, name_in, windows_of
 
 OFFSPRING = 4

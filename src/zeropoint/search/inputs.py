@@ -23,7 +23,7 @@ from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_impo
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, static_inputs
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
-from ..errors import CalibrationError, count, printable
+from ..errors import OptionError, count, option, printable
 from ..stats import MeanSquare, Statistics
 from .measuring import Importance, Weights
 from .offers import Choices
@@ -89,10 +89,12 @@ def inputs_by(
     """Return what finds out about inputs as users ask for it, or None where they do not.
 
     imatrix: a file of llama.cpp. calibration: what the model runs on. progress: whether to show a bar.
-    Raises CalibrationError for both.
+    Raises OptionError for both.
     """
     if calibration is not None and imatrix is not None:
-        raise CalibrationError("calibration and imatrix both say what inputs are; give one of them")
+        raise OptionError(
+            f"{option('calibration')} and {option('imatrix')} both say what inputs are; give one of them"
+        )
     if imatrix is not None:
         return of_imatrix(imatrix)
     return None if calibration is None else of_calibration(calibration, limits, progress=progress)

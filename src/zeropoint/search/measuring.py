@@ -23,10 +23,11 @@ from ..checkpoint.plan.placement import Placement
 from ..checkpoint.read.storage import OpenFile, Place, open_file
 from ..checkpoint.run.tensor_error import TensorError, exact_sum, measure
 from ..checkpoint.run.tiles import Scratch, extremes_of, needs_extremes, widest
-from ..checkpoint.run.workers import Progress, Task, done_tasks
+from ..checkpoint.run.workers import Task, done_tasks
 from ..codecs.block_extents import blocks
-from ..errors import NonFiniteError, ZeropointError, printable
+from ..errors import NonFiniteError, ZeropointError, option, printable
 from ..methods import LayerData, Scope, method_named
+from ..progress import Progress
 from ..tensor import QuantizedTensor
 from .offers import Choices, SearchedWeight
 from .search_state import SearchState
@@ -176,7 +177,7 @@ class _Measure(_Reading):
                 row, column = bad[0].tolist()
                 raise NonFiniteError(
                     f"tensor {name} holds {float(x[row, column])}, first at row {start + row}, column "
-                    f"{column}; replace it, or --ignore the tensor"
+                    f"{column}; replace it, or name the tensor in {option('ignore')}"
                 ) from error
             raise type(error)(f"tensor {name}: {error}") from error
         plain = measure(x, q)

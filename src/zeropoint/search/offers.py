@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..architectures import fused_set, is_expert
+from ..checkpoint.choose.asked import require_blocks
 from ..checkpoint.choose.recipe import RecipeText
 from ..checkpoint.choose.selection import Selection, module_of
 from ..checkpoint.choose.tied import tied_copies
@@ -21,7 +22,6 @@ from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
 from ..checkpoint.read.source import Source
 from ..codecs.engines import MERGING
-from ..codecs.layer_schemes import require_blocks
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RecipeError, ZeropointError, printable
 

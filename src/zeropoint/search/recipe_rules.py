@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..errors import RecipeError, count
+from ..errors import RecipeError, count, option
 from ..recipes.document import MAX_BYTES
 from .offers import KEEP
 
@@ -47,7 +47,7 @@ def recipe_of(
     if len(text) > MAX_BYTES:
         raise RecipeError(
             f"the recipe of {count(len(names), 'weight')} is longer than {MAX_BYTES >> 10} KiB; search with "
-            "fewer candidates, or --ignore some weights"
+            f"fewer candidates, or name some weights in {option('ignore')}"
         )
     return text
 

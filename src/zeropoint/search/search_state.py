@@ -22,7 +22,7 @@ from ..checkpoint.plan.identity import require_same, shard_fields
 from ..checkpoint.read.storage import shown
 from ..checkpoint.run.journal import Journal, first_record, journal_bytes
 from ..checkpoint.run.tensor_error import TensorError
-from ..errors import CheckpointError, printable
+from ..errors import CheckpointError, option, printable
 from ..own_files import FileKind, OwnFile, reason_of
 
 FORMAT = "2"
@@ -76,7 +76,7 @@ class SearchState:
             except OSError as error:
                 self.close()
                 raise CheckpointError(
-                    f"state {shown(self.path)} cannot be opened: {reason_of(error)}; pass --state"
+                    f"state {shown(self.path)} cannot be opened: {reason_of(error)}; pass {option('state')}"
                 ) from error
             except BaseException:
                 self.close()
@@ -140,7 +140,8 @@ class SearchState:
         except BlockingIOError as error:
             os.close(descriptor)
             raise CheckpointError(
-                f"state {shown(self.path)} is in use by another search; wait for it, or pass another --state"
+                f"state {shown(self.path)} is in use by another search; wait for it, or pass another "
+                f"{option('state')}"
             ) from error
         self._held = descriptor
 
@@ -149,10 +150,12 @@ class SearchState:
         first, *records = self._journal.records
         then = first.get("fields")
         if not isinstance(then, dict) or then.get("search") != FORMAT:
-            raise CheckpointError(f"{shown(self.path)} is no state of a search; pass another --state")
+            raise CheckpointError(
+                f"{shown(self.path)} is no state of a search; pass another {option('state')}"
+            )
         require_same(
             fields, {key: str(value) for key, value in then.items()}, what=f"state {shown(self.path)}",
-            remedy="pass another --state, or remove it",
+            remedy=f"pass another {option('state')}, or remove it",
         )  # fmt: skip
         for record in records:
             self._take(record)
@@ -167,7 +170,7 @@ class SearchState:
             case _:
                 raise CheckpointError(
                     f"{shown(self.path)} holds {printable(repr(record)[:80])}, no record of a search; pass "
-                    "another --state"
+                    f"another {option('state')}"
                 )
 
 
@@ -180,7 +183,7 @@ def _begin(file: OwnFile, fields: Mapping[str, str]) -> None:
     file.require_free(overwrite=True)
     if first_record(path, _HEAD) is None:
         # The journal would cut off what is none.
-        raise CheckpointError(f"{shown(path)} holds no record of a search; pass another --state")
+        raise CheckpointError(f"{shown(path)} holds no record of a search; pass another {option('state')}")
 
 
 def _is_finite(found: object) -> bool:
@@ -205,7 +208,7 @@ def _parsed(module: str, found: object) -> TensorError:
 
 def _strange(name: str, found: object) -> CheckpointError:
     return CheckpointError(
-        f"the state of {printable(name)} says {printable(repr(found)[:80])}; pass another --state"
+        f"the state of {printable(name)} says {printable(repr(found)[:80])}; pass another {option('state')}"
     )
 
 

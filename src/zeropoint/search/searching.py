@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,10 +15,10 @@ from ..checkpoint.choose.selection import Selection
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan, require_statistics_of_methods
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source
-from ..checkpoint.run.workers import Progress
 from ..codecs.protocol import Codec
-from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, size_of
+from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, option, size_of
 from ..own_files import FileKind, OwnFile
+from ..progress import Bar, silent
 from ..results import Result
 from .budgets import Budget
 from .inputs import Inputs, TakeInputs
@@ -150,8 +149,6 @@ def split_candidates(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip())
 
 
-Bar = Callable[[str, Callable[[int], str]], AbstractContextManager[Progress]]
-"""Shows how far a part of a search is: takes what it does, and how a number of what it counts is written."""
 Weigh = Callable[[Choices, "Inputs | None", SearchState, Bar], "Weighing"]
 """How much layers matter whose errors count by these inputs, if any; may ask the state, and add to it."""
 Losses = Callable[[SearchedLayer, Mapping[str, float]], Mapping[str, float]]
@@ -195,12 +192,6 @@ class Improved:
 
     chosen: tuple[str, ...]
     note: str
-
-
-@contextmanager
-def silent(verb: str, amount: Callable[[int], str]) -> Iterator[Progress]:  # noqa: ARG001 (as a bar)
-    """Show nothing; see :data:`Bar`."""
-    yield lambda *moved: None  # noqa: ARG005
 
 
 def equal(
@@ -285,7 +276,8 @@ class Table:
             ]
             if not options:
                 raise CheckpointError(
-                    f"no candidate of {', '.join(layer.sizes)} leaves anything of {layer.name}; --ignore it"
+                    f"no candidate of {', '.join(layer.sizes)} leaves anything of {layer.name}; name "
+                    f"it in {option('ignore')}"
                 )
             every.append(tuple(options))
         return Table(choices=found, options=tuple(every), mark=weighing.mark)

@@ -1,39 +1,101 @@
-"""Searches from Python: what the command line does, as functions of one line each."""
+"""What the commands ``search`` and ``quantize`` do, as functions with the same options."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..checkpoint import verbs
-from ..checkpoint.choose.recipe import RecipeText
+from ..checkpoint.call_options import (
+    LOCAL,
+    AnyRecipe,
+    Patterns,
+    Shown,
+    Writing,
+    planned,
+    selection_of,
+)
+from ..checkpoint.choose.asked import codec_for
 from ..checkpoint.choose.selection import Selection
+from ..checkpoint.model.calibration import calibrated
+from ..checkpoint.model.importance import with_importance
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
+from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.verdicts import require_loadable
-from ..checkpoint.read.source import open_source
+from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place
-from ..checkpoint.run.loop import RunResult, run
-from ..codecs.registry import DEFAULT, get_codec
-from ..errors import RecipeError
+from ..checkpoint.run.executor import Executor
+from ..checkpoint.run.loop import RunResult
+from ..errors import OptionError, all_of, count, option, require_one
+from ..own_files import OwnFile
+from ..progress import bars
 from .budgets import Budget
+from .curve import SVG, curve_svg
 from .evolution import by_evolution
-from .inputs import inputs_by, with_ranges
-from .searching import EQUAL, SearchResult, asked, search
+from .inputs import Calibration, inputs_by, with_ranges
+from .searching import EQUAL, RECIPE, SearchResult, asked, search
 from .weighing import weigh_by
 
 __all__ = ["quantize_checkpoint", "search_checkpoint"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Budgeted:
+    """The options of a search under a budget; those of :func:`quantize_checkpoint` begin as they are here."""
+
+    budget: Budget | str | None = None
+    candidates: Iterable[str] | str | None = None
+    state: Path | str | None = None
+    importance: str = EQUAL
+    text: Path | str | None = None
+    refine: int = 0
+
+    def __post_init__(self) -> None:
+        unused = self.text is not None and self.importance == EQUAL and not self.refine
+        plain = (self.candidates, self.state, self.text, self.refine, self.importance)
+        if self.budget is None and plain != (None, None, None, 0, EQUAL):
+            words = ("candidates", "state", "importance", "text", "refine")
+            raise OptionError(
+                f"{all_of(map(option, words))} go with {option('budget')}; add one, or leave them out"
+            )
+        if unused:
+            raise OptionError(
+                f"{option('text')} is what the model runs on; add {option('importance', 'linearity')} or "
+                f"divergence, or {option('refine', metavar='N')}"
+            )
+
+    def search(
+        self, source: Source, *, format: str | None, method: str | None, selection: Selection, limits: Limits,  # noqa: A002 (the option's name)
+        calibration: Calibration | None, imatrix: Path | str | None, out: Path | None, progress: Shown,
+    ) -> SearchResult:  # fmt: skip
+        """Return the best choice. out: where the state lies next to, unless it has a place of its own."""
+        assert self.budget is not None
+        wanted = asked(
+            self.budget, self.candidates, codec_for(format), method=method, selection=selection,
+            limits=limits,
+        )  # fmt: skip
+        inputs = inputs_by(imatrix, calibration, limits, progress=progress is True)
+        state = None if out is None else out.with_name(f"{out.name}.search")
+        return search(
+            source, replace(wanted, inputs=inputs), bar=bars(progress),
+            state=state if self.state is None else Path(self.state),
+            weigh=weigh_by(self.importance, self.text, limits),
+            improve=by_evolution(self.text, limits, self.refine) if self.refine else None,
+        )  # fmt: skip
+
+
 def search_checkpoint(
     source: Place | str, budget: Budget | str, candidates: Iterable[str] | str | None = None,
-    *, format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
-    include: Iterable[str] = (), ignore: Iterable[str] = (), state: Path | str | None = None,
-    importance: str = EQUAL, text: Path | str | None = None,
-    calibration: torch.Tensor | Path | str | None = None, imatrix: Path | str | None = None,
-    refine: int = 0, max_memory: int | None = None,
+    *, out: Path | str | None = None, state: Path | str | None = None, format: str | None = None,  # noqa: A002 (the option's name)
+    method: str | None = None, importance: str = EQUAL, text: Path | str | None = None,
+    calibration: Calibration | None = None, imatrix: Path | str | None = None, refine: int = 0,
+    include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
+    workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
+    plot: Path | str | None = None, progress: Shown = False,
 ) -> SearchResult:  # fmt: skip
     """Choose a scheme for each layer, so that the least is lost within a budget.
 
@@ -44,11 +106,11 @@ def search_checkpoint(
         source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
         budget: ``"4.5bpw"`` for bits of each weight, or ``"3.2G"`` for bytes of all files.
         candidates: presets, schemes and ``"keep"``; the usual ones of the format if None.
-        format: the file layout, a name of :mod:`zeropoint.codecs.registry`.
+        out: a file for the recipe.
+        state: file in which the errors of layers are kept, for another budget; if None, that next to ``out``
+            with ``.search`` behind its name, or none.
+        format: the file layout, a name of :mod:`zeropoint.codecs.registry`; compressed-tensors if None.
         method: how weights are quantized, such as ``"mse"``; ``nearest`` if None.
-        include: patterns of tensors to quantize although they are kept by default.
-        ignore: patterns of tensors to keep.
-        state: file in which the errors of layers are kept, for another budget; none if None.
         importance: how much layers matter: ``"equal"``; ``"linearity"``, for which noise in one layer at a
             time is run through the model; or ``"divergence"``, for which each candidate in one layer is.
         text: a file of text, or of token ids, that the model runs on; random tokens if None.
@@ -57,88 +119,157 @@ def search_checkpoint(
             take these, such as ``"mse_weighted"``.
         imatrix: an importance matrix of llama.cpp, in its place.
         refine: generations of an evolution by the measured KL divergence of the model.
-        max_memory: bytes that the process may take; 2 GiB if None.
+        include, ignore, dequantize_first, workers, max_memory, progress: as for :func:`quantize_checkpoint`.
+        overwrite: replace a recipe and a plot that are there.
+        plot: a file for a picture of loss over bits, in SVG.
 
     Returns:
-        The choice of each layer, its loss, and the recipe, which ``quantize_checkpoint`` takes as ``to``.
+        The choice of each layer, its loss, and the recipe, which ``quantize_checkpoint`` takes as ``recipe``.
 
     Raises:
         RangeError: for a budget that no choice meets.
         RecipeError: for no candidate, or one that is named twice.
-        CheckpointError: for a source that is damaged or quantized already, and the state of another one.
+        CheckpointError: for a source that is damaged or quantized already, the state of another one, and a
+            file that cannot be written.
+        OptionError: for a text that nothing runs on, and where the recipe exists without ``overwrite``.
         CalibrationError: for a text, calibration data or importance matrix that does not fit the model, and
             for a method that needs one of these.
         UnsupportedError: for a candidate that the layout does not hold.
     """
-    limits = Limits.default(max_memory=max_memory)
-    wanted = asked(
-        budget, candidates, get_codec(format), method=method,
-        selection=Selection(include=tuple(include), ignore=tuple(ignore)), limits=limits,
+    what = _Budgeted(
+        budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
+    )
+    opened, written = open_source(source), None if out is None else Path(out)
+    drawn = None if plot is None else OwnFile(Path(plot), SVG, opened.places)
+    recipe = None if written is None else OwnFile(written, RECIPE, opened.places)
+    # The recipe comes last: where it is there already, so is all else.
+    last = plot if written is None else written
+    if last is not None and os.path.lexists(last) and not overwrite:
+        raise OptionError(
+            f"{str(last)!r} exists; add {option('overwrite', True)} to replace it, or name a new file"
+        )
+    for file in filter(None, (drawn, recipe)):
+        file.require_free(overwrite=True)
+    result = what.search(
+        opened, format=format, method=method,
+        selection=selection_of(include, ignore, dequantize_first=dequantize_first),
+        limits=Limits.default(workers, max_memory), calibration=calibration, imatrix=imatrix, out=written,
+        progress=progress,
     )  # fmt: skip
-    return search(
-        open_source(source), replace(wanted, inputs=inputs_by(imatrix, calibration, limits)),
-        state=None if state is None else Path(state), weigh=weigh_by(importance, text, limits),
-        improve=by_evolution(text, limits, refine) if refine else None,
-    )  # fmt: skip
+    if drawn is not None:
+        drawn.write([curve_svg(result).encode("utf-8")], overwrite=overwrite)
+    if recipe is not None:
+        recipe.write([f"{result.recipe.text}\n".encode()], overwrite=overwrite)
+    return result
 
 
 def quantize_checkpoint(
-    source: Place | str, out: Place | str, to: str | RecipeText | None = None,
-    *, budget: Budget | str | None = None, candidates: Iterable[str] | str | None = None,
-    format: str = DEFAULT.name, method: str | None = None,  # noqa: A002 (the option's name)
-    include: Iterable[str] = (), ignore: Iterable[str] = (), overwrite: bool = False,
+    source: Place | str, out: Place | str, to: AnyRecipe | None = None,
+    *, recipe: AnyRecipe | None = None, plan: PlanFile | Path | str | None = None,
+    budget: Budget | str | None = None, candidates: Iterable[str] | str | None = None,
+    state: Path | str | None = None, importance: str = EQUAL, text: Path | str | None = None,
+    refine: int = 0, format: str | None = None, method: str | None = None,  # noqa: A002 (the option's name)
     calibration: torch.Tensor | Path | str | None = None, imatrix: Path | str | None = None,
-    importance: str = EQUAL, text: Path | str | None = None, refine: int = 0,
-    max_memory: int | None = None,
+    include: Patterns = (), ignore: Patterns = (), strict: bool = False, force: bool = False,
+    dequantize_first: bool = False, dequantize_kept: bool = False, workers: int | None = None,
+    max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
+    break_lock: bool = False, executor: str | Executor = LOCAL, address: str | None = None,
+    spool: Path | str | None = None, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
 
     Args:
         source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
         out: the output directory or URL.
-        to: a preset or scheme, or a recipe (``RecipeText.read(path)``, ``RecipeText.named("llama")``).
+        to: a preset or scheme, such as ``"w4a16"``.
+        recipe: in its place, rules: a file of YAML, its text, a :class:`~zeropoint.recipes.Recipe`, the
+            recipe of a search, or the name of a family, such as ``"llama"``.
+        plan: in its place, a file of :func:`~zeropoint.plan_checkpoint`, which has its own recipe, format
+            and patterns.
         budget: in its place, ``"4.5bpw"`` for bits of each weight, or ``"3.2G"`` for bytes of all files:
             each layer gets the scheme that :func:`search_checkpoint` finds.
-        candidates: of the budget, as for :func:`search_checkpoint`.
-        format: the file layout, a name of :mod:`zeropoint.codecs.registry`.
+        candidates, state, importance, text, refine: of the budget, as for :func:`search_checkpoint`; the
+            state lies next to a local output if None.
+        format: the file layout, a name of :mod:`zeropoint.codecs.registry`; that which alone has the scheme,
+            or compressed-tensors, if None.
         method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
             if neither says.
-        include: patterns of tensors to quantize although they are kept by default.
-        ignore: patterns of tensors to keep.
-        overwrite: write into a directory that is not empty.
         calibration: for methods that need data, and for a budget: a file of text, token ids (windows,
             length), a .safetensors file that holds them, or ``"random"`` for random tokens. The model runs on
             it, a block in memory at a time.
         imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
             have none.
-        importance, text, refine: of the budget, as for :func:`search_checkpoint`.
-        max_memory: bytes that the process may take; 2 GiB if None.
+        include: patterns of tensors to quantize although they are kept by default: globs, or ``re:`` and a
+            regular expression.
+        ignore: patterns of tensors to keep.
+        strict: whether a linear weight that stays although no pattern says so is an error.
+        force: write it even if no engine is known to load the result.
+        dequantize_first: dequantize layers that are quantized already, then quantize them.
+        dequantize_kept: write those of them that are not requantized as floats, too.
+        workers: threads; one for each core if None.
+        max_memory: most memory of the process, as bytes or a text such as ``"1G"``; 2 GiB if None.
+        overwrite: write into a directory that is not empty.
+        restart: discard an interrupted run in ``out`` and start over; it is resumed otherwise.
+        break_lock: remove the lock of a run that has died.
+        executor: what does the work: ``"local"`` for the threads of this machine, or ``"ray"``.
+        address: of the Ray cluster, HOST:PORT; the one that Ray finds or starts if None.
+        spool: scratch directory for uploads, for an output behind a URL.
+        progress: whether to show bars on stderr, or a function that is called with bytes done, bytes in all
+            and a tensor's name.
 
     Returns:
         A summary of the run: tensors, bytes, errors and time.
 
     Raises:
-        ZeropointError: as ``plan_checkpoint``, and as :func:`search_checkpoint` for a budget.
-        RecipeError: unless one of ``to`` and ``budget`` is given, and for what goes with a budget alone.
+        ZeropointError: as :func:`~zeropoint.plan_checkpoint`, and as :func:`search_checkpoint` for a budget.
+        OptionError: unless one of ``to``, ``recipe``, ``plan`` and ``budget`` is given, and for options that
+            exclude each other or mean nothing for such an output.
         CalibrationError: when the method needs data and there are none, or too few, or it needs none.
-        CheckpointError: when ``out`` cannot be written or no engine is known to load the result, which
-            ``run`` of the plan writes.
+        CheckpointError: when ``out`` cannot be written or no engine is known to load the result, unless
+            ``force`` is given.
     """
-    of_budget = candidates is not None or text is not None or refine or importance != EQUAL
-    if to is not None and budget is None and not of_budget:
-        return verbs.quantize_checkpoint(
-            source, out, to, format=format, method=method, include=include, ignore=ignore,
-            overwrite=overwrite, calibration=calibration, imatrix=imatrix, max_memory=max_memory,
-        )  # fmt: skip
-    if to is not None or budget is None:
-        raise RecipeError(
-            "quantize_checkpoint takes a scheme or recipe (to=), or budget= with candidates=, importance=, "
-            "text= and refine=; give one of them"
+    require_one(to=to, recipe=recipe, plan=plan, budget=budget)
+    what = _Budgeted(
+        budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
+    )
+    if calibration is not None and imatrix is not None:
+        raise OptionError(
+            f"{option('calibration')} and {option('imatrix')} both say what inputs are; give one of them"
         )
-    result = search_checkpoint(
-        source, budget, candidates, format=format, method=method, include=include, ignore=ignore,
-        calibration=calibration, imatrix=imatrix, importance=importance, text=text, refine=refine,
-        max_memory=max_memory,
+    writing = Writing(
+        overwrite=overwrite, restart=restart, break_lock=break_lock, executor=executor, address=address,
+        spool=spool, progress=progress,
     )  # fmt: skip
-    require_loadable(result.plan)
-    return run(with_ranges(result.plan, calibration), out, overwrite=overwrite)
+    target, limits = writing.require_target(out), Limits.default(workers, max_memory)
+    selection = selection_of(
+        include, ignore, strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
+    )
+    if budget is None:
+        made = planned(
+            open_source(source), to, recipe=recipe, plan=plan, format=format, method=method,
+            selection=selection, limits=limits,
+        )  # fmt: skip
+    else:
+        made = what.search(
+            open_source(source), format=format, method=method, selection=selection, limits=limits,
+            calibration=calibration, imatrix=imatrix, out=target if isinstance(target, Path) else None,
+            progress=progress,
+        ).plan  # fmt: skip
+    if not force:
+        require_loadable(made)
+    if budget is not None:
+        made = with_ranges(made, calibration, progress=progress is True)
+    elif calibration is not None:
+        made = calibrated(made, calibration, progress=progress is True)
+    elif imatrix is not None:
+        made = _important(made, imatrix)
+    return writing.write(made, out, "quantizing")
+
+
+def _important(plan: CheckpointPlan, path: Path | str) -> CheckpointPlan:
+    """Return a plan with importance from a file of llama.cpp; a note says which weights have none."""
+    made, missing = with_importance(plan, path)
+    if not missing:
+        return made
+    found = f"{len(missing)} of {count(len(plan.weights), 'weight')} have no importance in {str(path)!r}"
+    return replace(made, notes=(*made.notes, f"{found}, {missing[0]} the first"))

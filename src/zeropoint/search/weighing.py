@@ -33,15 +33,16 @@ from ..checkpoint.model.data_files import TEXT_OF_IDS
 from ..checkpoint.model.tokens import random_tokens
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source
-from ..errors import CalibrationError, RecipeError, UnsupportedError, count, printable
+from ..errors import CalibrationError, RecipeError, UnsupportedError, count, option, printable
 from ..eval.divergence_meter import DivergenceMeter, divergence_meter
 from ..eval.text_windows import TextTokenizer, TextWindows, TokenizedText, ids_of, text_of
 from ..eval.window_probe import WindowProbe
+from ..progress import Bar
 from .inputs import Inputs
 from .measuring import Importance, Weights, decoded
 from .offers import KEEP, Choices, SearchedLayer
 from .search_state import SearchState, number_in, numbers_in
-from .searching import EQUAL, Bar, Weigh, Weighing, equal
+from .searching import EQUAL, Weigh, Weighing, equal
 
 LINEARITY, DIVERGENCE = "linearity", "divergence"
 """Besides EQUAL, how much layers matter, as users write it."""
@@ -62,7 +63,9 @@ def windows_of(source: Source, given: Text) -> TextWindows:
         config = source.config or {}
         words = (config.get("text_config") or config).get("vocab_size")
         if type(words) is not int or not 0 < words < 1 << 31:
-            raise UnsupportedError("config.json has no vocab_size for random tokens; pass --text FILE")
+            raise UnsupportedError(
+                f"config.json has no vocab_size for random tokens; pass {option('text', metavar='FILE')}"
+            )
         return TokenizedText(ids=random_tokens(words, WINDOWS, CONTEXT).reshape(-1)).windows(CONTEXT, WINDOWS)
     if str(given).endswith(TEXT_OF_IDS):
         return TokenizedText(ids=ids_of(given)).windows(CONTEXT, WINDOWS)
@@ -102,7 +105,7 @@ def name_in(meter: DivergenceMeter, source: Source, module: str) -> str:
             return module_of(head)
     raise UnsupportedError(
         f"{printable(module)} is no linear layer of the model, so that no change of it is tried; leave it "
-        "out of --include, or weigh layers equally"
+        f"out of {option('include')}, or weigh layers equally"
     )
 
 

@@ -214,7 +214,7 @@ def test_fused_layers_of_several_schemes_are_a_warning_and_under_strict_an_error
         "mxfp4, but engines run them as one layer"
     )
     assert rule in planned(folder, recipe).notes
-    with pytest.raises(CheckpointError, match=rule + "; give each set one scheme, or leave out --strict"):
+    with pytest.raises(CheckpointError, match=rule + "; give each set one scheme, or leave out strict=True"):
         planned(folder, recipe, strict=True)
 
 

@@ -260,7 +260,7 @@ def test_checkpoints_without_a_place_are_refused_before_anything_runs(
             zp.add_kv_scales(source, tmp_path / "out", tmp_path / "absent.txt")
     with pytest.raises(CalibrationError, match="cannot be read"):
         zp.add_kv_scales(sources["modelopt"], tmp_path / "out", tmp_path / "absent.txt")
-    with pytest.raises(CheckpointError, match="use --max-memory"):
+    with pytest.raises(CheckpointError, match="use max_memory="):
         zp.add_kv_scales(sources["modelopt"], tmp_path / "out", ids(), max_memory=401 << 20)
     assert not (tmp_path / "out").exists()
 

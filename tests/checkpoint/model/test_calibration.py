@@ -271,7 +271,7 @@ def test_a_checkpoint_that_is_no_model_of_transformers_is_refused(
 
 def test_a_model_that_does_not_fit_the_memory_is_refused_with_the_size_that_does(source: Path) -> None:
     plan = plan_of(source, limits=Limits(workers=1, max_memory=410 << 20))
-    with pytest.raises(CheckpointError, match=r"the model takes about .* use --max-memory \d+M, or fewer"):
+    with pytest.raises(CheckpointError, match=r"the model takes about .* use max_memory='\d+M', or fewer"):
         calibrated(plan, ids(128, 128).repeat(4, 1))
 
 
@@ -281,13 +281,13 @@ def test_the_verbs_take_the_memory_that_a_calibration_may_use(source: Path, tmp_
         zp.quantize_checkpoint(
             source, tmp_path / "out", "w4a16", method="mse_weighted", calibration=data, max_memory=too_little
         )
-    enough = int(re.findall(r"--max-memory (\d+)M", str(refused.value))[0]) << 20
+    enough = int(re.findall(r"max_memory='(\d+)M'", str(refused.value))[0]) << 20
     result = zp.quantize_checkpoint(
         source, tmp_path / "out", "w4a16", method="mse_weighted", calibration=ids(), max_memory=enough
     )
     assert result.plan.limits.max_memory == enough
     assert zp.plan_checkpoint(source, "w4a16", max_memory=enough).limits.max_memory == enough
-    with pytest.raises(CheckpointError, match="--max-memory 1M is too little"):
+    with pytest.raises(CheckpointError, match="max_memory='1M' is too little"):
         zp.plan_checkpoint(source, "w4a16", max_memory=1 << 20)
 
 
@@ -377,9 +377,7 @@ def test_static_inputs_of_one_number_have_the_largest_magnitude_over_that_of_the
 
 def test_static_inputs_are_resumed_to_the_same_bytes_and_need_data(source: Path, tmp_path: Path) -> None:
     plan = make_plan(open_source(source), "fp8")
-    with pytest.raises(
-        CalibrationError, match="static need scales observed on data; pass --calibration FILE"
-    ):
+    with pytest.raises(CalibrationError, match="static need scales observed on data; pass calibration=FILE"):
         run(plan, tmp_path / "out")
     stop_after(calibrated(make_plan(open_source(source), "fp8"), ids()), tmp_path / "out", 3)
     with pytest.raises(CheckpointError, match="calibration"):

@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
+from zeropoint import quantize_checkpoint
 from zeropoint.checkpoint.model.importance import name_in_llama_cpp
 from zeropoint.checkpoint.read.imatrix_file import read_imatrix
-from zeropoint.checkpoint.verbs import quantize_checkpoint
 from zeropoint.cli.app import app
 from zeropoint.codecs.gguf import BLOCKS
-from zeropoint.errors import CalibrationError, CheckpointError
+from zeropoint.errors import CalibrationError, CheckpointError, OptionError
 from zeropoint.methods import LayerData, method_named
 from zeropoint.schemes import Scheme
 from zeropoint.stats import MeanSquare, Statistics
@@ -116,8 +116,8 @@ def test_the_command_says_which_weights_have_no_importance(tmp_path: Path) -> No
     options = ["--format", "gguf", "--to", "q4_k", "--method", "ggml", "--imatrix", file]
     result = CliRunner().invoke(app, ["quantize", source, out, *options])
     assert result.exit_code == 0, result.output
-    assert "note: 1 of 2 weights have no importance in" in result.stderr
-    assert "model.layers.0.self_attn.k_proj the first" in result.stderr
+    assert "note: 1 of 2 weights have no importance in" in result.stdout
+    assert "model.layers.0.self_attn.k_proj the first" in result.stdout
 
 
 def test_calibration_gives_k_quants_the_importance_that_an_imatrix_of_the_same_tokens_has(
@@ -156,7 +156,7 @@ def test_an_imatrix_that_nothing_takes_or_that_fits_nothing_is_refused(tmp_path:
     path.write_bytes(dat({NAME: squares()}))
     with pytest.raises(CalibrationError, match="no method of this plan takes an importance matrix; use"):
         run(None)
-    with pytest.raises(CalibrationError, match="calibration and imatrix both say what inputs are"):
+    with pytest.raises(OptionError, match="calibration= and imatrix= both say what inputs are"):
         run(calibration="text.txt")
     path.write_bytes(dat({NAME: squares(128)}))
     with pytest.raises(
@@ -203,7 +203,7 @@ def test_a_mixture_is_that_of_llama_cpp_with_importance(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mixture", ["q2_k_s", "q4_k_m+imatrix"])
 def test_a_mixture_that_needs_importance_says_so(mixture: str, tmp_path: Path) -> None:
     llama(tmp_path)
-    with pytest.raises(CalibrationError, match=r"needs to know which inputs are large; pass --imatrix FILE"):
+    with pytest.raises(CalibrationError, match=r"needs to know which inputs are large; pass imatrix=FILE"):
         quantize_checkpoint(tmp_path / "source", tmp_path / "out", mixture, format="gguf")
     quantize_checkpoint(
         tmp_path / "source", tmp_path / "out", mixture, format="gguf", imatrix=tmp_path / "imatrix.dat"

@@ -16,7 +16,7 @@ from tests.tensors import same_bytes
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.models import QuantizedLinear
@@ -142,7 +142,7 @@ def test_minilm_with_inputs_from_calibration_is_loaded_with_its_tokenizer(tmp_pa
             assert float(off.mean()) < 1e-3, name
     assert float(torch.cosine_similarity(states[0], states[1]).min()) > 0.99
     assert float(torch.cosine_similarity(states[1], states[2]).min()) > 0.98
-    report = inspect(tmp_path / "out")
+    report = inspect_checkpoint(tmp_path / "out")
     assert [(s.layout, s.layers) for s in report.schemes] == [("int-quantized", 37)]
     assert verify(tmp_path / "out").problems == ()
 

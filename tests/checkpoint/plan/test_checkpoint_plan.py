@@ -73,7 +73,7 @@ def test_a_quantized_embedding_is_a_target_by_name_and_refused_unless_forced(tmp
     (group,) = json.loads(str(made.texts["config.json"]))["quantization_config"]["config_groups"].values()
     assert group["targets"] == ["Linear", "model.embed_tokens"]
     with pytest.raises(
-        CheckpointError, match=r"quantized embeddings and routers are read where weights alone .*--force"
+        CheckpointError, match=r"quantized embeddings and routers are read where weights alone .*force=True"
     ):
         require_loadable(made)
 
@@ -207,7 +207,7 @@ def test_too_little_memory_for_one_block_names_how_much_is_needed(tmp_path: Path
     source = open_source(save(tmp_path, {LINEAR: weight(256, 4096)}))
     tight = Limits(workers=4, max_memory=10 * MIB, base_memory=MIB)
     with pytest.raises(
-        CheckpointError, match=r"too little for 128 rows of 4096 columns; use --max-memory \d+M, or"
+        CheckpointError, match=r"too little for 128 rows of 4096 columns; use max_memory='\d+M', or"
     ):
         make_plan(source, "fp8_block", limits=tight)
 

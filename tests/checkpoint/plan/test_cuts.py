@@ -60,5 +60,5 @@ def test_what_tiles_of_columns_leave_counts_as_memory(tmp_path: Path) -> None:
     assert tile_bytes(item, limits) == rows * columns * item.value_bytes + kept
     least = BASE_MEMORY + kept + 8 * columns * item.value_bytes
     assert tile_shape(item, Limits(workers=1, max_memory=least, tile_values=1)) == (8, columns)
-    with pytest.raises(CheckpointError, match="too little for 8 rows of 2048 columns; use --max-memory"):
+    with pytest.raises(CheckpointError, match="too little for 8 rows of 2048 columns; use max_memory="):
         tile_shape(item, Limits(workers=1, max_memory=least - 1, tile_values=1))

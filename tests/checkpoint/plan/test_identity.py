@@ -39,7 +39,7 @@ def test_another_value_of_any_field_is_refused_with_both_values(source: Path, st
             run(plan, stopped)
         assert str(caught.value) == (
             f"the interrupted run in '{stopped}' differs in '{field}': it has 'other', now {value!r}; "
-            "rerun the original command to resume, or add --restart to start over"
+            "rerun the original command to resume, or add restart=True to start over"
         )
         assert digests(stopped) == before
 

@@ -302,7 +302,7 @@ def test_a_layer_without_an_equal_is_refused_by_name_before_anything_is_read(
         f"4 layers cannot be converted to gptq, such as '{LAYER}.mlp.up_proj.weight' "
         "(nf4:g64:dialect=bitsandbytes): scheme "
     )
-    assert str(caught.value).endswith("; pass --to SCHEME, and --allow-requantize where values change")
+    assert str(caught.value).endswith("; pass to=SCHEME, and allow_requantize=True where values change")
 
 
 def test_what_schemes_and_shapes_forbid_is_refused_in_the_plan(floats: Path, tmp_path: Path) -> None:
@@ -380,9 +380,9 @@ def test_layers_that_are_ignored_keep_their_codes_where_the_configuration_can_sa
 
 def test_the_verb_is_one_line(floats: Path, tmp_path: Path) -> None:
     source = quantized(floats, tmp_path / "source", "int4:g128", "gptq")
-    printed = repr(zp.convert_checkpoint(source, tmp_path / "out"))
+    printed = repr(zp.convert_checkpoint(source, tmp_path / "out", "compressed-tensors"))
     assert "all of 4 converted layers decode to the values that they had" in printed
     result = zp.convert_checkpoint(source, tmp_path / "floats", to="bfloat16")
     assert len(result.plan.restored) == 4
     with pytest.raises(CheckpointError, match="1 layers would keep their gptq codes"):
-        zp.convert_checkpoint(source, tmp_path / "some", ignore=("*.mlp.*",))
+        zp.convert_checkpoint(source, tmp_path / "some", "compressed-tensors", ignore="*.mlp.*")

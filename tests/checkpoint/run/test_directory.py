@@ -49,7 +49,7 @@ def test_an_output_with_files_is_refused_and_kept(model: Path, tmp_path: Path) -
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(
-        CheckpointError, match=r"holds 'mine\.txt'; choose an empty directory, or add --overwrite"
+        CheckpointError, match=r"holds 'mine\.txt'; choose an empty directory, or add overwrite=True"
     ):
         quantize(model, tmp_path / "out")
     assert digests(tmp_path / "out").keys() == {"mine.txt"}

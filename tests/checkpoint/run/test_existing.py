@@ -56,7 +56,7 @@ def test_an_output_that_is_another_in_any_byte_is_refused_as_before(
     run(plan_of(source), tmp_path / "out")
     change(tmp_path / "out")
     before = digests(tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"holds .*; choose an empty directory, or add --overwrite"):
+    with pytest.raises(CheckpointError, match=r"holds .*; choose an empty directory, or add overwrite=True"):
         run(plan_of(source), tmp_path / "out")
     assert digests(tmp_path / "out") == before
 
@@ -71,6 +71,6 @@ def test_a_model_of_the_same_shapes_with_other_numbers_is_not_taken_for_the_firs
         (other / name).write_bytes((source / name).read_bytes())
     assert digests(other) == digests(source)
     flip_a_byte(other / "model-00002-of-00003.safetensors")
-    with pytest.raises(CheckpointError, match=r"holds .*; choose an empty directory, or add --overwrite"):
+    with pytest.raises(CheckpointError, match=r"holds .*; choose an empty directory, or add overwrite=True"):
         run(plan_of(other), tmp_path / "out")
     assert digests(tmp_path / "out") == before

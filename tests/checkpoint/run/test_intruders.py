@@ -222,7 +222,7 @@ def test_no_record_that_a_run_does_not_write_ends_in_anything_but_an_error_or_th
         try:
             stop_after(plan_of(source), out, 0)
         except CheckpointError as error:
-            refused += "--restart" in str(error)
+            refused += "restart=True" in str(error)
     assert refused > 25
     run(plan_of(source), out, restart=True)
     assert digests(out) == golden
@@ -235,7 +235,7 @@ def test_a_record_of_files_that_no_output_has_is_refused(name: str, source: Path
     header = records(out)[0]
     for journal in ([header, {"publish": {name: "1 1 1"}}], [{**header, "files": [name]}]):
         write_journal(out, journal)
-        with pytest.raises(CheckpointError, match=r"which is no file of an output; add --restart"):
+        with pytest.raises(CheckpointError, match=r"which is no file of an output; add restart=True"):
             run(plan_of(source), out)
 
 

@@ -76,7 +76,7 @@ def test_without_locks_of_the_file_system_an_owner_is_named_until_the_lock_is_br
     monkeypatch.setattr(lock.fcntl, "flock", refuse)
     held = Lock(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [OWNER]
-    rule = rf"another run \('process {os.getpid()} on .*, boot .*'\); wait for it, or pass --break-lock"
+    rule = rf"another run \('process {os.getpid()} on .*, boot .*'\); wait for it, or pass break_lock=True"
     with pytest.raises(CheckpointError, match=rule):
         Lock(tmp_path)
     held.release()
@@ -95,7 +95,7 @@ def test_locks_of_the_two_kinds_keep_each_other_out(tmp_path: Path, monkeypatch:
         without.setattr(lock.fcntl, "flock", refuse)
         held = Lock(tmp_path)
     with pytest.raises(
-        CheckpointError, match=r"another run \('process .*'\); wait for it, or pass --break-lock"
+        CheckpointError, match=r"another run \('process .*'\); wait for it, or pass break_lock=True"
     ):
         Lock(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [OWNER]

@@ -18,7 +18,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError
 
@@ -96,7 +96,7 @@ def test_the_work_grows_with_the_number_of_weights_alone(
     verb: str, sources: dict[int, Path], outputs: dict[int, Path]
 ) -> None:
     works: dict[str, Callable[[int], object]] = {
-        "plan": lambda n: planned(sources[n]), "inspect": lambda n: inspect(outputs[n])
+        "plan": lambda n: planned(sources[n]), "inspect": lambda n: inspect_checkpoint(outputs[n])
     }  # fmt: skip
     works[verb](FEW)  # what is compiled or looked up once
     few, many = (calls(partial(works[verb], n)) for n in (FEW, MANY))

@@ -188,7 +188,7 @@ def test_what_an_older_configuration_says_of_the_cache_and_of_absent_modules_sta
 
 def test_fp8_layers_that_would_stay_are_refused_or_written_as_floats(fp8: Path, tmp_path: Path) -> None:
     selection = Selection(dequantize=DequantizePolicy.FIRST, ignore=("*.self_attn.*",))
-    rule = "8 layers would keep their fp8 codes, such as .*; pass --dequantize-kept to write them as floats"
+    rule = "8 layers would keep their fp8 codes, such as .*; pass dequantize_kept=True to write them as"
     with pytest.raises(CheckpointError, match=rule):
         requantize(fp8, tmp_path / "out", "mxfp4", selection)
     every = Selection(dequantize=DequantizePolicy.EVERY, ignore=("*.self_attn.*",))

@@ -227,7 +227,7 @@ def test_a_link_in_the_place_of_a_partial_file_is_refused_and_everything_kept(
 def test_an_interrupted_run_next_to_files_of_others_is_refused(source: Path, stopped: Path) -> None:
     (stopped / "mine.txt").write_text("mine")
     with pytest.raises(
-        CheckpointError, match=r"holds 'mine\.txt'; choose an empty directory, or add --overwrite"
+        CheckpointError, match=r"holds 'mine\.txt'; choose an empty directory, or add overwrite=True"
     ):
         run(plan_of(source), stopped)
     assert (stopped / JOURNAL).exists()

@@ -21,7 +21,7 @@ from tests.checkpoint.damage import (
 )
 from tests.oracles import llmcompressor_golden
 
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, ZeropointError
 
@@ -259,7 +259,7 @@ def test_layouts_that_are_not_read_are_said_to_be_and_not_half_checked(
     rule = rf"is quantized by {tool} \(.*\), whose layout is not read here, so nothing was checked"
     with pytest.raises(CheckpointError, match=rule):
         verify(tmp_path)
-    assert inspect(tmp_path).schemes == ()
+    assert inspect_checkpoint(tmp_path).schemes == ()
 
 
 @pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])

@@ -17,7 +17,7 @@ from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.problems import Problem
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.verify.inspection import inspect
+from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import Verification, verify
 from zeropoint.errors import CheckpointError
 
@@ -208,7 +208,7 @@ def test_tiles_and_threads_do_not_change_the_proof(tmp_path: Path) -> None:
 
 
 def test_inspect_summarizes_a_model_that_is_not_quantized(tmp_path: Path) -> None:
-    found = inspect(synthetic_llama.write(tmp_path))
+    found = inspect_checkpoint(synthetic_llama.write(tmp_path))
     assert found.quantization is None
     assert found.schemes == ()
     assert found.bits_per_value == 16
@@ -219,13 +219,13 @@ def test_inspect_summarizes_a_model_that_is_not_quantized(tmp_path: Path) -> Non
 def test_inspect_names_schemes_and_counts_bits(tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     result = quantize(source, tmp_path / "out", "nvfp4a16")
-    found = inspect(tmp_path / "out")
+    found = inspect_checkpoint(tmp_path / "out")
     (scheme,) = found.schemes
     assert found.quantization == "compressed-tensors"
     assert scheme.layout == "nvfp4-pack-quantized"
     assert scheme.layers == 14
     assert scheme.bits_per_value == result.plan.bits_per_value
-    assert found.values == inspect(source).values
+    assert found.values == inspect_checkpoint(source).values
     assert set(found.ignore) == {"model.embed_tokens", "lm_head"}
     assert found.problems == ()
 
@@ -236,25 +236,25 @@ def test_inspect_names_the_method_that_chose_the_codes(tmp_path: Path) -> None:
     rules = "rules:\n  - {name: '*.down_proj', weight: int8:g128, method: nearest}\n"
     recipe = RecipeText(text=f"default: w8a16\nmethod: mse\n{rules}", name="recipe")
     run(make_plan(open_source(save(tmp_path / "in", weights, CONFIG)), recipe), tmp_path / "out")
-    found = inspect(tmp_path / "out")
+    found = inspect_checkpoint(tmp_path / "out")
     assert {(summary.method, summary.layers) for summary in found.schemes} == {("mse", 2), ("nearest", 1)}
     assert len({summary.scheme for summary in found.schemes}) == 1
     (tmp_path / "out" / MANIFEST).unlink()
-    assert {summary.method for summary in inspect(tmp_path / "out").schemes} == {None}
+    assert {summary.method for summary in inspect_checkpoint(tmp_path / "out").schemes} == {None}
 
 
 def test_inspect_says_that_a_manifest_is_damaged(source: Path, tmp_path: Path) -> None:
     quantize(source, tmp_path / "out", "w8a16")
     manifest = tmp_path / "out" / MANIFEST
     manifest.write_text(manifest.read_text().replace('"weights"', '"weigths"'))
-    found = inspect(tmp_path / "out")
+    found = inspect_checkpoint(tmp_path / "out")
     assert [summary.method for summary in found.schemes] == [None]
     assert [text.partition(":")[0] for text in found.problems] == [repr(MANIFEST)]
 
 
 def test_inspect_names_a_method_that_it_cannot_read(tmp_path: Path) -> None:
     config = CONFIG | {"quantization_config": {"quant_method": "vptq", "bits": 4}}
-    found = inspect(save(tmp_path, {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, config))
+    found = inspect_checkpoint(save(tmp_path, {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}, config))
     assert found.quantization == "vptq"
     assert (found.packed_by, found.bits) == ("VPTQ (quant_method is 'vptq')", 4)
     assert found.schemes == ()
@@ -264,12 +264,12 @@ def test_inspect_names_a_method_that_it_cannot_read(tmp_path: Path) -> None:
 def test_words_of_codes_that_are_not_read_are_not_counted_as_numbers(tmp_path: Path) -> None:
     packed = {"a.qweight": torch.zeros(4, 4, dtype=torch.int32)}
     config = CONFIG | {"quantization_config": {"quant_method": "spqr"}}
-    said = inspect(save(tmp_path / "said", packed, config))
+    said = inspect_checkpoint(save(tmp_path / "said", packed, config))
     assert (said.values, said.bits_per_value, said.bits) == (None, None, None)
     mixed = save(tmp_path / "mixed", packed, CONFIG)
     (mixed / "quantize_config.json").write_text('{"bits": 4}')
-    assert inspect(mixed).packed_by == "GPTQ (AutoGPTQ) (quantize_config.json)"
-    assert inspect(mixed).values is None
+    assert inspect_checkpoint(mixed).packed_by == "GPTQ (AutoGPTQ) (quantize_config.json)"
+    assert inspect_checkpoint(mixed).values is None
     odd = CONFIG | {"quantization_config": {"quant_method": "spqr", "bits": "4; rm"}}
-    assert inspect(save(tmp_path / "odd", packed, odd)).bits is None
-    assert inspect(save(tmp_path / "plain", packed, CONFIG)).values == 16
+    assert inspect_checkpoint(save(tmp_path / "odd", packed, odd)).bits is None
+    assert inspect_checkpoint(save(tmp_path / "plain", packed, CONFIG)).values == 16

@@ -19,7 +19,7 @@ from ...codecs.act_order import group_index, out_of_order
 from ...codecs.layer_schemes import named_layer, preset_layers
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import FormatError, SchemeError, ShapeError, UnsupportedError, count, printable
+from ...errors import FormatError, SchemeError, ShapeError, UnsupportedError, count, option, printable
 from ...formats import IntFormat, get_format
 from ...formats.rounding import Overflow
 from ...formats.torch_dtypes import format_of
@@ -85,10 +85,10 @@ def conversions(
 
     made = compact(entries, map(converted, decisions))
     if refused:
-        more = "" if requantize else ", and --allow-requantize where values change"
+        more = "" if requantize else f", and {option('allow_requantize', True)} where values change"
         raise UnsupportedError(
             f"{count(len(refused), 'layer')} cannot be converted to {codec.name}, such as {refused[0]}; pass "
-            f"--to SCHEME{more}"
+            f"{option('to', metavar='SCHEME')}{more}"
         )
     return made
 

@@ -16,7 +16,7 @@ from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Kinds, Made
-from ...errors import CheckpointError, RecipeError, count, printable
+from ...errors import CheckpointError, RecipeError, count, option, printable
 from ...methods import NEAREST
 from ...recipes import Assignment, Recipe, Rule, Subject
 from ..read.source import Source
@@ -197,8 +197,9 @@ def _check_strict(decisions: Sequence[TensorDecision]) -> None:
         listed = "; ".join(describe(d) for d in left[:_LISTED])
         more = f"; and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
         raise CheckpointError(
-            f"{count(len(left), 'linear weight')} would stay unquantized: {listed}{more}; --ignore them by "
-            "name, or leave out --strict"
+            f"{count(len(left), 'linear weight')} would stay unquantized: {listed}{more}; name them in "
+            f"{option('ignore')} by "
+            f"name, or leave out {option('strict', True)}"
         )
 
 
@@ -216,6 +217,7 @@ def nothing_selected(decisions: Sequence[TensorDecision]) -> str:
     reasons = Counter(d.reason for d in decisions).most_common(3)
     listed = ", ".join(f"{number} because: {reason}" for reason, number in reasons)
     return (
-        f"nothing would be quantized: all {len(decisions)} tensors are kept ({listed}); use --include "
+        f"nothing would be quantized: all {len(decisions)} tensors are kept ({listed}); use "
+        f"{option('include')} "
         "PATTERN to quantize some of them"
     )

@@ -16,8 +16,18 @@ from pathlib import Path
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import Codec, LayerScheme
-from ...errors import RecipeError, printable
-from ...recipes import FAMILIES, Assignment, Recipe, Rule, Vocabulary, parse_recipe, read_recipe, with_method
+from ...errors import RecipeError, option, printable
+from ...recipes import (
+    FAMILIES,
+    Assignment,
+    Recipe,
+    Rule,
+    Vocabulary,
+    parse_recipe,
+    read_recipe,
+    recipe_text,
+    with_method,
+)
 
 _DEFAULT = re.compile(r'default: "([\w+]+)"$', re.MULTILINE)
 _WEIGHT, _INPUT = "weight", "input"
@@ -71,13 +81,29 @@ class RecipeText:
             raise
 
     @staticmethod
+    def given(recipe: RecipeText | Recipe | Path | str) -> RecipeText:
+        """Return a recipe however it is given: as an object, a file, its text, or the name of a family.
+
+        A text has several lines or is one mapping; anything else is a name, see :meth:`named`.
+
+        >>> RecipeText.given("bert").name, RecipeText.given("default: w4a16").text
+        ('recipe bert', 'default: w4a16')
+        """
+        if isinstance(recipe, RecipeText):
+            return recipe
+        if isinstance(recipe, Recipe):
+            return RecipeText(text=recipe_text(recipe))
+        is_text = isinstance(recipe, str) and ("\n" in recipe or ": " in recipe) and not Path(recipe).exists()
+        return RecipeText(text=str(recipe)) if is_text else RecipeText.named(str(recipe))
+
+    @staticmethod
     def of(scheme: str) -> RecipeText:
         """Return the recipe that gives one scheme to all linear weights.
 
         >>> RecipeText.of("w4a16").text
         'default: "w4a16"'
         """
-        return RecipeText(text=f"default: {json.dumps(scheme)}", name=f"--to {scheme}")
+        return RecipeText(text=f"default: {json.dumps(scheme)}", name=option("to", scheme))
 
     def by(self, method: str) -> RecipeText:
         r"""Return the recipe with ``method`` for all weights but those whose rule names a method itself.
@@ -87,7 +113,7 @@ class RecipeText:
         >>> RecipeText.named("bert").by("mse_weighted").text
         'method: "mse_weighted"\ndefault: w8a16\n'
         """
-        return RecipeText(text=with_method(self.text, method), name=f"{self.name} --method {method}")
+        return RecipeText(text=with_method(self.text, method), name=f"{self.name} with method {method}")
 
     def mixture(self, codec: Codec) -> str | None:
         """Return the mixture of ``codec`` that it gives to all weights, or None."""

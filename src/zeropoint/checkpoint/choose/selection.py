@@ -15,7 +15,7 @@ from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, ExpertLayout, expert_l
 from ...codecs import registry
 from ...codecs.known import CONFIG_KEYS, is_quantized
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CheckpointError, near_misses, printable
+from ...errors import CheckpointError, near_misses, option, printable
 from ...patterns import name_pattern, name_patterns
 from ...recipes import Recipe, Rule, Subject
 from ..read.tensor_entries import Entries, TensorEntry, code_operators
@@ -288,12 +288,12 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
             remedy = _UNREADABLE
             if isinstance(found, dict):
                 method = registry.method_in(found)
-                remedy = _UNREADABLE if registry.claiming(found) is None else _DEQUANTIZE
+                remedy = _UNREADABLE if registry.claiming(found) is None else _dequantize()
             raise CheckpointError(f"{place} is quantized already ({key} says {method!r}); {remedy}")
     for entry in entries:
         held = f"{place} is quantized already (it holds {printable(entry.name)}, {entry.dtype}"
         if entry.use is not None and entry.use.part is not None:
-            raise CheckpointError(f"{held}); {_DEQUANTIZE}")
+            raise CheckpointError(f"{held}); {_dequantize()}")
         if operators := code_operators(entry):
             raise CheckpointError(f"{held}, which {operators} multiplies); {_UNREADABLE}")
         if entry.use is None and is_quantized(entry.name, entry.dtype):
@@ -302,9 +302,12 @@ def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any
             )
 
 
-_DEQUANTIZE = (
-    "pass the original checkpoint, or what zeropoint dequantize makes of it; quantize and search do that "
-    "themselves with --dequantize-first"
-)
+def _dequantize() -> str:
+    return (
+        "pass the original checkpoint, or what zeropoint dequantize makes of it; quantize and search do that "
+        f"themselves with {option('dequantize_first', True)}"
+    )
+
+
 _UNREADABLE = "pass the original checkpoint"
 _NO_CONFIG = "pass the directory whose config.json says how, or the original checkpoint"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from ...errors import UnsupportedError, printable
+from ...errors import UnsupportedError, option, printable
 from ..plan.identity import identity
 from ..run.executor import ExecutorError, Job, Results
 from ..run.tiles import widest
@@ -56,7 +56,8 @@ class RayExecutor:
             return
         if job.plan.placements.added:
             raise UnsupportedError(
-                "workers of a cluster do not know the scales that were learned here; leave out --executor ray"
+                "workers of a cluster do not know the scales that were learned here; leave out "
+                f"{option('executor', 'ray')}"
             )
         with _connected(self.address) as ray, _token(job) as token:
             plan = job.plan

@@ -18,7 +18,7 @@ from torch import nn
 
 from ...architectures import is_transposed
 from ...codecs.protocol import LayerScheme
-from ...errors import CalibrationError, CheckpointError, UnsupportedError, printable, size_of
+from ...errors import CalibrationError, CheckpointError, UnsupportedError, option, printable, size_of
 from ...libraries import reading
 from ...methods import method_named
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
@@ -61,7 +61,7 @@ def calibrated(
     if not wanted:
         raise CalibrationError(
             "no method of this plan takes calibration data, and no inputs take scales from them; leave them "
-            "out, or pass --method mse_weighted, or ggml for types of GGUF"
+            f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
     require_text(plan, given)
     found = _observed(plan.source, wanted, given, plan.limits, static=static, progress=progress)
@@ -130,7 +130,8 @@ def _observed(
         if needed:
             raise UnsupportedError(
                 f"{printable(needed[0])} is no Linear layer of {type(model.root).__name__}, so that "
-                "it has no statistics of inputs; give it another method by a rule, or --ignore it"
+                "it has no statistics of inputs; give it another method by a rule, or name it in "
+                f"{option('ignore')}"
             )
         found = calibrate_sequential(
             model.root, _recipe(rows, wanted, static), model.batches, steps=model.steps, progress=progress
@@ -279,7 +280,8 @@ def _require_memory(
     if needed > limits.max_memory:
         raise CheckpointError(
             f"the model takes about {size_of(needed)} on its data (a block, the embeddings, and what passes "
-            f"between blocks), more than --max-memory; use --max-memory {-(-needed >> 20)}M, or fewer tokens"
+            f"between blocks), more than the process may take; use "
+            f"{option('max_memory', str(-(-needed >> 20)) + 'M')}, or fewer tokens"
         )
 
 

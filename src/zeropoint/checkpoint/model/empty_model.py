@@ -26,7 +26,7 @@ from torch.nn.modules.module import (
 )
 
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CheckpointError, UnsupportedError, printable, size_of
+from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...libraries import reading
 from ..plan.limits import Limits
 from ..read.config_text import CONFIG_KEY
@@ -164,7 +164,7 @@ def _require_small(model: nn.Module, source: Source, limits: Limits) -> None:
     if nbytes > limits.max_memory - limits.base_memory:
         raise CheckpointError(
             f"config.json describes a model with {size_of(nbytes)} besides its parameters, more than "
-            "--max-memory; correct its sizes, or raise --max-memory"
+            f"{option('max_memory')} allows; correct its sizes, or raise it"
         )
 
 

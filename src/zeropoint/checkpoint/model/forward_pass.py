@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...errors import CalibrationError, UnsupportedError, printable
+from ...errors import CalibrationError, UnsupportedError, option, printable
 from ...models.sequential import run_blocks, run_rest
 from ..plan.limits import Limits
 from ..read.source import Source
@@ -87,7 +87,7 @@ def opened(
             if length > model.longest:
                 raise CalibrationError(
                     f"{shown(source.given)} takes {model.longest} tokens at most, and a window has {length}; "
-                    f"use --context {model.longest}"
+                    f"use {option('context', model.longest)}"
                 )
         notes = stack.enter_context(rounded_inputs(model, source, files))
         yield model, notes

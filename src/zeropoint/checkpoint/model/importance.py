@@ -15,7 +15,7 @@ import torch
 
 from ...codecs.model_format import WEIGHTED
 from ...codecs.stored_forms import NO_PLACE, StoredForm
-from ...errors import CalibrationError, near_misses, printable
+from ...errors import CalibrationError, near_misses, option, printable
 from ...methods import method_named
 from ...stats import MeanSquare, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan, make_plan
@@ -58,7 +58,8 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
     wanted = [weight for weight in plan.weights if takes_importance(weight.method)]
     if not wanted:
         raise CalibrationError(
-            "no method of this plan takes an importance matrix; use --method ggml, or leave it out"
+            f"no method of this plan takes an importance matrix; use {option('method', 'ggml')}, or "
+            "leave it out"
         )
     statistics, missing = mean_squares_of_file(path, ((plan, weight) for weight in wanted))
     return replace(plan, statistics=statistics), missing

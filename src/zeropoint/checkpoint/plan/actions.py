@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Made
-from ...errors import CheckpointError, printable
+from ...errors import CheckpointError, option, printable
 from ..choose.decisions import TensorDecision, compact, describe, nothing_selected
 from ..choose.expert_matrices import matrices
 from ..choose.selection import Why
@@ -120,7 +120,8 @@ class Actions:
             raise CheckpointError(
                 f"{len(self.staying)} layers would keep their {theirs} codes, such as "
                 f"{describe(self.staying[0])}, "
-                f"but no configuration can name them together with {codec.name}; pass --dequantize-kept to "
+                f"but no configuration can name them together with {codec.name}; pass "
+                f"{option('dequantize_kept', True)} to "
                 "write them as floats"
             )
 

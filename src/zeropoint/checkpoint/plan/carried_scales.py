@@ -20,7 +20,7 @@ from ...codecs.known import ACTIVATION_SCALES, CACHE_SCALES, has_float8_cache
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import claiming
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CheckpointError, UnsupportedError, count, printable
+from ...errors import CheckpointError, UnsupportedError, count, option, printable
 from ...formats.torch_dtypes import format_of
 from ...methods.lossless import is_exact_reciprocal
 from ...recipes import Activation
@@ -195,7 +195,8 @@ def scales_of_matrix(
     scale = parts.get("global_scale", parts.get("scale")) if given.local else parts.get("scale")
     if scale is None:
         raise CheckpointError(
-            f"{printable(stored.module)} has no scale of its inputs, which are {given}; pass --to with a "
+            f"{printable(stored.module)} has no scale of its inputs, which are {given}; pass "
+            f"{option('to')} with a "
             "scheme without static inputs"
         )
     expert = None if stored.experts is None else matrix.first // stored.shape[0]
@@ -210,8 +211,8 @@ def scales_of_matrix(
         if not rounded and not is_exact_reciprocal(number, fine):
             raise UnsupportedError(
                 f"{printable(scale.name)} is {float(number)!r}, and {layer.codec.title} would store its "
-                "reciprocal, which is rounded; pass --to with a scheme without static inputs, or "
-                "--allow-requantize to round it"
+                f"reciprocal, which is rounded; pass {option('to')} with a scheme without static inputs, or "
+                f"{option('allow_requantize', True)} to round it"
             )
         number = 1 / number
     suffix = names.needed(wanted)
@@ -242,7 +243,7 @@ def _number(entry: TensorEntry, experts: int | None = None, expert: int | None =
         wanted = "one number" if experts is None else f"one number, or one for each of {experts} experts"
         raise CheckpointError(
             f"{printable(entry.name)} is {entry.dtype} of shape {list(entry.shape)}, but must be {wanted}; "
-            "correct the file, or pass --to with a scheme without static inputs"
+            f"correct the file, or pass {option('to')} with a scheme without static inputs"
         )
     file, buffer = open_file(entry.file), bytearray(entry.nbytes)
     try:

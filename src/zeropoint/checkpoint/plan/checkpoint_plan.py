@@ -21,7 +21,7 @@ from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable, size_of
+from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...formats import RoundingMode
 from ...methods import OF_TABLES, ROTATING, LayerData, Scope, method_named
 from ...recipes import Recipe
@@ -155,7 +155,7 @@ class CheckpointPlan(Result):
     @property
     def lines(self) -> tuple[str, ...]:
         """See :class:`Result`."""
-        return (*self.summary, self.memory, *self.notes)
+        return (*self.summary, self.memory)
 
     def to_dict(self) -> dict[str, Any]:
         """See :class:`Result`; this is what a plan file holds."""
@@ -224,8 +224,9 @@ def require_statistics(plan: CheckpointPlan) -> None:
     of_importance = plan.codec.model_format.of_importance
     if mixture and not plan.statistics and (mixture.endswith(WEIGHTED) or mixture in of_importance):
         raise CalibrationError(
-            f"mixture {mixture} needs to know which inputs are large; pass --imatrix FILE, or imatrix= in "
-            f"Python{'' if mixture in of_importance else ', or leave out ' + WEIGHTED}"
+            f"mixture {mixture} needs to know which inputs are large; pass "
+            f"{option('imatrix', metavar='FILE')}"
+            f"{'' if mixture in of_importance else ', or leave out ' + WEIGHTED}"
         )
     static = static_inputs(plan)
     added = {origin.entry.name for origin in plan.placements.added} if static else set()
@@ -233,7 +234,7 @@ def require_statistics(plan: CheckpointPlan) -> None:
         if weight.layer in static and f"{weight.module}.{static[weight.layer]}" not in added:
             raise CalibrationError(
                 f"{printable(weight.module)}: inputs {weight.layer.input} need scales observed on data; pass "
-                "--calibration FILE with text, or calibration= in Python, or make inputs dynamic"
+                f"{option('calibration', metavar='FILE')} with text, or make inputs dynamic"
             )
     require_statistics_of_methods(plan)
 
@@ -243,11 +244,12 @@ def require_statistics_of_methods(plan: CheckpointPlan) -> None:
     for weight in plan.weights:
         needs = method_named(weight.method).needs
         if needs.keys() - plan.statistics.get(weight.module, {}).keys():
+            data = option("calibration", metavar="FILE"), option("imatrix", metavar="FILE")
             remedy = (
-                "which the data do not have; give it another method by a rule, or --ignore it"
+                "which the data do not have; give it another method by a rule, or name it in "
+                f"{option('ignore')}"
                 if plan.statistics
-                else "pass --calibration FILE with text, or random, or --imatrix FILE, or calibration= or "
-                "imatrix= in Python"
+                else f"pass {data[0]} with text, or random, or {data[1]}"
             )
             raise CalibrationError(
                 f"{printable(weight.module)}: method {weight.method} needs the {' and '.join(needs)} of its "
@@ -312,7 +314,9 @@ def make_plan(
     split = split_sets(decisions) if merged else []
     if split and selection.strict:
         others = f"; and {count(len(split) - 1, 'more such set')}" if len(split) > 1 else ""
-        raise CheckpointError(f"{split[0]}{others}; give each set one scheme, or leave out --strict")
+        raise CheckpointError(
+            f"{split[0]}{others}; give each set one scheme, or leave out {option('strict', True)}"
+        )
     every = selection.dequantize is DequantizePolicy.EVERY
     actions = Actions.of(floats, decisions, tied_copies(source), every=every, more=more)
     actions = replace(actions, mixture=mixture)
@@ -372,14 +376,16 @@ def conversion_plan(
     floats = FLOATS.get(to or "")
     if floats and codec.use is not None:
         raise UnsupportedError(
-            f"--format {codec.name} writes codes into a graph, and no floats; leave it out to write these in "
+            f"{option('format', codec.name)} writes codes into a graph, and no floats; leave it out to "
+            "write these in "
             "safetensors"
         )
     if source.graph and codec.use is None and not floats:
         known = " or ".join(name for name, other in CODECS.items() if other.use is not None)
         raise UnsupportedError(
-            f"{shown(source.given)} is a graph, which cannot be written in {codec.title}; use --format "
-            f"{known}, or --to float32 for its weights alone"
+            f"{shown(source.given)} is a graph, which cannot be written in {codec.title}; use "
+            f"{option('format')} "
+            f"{known}, or {option('to', 'float32')} for its weights alone"
         )
     policy = DequantizePolicy.CONVERT if requantize else DequantizePolicy.LOSSLESS
     what = Selection(ignore=ignore, dequantize=DequantizePolicy.EVERY if floats else policy, floats=floats)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...errors import CheckpointError, size_of
+from ...errors import CheckpointError, option, parse_size, size_of
 from ...ops import registry
 from ...schemes import Scheme
 
@@ -48,17 +48,25 @@ class Limits:
             raise CheckpointError(f"tile_values (={self.tile_values}) must be at least 1")
         if self.max_memory <= self.base_memory:
             raise CheckpointError(
-                f"--max-memory {_option(self.max_memory)} is too little: Python and torch alone need "
+                f"{self._given} is too little: Python and torch alone need "
                 f"{_option(self.base_memory)}; use 512M or more"
             )
 
     @staticmethod
-    def default(workers: int | None = None, max_memory: int | None = None) -> Limits:
-        """Return limits with a worker for each core and 2 GiB, where nothing else is said."""
+    def default(workers: int | None = None, max_memory: int | str | None = None) -> Limits:
+        """Return limits with a worker for each core and 2 GiB, where nothing else is said.
+
+        max_memory: bytes, or a text such as ``"1G"``, for which OptionError is raised where it is no size.
+        """
         return Limits(
             workers=available_cores() if workers is None else workers,
-            max_memory=DEFAULT_MEMORY if max_memory is None else max_memory,
+            max_memory=DEFAULT_MEMORY if max_memory is None else parse_size(max_memory),
         )
+
+    @property
+    def _given(self) -> str:
+        """The bound as an option."""
+        return option("max_memory", _option(self.max_memory))
 
     def reserve(self, *tables: Sized | None) -> Limits:
         """Return the limits that are left when the entries of ``tables`` are kept in memory.
@@ -69,7 +77,7 @@ class Limits:
         base = self.base_memory + TENSOR_BYTES * count
         if base >= self.max_memory:
             raise CheckpointError(
-                f"--max-memory {_option(self.max_memory)} is too little for {count} tensors, of which "
+                f"{self._given} is too little for {count} tensors, of which "
                 f"{TENSOR_BYTES} bytes each are kept in memory next to {size_of(self.base_memory)} of Python "
                 f"and torch; use at least {_mebibytes(base + (64 << 20))}"
             )
@@ -91,9 +99,10 @@ class Limits:
         if needed > share:
             least = _mebibytes(self.base_memory + needed)
             raise CheckpointError(
-                f"--max-memory {_option(self.max_memory)} with --workers {self.workers} is too little for "
-                f"{alignment} rows of {columns} columns; use --max-memory "
-                f"{_mebibytes(self.base_memory + self.workers * needed)}, or --workers 1 and {least}"
+                f"{self._given} with {option('workers', self.workers)} is too little for "
+                f"{alignment} rows of {columns} columns; use "
+                f"{option('max_memory', _mebibytes(self.base_memory + self.workers * needed))}, or "
+                f"{option('workers', 1)} and {least}"
             )
         return alignment
 

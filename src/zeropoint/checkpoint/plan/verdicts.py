@@ -12,7 +12,7 @@ import torch
 from ...architectures import is_expert, is_transposed
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...codecs.engines import EngineRule, Facts, Loads
-from ...errors import CheckpointError
+from ...errors import CheckpointError, option
 from ..choose.fused_layers import split_sets
 from ..choose.selection import is_fused_experts
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
@@ -55,7 +55,7 @@ def require_loadable(plan: CheckpointPlan) -> None:
     if reason is not None:
         raise CheckpointError(
             f"{_version(plan.codec.usual[0])} does not load the result: {reason}; choose another scheme, or "
-            "add --force to write it all the same"
+            f"add {option('force', True)} to write it all the same"
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...architectures import ExpertLayout, expert_layout
 from ...codecs.layer_schemes import layer_scheme, preset_layers
 from ...codecs.protocol import LayerScheme
-from ...errors import ZeropointError, count, printable, size_of
+from ...errors import ZeropointError, count, option, printable, size_of
 from ..choose.decisions import TensorDecision, misfit
 from ..choose.selection import is_fused_experts, not_a_weight
 from ..plan.checkpoint_plan import CheckpointPlan
@@ -67,7 +67,7 @@ def _partly(layer: LayerScheme, left: _Total, taken: _Total, experts: ExpertLayo
     shapes = (*left.shapes.values(), *taken.shapes.values())
     fitting = (o.name for o in _others(layer) if not any(misfit(e, o, experts) for e in shapes))
     found = next(fitting, None)
-    remedy = "no scheme like it fits all" if found is None else f"--to {found} fits all of them"
+    remedy = "no scheme like it fits all" if found is None else f"{option('to', found)} fits all of them"
     first = shapes[0]
     return (
         f"{size_of(left.nbytes)} of {size_of(left.nbytes + taken.nbytes)} of linear weights stay in "
@@ -92,7 +92,7 @@ def rough(result: RunResult) -> list[str]:
         f"{most:.2f}"
     )
     finer = _finer(worst.weight.layer)
-    return [said if finer is None else f"{said}; --to {finer.name} keeps more of them"]
+    return [said if finer is None else f"{said}; {option('to', finer.name)} keeps more of them"]
 
 
 def _others(layer: LayerScheme) -> Iterator[LayerScheme]:

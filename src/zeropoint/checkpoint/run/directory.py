@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import CheckpointError, size_of
+from ...errors import CheckpointError, option, size_of
 from ..read.file_names import JOURNAL, require_outputs
 from ..read.object_store import RemotePath
 from ..read.problems import ObstacleError
@@ -312,7 +312,8 @@ class OutputDirectory:
                 f" and {len(found) - 3} more" if len(found) > 3 else ""
             )
             raise CheckpointError(
-                f"output {shown(self._given)} holds {listed}; choose an empty directory, or add --overwrite"
+                f"output {shown(self._given)} holds {listed}; choose an empty directory, or add "
+                f"{option('overwrite', True)}"
             )
 
     def _require_no_other_weights(self, found: Sequence[str]) -> None:

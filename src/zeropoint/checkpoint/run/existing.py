@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import CheckpointError
+from ...progress import Progress
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity
 from ..plan.texts import Text
@@ -25,7 +26,6 @@ from .manifest import last_files
 from .read_back import holds, unproven
 from .units import Units, groups
 from .work import Done, Results
-from .workers import Progress
 
 
 def done_already(

@@ -18,7 +18,7 @@ import secrets
 import socket
 from pathlib import Path
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, option
 from ..read.problems import ObstacleError
 from ..read.storage import shown
 
@@ -134,7 +134,7 @@ class Lock:
             holder = (self._folder / OWNER).read_text(encoding="utf-8", errors="replace")[:200]
         return CheckpointError(
             f"{shown(self._folder)} is being written by another run ({shown(holder)}); wait for it, or pass "
-            "--break-lock when you know that it has died"
+            f"{option('break_lock', True)} when you know that it has died"
         )
 
 

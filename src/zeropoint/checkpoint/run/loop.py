@@ -15,6 +15,7 @@ from typing import Any
 
 from ...columns import Made
 from ...errors import CheckpointError, count
+from ...progress import Progress
 from ...results import Result
 from ..plan.checkpoint_plan import CheckpointPlan, require_statistics
 from ..plan.placement import Placement
@@ -30,7 +31,6 @@ from .target import Target
 from .tensor_error import TensorError
 from .units import Units, left_of, units
 from .work import Done
-from .workers import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -94,7 +94,7 @@ class RunResult(Result):
     @property
     def lines(self) -> tuple[str, ...]:
         """See :class:`Result`."""
-        return (shown(self.path), *self.summary, *self.notes)
+        return (shown(self.path), *self.summary)
 
     def to_dict(self) -> dict[str, Any]:
         """See :class:`Result`."""

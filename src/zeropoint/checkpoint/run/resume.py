@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError, printable
+from ...errors import CheckpointError, option, printable
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, require_same, stamps
 from ..plan.texts import Text
@@ -109,7 +109,7 @@ def _resume(state: State, now: JournalHeader, units: Sequence[Unit], directory: 
         now.identity,
         header.identity,
         what=what,
-        remedy="rerun the original command to resume, or add --restart to start over",
+        remedy=f"rerun the original command to resume, or add {option('restart', True)} to start over",
     )
     try:
         found = _replay(state, header, units)
@@ -126,7 +126,8 @@ def _resume(state: State, now: JournalHeader, units: Sequence[Unit], directory: 
 
 def _foreign(what: str, error: CheckpointError) -> CheckpointError:
     return CheckpointError(
-        f"{what} was made by another version of zeropoint, or by somebody else: {error}; add --restart"
+        f"{what} was made by another version of zeropoint, or by somebody else: {error}; add "
+        f"{option('restart', True)}"
     )
 
 

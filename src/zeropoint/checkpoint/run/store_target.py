@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...columns import Made
-from ...errors import CheckpointError
+from ...errors import CheckpointError, option
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity, require_same, stamps
@@ -87,7 +87,8 @@ def _require_own(folder: Path) -> None:
         found = os.lstat(folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise CheckpointError(
-                f"spool {shown(folder)} is not a directory of yours; choose another one with --spool"
+                f"spool {shown(folder)} is not a directory of yours; choose another one with "
+                f"{option('spool')}"
             )
 
 
@@ -180,7 +181,7 @@ class StoreTarget:
             raise self._no_record(_IDENTITY) from error
         require_same(
             self._identity, then["identity"], what=f"the interrupted run in {shown(self.path)}",
-            remedy="rerun the original command to resume, or add --restart to start over",
+            remedy=f"rerun the original command to resume, or add {option('restart', True)} to start over",
         )  # fmt: skip
         changed = sorted(name for name in state if then["stamps"].get(name) != state[name])
         if changed:
@@ -310,5 +311,6 @@ class StoreTarget:
 
     def _no_record(self, name: str) -> CheckpointError:
         return CheckpointError(
-            f"{shown(self.path / name)} is not a record of a run; add --restart, or write elsewhere"
+            f"{shown(self.path / name)} is not a record of a run; add {option('restart', True)}, or "
+            "write elsewhere"
         )

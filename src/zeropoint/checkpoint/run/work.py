@@ -20,7 +20,15 @@ import torch
 from ...codecs.act_order import group_index, in_groups
 from ...codecs.protocol import ROWS, LayerScheme
 from ...columns import Blobs
-from ...errors import CheckpointError, NonFiniteError, UnsupportedError, ZeropointError, count, printable
+from ...errors import (
+    CheckpointError,
+    NonFiniteError,
+    UnsupportedError,
+    ZeropointError,
+    count,
+    option,
+    printable,
+)
 from ...functional import dequantize
 from ...layout.packing import flat_bytes
 from ...methods import LOSSLESS, LayerData, method_named
@@ -410,7 +418,8 @@ def _named(
     place = f"tensor {printable(source.name)} ({facts})"
     found = _first_non_finite(weight, files, tile, buffer)
     if found is None:
-        remedy = "; pass --allow-requantize to change them" if weight.method == LOSSLESS else ""
+        remedy = f"; pass {option('allow_requantize', True)} to change them"
+        remedy = remedy if weight.method == LOSSLESS else ""
         return type(error)(f"{place}: {error}{remedy}")
     row, column, value, number = found
     where = f"first at row {row}, column {column}"
@@ -418,7 +427,7 @@ def _named(
         where += f" of {printable(weight.module)}"
     return NonFiniteError(
         f"{place} contains {count(number, 'non-finite value')}, {where} ({value}); replace them, or "
-        "--ignore it"
+        f"name it in {option('ignore')}"
     )
 
 

@@ -17,10 +17,8 @@ import torch
 
 from ...errors import CheckpointError
 from ...ops.threads import thread_limit
+from ...progress import Progress
 from .tiles import Scratch
-
-Progress = Callable[[int, int, str], None]
-"""Called in the caller's thread with (bytes done, bytes in all, name of the tensor)."""
 
 _POLL_SECONDS = 0.2
 """How long the caller's thread sleeps at most, so that Ctrl-C is felt on every platform."""

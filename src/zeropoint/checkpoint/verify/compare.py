@@ -16,7 +16,8 @@ import torch
 
 from ...columns import Blobs
 from ...errors import CheckpointError, count, printable
-from ...results import Result
+from ...progress import Progress
+from ...results import PROBLEMS, Result
 from ..plan.limits import Limits
 from ..read.problems import Problem, listed
 from ..read.source import CONFIG, Source, open_source
@@ -24,7 +25,7 @@ from ..read.storage import Place, shown
 from ..run.equality import Equality, apart
 from ..run.tensor_error import TensorError
 from ..run.tiles import Scratch
-from ..run.workers import Progress, done_tasks
+from ..run.workers import done_tasks
 from .comparisons import configuration_differences
 from .documents import comparison_document
 from .matching import LABELS, Pair, Pairs, Side, side_of
@@ -169,7 +170,7 @@ class Comparison(Result):
     @property
     def lines(self) -> tuple[str, ...]:
         """See :class:`Result`."""
-        return (*self.summary, *map(str, self.problems))
+        return (*map(str, self.problems[:PROBLEMS]), *self.summary)
 
     def to_dict(self) -> dict[str, Any]:
         """See :class:`Result`."""

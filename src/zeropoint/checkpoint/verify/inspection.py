@@ -144,7 +144,7 @@ class Inspection(Result):
         return inspection_document(self)
 
 
-def inspect(path: Place | str) -> Inspection:
+def inspect_checkpoint(path: Place | str) -> Inspection:
     """Return a summary of the checkpoint at ``path``.
 
     Args:

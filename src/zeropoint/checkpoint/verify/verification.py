@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...codecs.registry import claiming, codec_of
-from ...errors import CheckpointError, ZeropointError, count, printable
+from ...errors import CheckpointError, ZeropointError, count, option, printable
 from ...methods import OF_CODES, Bound, methods
-from ...results import Result
+from ...progress import Progress
+from ...results import PROBLEMS, Result
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
@@ -27,7 +28,7 @@ from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import CONFIG, Source, open_source
 from ..read.storage import Place, exists, shown
 from ..run.tensor_error import TensorError
-from ..run.workers import Progress, done_tasks
+from ..run.workers import done_tasks
 from .comparisons import (
     Accounts,
     companions,
@@ -62,10 +63,6 @@ from .runtime import runtime_problems
 from .source_weights import Original, open_original
 
 _LISTED = 50
-_NO_MANIFEST = (
-    f"there is no {MANIFEST}: without its hashes, a change is found where it breaks a layer, a rule or a "
-    "bound; --require-manifest makes this an error"
-)
 _CHUNK = 1 << 23
 """Most bytes of a file that are looked at together where no rows are: long enough for the disk, in cache."""
 
@@ -112,7 +109,7 @@ class Verification(Result):
     @property
     def lines(self) -> tuple[str, ...]:
         """See :class:`Result`."""
-        return (*self.summary, *map(str, self.problems))
+        return (*map(str, self.problems[:PROBLEMS]), *self.summary)
 
     def to_dict(self) -> dict[str, Any]:
         """See :class:`Result`."""
@@ -154,7 +151,10 @@ def verify(
     manifest, problems = manifest_or_problem(source)
     notes = list(source.notes)
     if manifest is None and not problems:
-        notes.append(_NO_MANIFEST)
+        notes.append(
+            f"there is no {MANIFEST}: without its hashes, a change is found where it breaks a layer, a rule "
+            f"or a bound; {option('require_manifest', True)} makes this an error"
+        )
         if require_manifest:
             problems.append(Problem(where=MANIFEST, what="it is missing"))
     stored = _layers(source, original)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from ...architectures import expert_layout, model_type, splits_experts, unloadable
+from ...errors import option
 from ...schemes import Granularity, ZeroPoint
 from ..act_order import group_index
 from ..engines import (
@@ -154,7 +155,7 @@ def _mlx_lm(facts: Facts) -> Iterator[Problem]:
         read &= layer.weight.granularity == Granularity.group(32)
     if not read:
         yield Loads.NO, "it looks for this layout in DeepSeek-V3 and Kimi K2 alone, int4 in groups of 32"
-    yield Loads.PARTLY, "it quantizes kv_b_proj anew, so keep it (--ignore '*kv_b_proj*')"
+    yield Loads.PARTLY, f"it quantizes kv_b_proj anew, so keep it ({option('ignore', '*kv_b_proj*')})"
 
 
 RULES = rules({

@@ -1,0 +1,149 @@
+"""Options that several functions about checkpoints share, under the names that commands give them.
+
+The command line parses words, and calls the same functions: an option means one thing from either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from ..codecs.registry import DEFAULT
+from ..errors import OptionError, all_of, option, size_of
+from ..progress import Progress, bars
+from ..recipes import Recipe
+from .choose.asked import codec_for, require_blocks
+from .choose.recipe import RecipeText
+from .choose.selection import DequantizePolicy, Selection
+from .cluster.ray import RayExecutor
+from .plan.checkpoint_plan import CheckpointPlan, make_plan
+from .plan.file import PlanFile
+from .plan.limits import Limits
+from .read.object_store import RemotePath
+from .read.source import Source
+from .read.storage import Place, place
+from .run.executor import Executor, local
+from .run.lock import break_lock
+from .run.loop import RunResult, run
+
+Patterns: TypeAlias = Iterable[str] | str
+"""Globs or ``re:`` expressions, or one of them."""
+AnyRecipe: TypeAlias = RecipeText | Recipe | Path | str
+"""A recipe: an object, a file, its text, or the name of a family."""
+Shown: TypeAlias = bool | Progress
+"""Whether to show bars on stderr, or a function that is called in their place."""
+LOCAL, RAY = "local", "ray"
+"""Names of executors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """How an output is written; each part is an option.
+
+    overwrite: write into a directory that is not empty. restart: discard an interrupted run there.
+    break_lock: remove the lock of a run that has died. skip_finished: leave an output that a run of the same
+    plan finished as it is, by its manifest. executor: what does the work, ``"local"`` or ``"ray"``. address:
+    of the Ray cluster. spool: scratch directory for uploads. progress: see :data:`Shown`.
+    """
+
+    overwrite: bool = False
+    restart: bool = False
+    break_lock: bool = False
+    executor: str | Executor = LOCAL
+    address: str | None = None
+    spool: Path | str | None = None
+    progress: Shown = False
+
+    def __post_init__(self) -> None:
+        if self.executor not in (LOCAL, RAY) and not callable(self.executor):
+            raise OptionError(f"{option('executor', self.executor)} must be {LOCAL} or {RAY}")
+        if self.address is not None and self.executor != RAY:
+            raise OptionError(
+                f"{option('address', self.address)} is that of a Ray cluster; pass "
+                f"{option('executor', RAY)} too"
+            )
+
+    def write(self, plan: CheckpointPlan, out: Place | str, verb: str) -> RunResult:
+        """Carry out a plan. verb: of the bar.
+
+        Raises OptionError for options that mean nothing for this kind of output, and what :func:`run` raises.
+        """
+        target = self.require_target(out)
+        if isinstance(target, Path) and self.break_lock:
+            break_lock(target)
+        executor: Executor = local if self.executor == LOCAL else RayExecutor(address=self.address)
+        executor = self.executor if callable(self.executor) else executor
+        with bars(self.progress)(verb, size_of) as move:
+            return run(
+                plan, target, overwrite=self.overwrite, restart=self.restart, executor=executor,
+                spool=None if self.spool is None else Path(self.spool), on_progress=move,
+            )  # fmt: skip
+
+    def require_target(self, out: Place | str) -> Place:
+        """Return where ``out`` is; raises OptionError for options that mean nothing for such a place."""
+        target = place(out)
+        if isinstance(target, RemotePath):
+            if self.overwrite or self.break_lock:
+                which = option("overwrite" if self.overwrite else "break_lock", True)
+                raise OptionError(
+                    f"objects behind a URL are neither overwritten nor locked; leave {which} out"
+                )
+        elif self.spool is not None:
+            raise OptionError(f"{option('spool')} is for an output behind a URL; leave it out")
+        return target
+
+
+def selection_of(
+    include: Patterns = (), ignore: Patterns = (), *, strict: bool = False, dequantize_first: bool = False,
+    dequantize_kept: bool = False,
+) -> Selection:  # fmt: skip
+    """Return what options say of which tensors are quantized."""
+    policy = DequantizePolicy.FIRST if dequantize_first else DequantizePolicy.NONE
+    return Selection(
+        include=patterns(include), ignore=patterns(ignore), strict=strict,
+        dequantize=DequantizePolicy.EVERY if dequantize_kept else policy,
+    )  # fmt: skip
+
+
+def patterns(given: Patterns) -> tuple[str, ...]:
+    """Return patterns, or the one that is given by itself.
+
+    >>> patterns("*.down_proj"), patterns(["a", "b"])
+    (('*.down_proj',), ('a', 'b'))
+    """
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def planned(
+    source: Source, to: str | AnyRecipe | None, *, recipe: AnyRecipe | None = None,
+    plan: PlanFile | Path | str | None = None, format: str | None = None,  # noqa: A002 (the option's name)
+    method: str | None = None, selection: Selection, limits: Limits,
+) -> CheckpointPlan:  # fmt: skip
+    """Return the plan that options ask for: to one scheme, by a recipe, or as a plan file has it.
+
+    Raises OptionError unless one of the three is given, and for what a plan has itself; what
+    :func:`make_plan` raises.
+    """
+    if plan is not None:
+        if method is not None or format is not None or selection != Selection():
+            words = ("method", "format", "include", "ignore", "strict", "dequantize_first", "dequantize_kept")
+            raise OptionError(f"a plan has its own {all_of(map(option, words))}; leave them out")
+        file = plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
+        return file.remake(source, limits=limits)
+    if isinstance(to, RecipeText | Recipe | Path):
+        to, recipe = None, to
+    codec = codec_for(format, to)
+    if recipe is not None:
+        text = RecipeText.given(recipe)
+    else:
+        assert to is not None
+        text = RecipeText.of(to)
+        if text.mixture(codec) is None:
+            require_blocks(to, codec)
+    text = text if method is None else text.by(method)
+    made = make_plan(source, text, selection=selection, limits=limits, codec=codec)
+    if format is None and codec != DEFAULT:
+        made = replace(made, notes=(f"written in {codec.title}, which alone has {to}", *made.notes))
+    return made
