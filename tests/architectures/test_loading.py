@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.architectures.trial import COLUMNS, Trial, planned, quiet, save, tried
-from tests.architectures.zoo import DTYPES, ZOO, Animal
+from tests.architectures.trial import COLUMNS, Trial, planned, problem_of, quiet, save, tried
+from tests.architectures.zoo import DTYPES, HIDDEN, INNER, SIDE, VOCABULARY, ZOO, Animal
 from tests.checkpoint.written import ONE, tensors_of
 from tests.peers import Peer, transformers
 
-from zeropoint.architectures import RENAMED, SPLIT_EXPERTS, loaded_name
+from zeropoint.architectures import SPLIT_EXPERTS
+from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.verdicts import TRANSFORMERS, refusal
+from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.compressed_tensors.tested import SEVERAL, rows
+from zeropoint.loaded_names import loaded_names, loaded_parameters
 
 conversion_mapping = Peer("transformers.conversion_mapping")
 core_model_loading = Peer("transformers.core_model_loading")
@@ -101,22 +105,84 @@ def test_modules_are_known_by_the_names_that_transformers_gives_them(animal: Ani
         name for name, tensor in tensors_of(folder).items() if name.endswith(".weight") and tensor.dim() == 2
     ]
     expected = renamed_by_transformers(animal, names)
-    found = {name: f"{loaded_name(name.removesuffix('.weight'), config)}.weight" for name in names}
+    found = {name: f"{loaded_names(name.removesuffix('.weight'), config)[-1]}.weight" for name in names}
     assert found == expected
 
 
-def test_families_with_renamings_are_those_of_transformers() -> None:
-    classes = {
-        "vit": "ViTModel", "dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel",
-        "gpt_neox": "GPTNeoXForCausalLM", "qwen2_vl": "Qwen2VLForConditionalGeneration",
-        "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+def _seen(stem: str, head: str = "ForImageClassification", **more: Any) -> Animal:
+    given: dict[str, Any] = {
+        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "image_size": SIDE, "patch_size": 8, **more,
     }  # fmt: skip
-    for family in RENAMED:
-        mapping = conversion_mapping.get_checkpoint_conversion_mapping(classes.get(family, family))
-        theirs = [t for t in mapping if isinstance(t, core_model_loading.WeightRenaming)]
-        for name in ("language_model.lm_head", "visual.merger.mlp.0", "layers.0.block_sparse_moe.gate"):
-            ours = loaded_name(name, {"model_type": family})
-            assert f"{ours}.weight" == core_model_loading.apply_renamings(f"{name}.weight", theirs), family
+    return Animal(
+        name=stem, kind="vision", model=stem + head, inputs=BY_NAME["ViT"].inputs,
+        config=lambda: getattr(transformers, f"{stem}Config")(**given),
+        loader="AutoModelForImageClassification",
+    )  # fmt: skip
+
+
+DEIT = _seen("DeiT")
+PHIMOE = Animal(
+    name="PhiMoE", kind="text", model="PhimoeForCausalLM", inputs=BY_NAME["Llama"].inputs,
+    config=lambda: transformers.PhimoeConfig(
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=HIDDEN, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=2, bos_token_id=1,
+        eos_token_id=2,
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("animal", "column", "ignore"),
+    [(DEIT, "w8a8", ("*layer.0.*",)), (PHIMOE, "fp8_dynamic", ())],
+    ids=["DeiT", "PhiMoE"],
+)
+def test_kept_layers_that_the_loader_renames_have_their_weights(
+    animal: Animal, column: str, ignore: tuple[str, ...], tmp_path: Path
+) -> None:
+    source = save(animal, tmp_path / "in", torch.bfloat16)
+    made = make_plan(open_source(source), column, selection=Selection(ignore=ignore), limits=ONE)
+    run(made, tmp_path / "codes")
+    assert problem_of(animal, tmp_path, column) is None
+
+
+@pytest.mark.parametrize(
+    "animal",
+    [
+        _seen("Beit"), _seen("IJepa", "Model"), _seen("ViTMSN", "Model"), DEIT, PHIMOE,
+        _seen("AST", "ForAudioClassification", max_length=64, num_mel_bins=16, patch_size=4),
+        _seen("Segformer", depths=[1, 1, 1, 1], hidden_sizes=[32, 32, 64, 128], num_encoder_blocks=4,
+              num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=32),
+        _seen("Detr", "ForObjectDetection", d_model=64, encoder_layers=1, decoder_layers=1,
+              use_timm_backbone=False, backbone=None,
+              backbone_config={"model_type": "resnet", "depths": [1], "hidden_sizes": [32],
+                                              "embedding_size": 8, "out_features": ["stage1"]}),
+    ],
+    ids=lambda animal: animal.name,
+)  # fmt: skip
+def test_every_layer_of_a_file_has_a_name_that_the_model_has(animal: Animal, tmp_path: Path) -> None:
+    model = animal.build(torch.float32)
+    folder = save(animal, tmp_path, torch.float32)
+    config = json.loads((folder / "config.json").read_text())
+    there = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    files = [name.removesuffix(".weight") for name, tensor in tensors_of(folder).items() if tensor.dim() == 2]
+    assert any(module not in there for module in files)
+    assert [
+        module
+        for module in files
+        if there.isdisjoint(loaded_names(module, config))
+        and there.isdisjoint(loaded_parameters(f"{module}.weight", config))
+    ] == []
+
+
+def test_names_are_those_of_the_file_where_transformers_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = {"model_type": "deit", "architectures": ["DeiTModel"]}
+    name = "encoder.layer.0.output.dense"
+    assert loaded_names(name, config) == (name, "layers.0.mlp.fc2")
+    monkeypatch.setattr("zeropoint.loaded_names.is_installed", lambda: False)
+    assert loaded_names(name, config) == (name,)
 
 
 def test_experts_are_split_by_the_loader_in_the_families_that_are_listed() -> None:

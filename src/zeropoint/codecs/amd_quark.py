@@ -344,7 +344,7 @@ class Quark(Codec):
         return Documents(section={
             "quant_method": QUANT_METHOD, "quant_mode": "eager_mode", "version": VERSION,
             "global_quant_config": everywhere, "layer_quant_config": {}, "layer_type_quant_config": {},
-            "kv_cache_quant_config": {}, "exclude": list(contents.kept), "algo_config": None,
+            "kv_cache_quant_config": {}, "exclude": contents.left_out, "algo_config": None,
             "softmax_quant_spec": None, "export": {
                 "kv_cache_group": [], "min_kv_scale": 0.0, "pack_method": _ORDERED,
                 "weight_format": "real_quantized", "weight_merge_groups": None,

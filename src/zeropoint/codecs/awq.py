@@ -228,7 +228,7 @@ class Awq(Codec):
         section = {
             "quant_method": QUANT_METHOD, "bits": _BITS,
             "group_size": blocks(layer.weight)[COLUMNS] or -1,
-            "zero_point": True, "version": "gemm", "modules_to_not_convert": list(contents.kept) or None,
+            "zero_point": True, "version": "gemm", "modules_to_not_convert": contents.left_out or None,
         }  # fmt: skip
         return Documents(section=section)
 

@@ -462,7 +462,7 @@ class Bitsandbytes(Codec):
             "bnb_4bit_quant_type": layer.layout.partition(" ")[0],
             "bnb_4bit_use_double_quant": _is_double(layer.weight),
             "bnb_4bit_compute_dtype": compute, "bnb_4bit_quant_storage": "uint8",
-            "llm_int8_skip_modules": list(contents.kept),
+            "llm_int8_skip_modules": contents.left_out,
         })  # fmt: skip
 
 

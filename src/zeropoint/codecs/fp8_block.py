@@ -376,7 +376,7 @@ class Fp8Block(Codec):
         whole, static = _is_whole(layer.weight), layer.input is not None and not layer.input.dynamic
         return Documents(section={
             "activation_scheme": "static" if static else "dynamic", "fmt": "e4m3",
-            "modules_to_not_convert": list(contents.kept),
+            "modules_to_not_convert": contents.left_out,
             "quant_method": QUANT_METHOD, "weight_block_size": None if whole else list(blocks(layer.weight)),
             **({"scale_fmt": "ue8m0"} if layer.weight.scales[0].rule.power_of_two else {}),
         })  # fmt: skip

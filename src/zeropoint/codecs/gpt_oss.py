@@ -179,7 +179,7 @@ class GptOss(Codec):
                 "layer as quantized, or none; quantize them, too, or ignore them all"
             )
         return Documents(section={
-            "quant_method": QUANT_METHOD, "modules_to_not_convert": list(contents.kept),
+            "quant_method": QUANT_METHOD, "modules_to_not_convert": contents.left_out,
         })  # fmt: skip
 
 

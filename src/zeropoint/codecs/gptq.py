@@ -461,7 +461,7 @@ class Gptq(Codec):
         settings = {
             **_numbers(most), "desc_act": ordered, "lm_head": any(name.endswith(_HEAD) for name in every),
             "quant_method": QUANT_METHOD, "checkpoint_format": most.layout, "pack_dtype": "int32",
-            "dynamic": _dynamic(names, most, contents.kept), "meta": {"quantizer": ["zeropoint"]},
+            "dynamic": _dynamic(names, most, contents.left_out), "meta": {"quantizer": ["zeropoint"]},
         }  # fmt: skip
         return Documents(section=settings, files={"quantize_config.json": settings})
 

@@ -308,7 +308,7 @@ class Hqq(Codec):
         nested = {"weight_quant_params": params, "scale_quant_params": None, "zero_quant_params": None}
         return Documents(section={
             "quant_method": QUANT_METHOD, "quant_config": {**nested, "offload_meta": False},
-            "skip_modules": list(contents.kept),
+            "skip_modules": contents.left_out,
         })  # fmt: skip
 
 

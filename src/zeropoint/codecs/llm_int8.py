@@ -174,7 +174,7 @@ class LlmInt8(Codec):
         return Documents(section={
             "quant_method": QUANT_METHOD, FLAG: True, "load_in_4bit": False,
             "llm_int8_has_fp16_weight": False, "llm_int8_enable_fp32_cpu_offload": False,
-            "llm_int8_skip_modules": list(contents.kept),
+            "llm_int8_skip_modules": contents.left_out,
         })  # fmt: skip
 
 

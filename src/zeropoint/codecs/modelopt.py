@@ -443,7 +443,7 @@ class ModelOpt(Codec):
         kinds = list({entry["quant_algo"]: entry for entry in layers.values()}.values())
         table: dict[str, Any] = {"quant_algo": MIXED, "kv_cache_quant_algo": None}
         if len(kinds) == 1:
-            table |= {**kinds[0], "exclude_modules": sorted(contents.kept)}
+            table |= {**kinds[0], "exclude_modules": sorted(contents.left_out)}
         else:
             table["quantized_layers"] = layers
         producer = {"name": QUANT_METHOD, "version": VERSION}

@@ -26,6 +26,7 @@ import torch
 
 from ..architectures import Config
 from ..errors import CheckpointError, UnsupportedError, printable
+from ..loaded_names import loaded_names
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
 from ..schemes import Granularity, Preset, Scheme
@@ -157,6 +158,11 @@ class Contents:
     tensors: Callable[[], Iterator[Found]]
     graph: bytes = b""
 
+    @property
+    def left_out(self) -> list[str]:
+        """Kept modules under the names of their files, and under those that transformers gives them."""
+        return list(dict.fromkeys(name for m in self.kept for name in loaded_names(m, self.family)))
+
     def only_layer(self, title: str) -> LayerScheme:
         """Return the scheme of all quantized layers, for documents that can name one only.
 
@@ -181,8 +187,9 @@ class Contents:
         Args:
             title: of files whose loaders take such a name for all modules with it in theirs.
         """
-        quantized = "\n".join(module.name for module in self.modules() if module.layer is not None)
-        mistaken = next((name for name in self.kept if name in quantized), None)
+        named = (module.name for module in self.modules() if module.layer is not None)
+        quantized = "\n".join(name for module in named for name in loaded_names(module, self.family))
+        mistaken = next((name for name in self.left_out if name in quantized), None)
         if mistaken is not None:
             raise CheckpointError(
                 f"{printable(mistaken)} is kept, but loaders of {title} would keep all modules with it in "

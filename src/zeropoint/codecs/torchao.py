@@ -429,7 +429,7 @@ class Torchao(Codec):
             )
         return Documents(section={
             "quant_method": QUANT_METHOD, "quant_type": {"default": config_of(layer)},
-            "modules_to_not_convert": list(contents.kept), "include_input_output_embeddings": False,
+            "modules_to_not_convert": contents.left_out, "include_input_output_embeddings": False,
             "untie_embedding_weights": False,
         })  # fmt: skip
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from ...architectures import loaded_name
 from ...codecs.known import ACTIVATION_SCALES, CACHE_PAIR, CACHE_SCALES, TOOL_FILES, TOOLS, cache_scheme
 from ...codecs.protocol import Codec
 from ...codecs.registry import CODECS, claiming, methods
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, printable
+from ...loaded_names import loaded_names
 from ...recipes import Activation
 from ..choose.selection import WEIGHT, is_linear_weight, module_of
 from ..read.index import IndexMap
@@ -226,7 +226,8 @@ def idle_targets(source: Source, stored: StoredLayers) -> list[Problem]:
     if not idle:
         return []
     # Groups also hold the names that a loader gives to modules.
-    loaded = {loaded_name(module, source.config or {}) for module in stored.modules}
+    config = source.config or {}
+    loaded = {name for module in stored.modules for name in loaded_names(module, config)}
     return [
         Problem(where=target, what="a group of the configuration names it, but it is not there")
         for target in idle

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...architectures import Config, loaded_names
+from ...architectures import Config
+from ...loaded_names import loaded_names
 from ...patterns import REGEX
 from ..protocol import Contents, LayerScheme
 from .config import LINEAR, QUANT_METHOD, Group, Targets, WrittenGroup, matches, quantization_config

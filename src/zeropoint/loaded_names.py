@@ -1,0 +1,128 @@
+"""The names that transformers gives the weights of a checkpoint while it loads them, from 5.0 on.
+
+They follow from the mapping of the version that is installed (conversion_mapping.py). A mapping belongs to
+classes of models, so the model is made without memory, on the device "meta", where a row may concern it.
+Where transformers is not installed, or does not know the model, modules have the names of their files.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .architectures import Config, model_type
+
+_WEIGHT = ".weight"
+_LEGACY = "legacy"
+"""Rows of transformers that hold for every model."""
+_STEM = re.compile(r"(For[A-Z]|Model$|LMHead|PreTrained)")
+"""What ends the part of a class's name that all classes of a family have."""
+
+
+def is_installed() -> bool:
+    """Return whether names can be asked of transformers."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+def loaded_names(module: str, config: Config) -> tuple[str, ...]:
+    """Return the names under which loaders look for a module: that of the file first.
+
+    A matrix that transformers cuts into several layers has the names of all of them.
+    """
+    rows = _rows_of(config)
+    names = [module]
+    if rows:
+        names += [key.removesuffix(_WEIGHT) for key in _renamed(module + _WEIGHT, rows)]
+    return tuple(dict.fromkeys(names))
+
+
+def loaded_parameters(name: str, config: Config) -> tuple[str, ...]:
+    """Return the names of the parameters that a tensor of a file becomes, or is joined into."""
+    return tuple(_renamed(name, _rows_of(config), joined=True))
+
+
+def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterator[str]:
+    """Yield what ``rows`` make of a tensor's name; renamings are applied in turn, and then one converter.
+
+    joined: whether tensors that become a part of another one are called as that; their modules are none then.
+    """
+    renamings = [row for row in rows if not hasattr(row, "operations")]
+    for row in renamings:
+        name, _ = row.rename_source_key(name)
+    for row in rows:
+        if row in renamings:
+            continue
+        made, pattern = row.rename_source_key(name)
+        if pattern is not None:
+            first, *_ = row.target_patterns
+            found = [made.replace(first, target, 1) for target in row.target_patterns]
+            own = [key for key in found if joined or key.endswith(_WEIGHT)]
+            yield from own or [name]
+            return
+    yield name
+
+
+def _rows_of(config: Config) -> Sequence[Any]:
+    """Return the rows of the mapping that concern a model; none where transformers does not know it."""
+    if not model_type(config) or not is_installed():
+        return ()
+    known = {key: value for key, value in config.items() if not key.endswith("quantization_config")}
+    return _found(json.dumps(known, sort_keys=True, default=str))
+
+
+@functools.lru_cache(maxsize=16)
+def _found(text: str) -> Sequence[Any]:
+    try:
+        # Before 5.0 a model has the names of its files.
+        mapping: Any = importlib.import_module("transformers.conversion_mapping")
+    except ImportError:
+        return ()
+    config = json.loads(text)
+    keys = mapping._build_checkpoint_conversion_mapping().keys()
+    if not _concerns(keys, config):
+        rows: Sequence[Any] = mapping.get_checkpoint_conversion_mapping(_LEGACY) or ()
+        return rows
+    try:
+        return tuple(mapping.get_model_conversion_mapping(_model(config)))
+    except Exception:  # noqa: BLE001 (the code of any model runs here, and a configuration may be any)
+        return ()
+
+
+def _concerns(keys: Sequence[str], config: Config) -> bool:
+    """Return whether a row of the mapping may concern a model or one of its parts."""
+    auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
+    named = config.get("architectures")
+    classes = [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
+    for kind in _kinds(config):
+        if kind in keys:
+            return True
+        found = auto.MODEL_MAPPING_NAMES.get(kind, ())
+        classes += [found] if isinstance(found, str) else found
+    stems = {_STEM.split(each)[0] for each in classes}
+    return any(key.startswith(stem) for key in keys for stem in stems if stem)
+
+
+def _kinds(part: Any) -> Iterator[str]:
+    """Yield the kind of a model and those of its parts, however deep."""
+    if isinstance(part, dict):
+        if model_type(part):
+            yield model_type(part)
+        for inner in part.values():
+            yield from _kinds(inner)
+
+
+def _model(config: dict[str, Any]) -> Any:
+    """Return a model of transformers without memory."""
+    transformers: Any = importlib.import_module("transformers")
+    made = transformers.AutoConfig.for_model(**config)
+    named = (config.get("architectures") or [""])[0]
+    with torch.device("meta"):
+        own = getattr(transformers, named, None)
+        return transformers.AutoModel.from_config(made) if own is None else own(made)
