@@ -226,8 +226,16 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"
 :func:`expert_layout` says otherwise."""
 MOST_EXPERTS = 1 << 14
 """More than any model has in a layer: no file makes us count further."""
-EXPERT_PARTS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: (DOWN,)}
-"""The projections that each of them holds, in the order of its rows."""
+
+
+def expert_parts(module: str) -> tuple[str, ...]:
+    """Return the projections that fused experts hold, in the order of the rows of each.
+
+    >>> expert_parts("m.experts.gate_up_proj"), expert_parts("m.experts.down_proj")
+    (('gate_proj', 'up_proj'), ('down_proj',))
+    """
+    last = module.rpartition(".")[2]
+    return ("gate_proj", "up_proj") if last == GATE_UP else (last,)
 
 
 class ExpertLayout(NamedTuple):

@@ -18,6 +18,9 @@ from typing import Any
 import torch
 
 from .architectures import Config, model_type
+from .declared_models import few_modules, model_config, offline, transformers_package
+from .errors import ZeropointError
+from .libraries import reading
 
 _WEIGHT = ".weight"
 _LEGACY = "legacy"
@@ -69,30 +72,40 @@ def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterato
     yield name
 
 
+def unknown_names(config: Config) -> str | None:
+    """Return why it is not known what transformers calls the modules of a model, or None where it is."""
+    if not model_type(config):
+        return None
+    return _asked(config)[1] if is_installed() else "transformers is not installed"
+
+
 def _rows_of(config: Config) -> Sequence[Any]:
     """Return the rows of the mapping that concern a model; none where transformers does not know it."""
-    if not model_type(config) or not is_installed():
-        return ()
+    return _asked(config)[0] if model_type(config) and is_installed() else ()
+
+
+def _asked(config: Config) -> tuple[Sequence[Any], str | None]:
     known = {key: value for key, value in config.items() if not key.endswith("quantization_config")}
     return _found(json.dumps(known, sort_keys=True, default=str))
 
 
 @functools.lru_cache(maxsize=16)
-def _found(text: str) -> Sequence[Any]:
+def _found(text: str) -> tuple[Sequence[Any], str | None]:
+    """Return the rows, and why there are none that should be."""
     try:
         # Before 5.0 a model has the names of its files.
         mapping: Any = importlib.import_module("transformers.conversion_mapping")
     except ImportError:
-        return ()
+        return (), None
     config = json.loads(text)
     keys = mapping._build_checkpoint_conversion_mapping().keys()
     if not _concerns(keys, config):
-        rows: Sequence[Any] = mapping.get_checkpoint_conversion_mapping(_LEGACY) or ()
-        return rows
+        return mapping.get_checkpoint_conversion_mapping(_LEGACY) or (), None
     try:
-        return tuple(mapping.get_model_conversion_mapping(_model(config)))
-    except Exception:  # noqa: BLE001 (the code of any model runs here, and a configuration may be any)
-        return ()
+        with reading("transformers makes no model of config.json", "correct it"):
+            return tuple(mapping.get_model_conversion_mapping(_model(config))), None
+    except ZeropointError as error:
+        return (), str(error)
 
 
 def _concerns(keys: Sequence[str], config: Config) -> bool:
@@ -120,9 +133,12 @@ def _kinds(part: Any) -> Iterator[str]:
 
 def _model(config: dict[str, Any]) -> Any:
     """Return a model of transformers without memory."""
-    transformers: Any = importlib.import_module("transformers")
-    made = transformers.AutoConfig.for_model(**config)
-    named = (config.get("architectures") or [""])[0]
-    with torch.device("meta"):
+    transformers, named = transformers_package(), (config.get("architectures") or [""])[0]
+    with offline(), torch.device("meta"), few_modules(_MODULES):
+        made = model_config(config, "transformers makes no model of config.json", "correct it")
         own = getattr(transformers, named, None)
-        return transformers.AutoModel.from_config(made) if own is None else own(made)
+        return transformers.AutoModel.from_config(made) if own is None else own._from_config(made)
+
+
+_MODULES = 1 << 16
+"""More than any model has."""

@@ -104,7 +104,7 @@ def test_each_engine_has_a_rule_and_sglang_follows_vllm() -> None:
     assert CODEC.engines[ONNXRUNTIME] is no_safetensors
     facts = Facts(
         family={}, layers=(), experts=frozenset(), section={}, nonlinear=False, transposed=False,
-        wider=False, whole_experts=False, split=None,
+        wider=False, whole_experts=False, single_experts=False, split=None,
     )  # fmt: skip
     assert [loads for loads, _ in CODEC.engines[TRANSFORMERS](facts)] == [Loads.UNCHECKED]
 

@@ -36,7 +36,8 @@ class Facts:
     family: the model's configuration. layers: the schemes of its weights. experts: those of experts. section:
     what its configuration says of quantization. nonlinear: whether embeddings or routers are quantized.
     transposed: whether weights are that lie transposed in their files. wider: whether a weight had more than
-    16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor. split: layers that
+    16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor. single_experts:
+    whether some are written one by one that transformers has in one and does not join. split: layers that
     engines run as one but that do not have one scheme, in a sentence, or None.
     """
 
@@ -48,6 +49,7 @@ class Facts:
     transposed: bool
     wider: bool
     whole_experts: bool
+    single_experts: bool = False
     split: str | None
 
 

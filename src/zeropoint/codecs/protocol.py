@@ -143,8 +143,7 @@ class Contents:
 
     Args:
         modules: returns an iterator over all matrices, in the order of the files.
-        kept: modules that a loader must not take for quantized.
-        nonlinear: quantized modules that are no linear layers.
+        kept, nonlinear: modules that no loader must take for quantized; quantized ones that are not linear.
         tensors, graph: returns an iterator over the tensors of the result; what the source's container gives.
         family: config.json of the model.
         previous: what the source's configuration said of quantization; layers may keep its codes.
@@ -160,7 +159,7 @@ class Contents:
 
     @property
     def left_out(self) -> list[str]:
-        """Kept modules under the names of their files, and under those that transformers gives them."""
+        """Kept modules under the names of files, and under those that transformers gives them."""
         return list(dict.fromkeys(name for m in self.kept for name in loaded_names(m, self.family)))
 
     def only_layer(self, title: str) -> LayerScheme:
@@ -187,9 +186,8 @@ class Contents:
         Args:
             title: of files whose loaders take such a name for all modules with it in theirs.
         """
-        named = (module.name for module in self.modules() if module.layer is not None)
-        quantized = "\n".join(name for module in named for name in loaded_names(module, self.family))
-        mistaken = next((name for name in self.left_out if name in quantized), None)
+        made = "\n".join(n for m in self.modules() if m.layer for n in loaded_names(m.name, self.family))
+        mistaken = next((name for name in self.left_out if name in made), None)
         if mistaken is not None:
             raise CheckpointError(
                 f"{printable(mistaken)} is kept, but loaders of {title} would keep all modules with it in "
@@ -474,11 +472,8 @@ class Codec(Protocol):
     def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a configuration that says, too, that keys and values are quantized, by scales in ``cache``.
 
-        A codec without a ``cache`` has nothing to say.
-
         Args:
             document: the configuration of a checkpoint that it claims, in whichever file that stands.
-
         """
         return document
 

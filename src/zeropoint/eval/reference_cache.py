@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from ..checkpoint.model.calibration import Batches
-from ..checkpoint.model.empty_model import transformers_package
 from ..checkpoint.model.loading import Files, read_tensor
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
@@ -27,6 +26,7 @@ from ..checkpoint.read.storage import open_file, shown
 from ..checkpoint.read.tensor_entries import TensorEntry
 from ..codecs.containers.safetensors import header_bytes
 from ..codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from ..declared_models import transformers_package
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..own_files import FileKind, OwnFile
 

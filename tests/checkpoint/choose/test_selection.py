@@ -10,10 +10,13 @@ from tests.checkpoint.written import CONFIG, LINEAR, ONE, save, weight
 from tests.tables import each
 
 from zeropoint.architectures import is_transposed, layer_type
+from zeropoint.checkpoint.choose.expert_matrices import matrices
+from zeropoint.checkpoint.choose.expert_stacks import stacked
 from zeropoint.checkpoint.choose.selection import DEFAULT_RULES, Selection, subject_of
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
+from zeropoint.checkpoint.run.advice import partly
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, PatternError
 
@@ -294,12 +297,11 @@ def test_fused_experts_become_a_matrix_for_each_projection_and_expert(tmp_path: 
 @pytest.mark.parametrize(
     ("tensors", "why"),
     [
-        ({GATE_UP: weight(3, 32, 24), DOWN: weight(3, 12, 32)}, r"not laid out as \(experts, out, in\)"),
-        ({GATE_UP: weight(3, 32, 64), DOWN: weight(3, 32, 32)}, r"not laid out as \(experts, out, in\)"),
+        ({GATE_UP: weight(3, 32, 40), DOWN: weight(3, 12, 32)}, "without m.mlp.experts.down_proj"),
         ({DOWN: weight(3, 32, 12)}, "without m.mlp.experts.gate_up_proj"),
         (
             {GATE_UP: weight(3, 24, 32), GATE_UP + "_bias": weight(3, 24), DOWN: weight(3, 32, 12)},
-            "with a bias, which cannot be split",
+            "with a bias, which loaders do not take apart",
         ),
     ],
 )
@@ -309,6 +311,125 @@ def test_fused_experts_of_another_layout_are_kept_and_reported(
     made = plan(tmp_path, tensors)
     assert [note for note in made.notes if re.search(why, note)]
     assert "m.mlp.experts" in str(made.texts["config.json"])
+
+
+def of_experts(*shapes: tuple[str, tuple[int, ...]], holder: str, width: int = 32) -> Entries:
+    """Return the entries of a layer with three experts, a router and projections of the model's width."""
+    found = {
+        **{f"{holder}.{name}": shape for name, shape in shapes},
+        f"{holder}.router.layer.weight": (3, width),
+    }
+    found |= {"m.self_attn.q_proj.weight": (width, width), "m.self_attn.o_proj.weight": (width, width)}
+    entries = Entries(
+        TensorEntry(name=name, dtype="F32", shape=shape, begin=0, nbytes=0, file=Path("f"))
+        for name, shape in found.items()
+    )
+    return stacked(entries, {})
+
+
+IN_OUT, OUT_IN = True, False
+PROJECTIONS = "gate_proj up_proj down_proj"
+Shapes = tuple[str, tuple[int, ...]]
+
+
+@each(
+    "holder, up, down, transposed, parts",
+    [
+        (
+            "m.moe",
+            [("input_linear.weight", (3, 48, 32))],
+            ("output_linear.weight", (3, 32, 24)),
+            OUT_IN,
+            "input_linear output_linear",
+        ),
+        (
+            "m.moe",
+            [("input_linear.weight", (3, 32, 48))],
+            ("output_linear.weight", (3, 24, 32)),
+            IN_OUT,
+            "input_linear output_linear",
+        ),
+        ("m.experts", [("fc1.weight", (3, 32, 48))], ("fc2.weight", (3, 24, 32)), IN_OUT, "fc1 fc2"),
+        ("m.ffn", [("w1", (3, 24, 32)), ("w3", (3, 24, 32))], ("w2", (3, 32, 24)), OUT_IN, "w1 w2 w3"),
+        ("m.ffn", [("w1", (3, 32, 24)), ("w3", (3, 32, 24))], ("w2", (3, 24, 32)), IN_OUT, "w1 w2 w3"),
+        ("m.experts", [("up", (3, 24, 32))], ("down", (3, 32, 24)), OUT_IN, "down up"),
+        (
+            "m.experts",
+            [("gate_up_proj", (3, 48, 32))],
+            ("down_proj", (3, 32, 24)),
+            OUT_IN,
+            "down_proj gate_proj up_proj",
+        ),
+        (
+            "m.experts",
+            [("gate_up_proj", (3, 32, 48))],
+            ("down_proj", (3, 24, 32)),
+            IN_OUT,
+            "down_proj gate_proj up_proj",
+        ),
+    ],
+)
+def test_experts_are_found_by_their_shapes_whatever_they_are_called(
+    holder: str,
+    up: list[tuple[str, tuple[int, ...]]],
+    down: tuple[str, tuple[int, ...]],
+    transposed: bool,
+    parts: str,
+) -> None:
+    entries = of_experts(*up, down, holder=holder)
+    stacks = {name: entries[f"{holder}.{name}"].stack for name, _ in (*up, down)}
+    assert {
+        stack is not None and stack.problem is None and stack.transposed for stack in stacks.values()
+    } == {transposed}
+    found = [m for name in stacks for m in matrices(entries[f"{holder}.{name}"])]
+    own = holder if holder.endswith("experts") else f"{holder}.experts"
+    assert {m.module for m in found} == {f"{own}.{e}.{part}" for e in range(3) for part in parts.split()}
+    widths = {m.module.rpartition(".")[2]: m.shape for m in found}
+    assert all(32 in shape for shape in widths.values())
+    assert widths[down[0].removesuffix(".weight")] == (32, 24)
+
+
+@each(
+    "shapes",
+    [
+        [("conv1d.weight", (32, 1, 4))],
+        [("conv1.weight", (32, 32, 3)), ("conv2.weight", (32, 32, 3))],
+        [("rg_lru.input_gate_weight", (4, 8, 8)), ("rg_lru.recurrent_gate_weight", (4, 8, 8))],
+        [("cls_token", (1, 1, 32)), ("position", (1, 9, 32))],
+    ],
+)
+def test_kernels_of_convolutions_and_other_tensors_of_three_axes_are_no_experts(
+    shapes: list[tuple[str, tuple[int, ...]]],
+) -> None:
+    entries = of_experts(*shapes, holder="m.mixer")
+    assert [entry.stack for entry in entries.values() if entry.stack] == []
+
+
+def test_what_is_left_of_experts_is_counted_and_named(tmp_path: Path) -> None:
+    tensors = {
+        "m.ffn.router.weight": weight(3, 32),
+        "m.ffn.input_linear.weight": weight(3, 48, 32),
+        "m.ffn.output_linear.weight": weight(3, 32, 24),
+        "m.ffn.experts.mlp.v1": weight(72, 32),  # DBRX: its experts one below the other
+    }
+    made = plan(tmp_path, tensors, "int4:g32")
+    assert [d.entry.name for d in made.unfit] == ["m.ffn.experts.mlp.v1", "m.ffn.output_linear.weight"]
+    (said,) = partly(made)
+    assert "9 KiB of" in said
+    assert {"m.ffn.experts", "m.ffn.output_linear"} <= set(
+        json.loads(str(made.texts["config.json"]))["quantization_config"]["ignore"]
+    )
+    with pytest.raises(CheckpointError, match="2 linear weights would stay unquantized"):
+        plan(tmp_path, tensors, "int4:g32", strict=True)
+
+
+def test_layers_may_have_different_numbers_of_experts(tmp_path: Path) -> None:
+    tensors = {}
+    for layer, number in enumerate((3, 2)):
+        tensors[f"m.layers.{layer}.mlp.experts.gate_up_proj"] = weight(number, 48, 32)
+        tensors[f"m.layers.{layer}.mlp.experts.down_proj"] = weight(number, 32, 24)
+    made = plan(tmp_path, tensors, config={**CONFIG, "num_experts": 3})
+    assert sum(".experts." in w.module for w in made.weights) == 3 * (3 + 2)
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,23 @@ def test_checkpoints_without_a_place_are_refused_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+def test_experts_that_the_model_has_in_one_tensor_are_found_one_by_one(tmp_path: Path) -> None:
+    config = transformers.GraniteMoeConfig(
+        vocab_size=512, hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.GraniteMoeForCausalLM(config).save_pretrained(tmp_path / "floats")
+    codes = tmp_path / "codes"
+    zp.quantize_checkpoint(tmp_path / "floats", codes, "w4a16")
+    names = {f"{part}_proj.weight_packed" for part in ("gate", "up", "down")}
+    found = {n.partition(".experts.0.")[2] for n in tensors_of(codes)}
+    assert names <= found
+    assert zp.verify_checkpoint(codes, tmp_path / "floats").ok
+    zp.add_kv_scales(codes, tmp_path / "out", ids())
+    assert K_SCALE in tensors_of(tmp_path / "out")
+
+
 def test_latent_attention_is_refused(tmp_path: Path) -> None:
     config = transformers.DeepseekV3Config(
         hidden_size=64, intermediate_size=64, moe_intermediate_size=64, num_hidden_layers=2, vocab_size=128,

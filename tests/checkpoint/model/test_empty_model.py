@@ -15,9 +15,10 @@ import torch
 from tests.oracles import synthetic_llama
 from tests.peers import transformers
 
-from zeropoint.checkpoint.model.empty_model import empty_model, model_config
+from zeropoint.checkpoint.model.empty_model import empty_model
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.declared_models import model_config
 from zeropoint.errors import UnsupportedError, ZeropointError
 
 

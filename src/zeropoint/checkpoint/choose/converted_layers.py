@@ -55,8 +55,7 @@ def conversions(
     Raises UnsupportedError that names layers without an equal.
     """
     refused: list[str] = []
-    entries, config = source.entries, source.config or {}
-    experts = expert_layout(config)
+    entries, experts = source.entries, expert_layout(source.config or {})
 
     def converted(decision: TensorDecision) -> TensorDecision:
         found = stored(decision.entry.name)
@@ -71,11 +70,11 @@ def conversions(
         reason = "" if requantize and layer is not None else reason
         said = "quantized already"
         if layer is not None and not reason:
-            reason = not_a_weight(entry, entries, config) or misfit(entry, layer, experts) or ""
+            reason = not_a_weight(entry) or misfit(entry, layer) or ""
             if reason and layer.input is not None:
                 # Codes stay as they are where only the inputs do not come in whole groups.
                 alone = named_layer(codec, layer.weight, None)
-                if misfit(entry, alone, experts) is None:
+                if misfit(entry, alone) is None:
                     layer, said, reason = alone, f"{said}, its inputs are floats: {reason}", ""
         if layer is None or reason:
             refused.append(f"{printable(entry.name)} ({found[0].weight}): {reason}")

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...architectures import ExpertLayout, expert_layout
 from ...codecs.block_extents import no_matrix, partial_group
 from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of
@@ -22,7 +21,17 @@ from ...recipes import Assignment, Recipe, Rule, Subject
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
 from .expert_matrices import matrices
-from .selection import Selection, Why, is_fused_experts, names, not_a_weight, subject_of, why_kept
+from .selection import (
+    EXPERTS_AS_ROWS,
+    Selection,
+    Why,
+    is_fused_experts,
+    module_of,
+    names,
+    not_a_weight,
+    subject_of,
+    why_kept,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +75,12 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         rule = rules.first(subject_of(entry, entries, config))
         by_default = rule is recipe.default
         kept = rule.gives is None and rule.place != "" and not by_default
-        problem = None if kept else not_a_weight(entry, entries, config)
+        problem = None if kept else not_a_weight(entry)
         layer = None if rule.gives is None or problem is not None else layers.of(rule.gives, entry.use)
-        unfit = None if layer is None else _unfit(entry, layer, expert_layout(config))
+        unfit = None if layer is None else _unfit(entry, entries, layer)
         if problem is not None:
-            why = Why.UNFIT if is_fused_experts(entry) or selection.includes(entry.name) else Why.DEFAULT
+            experts = is_fused_experts(entry) or problem == EXPERTS_AS_ROWS
+            why = Why.UNFIT if experts or selection.includes(entry.name) else Why.DEFAULT
             decision = TensorDecision(entry=entry, layer=None, why=why, reason=problem)
         elif rule.gives is None:
             decision = TensorDecision(
@@ -155,19 +165,21 @@ class _LayerSchemes:
         return self._made[id(gives), use]
 
 
-def _unfit(entry: TensorEntry, layer: LayerScheme, experts: ExpertLayout) -> str | None:
+def _unfit(entry: TensorEntry, entries: Entries, layer: LayerScheme) -> str | None:
     """Return why a weight is not quantized to ``layer``, or None when it is."""
-    if experts.biased and is_fused_experts(entry) and not layer.codec.fuses(layer):
+    stem = module_of(entry.name)
+    biased = is_fused_experts(entry) and (f"{stem}_bias" in entries or f"{stem}.bias" in entries)
+    if biased and not layer.codec.fuses(layer):
         return "fused experts with a bias, which loaders do not take apart"
-    return misfit(entry, layer, experts)
+    return misfit(entry, layer)
 
 
-def misfit(entry: TensorEntry, layer: LayerScheme, experts: ExpertLayout) -> str | None:
+def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
     """Return why the layout cannot hold a weight, or None when it can."""
     if not is_fused_experts(entry) and (problem := no_matrix(entry.shape)) is not None:
         return problem
     fused = layer.codec.fuses(layer)
-    shapes = {m.file_shape for m in matrices(entry, experts, fused=fused)}
+    shapes = {m.file_shape for m in matrices(entry, fused=fused)}
     if not shapes:
         return "is empty"
     return next(filter(None, (_refusal(layer, shape) for shape in shapes)), None)

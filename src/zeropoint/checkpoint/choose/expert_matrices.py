@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...architectures import EXPERT_PARTS, ExpertLayout
+from ...architectures import ExpertLayout, expert_parts
 from ...schemes import ZeroPoint
 from ..read.tensor_entries import TensorEntry
-from .selection import is_fused_experts, module_of
+from .selection import module_of
 
 if TYPE_CHECKING:
     from ..read.quantized_layers import StoredLayer
@@ -44,40 +44,45 @@ class WeightMatrix:
         return self.shape if self.experts is None else (self.experts, rows // self.experts, columns)
 
 
-def matrices(entry: TensorEntry, layout: ExpertLayout, *, fused: bool = False) -> list[WeightMatrix]:
-    """Return the matrices of a weight; fused experts must have passed the check of their layout.
+def matrices(entry: TensorEntry, *, fused: bool = False) -> list[WeightMatrix]:
+    """Return the matrices of a weight; of fused experts, those of which the layout is known.
 
     fused: whether experts stay in one.
 
     >>> from pathlib import Path
+    >>> from zeropoint.checkpoint.read.tensor_entries import Stack
     >>> experts = TensorEntry(
-    ...     name="m.down_proj", dtype="F32", shape=(2, 3, 4), begin=8, nbytes=96, file=Path("f")
+    ...     name="m.down_proj",
+    ...     dtype="F32",
+    ...     shape=(2, 3, 4),
+    ...     begin=8,
+    ...     nbytes=96,
+    ...     file=Path("f"),
+    ...     stack=Stack("m", ("down_proj",)),
     ... )
-    >>> [(m.module, m.first) for m in matrices(experts, ExpertLayout())]
+    >>> [(m.module, m.first) for m in matrices(experts)]
     [('m.0.down_proj', 0), ('m.1.down_proj', 3)]
     """
-    module = module_of(entry.name)
-    if not is_fused_experts(entry):
+    module, stack = module_of(entry.name), entry.stack
+    if stack is None:
         rows, columns = entry.shape
         return [WeightMatrix(module=module, shape=(rows, columns))]
     experts, *matrix = entry.shape
-    columns, rows = matrix if layout.transposed else reversed(matrix)
+    columns, rows = matrix if stack.transposed else reversed(matrix)
     if not experts:
         return []
     if fused:
         return [WeightMatrix(module=module, shape=(experts * rows, columns), experts=experts)]
-    parent, _, kind = module.rpartition(".")
-    names = EXPERT_PARTS[kind]
-    prefix = f"{parent}." if parent else ""
-    part = rows // len(names)
-    step = len(names) if layout.interleaved else 1
+    prefix = f"{stack.holder}." if stack.holder else ""
+    part = rows // len(stack.parts)
+    step = len(stack.parts) if stack.interleaved else 1
     return [
         WeightMatrix(
             module=f"{prefix}{expert}.{name}", shape=(part, columns),
-            first=expert * rows + n * (1 if layout.interleaved else part), step=step,
+            first=expert * rows + n * (1 if stack.interleaved else part), step=step,
         )
         for expert in range(experts)
-        for n, name in enumerate(names)
+        for n, name in enumerate(stack.parts)
     ]  # fmt: skip
 
 
@@ -88,6 +93,6 @@ def has_one_scale_each(layer: StoredLayer, layout: ExpertLayout) -> bool:
     if layer.experts is None or not plain:
         return False
     rows, columns = weight.granularity.block_shape(layer.shape)
-    halves = len(EXPERT_PARTS[layer.module.rpartition(".")[2]])
+    halves = len(expert_parts(layer.module))
     apart = not layout.interleaved and rows * halves == layer.shape[0]
     return columns == layer.shape[1] and (rows == layer.shape[0] or apart)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, ExpertLayout, expert_layout, layer_type
+from ...architectures import layer_type
 from ...codecs import registry
 from ...codecs.known import CONFIG_KEYS, is_quantized
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -148,57 +148,20 @@ _UNFIT = (_TRANSPOSED, _FLOAT64)
 
 
 def is_fused_experts(entry: TensorEntry) -> bool:
-    """Return whether a tensor has the name and rank of all experts of a layer in one."""
-    return (
-        entry.use is None
-        and len(entry.shape) == 3
-        and entry.shape[0] <= MOST_EXPERTS
-        and module_of(entry.name).rpartition(".")[2] in (GATE_UP, DOWN)
-    )
+    """Return whether a tensor holds the matrices of all experts of a layer."""
+    return entry.stack is not None
 
 
-def _experts_problem(
-    entry: TensorEntry, entries: Mapping[str, TensorEntry], layout: ExpertLayout
-) -> str | None:
-    """Return why fused experts are not laid out as those of their family, or None.
-
-    Families that are not known have (experts, out, in), with the gate's rows before those of up, and no bias.
-    Other layouts, as in Llama 4, have the same names; the two shapes together tell them apart.
-    """
-    is_down = module_of(entry.name).endswith(DOWN)
-    mine, other = (DOWN, GATE_UP) if is_down else (GATE_UP, DOWN)
-    head, _, tail = entry.name.rpartition(mine)
-    sibling = entries.get(head + other + tail)
-    if sibling is None or len(sibling.shape) != 3:
-        return f"fused experts without {head}{other}{tail}, which would show their layout"
-    gate_up, down = (sibling, entry) if is_down else (entry, sibling)
-    stem = module_of(entry.name)
-    if not layout.biased and (f"{stem}_bias" in entries or f"{stem}.bias" in entries):
-        return "fused experts with a bias, which cannot be split"
-    experts, rows, columns = down.shape
-    expected = (experts, columns, 2 * rows) if layout.transposed else (experts, 2 * columns, rows)
-    if gate_up.shape != expected:
-        axes = "in, out" if layout.transposed else "out, in"
-        return f"fused experts that are not laid out as (experts, {axes})"
-    return None
-
-
-def not_a_weight(
-    entry: TensorEntry, entries: Mapping[str, TensorEntry], config: Mapping[str, Any]
-) -> str | None:
-    """Return why a tensor of ``entries`` cannot be quantized under any scheme, or None when it can."""
+def not_a_weight(entry: TensorEntry) -> str | None:
+    """Return why a tensor cannot be quantized under any scheme, or None when it can."""
     problem = _no_weight(entry)
-    if problem is None and is_fused_experts(entry):
-        return _experts_problem(entry, entries, expert_layout(config))
-    return problem
+    return entry.stack.problem if problem is None and entry.stack is not None else problem
 
 
 def is_linear_weight(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> bool:
     """Return whether the default rules take a tensor for the weight of a linear layer, to be quantized."""
     subject = subject_of(entry, entries, config)
-    return not_a_weight(entry, entries, config) is None and not any(
-        rule.matches(subject) for rule in DEFAULT_RULES
-    )
+    return not_a_weight(entry) is None and not any(rule.matches(subject) for rule in DEFAULT_RULES)
 
 
 def why_kept(rule: Rule) -> Why:
@@ -256,8 +219,17 @@ def _no_weight(entry: TensorEntry) -> str | None:
     if len(entry.shape) != 2:
         return f"{len(entry.shape)}-D, not a matrix"
     if not entry.name.endswith(WEIGHT):
-        return "not named *.weight"
+        return EXPERTS_AS_ROWS if _has_experts_as_rows(entry) else "not named *.weight"
     return None
+
+
+EXPERTS_AS_ROWS = "the experts of a layer one below the other, which no layout holds"
+"""Why a matrix such as those of DBRX is kept."""
+
+
+def _has_experts_as_rows(entry: TensorEntry) -> bool:
+    *before, last = entry.name.split(".")
+    return "experts" in before and "bias" not in last and min(entry.shape) > 1
 
 
 def check_patterns(selection: Selection, tensors: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from ...architectures import is_transposed
 from ...codecs.protocol import LayerScheme
+from ...declared_models import transformers_package
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, option, printable, size_of
 from ...libraries import reading
 from ...methods import method_named
@@ -36,7 +37,7 @@ from ..plan.origin import Floats, as_floats
 from ..plan.placement import Placement
 from ..read.source import Source
 from ..read.storage import shown
-from .empty_model import empty_model, transformers_package
+from .empty_model import empty_model
 from .importance import weighted
 from .loading import Files, fill, read_tensor
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of

@@ -9,16 +9,18 @@ lie.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...architectures import expert_layout, expert_parts
 from ...errors import UnsupportedError, printable
 from ...libraries import reading
 from ...models import QuantizedLinear, SplitExperts
+from ..choose.expert_stacks import holder_of
 from ..choose.selection import module_of
 
 WEIGHT = ".weight"
@@ -96,13 +98,18 @@ def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[WeightRows]
             count += rows
         columns[name] = torch.arange(begin, count).reshape(stand.shape)
     begins = torch.tensor(sorted(starts))
-    found = []
+    config: Any = model.config if is_pretrained(model) else None
+    interleaved = config is not None and expert_layout(config.to_dict()).interleaved
+    found: list[WeightRows] = []
     for name, numbers in (_reverted(model, columns) if is_pretrained(model) else columns).items():
         if not numbers.numel():
             raise UnsupportedError(f"the weight {printable(name)} is empty; give it some rows and columns")
         owners = sorted(set((torch.searchsorted(begins, numbers.flatten(), right=True) - 1).tolist()))
         first = int(begins[owners[0]])
         layer, rows = starts[first]
+        if numbers.ndim == len(_STACKED) and len(owners) == len(numbers):
+            found += _rows_of_experts(name, [starts[int(begins[owner])] for owner in owners], interleaved)
+            continue
         if len(owners) > 1 or numbers.ndim != 2 or numbers.shape[1] != 1 or not name.endswith(WEIGHT):
             raise UnsupportedError(
                 f"layer {layer}: its weight is stored in {name} together with others, or transposed, which "
@@ -111,6 +118,23 @@ def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[WeightRows]
             )
         found.append(WeightRows(module=module_of(name), layer=layer, index=numbers.flatten() - first))
     return found
+
+
+def _rows_of_experts(name: str, layers: Sequence[tuple[str, int]], interleaved: bool) -> Iterator[WeightRows]:
+    """Yield the rows of each matrix that is made of a tensor of all experts, as checkpoints are quantized.
+
+    layers: of the experts in order, with their rows.
+    """
+    holder = holder_of(module_of(name).rpartition(".")[0])
+    for expert, (layer, rows) in enumerate(layers):
+        parts, index = expert_parts(layer.rpartition(".")[0]), torch.arange(rows)
+        own = [index[n :: len(parts)] for n in range(len(parts))] if interleaved else index.chunk(len(parts))
+        for part, numbers in zip(parts, own, strict=True):
+            yield WeightRows(module=f"{holder}.{expert}.{part}", layer=layer, index=numbers)
+
+
+_STACKED = ("experts", "rows", "one")
+"""The axes of the numbers of all experts of a layer."""
 
 
 def is_pretrained(model: nn.Module) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from ...declared_models import transformers_package
 from ...errors import CalibrationError, UnsupportedError
 from ...libraries import reading
 from ..read.source import Source
 from ..read.storage import shown
 from .data_files import TEXT_OF_IDS, as_ids, read_ids, read_text
-from .empty_model import transformers_package
 from .model_folder import model_folder
 
 WINDOW, MOST = 512, 128

@@ -136,7 +136,9 @@ class Actions:
         left = (
             origin
             for origin in scaled
-            if carried.isdisjoint(matrix.module for matrix in matrices(origin.entry, self.floats.experts))
+            if carried.isdisjoint(
+                matrix.module for matrix in matrices(self.floats.source.entries[origin.entry.name])
+            )
         )
         gone = [s.name for origin in itertools.chain(left, self.restored) for s in origin.input_scales]
         if gone:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ...architectures import ExpertLayout
 from ...codecs.known import ACTIVATION_SCALES, CACHE_SCALES, has_float8_cache
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import claiming
@@ -117,16 +116,16 @@ def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Carried
             continue
         bias = floats.source.entries.get(f"{module_of(entry.name)}_bias")
         if bias is not None:
-            added += _biases(bias, floats.experts)
+            added += _biases(bias, entry)
             gone[bias.name] = "split as its experts are"
     return Carried(added=tuple(added), gone=gone)
 
 
-def _biases(bias: TensorEntry, layout: ExpertLayout) -> Iterator[Origin]:
+def _biases(bias: TensorEntry, weight: TensorEntry) -> Iterator[Origin]:
     """Yield the bias of each matrix of fused experts: some rows of a tensor that has one number in each."""
-    name, item = bias.name.removesuffix("_bias"), bias.nbytes // math.prod(bias.shape)
-    rows = replace(bias, name=name, shape=(*bias.shape, 1))
-    for matrix in matrices(rows, layout._replace(transposed=False)):
+    assert weight.stack is not None
+    item, stack = bias.nbytes // math.prod(bias.shape), weight.stack._replace(transposed=False)
+    for matrix in matrices(replace(weight, shape=(*bias.shape, 1), stack=stack)):
         count = matrix.shape[0]
         entry = replace(
             bias, name=f"{matrix.module}.bias", shape=(count,), begin=bias.begin + matrix.first * item,
@@ -160,8 +159,8 @@ def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requant
                     f"{printable(name)}: inputs {wanted} have scales from data, and the source has none of "
                     "them; convert to a scheme with dynamic inputs, or without"
                 )
-            layout, origin = floats.experts, floats.origins[name]
-            for matrix in matrices(decision.entry, layout, fused=decision.layer.codec.fuses(decision.layer)):
+            origin = floats.origins[name]
+            for matrix in matrices(decision.entry, fused=decision.layer.codec.fuses(decision.layer)):
                 added += scales_of_matrix(origin, matrix, given, decision.layer, rounded=requantize)
     return Carried(added=tuple(added), notes=tuple(_said(changed)))
 

@@ -23,6 +23,7 @@ from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...formats import RoundingMode
+from ...loaded_names import unknown_names
 from ...methods import OF_TABLES, ROTATING, LayerData, Scope, method_named
 from ...recipes import Recipe
 from ...results import Result
@@ -462,6 +463,11 @@ def _notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
             f"{len(transposed)} weights are stored transposed, and their blocks run along the outputs, such "
             "as "
             f"{describe(transposed[0])}"
+        )
+    unknown = unknown_names(family)
+    if unknown is not None and any(not d.quantized for d in decisions):
+        notes.append(
+            f"layers that are kept have the names of the files alone in the configuration: {unknown}"
         )
     return notes + _kept_by_default(decisions)
 

@@ -15,7 +15,7 @@ from ...codecs.registry import codec_of
 from ...errors import CheckpointError
 from ..choose.decisions import TensorDecision
 from ..choose.expert_matrices import matrices
-from ..choose.selection import Why, is_fused_experts, module_of, subject_of
+from ..choose.selection import Why, module_of, subject_of
 from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
@@ -110,7 +110,7 @@ def _config(
             entry = decision.entry
             if decision.layer is not None:
                 fused = decision.layer.codec.fuses(decision.layer)
-                found = matrices(entry, floats.experts, fused=fused)
+                found = matrices(entry, fused=fused)
                 yield from (Module(m.module, decision.layer) for m in found)
             elif entry.name in codes:
                 yield Module(module_of(entry.name), None, keeps=True)
@@ -166,8 +166,9 @@ def _ignored(floats: Floats, kept: Iterable[TensorDecision]) -> list[str]:
         entry = decision.entry
         if len(entry.shape) == 2 and entry.name.endswith(".weight"):
             names[module_of(entry.name)] = None
-        elif is_fused_experts(entry):
-            names[module_of(entry.name).rpartition(".")[0]] = None
+        elif entry.stack is not None:
+            # Loaders ask for the experts together, or for the module of the file.
+            names |= dict.fromkeys((entry.stack.holder, module_of(entry.name)))
     for head in tied_heads(floats.source):
         names[head] = None
     return list(names)

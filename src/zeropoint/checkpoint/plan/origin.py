@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...architectures import ExpertLayout, expert_layout
+from ...architectures import expert_layout
 from ...codecs.act_order import group_index
 from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
@@ -28,7 +28,8 @@ from ...recipes import Activation
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from ..choose.expert_matrices import has_one_scale_each
-from ..choose.selection import is_fused_experts, module_of, require_unquantized
+from ..choose.expert_stacks import with_stacks
+from ..choose.selection import module_of, require_unquantized
 from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from ..read.decoding import alignment, alignment_across, read_columns, read_rows
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
@@ -369,13 +370,8 @@ class Floats:
         """Return where the rows of one of its tensors come from."""
         if entry.use is not None and entry.use.transposed and entry.name not in self.origins:
             return Origin(entry=replace(entry, shape=entry.shape[::-1]), transposed=True)
-        transposed = is_fused_experts(entry) and self.experts.transposed
+        transposed = entry.stack is not None and entry.stack.transposed
         return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
-
-    @property
-    def experts(self) -> ExpertLayout:
-        """How fused experts lie in files of floats."""
-        return expert_layout(self.source.config or {})
 
     def placeless(self, codec: Codec) -> set[str]:
         """Return the tensors that files of a codec have no place for, as engines have none."""
@@ -397,7 +393,7 @@ class Floats:
 def unquantized(source: Source) -> Floats:
     """Return a checkpoint that is not quantized; raises CheckpointError for one that is."""
     require_unquantized(list(source.entries.values()), source.config, shown(source.root))
-    return Floats(source=source, origins=MappingProxyType({}), config=None)
+    return Floats(source=with_stacks(source), origins=MappingProxyType({}), config=None)
 
 
 def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
@@ -432,7 +428,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
     )  # fmt: skip
     require_unquantized(list(floats.entries.values()), floats.config, place)
-    return Floats(source=floats, origins=origins, config=config, reader=stored.reader)
+    return Floats(source=with_stacks(floats), origins=origins, config=config, reader=stored.reader)
 
 
 class Origins(Mapping[str, Origin]):

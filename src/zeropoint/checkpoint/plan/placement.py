@@ -352,7 +352,7 @@ class Placements:
         return dict(zip(before, self._shards, strict=True))
 
     def _matrices(self, entry: TensorEntry, layer: LayerScheme) -> list[WeightMatrix]:
-        return _matrices(entry, self._actions.floats.experts, fused=layer.codec.fuses(layer))
+        return _matrices(entry, fused=layer.codec.fuses(layer))
 
     def _put(self, spec: TensorSpec, file: int) -> None:
         self._kind.append(self._specs.number(spec))

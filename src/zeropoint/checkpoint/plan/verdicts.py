@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...architectures import is_expert, is_transposed
+from ...architectures import is_expert, is_transposed, splits_experts
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...codecs.engines import EngineRule, Facts, Loads
 from ...errors import CheckpointError, option
+from ...loaded_names import is_installed, loaded_parameters
 from ..choose.fused_layers import split_sets
-from ..choose.selection import is_fused_experts
+from ..choose.selection import is_fused_experts, module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
 from .config_and_index import odd_targets
@@ -69,9 +70,20 @@ def _facts(plan: CheckpointPlan) -> Facts:
         nonlinear=bool(odd_targets(plan.decisions, plan.source.entries, family)),
         transposed=any(is_transposed(weight.module, family) for weight in plan.weights),
         wider=any(weight.dtype is not torch.bfloat16 for weight in plan.weights),
+        single_experts=_single_experts(plan),
         whole_experts=any(is_fused_experts(kept.source) for kept in plan.kept),
         split=next(iter(split_sets(plan.decisions)), None),
     )
+
+
+def _single_experts(plan: CheckpointPlan) -> bool:
+    """Return whether transformers is known to join no experts that are taken apart."""
+    config = plan.source.config or {}
+    apart = next((w for w in plan.weights if w.module != module_of(w.origin.entry.name)), None)
+    if apart is None or not is_installed() or splits_experts(config):
+        return False
+    name = f"{apart.module}.weight"
+    return loaded_parameters(name, config) == (name,)
 
 
 def _section(plan: CheckpointPlan) -> Mapping[str, Any]:

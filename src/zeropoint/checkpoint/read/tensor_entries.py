@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 from zeropoint.checkpoint.read.storage import Place
 from zeropoint.codecs.containers.protocol import Use
@@ -15,12 +15,27 @@ from zeropoint.codecs.stored_forms import StoredForm
 from zeropoint.columns import Kinds, Names
 
 
+class Stack(NamedTuple):
+    """How the matrices of all experts of a layer lie in one tensor of three axes, experts first.
+
+    holder: the module that experts are numbered in. parts: what a matrix holds, in the order of its rows.
+    transposed: whether it is (in, out). interleaved: whether the rows of the parts alternate; otherwise those
+    of the first come first. problem: why it cannot be taken apart, or None.
+    """
+
+    holder: str
+    parts: tuple[str, ...]
+    transposed: bool = False
+    interleaved: bool = False
+    problem: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
     """Say where one tensor lies: `nbytes` bytes of `file` from the absolute offset `begin`.
 
     `form`: how these lie there, where that is not as the model has them. `use`: what the graph of its file
-    says of it, or None where files have none.
+    says of it, or None where files have none. `stack`: the experts that it holds, or None for a matrix.
     """
 
     name: str
@@ -31,6 +46,7 @@ class TensorEntry:
     file: Place
     form: StoredForm | None = None
     use: Use | None = None
+    stack: Stack | None = None
 
 
 _MOVING = frozenset((
@@ -64,12 +80,13 @@ def _kept(form: StoredForm | None) -> StoredForm | None:
 class Entries(Mapping[str, TensorEntry]):
     """Tensors by name, in the order in which they were added: about 60 bytes and the name for each."""
 
-    __slots__ = ("_begins", "_columns", "_kinds", "_names", "_of", "_sizes")
+    __slots__ = ("_begins", "_columns", "_kinds", "_names", "_of", "_sizes", "_stacks")
 
     def __init__(self, entries: Iterable[TensorEntry] = ()) -> None:
         self._names = Names()
         self._begins, self._sizes, self._of = array("q"), array("q"), array("I")
         self._kinds = Kinds()
+        self._stacks: tuple[int, dict[tuple[str, str], str]] = 0, {}
         self._columns: tuple[int, Counter[int]] = 0, Counter()
         for entry in entries:
             self.add(entry)
@@ -80,7 +97,7 @@ class Entries(Mapping[str, TensorEntry]):
         if new:
             self._begins.append(entry.begin)
             self._sizes.append(entry.nbytes)
-            kind = (entry.dtype, entry.shape, entry.file, _kept(entry.form), entry.use)
+            kind = (entry.dtype, entry.shape, entry.file, _kept(entry.form), entry.use, entry.stack)
             self._of.append(self._kinds.number(kind))
         return new
 
@@ -109,10 +126,10 @@ class Entries(Mapping[str, TensorEntry]):
 
     def at(self, number: int) -> TensorEntry:
         """Return the tensor of a number."""
-        dtype, shape, file, form, use = self._kinds[self._of[number]]
+        dtype, shape, file, form, use, stack = self._kinds[self._of[number]]
         return TensorEntry(
             name=self._names[number], dtype=dtype, shape=shape, begin=self._begins[number],
-            nbytes=self._sizes[number], file=file, form=form, use=use,
+            nbytes=self._sizes[number], file=file, form=form, use=use, stack=stack,
         )  # fmt: skip
 
     def in_file_order(self) -> Entries:
@@ -125,6 +142,23 @@ class Entries(Mapping[str, TensorEntry]):
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(self._sizes)
+
+    @property
+    def stacks(self) -> Mapping[tuple[str, str], str]:
+        """By the holder of experts and a part of them, the name of the tensor that they lie in."""
+        if self._stacks[0] != len(self):
+            kinds = [self._kinds[number][-1] for number in range(len(self._kinds))]
+            found = ((self._names[at], kinds[kind]) for at, kind in enumerate(self._of) if kinds[kind])
+            self._stacks = (
+                len(self),
+                {(stack.holder, part): name for name, stack in found for part in stack.parts},
+            )
+        return self._stacks[1]
+
+    @property
+    def ranks(self) -> set[int]:
+        """The numbers of axes that tensors have."""
+        return {len(self._kinds[number][1]) for number in range(len(self._kinds))}
 
     @property
     def columns(self) -> Counter[int]:

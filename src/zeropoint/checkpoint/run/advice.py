@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...architectures import ExpertLayout, expert_layout
 from ...codecs.layer_schemes import layer_scheme, preset_layers
 from ...codecs.protocol import LayerScheme
 from ...errors import ZeropointError, count, option, printable, size_of
@@ -43,13 +42,11 @@ class _Total:
 
 def partly(plan: CheckpointPlan) -> list[str]:
     """Return a sentence where a scheme fits some shapes only: what stays as it is, and which fits all."""
-    entries, config = plan.source.entries, plan.source.config or {}
-    experts = expert_layout(config)
 
     def is_left(decision: TensorDecision, layer: LayerScheme) -> bool:
         entry = decision.entry
-        weight = is_fused_experts(entry) or not_a_weight(entry, entries, config) is None
-        return weight and decision.kept_by_default and misfit(entry, layer, experts) is not None
+        weight = is_fused_experts(entry) or not_a_weight(entry) is None
+        return weight and decision.kept_by_default and misfit(entry, layer) is not None
 
     for layer in plan.layers:
         left, taken = _Total(), _Total()
@@ -59,20 +56,20 @@ def partly(plan: CheckpointPlan) -> list[str]:
             elif is_left(decision, layer):
                 left.add(decision.entry)
         if left.count:
-            return [_partly(layer, left, taken, experts)]
+            return [_partly(layer, left, taken)]
     return []
 
 
-def _partly(layer: LayerScheme, left: _Total, taken: _Total, experts: ExpertLayout) -> str:
+def _partly(layer: LayerScheme, left: _Total, taken: _Total) -> str:
     shapes = (*left.shapes.values(), *taken.shapes.values())
-    fitting = (o.name for o in _others(layer) if not any(misfit(e, o, experts) for e in shapes))
+    fitting = (o.name for o in _others(layer) if not any(misfit(e, o) for e in shapes))
     found = next(fitting, None)
     remedy = "no scheme like it fits all" if found is None else f"{option('to', found)} fits all of them"
     first = shapes[0]
     return (
         f"{size_of(left.nbytes)} of {size_of(left.nbytes + taken.nbytes)} of linear weights stay in "
         f"{first.dtype}: {layer} does not fit {count(left.count, 'weight')}, such as {printable(first.name)} "
-        f"({misfit(first, layer, experts)}); {remedy}"
+        f"({misfit(first, layer)}); {remedy}"
     )
 
 

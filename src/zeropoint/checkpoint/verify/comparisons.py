@@ -134,14 +134,14 @@ class Accounts:
         return (self._entries.at(number) for number, split in enumerate(self._split) if split)
 
 
-def layer_problems(stored: StoredLayers, original: Original, accounts: Accounts) -> list[Problem]:
+def layer_problems(stored: StoredLayers, accounts: Accounts) -> list[Problem]:
     """Return the experts that are missing of those that were split."""
     broken = {problem.where for problem in stored.problems}
     return [
         Problem(where=matrix.module, what="this expert is missing")
         for entry in accounts.split()
         if is_fused_experts(entry)
-        for matrix in matrices(entry, original.floats.experts)
+        for matrix in matrices(entry)
         if stored.modules.number(matrix.module) is None and matrix.module not in broken
     ]
 

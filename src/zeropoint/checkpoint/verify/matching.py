@@ -16,10 +16,10 @@ from typing import overload
 
 import torch
 
-from ...architectures import DOWN, GATE_UP, ExpertLayout
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import count, printable
 from ..choose.expert_matrices import WeightMatrix, matrices
+from ..choose.expert_stacks import with_stacks
 from ..choose.selection import is_fused_experts, module_of, not_a_weight
 from ..choose.tied import tied_copies
 from ..plan.origin import Floats, Origins
@@ -58,10 +58,15 @@ class Side:
 
     def weight(self, entry: TensorEntry) -> OriginalWeight:
         """Return a whole tensor, of which all axes but that of inputs count as rows; biases have none."""
-        shape = (*entry.shape, 1) if _is_expert_bias(entry) else entry.shape or (1,)
+        shape = (*entry.shape, 1) if _is_of_rows(entry) else entry.shape or (1,)
         origin = self.seen.floats.origin(replace(entry, shape=shape))
         rows = math.prod(entry.shape) // max(1, origin.columns)
         return OriginalWeight(origin=origin, shape=(rows, origin.columns))
+
+    def biased(self, entry: TensorEntry) -> TensorEntry | None:
+        """Return the fused experts of whose rows a tensor has the biases, or None."""
+        weight = self.entries.get(entry.name.removesuffix(_OF_ROWS)) if _is_of_rows(entry) else None
+        return weight if weight is not None and is_fused_experts(weight) else None
 
     def part(self, module: str) -> OriginalWeight | None:
         """Return the matrix of a module, or what is called ``X.bias``, which may be rows of a tensor."""
@@ -71,28 +76,30 @@ class Side:
         if entry is not None:
             return self.weight(entry)
         found = OF_EXPERT.fullmatch(module.removesuffix(_BIAS))
-        kind = "" if found is None else DOWN if found["kind"] == DOWN else GATE_UP
-        entry = None if found is None else self.entries.get(f"{found['stem']}{kind}_bias")
-        if entry is None or not _is_expert_bias(entry):
+        whole = None if found is None else self.seen.stack(found["holder"], found["part"])
+        entry = None if whole is None else self.entries.get(f"{module_of(whole.name)}_bias")
+        if whole is None or entry is None:
             return None
-        rows = _bias_rows(entry, self.seen.floats.experts).get(module)
+        rows = _bias_rows(entry, whole).get(module)
         if rows is None:
             return None
         return replace(self.weight(entry), first=rows.first, step=rows.step, shape=(rows.shape[0], 1))
 
 
-def _is_expert_bias(entry: TensorEntry) -> bool:
-    """Return whether a tensor has the biases of all experts of a layer, a number a row of their matrices."""
-    name, cut, end = entry.name.rpartition("_bias")
-    last = name.rpartition(".")[2]
-    return bool(cut) and not end and last in (GATE_UP, DOWN) and len(entry.shape) == 2 and entry.use is None
+_OF_ROWS = "_bias"
+
+
+def _is_of_rows(entry: TensorEntry) -> bool:
+    """Return whether a tensor may have the biases of all experts of a layer, a number a row of each."""
+    return entry.name.endswith(_OF_ROWS) and len(entry.shape) == 2 and entry.use is None
 
 
 @functools.lru_cache(maxsize=8)
-def _bias_rows(entry: TensorEntry, layout: ExpertLayout) -> dict[str, WeightMatrix]:
-    """Return the rows that are the bias of each matrix, by its name."""
-    named = replace(entry, name=entry.name.removesuffix("_bias"), shape=(*entry.shape, 1))
-    return {f"{m.module}{_BIAS}": m for m in matrices(named, layout._replace(transposed=False))}
+def _bias_rows(entry: TensorEntry, weight: TensorEntry) -> dict[str, WeightMatrix]:
+    """Return the rows of a tensor of biases of ``weight`` that are those of each matrix, by name."""
+    assert weight.stack is not None
+    rows = replace(weight, shape=(*entry.shape, 1), stack=weight.stack._replace(transposed=False))
+    return {f"{m.module}{_BIAS}": m for m in matrices(rows)}
 
 
 def side_of(source: Source, other: Source) -> Side:
@@ -108,7 +115,8 @@ def side_of(source: Source, other: Source) -> Side:
     entries = Entries(origin.entry for origin in origins.values())
     for entry in stored.others:
         entries.add(entry)
-    floats = Floats(source=replace(described, entries=entries), origins=origins, config=config)
+    seen = with_stacks(replace(described, entries=entries))
+    floats = Floats(source=seen, origins=origins, config=config)
     return Side(stored=stored, seen=Original(source=source, floats=floats))
 
 
@@ -256,9 +264,10 @@ class Pairs(Sequence[Pair]):
 
 def _modules(entry: TensorEntry, side: Side) -> Iterator[str]:
     """Yield the modules of the matrices of a tensor: of fused experts, one a projection and expert."""
-    if _is_expert_bias(entry):
-        yield from _bias_rows(entry, side.seen.floats.experts)
+    biased = side.biased(entry)
+    if biased is not None:
+        yield from _bias_rows(entry, biased)
     elif not is_fused_experts(entry):
         yield module_of(entry.name)
-    elif not_a_weight(entry, side.entries, side.seen.floats.source.config or {}) is None:
-        yield from (matrix.module for matrix in matrices(entry, side.seen.floats.experts))
+    elif not_a_weight(entry) is None:
+        yield from (matrix.module for matrix in matrices(entry))

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ...architectures import DOWN, GATE_UP, ExpertLayout
 from ...codecs.records import Known
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ..choose.converted_layers import same_inputs
 from ..choose.decisions import TensorDecision
 from ..choose.expert_matrices import WeightMatrix, matrices
+from ..choose.expert_stacks import with_stacks
 from ..choose.selection import WEIGHT, Why, is_fused_experts
 from ..plan.carried_scales import carried
 from ..plan.origin import Floats, Origin, as_floats
@@ -74,7 +74,8 @@ class Original:
                 continue
             static = wanted is not None and found[1] is not None and same_inputs(found[1], wanted)
             made[weight.origin.entry.name] = TensorDecision(
-                entry=weight.origin.entry, layer=replace(layer.layer, input=wanted if static else None),
+                entry=self.floats.source.entries[weight.origin.entry.name],
+                layer=replace(layer.layer, input=wanted if static else None),
                 why=Why.LINEAR, reason="",
             )  # fmt: skip
         if not made:
@@ -94,8 +95,8 @@ class Original:
         found = OF_EXPERT.fullmatch(module)
         if found is None:
             return None
-        fused = self._fused(found["stem"] + (DOWN if found["kind"] == DOWN else GATE_UP))
-        matrix = None if fused is None else _by_module(fused, self.floats.experts).get(module)
+        fused = self.stack(found["holder"], found["part"])
+        matrix = None if fused is None else _by_module(fused).get(module)
         return None if fused is None or matrix is None else self._weight(fused, matrix)
 
     def weight_of(self, layer: StoredLayer) -> OriginalWeight | None:
@@ -107,7 +108,7 @@ class Original:
             weight = self.matrix(layer.module)
         else:
             entry = self._fused(layer.module)
-            whole = [] if entry is None else matrices(entry, self.floats.experts, fused=True)
+            whole = [] if entry is None else matrices(entry, fused=True)
             weight = self._weight(entry, whole[0]) if entry is not None and whole else None
         rows, columns = (layer.experts or 1) * layer.shape[0], layer.shape[1]
         if weight is None or weight.shape != (rows, columns):
@@ -123,6 +124,12 @@ class Original:
         weight = self.matrix(module)
         return None if weight is None else Known(shape=weight.shape, dtype=weight.origin.dtype)
 
+    def stack(self, holder: str | None, part: str) -> TensorEntry | None:
+        """Return the tensor that a part of all experts of a module lies in, or None."""
+        entries = self.floats.source.entries
+        name = entries.stacks.get((holder or "", part))
+        return None if name is None or entries[name].dtype not in TORCH_DTYPES else entries[name]
+
     def _fused(self, module: str) -> TensorEntry | None:
         for name in (module, f"{module}{WEIGHT}"):
             entry = self.floats.source.entries.get(name)
@@ -136,12 +143,12 @@ class Original:
         )  # fmt: skip
 
 
-OF_EXPERT = re.compile(r"(?P<stem>(.*\.)?)\d+\.(?P<kind>gate_proj|up_proj|down_proj)", re.DOTALL)
+OF_EXPERT = re.compile(r"(?:(?P<holder>.*)\.)?\d+\.(?P<part>[^.]+)", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=8)
-def _by_module(entry: TensorEntry, layout: ExpertLayout) -> dict[str, WeightMatrix]:
-    return {matrix.module: matrix for matrix in matrices(entry, layout)}
+def _by_module(entry: TensorEntry) -> dict[str, WeightMatrix]:
+    return {matrix.module: matrix for matrix in matrices(entry)}
 
 
 def open_original(path: Place | str) -> Original:
@@ -151,5 +158,5 @@ def open_original(path: Place | str) -> Original:
     """
     source = open_source(path)
     if configuration(source) is None:
-        return Original(source=source, floats=Floats(source=source, origins={}, config=None))
+        return Original(source=source, floats=Floats(source=with_stacks(source), origins={}, config=None))
     return Original(source=source, floats=as_floats(source))

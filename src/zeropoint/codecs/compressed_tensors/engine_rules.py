@@ -54,7 +54,7 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, broken
     if splits_experts(facts.family) and facts.whole_experts:
         yield Loads.NO, "it takes the experts of this family one by one, and here they are kept as one tensor"
-    if expert_layout(facts.family).biased and facts.experts:
+    if facts.single_experts or (expert_layout(facts.family).biased and facts.experts):
         yield Loads.NO, "it takes the experts of this family as one tensor, and here they are single matrices"
     if any(group_index(layer) is not None for layer in facts.layers):
         yield Loads.NO, _ACT_ORDER
@@ -63,9 +63,11 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, f"quantized embeddings and routers are read {_DECODED}"
     if not decoded and facts.transposed:
         yield Loads.NO, f"quantized weights of Conv1D are read {_DECODED}"
-    if any(_affine(layer) for layer in facts.layers) and (facts.experts or not decoded):
+    # Those that are taken apart are Linear layers like others.
+    experts = frozenset() if splits_experts(facts.family) else facts.experts
+    if any(_affine(layer) for layer in facts.layers) and (experts or not decoded):
         yield Loads.NO, f"zero points are read {_DECODED}, and not of experts"
-    yield from _of_experts(facts.experts)
+    yield from _of_experts(experts)
     small = [layer for layer in facts.layers if layer.layout in _SMALL]
     if small and facts.wider and not decoded:
         yield (
