@@ -80,7 +80,7 @@ def _has_text(value: object) -> bool:
 
 
 def _bounded(value: Any, limit: int) -> Any:
-    """Return a value in which whole numbers beyond a limit are floats, and infinities what they stand for.
+    """Return a value in which whole numbers beyond a limit are floats, and infinities are read.
 
     Such a number may be the base of rotary embeddings. No float is a size: nothing is counted up to one.
     """

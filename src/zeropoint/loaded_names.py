@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -98,17 +98,21 @@ def _found(text: str) -> tuple[Sequence[Any], str | None]:
     except ImportError:
         return (), None
     config = json.loads(text)
-    keys = mapping._build_checkpoint_conversion_mapping().keys()
-    if not _concerns(keys, config):
-        return mapping.get_checkpoint_conversion_mapping(_LEGACY) or (), None
     try:
-        with reading("transformers makes no model of config.json", "correct it"):
+        with reading(_FAILED, "correct it"):
+            keys = mapping._build_checkpoint_conversion_mapping().keys()
+            if not _concerns(keys, config):
+                return mapping.get_checkpoint_conversion_mapping(_LEGACY) or (), None
             return tuple(mapping.get_model_conversion_mapping(_model(config))), None
     except ZeropointError as error:
         return (), str(error)
 
 
-def _concerns(keys: Sequence[str], config: Config) -> bool:
+_FAILED = "transformers makes no model of config.json"
+
+
+@reading(_FAILED, "correct it")
+def _concerns(keys: Collection[str], config: Config) -> bool:
     """Return whether a row of the mapping may concern a model or one of its parts."""
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     named = config.get("architectures")
@@ -131,11 +135,12 @@ def _kinds(part: Any) -> Iterator[str]:
             yield from _kinds(inner)
 
 
-def _model(config: dict[str, Any]) -> Any:
+@reading(_FAILED, "correct it")
+def _model(config: Config) -> Any:
     """Return a model of transformers without memory."""
     transformers, named = transformers_package(), (config.get("architectures") or [""])[0]
     with offline(), torch.device("meta"), few_modules(_MODULES):
-        made = model_config(config, "transformers makes no model of config.json", "correct it")
+        made = model_config(config, _FAILED, "correct it")
         own = getattr(transformers, named, None)
         return transformers.AutoModel.from_config(made) if own is None else own._from_config(made)
 

@@ -26,7 +26,6 @@ IMPORTED_BY_NAME = {
     "loaded_names.py": "transformers, which is optional",
     "codecs/registry.py": "each module of codecs/ is looked at",
     "methods/registry.py": "the modules of its own package, each of which is a method",
-    "checkpoint/model/empty_model.py": "transformers, which is optional",
     "checkpoint/model/parameter_names.py": "transformers, which is optional",
     "checkpoint/read/object_store.py": "file systems of others, which are optional",
     "models/dequantize.py": "transformers, which is optional",

@@ -163,13 +163,10 @@ class Contents:
         return list(dict.fromkeys(name for m in self.kept for name in loaded_names(m, self.family)))
 
     def only_layer(self, title: str) -> LayerScheme:
-        """Return the scheme of all quantized layers, for documents that can name one only.
+        """Return the scheme of all quantized layers; raises CheckpointError where there are several.
 
         Args:
             title: what the codec calls its files, for the message.
-
-        Raises:
-            CheckpointError: where there are several.
         """
         layers = dict.fromkeys(m.layer for m in self.modules() if m.layer is not None)
         if len(layers) > 1:
