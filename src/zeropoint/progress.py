@@ -72,7 +72,7 @@ def bar(verb: str, amount: Callable[[int], str] = size_of) -> Iterator[Progress]
             if console.width >= _WIDE:
                 status = _done(done, total, seconds, amount)
             else:
-                status = f"{done / max(1, total):.0%}, {_left(done, total, seconds)}"
+                status = f"{done / max(1, total):.0%}{_left(done, total, seconds, amount)}"
             # A finished task stands still, but what was written must still reach the disk.
             shown.update(task, completed=min(done, total - 0.5), total=total, done=status)
 
@@ -108,16 +108,17 @@ def lines(
 def _done(done: int, total: int, seconds: float, amount: Callable[[int], str]) -> str:
     """Return how far a run is, in the same units throughout."""
     if done >= total:
-        return f"{amount(total)}, {_left(done, total, seconds)}"
-    rate = f"{size_of(int(done / max(seconds, 1e-3)))}/s, " if amount is size_of else ""
-    return f"{amount(done)} of {amount(total)} ({done / total:.0%}), {rate}{_left(done, total, seconds)}"
+        return f"{amount(total)}{_left(done, total, seconds, amount)}"
+    rate = f", {size_of(int(done / max(seconds, 1e-3)))}/s" if amount is size_of else ""
+    share = f"{amount(done)} of {amount(total)} ({done / total:.0%})"
+    return f"{share}{rate}{_left(done, total, seconds, amount)}"
 
 
-def _left(done: int, total: int, seconds: float) -> str:
-    """Return how long a run will still take."""
+def _left(done: int, total: int, seconds: float, amount: Callable[[int], str]) -> str:
+    """Return how long a run of bytes will still take; parts of other jobs take times of their own."""
     if done >= total:
-        return "finishing"
-    return f"about {seconds * (total - done) / max(1, done):.0f} s left"
+        return ", finishing"
+    return f", about {seconds * (total - done) / max(1, done):.0f} s left" if amount is size_of else ""
 
 
 def counted(batches: Iterable[T], verb: str, *, shown: bool) -> Iterator[T]:

@@ -283,7 +283,7 @@ def test_the_page_of_a_scheme_says_its_parts(call: Call) -> None:
     assert (found["kind"], found["element"], found["scales"]) == ("scheme", "int4", ["bfloat16@g64"])
     assert found["bits_per_value"] == 4.25
     wrong = call("formats", "int4:g64:color=red")
-    assert (wrong.status, wrong.out) == (1, "")
+    assert (wrong.status, wrong.out) == (2, "")
     assert "option 'color=red' of scheme 'int4:g64:color=red' is unknown" in wrong.err
 
 

@@ -97,8 +97,35 @@ def test_a_preset_that_needs_calibration_is_refused_with_its_alternative(call: C
 
 
 def test_a_name_that_is_no_format_is_refused_with_the_closest(call: Call) -> None:
-    assert_one_line(call("formats", "float8_e4m3fm"), 1, "did you mean float8_e4m3fn")
-    assert_one_line(call("formats", "w4a61"), 1, "w4a16")
+    assert_one_line(call("formats", "float8_e4m3fm"), 2, "did you mean float8_e4m3fn")
+    assert_one_line(call("formats", "w4a61"), 2, "w4a16")
+    assert_one_line(call("formats", "zzzz"), 2, "format 'zzzz' is unknown; zeropoint formats lists all")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("inspect", "nowhere"), 1),
+        (("plan", "a", "--to", "w4a61"), 2),
+        (("verify", "nowhere"), 1),
+        (("formats", "zz"), 2),
+    ],
+)
+def test_an_error_is_a_document_where_one_was_asked_for(
+    call: Call, arguments: tuple[str, ...], status: int
+) -> None:
+    plain, called = call(*arguments), call(*arguments, "--json")
+    assert (called.status, called.err) == (status, plain.err)
+    assert json.loads(called.out) == {"error": called.err.removeprefix("error: ").rstrip()}
+    assert plain.out == ""
+
+
+@pytest.mark.parametrize("name", ["gptq", "AWQ"])
+def test_a_layout_in_the_place_of_a_method_names_its_option_and_the_closest_method(
+    call: Call, name: str
+) -> None:
+    said = f"--format {name.lower()} writes, and its own method is not here; --method mse_weighted"
+    assert_one_line(call("quantize", "a", "b", "--to", "w4a16", "--method", name), 2, said)
 
 
 @pytest.mark.parametrize("command", ["quantize", "inspect", "verify"])

@@ -26,6 +26,15 @@ def test_a_run_without_a_terminal_says_once_a_minute_how_far_it_is() -> None:
     ]
 
 
+def test_of_what_is_counted_no_time_is_estimated_since_parts_take_times_of_their_own() -> None:
+    now, said = [0.0], list[str]()
+    move = lines("compiling", lambda: now[0], write=said.append, amount=str)
+    for second in (61, 122):
+        now[0] = float(second)
+        move(second // 6, 40, "q4_k")
+    assert said == ["compiling: 10 of 40 (25%)\n", "compiling: 20 of 40 (50%)\n"]
+
+
 def frames(width: int, done: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the lines that a terminal of some columns shows one after the other, the last for a second."""
     screen = io.StringIO()

@@ -24,7 +24,8 @@ def test_the_report_has_actions_outputs_shards_engines_and_devices(call: Call, m
         "model.safetensors ",
         "transformers yes reads every layout in it by our tests", "onnxruntime no it reads ONNX models",
         "not checked here", "tensor parallel weights that cannot be split",
-        "model.layers.*.mlp.gate_proj, up_proj 2", "bits in nvfp4-pack-quantized", "of memory with",
+        "model.layers.*.mlp.gate_proj, up_proj 2", "of memory with",
+        "bits in compressed-tensors (nvfp4-pack-quantized)",
     ):  # fmt: skip
         assert part in said
     lines = called.out.splitlines()
@@ -147,3 +148,13 @@ def test_the_schema_of_recipes_is_printed(call: Call) -> None:
     called = call("plan", "--schema")
     assert (called.status, called.err) == (0, "")
     assert json.loads(called.out) == recipe_schema()
+
+
+def test_sizes_and_engines_come_before_tensors(call: Call, model: Path) -> None:
+    lines = call("plan", model, "--to", "w4a16").out.splitlines()
+    assert " smaller)" in lines[0]
+    assert lines[2].startswith("about ")
+    engines, tensors = (
+        next(n for n, line in enumerate(lines) if line.startswith(w)) for w in ("engine", "tensors")
+    )
+    assert 3 < engines < tensors

@@ -119,6 +119,24 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         operator.attrgetter("quantise")(zp)
 
 
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("QuantizationScheme", "it is zeropoint.params.burn.QuantizationScheme (docs/coming_from.md)"),
+        ("QuantizedDType", "it is zeropoint.params.torsh.QuantizedDType"),
+        ("Dtype", "it is zeropoint.recipes.Dtype"),
+        ("LearnedScale", "it is zeropoint.training.LearnedScale"),
+        ("Observer", "it is zeropoint.stats.Observer"),
+        ("MinMaxObserver", "docs/coming_from.md says where the names of other libraries are"),
+    ],
+)  # fmt: skip
+def test_names_of_other_libraries_are_pointed_to(name: str, place: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        operator.attrgetter(name)(zp)
+    assert str(caught.value).startswith(f"module 'zeropoint' has no attribute '{name}'; ")
+    assert place in str(caught.value)
+
+
 def test_every_name_that_commands_import_late_is_there() -> None:
     # Types of these names come from ordinary imports, so a type checker does not see a module that moved.
     assert [name for name in layers._OWNERS if not hasattr(layers, name)] == []

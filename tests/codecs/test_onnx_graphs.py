@@ -289,5 +289,5 @@ def test_models_that_other_tools_quantized_are_called_so(tmp_path: Path) -> None
     ends = [info("x", TensorProto.FLOAT, ["n", 64]), info("y", TensorProto.FLOAT, ["n", 32])]
     source = saved(tmp_path, of_set(21, [node("MatMul", ["x", "w"], ["y"])], ends, [held("w", (64, 32))]))
     zp.quantize_checkpoint(source, tmp_path / "out", "int8:channel", format="onnx")
-    with pytest.raises(zp.CheckpointError, match=r"is quantized already \(.*\); pass .* --dequantize-first"):
+    with pytest.raises(zp.CheckpointError, match=r"is quantized already \(.*\); .* dequantize_first=True"):
         zp.quantize_checkpoint(tmp_path / "out", tmp_path / "again", "int8:channel", format="onnx")

@@ -13,7 +13,7 @@ from tests.counting import calls
 
 from zeropoint.report.table_layout import plain
 
-WORDS = ("a", "bc", "model.layers.11.mlp.up_proj.weight", "[bold]", "1,000", "because of", "名前", "x" * 40)
+WORDS = ("a", "bc", "model-layers-11-mlp-up_proj-weight", "[bold]", "1,000", "because of", "名前", "x" * 40)
 SHORT = ("", "n", "1,000", "名前")
 
 
@@ -56,6 +56,17 @@ def test_a_table_looks_as_richs_own_does(width: int) -> None:
         rows = [tuple(cell(draw, column) for column in range(columns)) for _ in range(draw.randint(0, 6))]
         ours, theirs = both(headings, rows)
         assert shown(ours, width) == shown(theirs, width), (headings, rows)
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_a_name_that_is_longer_than_its_column_is_broken_before_dots_alone(width: int) -> None:
+    table = plain("weights", "n", "SQNR dB", numbers=(1, 2))
+    names = [f"  encoder.layer.{n}.attention.output.LayerNorm.weight" for n in (0, 11)]
+    for number, name in enumerate(names):
+        table.add_row(name, str(number), "18.4")
+    lines = [line[: max(1, width - 12)].split()[0] for line in shown(table, width).splitlines()[2:]]
+    assert "".join(lines) == "".join(names).replace(" ", "")
+    assert all(line.startswith((".", "encoder")) for line in lines)
 
 
 def test_a_terminal_without_room_for_all_columns_gets_those_that_fit() -> None:

@@ -51,6 +51,7 @@ class Writing:
     overwrite: bool = False
     restart: bool = False
     break_lock: bool = False
+    skip_finished: bool = False
     executor: str | Executor = LOCAL
     address: str | None = None
     spool: Path | str | None = None
@@ -78,6 +79,7 @@ class Writing:
         with bars(self.progress)(verb, size_of) as move:
             return run(
                 plan, target, overwrite=self.overwrite, restart=self.restart, executor=executor,
+                skip_finished=self.skip_finished,
                 spool=None if self.spool is None else Path(self.spool), on_progress=move,
             )  # fmt: skip
 

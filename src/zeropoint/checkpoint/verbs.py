@@ -38,7 +38,8 @@ __all__ = [
 
 def plan_checkpoint(
     source: Place | str, to: AnyRecipe | None = None,
-    *, recipe: AnyRecipe | None = None, format: str | None = None, method: str | None = None,  # noqa: A002 (the option's name)
+    *, recipe: AnyRecipe | None = None, format: str | None = None,  # noqa: A002 (the option's name)
+    method: str | None = None,
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, dequantize_first: bool = False,
     dequantize_kept: bool = False, out: Path | str | None = None, workers: int | None = None,
     max_memory: int | str | None = None,
@@ -92,7 +93,8 @@ def convert_checkpoint(
     source: Place | str, out: Place | str, format: str | None = None,  # noqa: A002 (the option's name)
     *, to: str | None = None, allow_requantize: bool = False, ignore: Patterns = (), force: bool = False,
     workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
-    restart: bool = False, break_lock: bool = False, executor: str | Executor = LOCAL,
+    restart: bool = False, break_lock: bool = False, skip_finished: bool = False,
+    executor: str | Executor = LOCAL,
     address: str | None = None, spool: Path | str | None = None, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Write a quantized checkpoint in another file layout, its values unchanged.
@@ -109,8 +111,8 @@ def convert_checkpoint(
         allow_requantize: quantize anew what the layout cannot hold, with the error in the result.
         ignore: patterns of tensors that keep the codes which they have.
         force: write it even if no engine is known to load the result.
-        workers, max_memory, overwrite, restart, break_lock, executor, address, spool, progress: as for
-            :func:`~zeropoint.quantize_checkpoint`.
+        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+        overwrite, restart, break_lock, skip_finished, executor, address, spool: likewise.
 
     Returns:
         A summary of the run: tensors, bytes, errors and time.
@@ -128,7 +130,8 @@ def convert_checkpoint(
             "floats"
         )
     writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, executor=executor, address=address,
+        overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+        executor=executor, address=address,
         spool=spool, progress=progress,
     )  # fmt: skip
     writing.require_target(out)
@@ -144,7 +147,7 @@ def convert_checkpoint(
 def dequantize_checkpoint(
     source: Place | str, out: Place | str,
     *, dtype: str | None = None, workers: int | None = None, max_memory: int | str | None = None,
-    overwrite: bool = False, restart: bool = False, break_lock: bool = False,
+    overwrite: bool = False, restart: bool = False, break_lock: bool = False, skip_finished: bool = False,
     executor: str | Executor = LOCAL, address: str | None = None, spool: Path | str | None = None,
     progress: Shown = False,
 ) -> RunResult:  # fmt: skip
@@ -156,8 +159,8 @@ def dequantize_checkpoint(
         source: a quantized checkpoint's directory, one file, or the URL of either.
         out: the output directory or URL.
         dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``; what config.json names, or bfloat16, if None.
-        workers, max_memory, overwrite, restart, break_lock, executor, address, spool, progress: as for
-            :func:`~zeropoint.quantize_checkpoint`.
+        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+        overwrite, restart, break_lock, skip_finished, executor, address, spool: likewise.
 
     Returns:
         A summary of the run: tensors, bytes and time.
@@ -167,7 +170,8 @@ def dequantize_checkpoint(
         DtypeError: for another dtype.
     """
     writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, executor=executor, address=address,
+        overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+        executor=executor, address=address,
         spool=spool, progress=progress,
     )  # fmt: skip
     writing.require_target(out)
@@ -181,7 +185,8 @@ def rotate_checkpoint(
     source: Place | str, out: Place | str,
     *, seed: int = 0, block: int | None = None, dtype: str | None = None, workers: int | None = None,
     max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
-    break_lock: bool = False, spool: Path | str | None = None, progress: Shown = False,
+    break_lock: bool = False, skip_finished: bool = False, spool: Path | str | None = None,
+    progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Write a checkpoint of floats as the same model in a rotated space, which any engine loads as before.
 
@@ -197,8 +202,8 @@ def rotate_checkpoint(
         seed: of the random signs.
         block: numbers of the stream that are mixed, a power of two that divides it; the largest if None.
         dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"`` for all floats; that which each has if None.
-        workers, max_memory, overwrite, restart, break_lock, spool, progress: as for
-            :func:`~zeropoint.quantize_checkpoint`.
+        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+        overwrite, restart, break_lock, skip_finished, spool: likewise.
 
     Returns:
         A summary of the run: tensors, bytes and time.
@@ -211,7 +216,12 @@ def rotate_checkpoint(
         SchemeError: for a seed that is negative or has more than 64 bits.
     """
     writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, spool=spool, progress=progress
+        overwrite=overwrite,
+        restart=restart,
+        break_lock=break_lock,
+        skip_finished=skip_finished,
+        spool=spool,
+        progress=progress,
     )
     writing.require_target(out)
     asked = Rotations(seed=seed, block=block, dtype=_float(dtype))
@@ -229,7 +239,7 @@ def _float(dtype: str | None) -> str | None:
 def add_kv_scales(
     source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
     *, workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
-    restart: bool = False, break_lock: bool = False, progress: Shown = False,
+    restart: bool = False, break_lock: bool = False, skip_finished: bool = False, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Copy a quantized checkpoint and add scales for a float8 cache of keys and values.
 
@@ -241,8 +251,8 @@ def add_kv_scales(
         source: the directory of a quantized checkpoint whose layout has a place for such scales, or its URL.
         out: the output directory or URL.
         calibration: a file of text, token ids (windows, length), or a .safetensors file that holds them.
-        workers, max_memory, overwrite, restart, break_lock, progress: as for
-            :func:`~zeropoint.quantize_checkpoint`.
+        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+        overwrite, restart, break_lock, skip_finished: likewise.
 
     Returns:
         A summary of the run; its notes say how large the scales are.
@@ -253,7 +263,13 @@ def add_kv_scales(
         CheckpointError: when ``source`` is not quantized or has scales of a cache, ``out`` cannot be written
             or ``max_memory`` is too little.
     """
-    writing = Writing(overwrite=overwrite, restart=restart, break_lock=break_lock, progress=progress)
+    writing = Writing(
+        overwrite=overwrite,
+        restart=restart,
+        break_lock=break_lock,
+        skip_finished=skip_finished,
+        progress=progress,
+    )
     writing.require_target(out)
     limits = Limits.default(workers, max_memory)
     plan = with_cache_scales(open_source(source), calibration, limits=limits, progress=progress is True)

@@ -14,7 +14,7 @@ import typer
 
 from zeropoint import __version__
 
-from ..errors import count
+from ..errors import ZeropointError, count
 from . import layers
 from .arguments import parse_path
 from .compare import compare
@@ -171,10 +171,16 @@ def formats(
       zeropoint formats e3m4 --json
       zeropoint formats int4:g64:asym
     """  # noqa: D301
-    if as_json:
-        show_json(layers.formats_document() if name is None else layers.page_document(name))
-    else:
-        show(layers.formats_table() if name is None else layers.page_table(name))
+    if name is None:
+        show_json(layers.formats_document()) if as_json else show(layers.formats_table())
+        return
+    try:
+        if as_json:
+            show_json(layers.page_document(name))
+        else:
+            show(layers.page_table(name))
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error), param_hint="'NAME'") from error
 
 
 def call(arguments: Sequence[str]) -> int | None:

@@ -28,6 +28,7 @@ from .writing import (
     ExecutorOption,
     Overwrite,
     Restart,
+    SkipFinished,
     Spool,
     Target,
     parent_noted,
@@ -50,6 +51,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
+    skip_finished: SkipFinished = False,
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
@@ -77,6 +79,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
         result = layers.convert_checkpoint(
             source, out, format, to=to, allow_requantize=allow_requantize, ignore=ignore or (), force=force,
             workers=workers, max_memory=max_memory, overwrite=overwrite, restart=restart,
-            break_lock=break_lock, executor=executor.value, address=address, spool=spool, progress=True,
+            break_lock=break_lock, skip_finished=skip_finished, executor=executor.value, address=address,
+            spool=spool, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, order=sort, as_json=as_json)

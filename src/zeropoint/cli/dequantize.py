@@ -17,6 +17,7 @@ from .writing import (
     ExecutorOption,
     Overwrite,
     Restart,
+    SkipFinished,
     Spool,
     Target,
     parent_noted,
@@ -39,6 +40,7 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
+    skip_finished: SkipFinished = False,
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
@@ -59,7 +61,8 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     with parent_noted(out):
         result = layers.dequantize_checkpoint(
             source, out, dtype=dtype, workers=workers, max_memory=max_memory, overwrite=overwrite,
-            restart=restart, break_lock=break_lock, executor=executor.value, address=address, spool=spool,
+            restart=restart, break_lock=break_lock, skip_finished=skip_finished, executor=executor.value,
+            address=address, spool=spool,
             progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, as_json=as_json)

@@ -10,7 +10,7 @@ import typer
 from . import layers
 from .arguments import parse_path
 from .options import AsJson, Checkpoint, Everything, Memory, Workers
-from .writing import BreakLock, Overwrite, Restart, Target, parent_noted, show_run
+from .writing import BreakLock, Overwrite, Restart, SkipFinished, Target, parent_noted, show_run
 
 
 def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -27,6 +27,7 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
+    skip_finished: SkipFinished = False,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,6 +47,6 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     with parent_noted(out):
         result = layers.add_kv_scales(
             source, out, calibration, workers=workers, max_memory=max_memory, overwrite=overwrite,
-            restart=restart, break_lock=break_lock, progress=True,
+            restart=restart, break_lock=break_lock, skip_finished=skip_finished, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, as_json=as_json)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..formats import CATALOG as CATALOG
     from ..formats import get_format as get_format
     from ..methods import method_named as method_named
+    from ..methods import methods as methods
     from ..recipes import recipe_schema as recipe_schema
     from ..report.allocation import search_report as search_report
     from ..report.evaluations import evaluation_report as evaluation_report
@@ -79,7 +80,7 @@ _OWNERS = {
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     "evaluate_checkpoint": "eval",
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
-    "method_named": "methods",
+    **dict.fromkeys(("method_named", "methods"), "methods"),
     "recipe_schema": "recipes",
     "search_report": "report.allocation",
     "evaluation_report": "report.evaluations",

@@ -5,7 +5,9 @@ This module imports nothing that takes time before signals are caught; what a co
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,22 +24,23 @@ def main(arguments: Sequence[str]) -> int:
     the reader of stdout went away.
     """
     app = import_module(".app", __package__)  # once signals are caught: it takes a tenth of a second
+    as_json = "--json" in arguments
     try:
         with interruptible(), for_the_command_line():
             status = app.call(arguments)
     except app.UsageError as error:
-        fail(app.usage(error))
+        fail(app.usage(error), as_json=as_json)
         return 2
     except OptionError as error:
-        fail(_said(error))
+        fail(_said(error), as_json=as_json)
         return 2
     except Interrupted as interruption:
-        fail(_said(interruption))
+        fail(_said(interruption), as_json=as_json)
         return interruption.status
     except app.ReaderGoneError:
         return 128 + signal.SIGPIPE
     except (ZeropointError, OSError) as error:
-        fail(_said(error))
+        fail(_said(error), as_json=as_json)
         return 1
     except MemoryError:
         fail("out of memory; use --max-memory or fewer --workers")
@@ -45,9 +48,13 @@ def main(arguments: Sequence[str]) -> int:
     return int(status or 0)
 
 
-def fail(message: str) -> None:
-    """Write one line to stderr, whatever the message holds."""
-    print("error:", " ".join(message.split()), file=sys.stderr)
+def fail(message: str, *, as_json: bool = False) -> None:
+    """Write one line to stderr, whatever the message holds, and a document to stdout in place of a result."""
+    line = " ".join(message.split())
+    print("error:", line, file=sys.stderr)
+    if as_json:
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            print(json.dumps({"error": line}), flush=True)
 
 
 def _said(error: BaseException) -> str:

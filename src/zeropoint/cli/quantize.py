@@ -48,6 +48,7 @@ from .writing import (
     ExecutorOption,
     Overwrite,
     Restart,
+    SkipFinished,
     Spool,
     Target,
     parent_noted,
@@ -81,6 +82,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
+    skip_finished: SkipFinished = False,
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
@@ -127,7 +129,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
             calibration=calibration, imatrix=imatrix, include=include or (), ignore=ignore or (),
             strict=strict, force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept,
             workers=workers, max_memory=max_memory, overwrite=overwrite, restart=restart,
-            break_lock=break_lock, executor=executor.value, address=address, spool=spool, progress=True,
+            break_lock=break_lock, skip_finished=skip_finished, executor=executor.value, address=address,
+            spool=spool, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, order=sort, as_json=as_json)
 

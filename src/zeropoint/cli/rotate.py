@@ -10,7 +10,7 @@ import typer
 from . import layers
 from .arguments import parse_float_dtype
 from .options import AsJson, Checkpoint, Everything, Memory, Workers
-from .writing import BreakLock, Overwrite, Restart, Spool, Target, parent_noted, show_run
+from .writing import BreakLock, Overwrite, Restart, SkipFinished, Spool, Target, parent_noted, show_run
 
 
 def rotate(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -35,6 +35,7 @@ def rotate(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
+    skip_finished: SkipFinished = False,
     spool: Spool = None,
     everything: Everything = False,
     as_json: AsJson = False,
@@ -55,6 +56,7 @@ def rotate(  # noqa: PLR0913 (typer makes an option of each parameter)
     with parent_noted(out):
         result = layers.rotate_checkpoint(
             source, out, seed=seed, block=block, dtype=dtype, workers=workers, max_memory=max_memory,
-            overwrite=overwrite, restart=restart, break_lock=break_lock, spool=spool, progress=True,
+            overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+            spool=spool, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, as_json=as_json)

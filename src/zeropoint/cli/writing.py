@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from ..checkpoint.run.loop import RunResult
 
 
+SkipFinished = Annotated[
+    bool,
+    typer.Option("--skip-finished", help="Leave OUT as it is where its manifest says that this run is done."),
+]
+
+
 class ExecutorName(enum.Enum):
     """What does the work."""
 

@@ -58,7 +58,9 @@ def method_named(name: str, *, of_files: bool = False) -> Method:
     found = _of_module(text) or methods().get(text) or _spelled(text)
     if found is None:
         offered = [each for each in methods() if not (of_files and each in _OF_MODELS)]
-        raise RecipeError(f"method {name!r} is unknown; {near_misses(text, offered)}")
+        near = near_misses(text, offered)
+        data = "; of these, mse_weighted takes data, for which random tokens are enough"
+        raise RecipeError(f"method {name!r} is unknown; {near}{'' if near.endswith('?') else data}")
     return found
 
 

@@ -144,10 +144,12 @@ def _nothing(model: nn.Module, kept: Sequence[Converted]) -> str:
         )
     reasons = Counter(layer.reason for layer in kept).most_common(_REASONS)
     summary = "; ".join(f"{count} kept: {reason}" for reason, count in reasons) or "it has no layers"
-    return (
-        f"model (a {kind}) has no layer that the recipe would quantize ({summary}); name some by a rule: "
-        "Rule(types=('Conv2d',), gives=Assignment.of(weight='int8:channel'))"
-    )
+    able = dict.fromkeys(type(m).__name__ for m in model.modules() if type(m) in LAYER_TYPES)
+    remedy = f"quantized are layers of the types {', '.join(kind.__name__ for kind in LAYER_TYPES)}"
+    if able:
+        types = next(iter(able))
+        remedy = f"name some by a rule: Rule(types=('{types}',), gives=Assignment.of(weight='int8:channel'))"
+    return f"model (a {kind}) has no layer that the recipe would quantize ({summary}); {remedy}"
 
 
 _REASONS = 3

@@ -116,5 +116,8 @@ def qat_config(qat: str | QATConfig) -> QATConfig:
         return qat
     name = str(qat)  # of anything, a list too, which is no key of a mapping
     if name not in QAT_CONFIGS:
-        raise RecipeError(f"qat {qat!r} is unknown; {near_misses(name, QAT_CONFIGS)}")
+        raise RecipeError(
+            f"qat {qat!r} is unknown; {near_misses(name, QAT_CONFIGS)}; minmax is plain training through a "
+            "straight-through estimator, with scales that follow the weights"
+        )
     return QAT_CONFIGS[name]

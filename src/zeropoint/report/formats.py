@@ -52,7 +52,9 @@ def page_document(name: str) -> dict[str, Any]:
         if not key.isidentifier():
             raise
         known = (*CATALOG, *ALIASES, *PRESETS)
-        raise FormatError(f"format {name!r} is unknown; {near_misses(name, known)}") from error
+        near = near_misses(name, known)
+        remedy = near if near.endswith("?") else "zeropoint formats lists all"
+        raise FormatError(f"format {name!r} is unknown; {remedy}") from error
     facts = _facts(format_name(fmt), fmt)
     if fmt.bits <= MOST_LISTED_BITS and fmt.per_scale == 1:
         several = [list(map(_json_number, fmt.numbers(code))) for code in range(fmt.code_count)]

@@ -23,7 +23,7 @@ _SHARDS = 12
 
 
 def plan_report(plan: CheckpointPlan, *, everything: bool = False) -> RenderableType:
-    """Return the report of a plan: actions, outputs, shards, engines, devices, notes and a summary.
+    """Return the report of a plan: a summary, engines and notes, then actions, outputs, shards and devices.
 
     everything: a line for each tensor instead of one for each pattern of names.
     """
@@ -31,7 +31,6 @@ def plan_report(plan: CheckpointPlan, *, everything: bool = False) -> Renderable
         decision_table(plan.decisions, everything=everything),
         output_table(plan, everything=everything),
         shard_table(plan.shards, everything=everything),
-        engine_table(verdicts(plan)),
         parallel_table(indivisible(plan.weights), everything=everything),
     ]
     if plan.shared_scales:
@@ -39,9 +38,12 @@ def plan_report(plan: CheckpointPlan, *, everything: bool = False) -> Renderable
     spaced = [part for table in parts for part in (table, Text())]
     return Group(
         *lines(partly(plan), "warning: "),
-        *spaced,
+        Text("\n".join((*plan.summary, plan.memory, ""))),
+        engine_table(verdicts(plan)),
+        Text(),
         *lines(once(plan.notes, everything), "note: "),
-        Text("\n".join((*plan.summary, plan.memory))),
+        *([Text()] if plan.notes else []),
+        *spaced[:-1],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
@@ -93,8 +94,25 @@ def _wrapped(console: Console, cell: str, width: int, whole: bool) -> list[str]:
     """Return the lines of a cell that is wider than its column; a terminal may have no room for a column."""
     if not width:
         return []
-    lines = Text(cell).wrap(console, width, overflow="fold", no_wrap=whole)
+    parts = cell if whole else " ".join(_broken(word, width) for word in cell.split(" "))
+    lines = Text(parts).wrap(console, width, overflow="fold", no_wrap=whole)
     return [line.plain.rstrip() for line in lines]
+
+
+def _broken(word: str, width: int) -> str:
+    """Return a name with line breaks before dots where it is longer than a line: no part of it is cut.
+
+    >>> _broken("encoder.layer.attention.output", 15).split()
+    ['encoder.layer', '.attention', '.output']
+    """
+    if cell_len(word) <= width:
+        return word
+    lines = [""]
+    for part in re.split(r"(?<!^)(?=\.)", word):
+        if lines[-1] and cell_len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def plain(*headings: str, numbers: Sequence[int] = (), whole: Sequence[int] = ()) -> Plain:

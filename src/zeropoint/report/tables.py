@@ -56,7 +56,7 @@ def run_report(
     plan = result.plan
     sizes, *facts = result.summary
     errors: list[RenderableType] = []
-    if plan.weights:
+    if result.outcomes:
         errors = [error_table(result.outcomes, everything=everything, order=order), *_kept(result), Text()]
     return Group(
         *lines(partly(plan), "warning: "),
@@ -154,11 +154,11 @@ def verification_report(
 
     everything: a line for each layer instead of one for each pattern of names. order: of layers.
     """
-    table = plain("layers", "n", "rel.err", "SQNR dB", "largest", "bound", numbers=(1, 2, 3, 4, 5))
+    table = plain("layers", "n", "rel.err", "SQNR dB", "largest", numbers=(1, 2, 3, 4))
     groups = folded(verification.layers, lambda p: p.layer.module, _same, everything)
     rows = [(label, group, TensorError.merge(_errors(group))) for label, group in groups]
     for label, group, error in _ordered(rows, lambda row: row[2], order):
-        table.add_row(label, times(group), *_proof_cells(group, error))
+        table.add_row(label, times(group), *(_error_cells(error)[:3] if error.values else ()))
     if len(verification.layers) > 1:
         errors = ((proof.layer.module, error) for proof, error in verification.layers.measured)
         _add_worst(table, errors, lambda error: _error_cells(error)[:3])
@@ -279,13 +279,6 @@ def _error_cells(error: TensorError) -> tuple[str, ...]:
 
 def _errors(group: Iterable[LayerProof]) -> Iterator[TensorError]:
     return (proof.error for proof in group if proof.error is not None)
-
-
-def _proof_cells(group: Sequence[LayerProof], error: TensorError) -> tuple[str, ...]:
-    most = max((proof.of_bound for proof in group if proof.of_bound is not None), default=None)
-    if most is None:
-        return ("", "", "", "")
-    return (*_error_cells(error)[:3], share(most))
 
 
 def _doubts(plan: CheckpointPlan) -> list[str]:

@@ -69,7 +69,8 @@ class _Budgeted:
             )
 
     def search(
-        self, source: Source, *, format: str | None, method: str | None, selection: Selection, limits: Limits,  # noqa: A002 (the option's name)
+        self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
+        method: str | None, selection: Selection, limits: Limits,
         calibration: Calibration | None, imatrix: Path | str | None, out: Path | None, progress: Shown,
     ) -> SearchResult:  # fmt: skip
         """Return the best choice. out: where the state lies next to, unless it has a place of its own."""
@@ -90,7 +91,8 @@ class _Budgeted:
 
 def search_checkpoint(
     source: Place | str, budget: Budget | str, candidates: Iterable[str] | str | None = None,
-    *, out: Path | str | None = None, state: Path | str | None = None, format: str | None = None,  # noqa: A002 (the option's name)
+    *, out: Path | str | None = None, state: Path | str | None = None,
+    format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     calibration: Calibration | None = None, imatrix: Path | str | None = None, refine: int = 0,
     include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
@@ -173,7 +175,8 @@ def quantize_checkpoint(
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, force: bool = False,
     dequantize_first: bool = False, dequantize_kept: bool = False, workers: int | None = None,
     max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
-    break_lock: bool = False, executor: str | Executor = LOCAL, address: str | None = None,
+    break_lock: bool = False, skip_finished: bool = False, executor: str | Executor = LOCAL,
+    address: str | None = None,
     spool: Path | str | None = None, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
@@ -211,6 +214,8 @@ def quantize_checkpoint(
         overwrite: write into a directory that is not empty.
         restart: discard an interrupted run in ``out`` and start over; it is resumed otherwise.
         break_lock: remove the lock of a run that has died.
+        skip_finished: leave an output as it is whose manifest says that this run finished it; the source is
+            not read again, so that the result has no errors.
         executor: what does the work: ``"local"`` for the threads of this machine, or ``"ray"``.
         address: of the Ray cluster, HOST:PORT; the one that Ray finds or starts if None.
         spool: scratch directory for uploads, for an output behind a URL.
@@ -237,7 +242,8 @@ def quantize_checkpoint(
             f"{option('calibration')} and {option('imatrix')} both say what inputs are; give one of them"
         )
     writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, executor=executor, address=address,
+        overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+        executor=executor, address=address,
         spool=spool, progress=progress,
     )  # fmt: skip
     target, limits = writing.require_target(out), Limits.default(workers, max_memory)

@@ -15,7 +15,7 @@ def test_each_result_prints_sizes_bits_and_the_verdict(tmp_path: Path) -> None:
     plan = zp.plan_checkpoint(source, "int8:channel")
     sizes, bits, memory = str(plan).splitlines()
     assert "x smaller)" in sizes
-    assert bits == "8,192 values at 8.266 bits in pack-quantized"
+    assert bits == "8,192 values at 8.266 bits in compressed-tensors (pack-quantized)"
     assert memory.startswith("about ")
     result = zp.quantize_checkpoint(source, tmp_path / "out", "int8:channel")
     assert str(result).splitlines() == [
@@ -23,7 +23,8 @@ def test_each_result_prints_sizes_bits_and_the_verdict(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert str(result.error).startswith(f"relative error {result.error.relative:.4f}, SQNR ")
     assert str(zp.verify_checkpoint(result.path, source)).splitlines() == [
-        "1 layer decoded (8,192 values), 1 other tensor, every byte hashed", "all within the proven bound",
+        "1 layer decoded (8,192 values), 1 other tensor, every byte hashed",
+        "all within the proven bound (the largest error is 100.0% of its bound)",
     ]  # fmt: skip
     inspection = str(zp.inspect_checkpoint(result.path))
     assert inspection.splitlines()[1].endswith(" bits, quantized by compressed-tensors")

@@ -15,7 +15,7 @@ from ...codecs.data_scales import CacheScales
 from ...codecs.known import CACHE_SCALES, cache_scheme
 from ...codecs.protocol import Codec
 from ...codecs.registry import CODECS, claiming
-from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, printable
+from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable
 from ...models.cache_watch import CacheWatch
 from ...models.sequential import observe_blocks
 from ..plan.additions import plan_with, with_cache
@@ -48,7 +48,10 @@ def with_cache_scales(
     CheckpointError for a checkpoint that is not quantized, or has such scales.
     """
     if is_random(given):
-        raise CalibrationError("scales of a cache need keys and values of text; random tokens have others")
+        raise CalibrationError(
+            "scales of a cache need keys and values of text, which random tokens do not have; pass "
+            f"{option('calibration', metavar='FILE')} with text"
+        )
     codec, limits = _codec(source), limits or Limits.default()
     texts, place = with_cache(source, codec), codec.cache
     assert place is not None

@@ -132,7 +132,7 @@ class CheckpointPlan(Result):
         if self.weights:
             layouts = ", ".join(dict.fromkeys(layer.layout for layer in self.layers))
             values = count(self.quantized_values, "value")
-            lines.append(f"{values} at {self.bits_per_value:.3f} bits in {layouts}")
+            lines.append(f"{values} at {self.bits_per_value:.3f} bits in {self.codec.name} ({layouts})")
         if self.restored:
             values, done = count(self.restored_values, "value"), "rotated" if self.rotated else "decoded"
             lines.append(f"{values} {done} in {count(len(self.restored), 'tensor')}")

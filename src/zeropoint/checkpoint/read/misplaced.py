@@ -50,7 +50,9 @@ def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
     elif others := [name for name in names if Path(name).suffix in _WEIGHTS]:
         said = (
             f"holds weights only as {', '.join(map(printable, others[:_LISTED]))}, but only safetensors "
-            "files are read and nothing is ever unpickled; convert to safetensors first, in a sandbox"
+            "files are read and nothing is ever unpickled; convert them first, in a sandbox: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW) of transformers writes them, and "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(NEW) the tokenizer"
         )
     else:
         said = (

@@ -8,6 +8,7 @@ compared: a retrained model of the same shapes is never taken for the one that w
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,9 +18,10 @@ from pathlib import Path
 from ...errors import CheckpointError
 from ...progress import Progress
 from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity
 from ..plan.texts import Text
-from ..read.storage import Place
+from ..read.storage import Place, failures, open_file, stamp
 from .directory import Partials
 from .executor import Job, local
 from .manifest import last_files
@@ -63,6 +65,30 @@ def done_already(
     except CheckpointError:  # the manifest is missing
         return None
     return done if same else None
+
+
+_MOST_HEAD = 1 << 26
+"""Bytes of a manifest in which what was made of what, and all files, must stand."""
+
+
+def finished(plan: CheckpointPlan, path: Place) -> bool:
+    """Return whether an output is that of a run of this plan that ended well, by its manifest alone.
+
+    The identity of the run and the sizes of all files are compared; no weight is read. A source with the
+    headers of the one that was quantized, and other numbers, is taken for it.
+    """
+    of_text = (CheckpointError, ValueError, KeyError, TypeError, AttributeError)
+    with (
+        contextlib.suppress(*of_text, *failures(path)),
+        contextlib.closing(open_file(path / MANIFEST)) as file,
+    ):
+        head = bytearray(min(file.stamp.size, _MOST_HEAD))
+        file.read_into(memoryview(head), 0)
+        said = json.loads(head.partition(b',\n"tensors"')[0] + b"}")
+        sizes = {name: about["size"] for name, about in said["files"].items()}
+        same: bool = said["identity"] == identity(plan)
+        return same and all(stamp(path / name).size == size for name, size in sizes.items())
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

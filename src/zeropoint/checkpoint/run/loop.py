@@ -23,7 +23,7 @@ from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
 from .directory_target import DirectoryTarget
 from .executor import Executor, local
-from .existing import done_already
+from .existing import done_already, finished
 from .manifest import error_of
 from .run_document import run_document
 from .store_target import StoreTarget
@@ -73,11 +73,7 @@ class RunResult(Result):
     @property
     def summary(self) -> tuple[str, ...]:
         """The sizes, bits and error of the whole, a line each."""
-        return (
-            (*self.plan.summary, *self._converted, str(self.error))
-            if self.plan.weights
-            else self.plan.summary
-        )
+        return (*self.plan.summary, *self._converted, str(self.error)) if self.outcomes else self.plan.summary
 
     @property
     def _converted(self) -> tuple[str, ...]:
@@ -103,14 +99,17 @@ class RunResult(Result):
 
 def run(
     plan: CheckpointPlan, out: Place | str, *, overwrite: bool = False, spool: Path | None = None,
-    restart: bool = False, executor: Executor = local, on_progress: Progress | None = None,
+    restart: bool = False, skip_finished: bool = False, executor: Executor = local,
+    on_progress: Progress | None = None,
 ) -> RunResult:  # fmt: skip
     """Write the checkpoint that ``plan`` describes to a directory or URL: all of it, or nothing to load.
 
     overwrite: whether a directory may hold files; those with other names stay. spool: for a URL, the local
     directory for files on their way; None is the system's directory for temporary files. restart: remove what
-    an interrupted run left there instead of resuming it. executor: what does the units. on_progress: called
-    in this thread. Raises NonFiniteError naming tensor, file and first index; RangeError when a scale fits no
+    an interrupted run left there instead of resuming it. skip_finished: whether the manifest of such a run is
+    enough to leave the output as it is; without it, the numbers are made once more and compared. executor:
+    what does the units. on_progress: called in this thread. Raises NonFiniteError naming tensor, file and
+    first index; RangeError when a scale fits no
     format; CalibrationError where a method lacks data;
     CheckpointError for everything about files, and when ``out`` holds an interrupted run of something
     else.
@@ -122,6 +121,12 @@ def run(
     require_statistics(plan)
     all_units = units(plan)
     with _target(plan, all_units, place(out), overwrite=overwrite, spool=spool) as target:
+        if skip_finished and target.may_be_complete() and finished(plan, target.path):
+            note = f"{shown(target.path)} was finished by an earlier run, by its manifest; nothing was read"
+            return RunResult(
+                path=target.path, plan=plan, notes=(*plan.notes, note), outcomes=(), units=len(all_units),
+                resumed=len(all_units), sync_seconds=0.0,
+            )  # fmt: skip
         if target.may_be_complete():
             done = done_already(plan, all_units, target.path, on_progress)
             if done is not None:

@@ -30,7 +30,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "sync_seconds": result.sync_seconds,
         "units": result.units,
         "resumed_units": result.resumed,
-        "error": error_document(result.error),
+        "error": error_document(result.error) if result.outcomes else None,
         "tensors": [decision_document(decision) for decision in plan.decisions],
         "weights": [_outcome(outcome) for outcome in result.outcomes],
         "worst": [_outcome(outcome) for outcome in worst(result.outcomes, lambda o: o.error)],

@@ -90,6 +90,11 @@ class Proofs(Sequence[LayerProof]):
         return ((proof, proof.error) for proof in self if proof.error is not None)
 
     @property
+    def of_bound(self) -> float | None:
+        """The largest error of an element in parts of its bound; None where no layer was compared."""
+        return max((p.of_bound for p in self if p.of_bound is not None), default=None)
+
+    @property
     def values(self) -> int:
         """Quantized numbers of all layers."""
         return sum(layer.values for layer in self._layers)

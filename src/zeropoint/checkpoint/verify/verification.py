@@ -103,8 +103,16 @@ class Verification(Result):
         hashed = ", every byte hashed" if self.hashed else ""
         verdict = f"{count(len(self.problems), 'problem')} found"
         if self.ok:
-            verdict = "no problem found" if self.error is None else "all within the proven bound"
+            verdict = "no problem found"
+            if self.error is not None:
+                verdict = f"all within the proven bound{self._nearest}"
         return f"{layers} decoded ({count(self.values, 'value')}), {kept}{hashed}", verdict
+
+    @property
+    def _nearest(self) -> str:
+        """The largest error of an element in parts of its bound, where some layer has one."""
+        most = self.layers.of_bound
+        return "" if most is None else f" (the largest error is {most:.1%} of its bound)"
 
     @property
     def lines(self) -> tuple[str, ...]:
