@@ -47,7 +47,7 @@ USAGE = [
         "q4_k_m is a mixture of types of GGUF; add --format gguf",
     ),
     (["quantize", "a", "b", "--to", "q6_x"], "w4a16 is the int4 that vLLM and transformers read"),
-    (["quantize", "a", "b", "--to", "AWQ"], "AWQ is no scheme that is written"),
+    (["quantize", "a", "b", "--to", "AWQ"], "AWQ is not a scheme; --format"),
     (
         ["quantize", "a", "b", "--to", "nf4", "--format", "compressed-tensors"],
         "elements that no layout stores",

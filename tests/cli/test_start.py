@@ -51,7 +51,7 @@ def command(*arguments: str) -> tuple[int, str, str, set[str]]:
         (["quantize", "a", "b", "--too", "w4a16"], 2, "No such option: --too"),
         (["quantize", "a", "b", "--to", "w4a61"], 2, "did you mean w4a16"),
         (["quantize", "a", "b", "w4a16"], 2, "did you mean --to w4a16?"),
-        (["quantize", "a", "b", "--to", "gptq"], 2, "gptq is no scheme that is written"),
+        (["quantize", "a", "b", "--to", "gptq"], 2, "gptq is not a scheme; --format"),
         (["inspect", ""], 2, "is empty"),
     ],
 )

@@ -164,7 +164,7 @@ def parse_scheme(text: str) -> str:
         return text
     if _OF_OTHERS.fullmatch(head):
         raise typer.BadParameter(
-            f"{head} is no scheme that is written; --format chooses the layout of files, and w4a16 is the "
+            f"{head} is not a scheme; --format chooses the layout of files, and w4a16 is the "
             "int4 that vLLM and transformers read"
         )
     try:

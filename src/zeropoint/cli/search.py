@@ -46,35 +46,35 @@ Candidates = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES", parser=parse_candidates,
-        help="Of a budget: presets, schemes and keep, joined by commas; by default, of weights alone.",
+        help="With --budget: presets, schemes and keep, joined by commas; default: the usual ones.",
     ),
 ]  # fmt: skip
 State = Annotated[
     str | None,
     typer.Option(
         metavar="FILE", parser=parse_path,
-        help="Of a budget: keeps what was measured; by default the output's name with .search behind it.",
+        help="With --budget: file for the measurements; default: OUT.search.",
     ),
 ]  # fmt: skip
 ImportanceOption = Annotated[
     ImportanceName,
     typer.Option(
         "--importance",
-        help="Of a budget: layers matter equally, as noise in each moves the logits, or as candidates do.",
+        help="With --budget: layers matter equally, as noise in each moves the logits, or as candidates do.",
     ),
 ]
 TextOption = Annotated[
     str | None,
     typer.Option(
         "--text", metavar="FILE", parser=parse_path,
-        help="Of a budget: text, or token ids in .safetensors, that the model runs on; or random tokens.",
+        help="With --budget: text, or token ids in .safetensors, for the model; default: random tokens.",
     ),
 ]  # fmt: skip
 RefineOption = Annotated[
     int,
     typer.Option(
         "--refine", metavar="N", min=0,
-        help="Of a budget: generations of an evolution by measured divergence.",
+        help="With --budget: generations of an evolution by measured divergence.",
     ),
 ]  # fmt: skip
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from ..errors import ShapeError, UnsupportedError
-from ..formats import Format, IntFormat, get_format
+from ..formats import Format, IntFormat, format_name, get_format
 from ..formats.codes import decode
 from ..formats.torch_dtypes import format_of
 from ..functional import quantize, row_errors
@@ -213,8 +213,9 @@ def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, *, rounded
         place = tuple(torch.nonzero(lost)[0].tolist())
         number = float(scale[place])
         negative = number < 0 and float(kept[place]) > 0
-        why = "is negative, unlike" if negative else "is no number of"
-        raise UnsupportedError(f"scale {number!r} of block {list(place)} {why} the scales of {scheme}")
+        why = f"is not representable in {format_name(kind)}, the scales of {scheme}"
+        why = f"is negative, unlike the scales of {scheme}" if negative else why
+        raise UnsupportedError(f"scale {number!r} of block {list(place)} {why}")
     return store(scale.where((kept == scale) & (scale != 0), 1.0), kind)
 
 

@@ -34,7 +34,7 @@ def test_an_output_that_keeps_little_of_the_weights_names_a_scheme_that_keeps_mo
     result = run(make_plan(open_source(with_outliers(tmp_path / "model")), to), tmp_path / "out")
     (said,) = rough(result)
     assert said.startswith("the relative error of all weights is above 0.5, that of 'model.layers.")
-    assert said.endswith(f"to='{finer}' keeps more of them")
+    assert said.endswith(f"to='{finer}' has less error")
 
 
 def test_an_output_like_others_of_its_bits_is_not_warned_of(tmp_path: Path) -> None:

@@ -80,4 +80,4 @@ def test_rough_weights_get_a_finer_preset_of_their_own_format(tmp_path: Path) ->
     source = synthetic_llama.write(tmp_path / "in")
     plan = plan_of(source, "gptq", "int2:channel", Limits(workers=1))
     (said,) = rough(run(plan, tmp_path / "out"))
-    assert said.endswith("keeps more of them")
+    assert said.endswith("has less error")

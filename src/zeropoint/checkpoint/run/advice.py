@@ -89,7 +89,7 @@ def rough(result: RunResult) -> list[str]:
         f"{most:.2f}"
     )
     finer = _finer(worst.weight.layer)
-    return [said if finer is None else f"{said}; {option('to', finer.name)} keeps more of them"]
+    return [said if finer is None else f"{said}; {option('to', finer.name)} has less error"]
 
 
 def _others(layer: LayerScheme) -> Iterator[LayerScheme]:

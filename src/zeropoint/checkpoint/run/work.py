@@ -414,11 +414,13 @@ def _named(
 ) -> ZeropointError:
     """Return the error with the tensor's name; the first value that is not finite is looked for."""
     source = weight.source
-    facts = f"{shown(source.file.name)}, {source.dtype}, shape {list(source.shape)}"
+    layer = weight.origin.layer
+    held = source.dtype if layer is None else layer.weight
+    facts = f"{shown(source.file.name)}, {held}, shape {list(source.shape)}"
     place = f"tensor {printable(source.name)} ({facts})"
     found = _first_non_finite(weight, files, tile, buffer)
     if found is None:
-        remedy = f"; pass {option('allow_requantize', True)} to change them"
+        remedy = f"; quantize the original to this layout, or pass {option('allow_requantize', True)}"
         remedy = remedy if weight.method == LOSSLESS else ""
         return type(error)(f"{place}: {error}{remedy}")
     row, column, value, number = found

@@ -108,7 +108,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
         if layout is Layout.PACK and word == "tensor":
             yield (
                 Loads.NO,
-                f"packed integers need a scale for each channel or group, and {layer} has one in all",
+                f"packed integers need a scale for each channel or group, {layer} has one for the tensor",
             )
         if layout is Layout.NAIVE and word == "group":
             yield Loads.NO, f"float8 weights in groups ({layer}) have no kernel"
