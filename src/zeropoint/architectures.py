@@ -65,9 +65,17 @@ def heads_of(config: Config) -> tuple[str, ...]:
     >>> heads_of({"architectures": ["WhisperForConditionalGeneration"]})
     ('proj_out',)
     """
+    return _heads_of(classes_of(config), tied=says_tied(config))
+
+
+def classes_of(config: Config) -> tuple[str, ...]:
+    """Return the names of the classes that a configuration calls its architectures.
+
+    >>> classes_of({"architectures": ["BertModel"]}), classes_of({"architectures": 5})
+    (('BertModel',), ())
+    """
     named = config.get("architectures")
-    architectures = tuple(a for a in named if isinstance(a, str)) if isinstance(named, list) else ()
-    return _heads_of(architectures, tied=says_tied(config))
+    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,6 +8,8 @@ version, so that here, and nowhere else, everything is caught.
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Iterator
 
 from .errors import CheckpointError, ZeropointError, printable
@@ -43,6 +45,24 @@ def reading(
         if type(error).__name__ != "PanicException":  # pyo3's, which derives from no Exception
             raise
         raise kind(f"{what} ({said(error)}); {remedy}") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop what a library writes to stderr inside the block: Rust prints a panic before it raises."""
+    with _QUIET:
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.dup2(nowhere, 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nowhere)
+
+
+_QUIET = threading.RLock()
+"""Two threads would put back what the other one dropped."""
 
 
 def said(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
-from .errors import CheckpointError, DtypeError, ShapeError, printable
+from .errors import CheckpointError, DtypeError, ShapeError, ZeropointError, printable
 from .formats.codes import second_grid
 from .formats.torch_dtypes import INPUT_DTYPES, wide_dtype
 from .layout import code_rows, packing
@@ -281,22 +281,23 @@ class _Facts:
 
 def _facts(header: str, path: str | Path) -> _Facts:
     names = {str(dtype).removeprefix("torch."): dtype for dtype in INPUT_DTYPES}
-    try:
+    what = f"metadata 'zeropoint' of {path} (={printable(header)}) is damaged"
+    with reading(what, "pass what save wrote"):
         read = json.loads(header)
         shape = tuple(read["shape"])
         if not all(type(side) is int and side >= 0 for side in shape):
             raise ValueError(f"shape {shape} is not a list of sizes")
+        try:
+            scheme = Scheme.parse(str(read["scheme"]))
+        except ZeropointError as error:
+            raise CheckpointError(f"{what}: {error}") from error
         return _Facts(
-            scheme=Scheme.parse(str(read["scheme"])),
+            scheme=scheme,
             shape=shape,
             dtype=names[read["dtype"]],
             params_dtype=names[read["params_dtype"]],
             own_params=read.get("own_params") is True,
         )
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"metadata 'zeropoint' of {path} (={printable(header)}) is damaged: {error}"
-        ) from error
 
 
 def _require_codes(q: QuantizedTensor, path: str | Path) -> None:

@@ -144,7 +144,7 @@ def rewrite(path: Path, *, facts: dict[str, object] | None = None, **tensors: to
 def test_a_damaged_header_is_named(facts: dict[str, object], tmp_path: Path) -> None:
     path = rewrite(tmp_path / "q.safetensors", facts=facts)
     with pytest.raises(
-        CheckpointError, match=r"metadata 'zeropoint' of .*q.safetensors \(='\{.*\) is damaged: "
+        CheckpointError, match=r"metadata 'zeropoint' of .*q.safetensors \(='\{.*\) is damaged"
     ):
         QuantizedTensor.load(path)
 

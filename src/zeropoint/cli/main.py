@@ -10,11 +10,18 @@ import io
 import json
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from ..errors import OptionError, ZeropointError, for_the_command_line
+from ..libraries import said
 from .signals import Interrupted, end_at_once, interruptible
+
+UNEXPECTED = "zeropoint failed unexpectedly, which is a defect of its own"
+"""What an error begins with that nothing here has foreseen."""
+_PACKAGE = Path(__file__).parent.parent
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,6 +52,11 @@ def main(arguments: Sequence[str]) -> int:
     except MemoryError:
         fail("out of memory; use --max-memory or fewer --workers")
         return 1
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        fail(f"{UNEXPECTED} ({_where(error)}); report it with what `python -X dev -m zeropoint ...` shows")
+        return 1
     return int(status or 0)
 
 
@@ -55,6 +67,14 @@ def fail(message: str, *, as_json: bool = False) -> None:
     if as_json:
         with contextlib.suppress(OSError):  # nobody reads it any more
             print(json.dumps({"error": line}), flush=True)
+
+
+def _where(error: Exception) -> str:
+    """Return what an exception says, and the line of ours that it came through last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    return f"{said(error)}{place}"
 
 
 def _said(error: BaseException) -> str:

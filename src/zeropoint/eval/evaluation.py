@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..architectures import classes_of
 from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.data_files import TEXT_OF_IDS
 from ..checkpoint.model.forward_pass import ForwardPass, forward_pass, opened
@@ -302,8 +303,7 @@ def is_encoder(source: Source) -> bool:
     Raises:
         UnsupportedError: where it is neither, or says nothing.
     """
-    architectures = (source.config or {}).get("architectures") or ("",)
-    name = str(architectures[0])
+    name = next(iter(classes_of(source.config or {})), "")
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return False
     if name.endswith("Model"):

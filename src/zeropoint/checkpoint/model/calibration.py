@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...architectures import is_transposed
+from ...architectures import classes_of, is_transposed
 from ...codecs.protocol import LayerScheme
 from ...declared_models import transformers_package
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, option, printable, size_of
@@ -253,7 +253,7 @@ def _require_runnable(source: Source, remedy: str) -> None:
         raise UnsupportedError(
             f"{shown(source.given)} is one file, and a model runs on data by its config.json; pass its folder"
         )
-    if source.config is None or not source.config.get("architectures"):
+    if not classes_of(source.config or {}):
         raise UnsupportedError(f"{shown(source.root)} has no config.json with architectures; {remedy}")
 
 

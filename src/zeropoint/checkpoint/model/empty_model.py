@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from ...architectures import classes_of
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...declared_models import few_modules, model_config, offline, transformers_package
 from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
@@ -71,8 +72,8 @@ def _is_model(kind: Any) -> bool:
 
 def _architecture(source: Source, remedy: str) -> str:
     assert source.config is not None
-    named = source.config.get("architectures")
-    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+    named = classes_of(source.config)
+    if not named:
         raise UnsupportedError(f"{shown(source.root)} has no config.json with architectures; {remedy}")
     return named[0]
 

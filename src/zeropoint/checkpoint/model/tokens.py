@@ -14,7 +14,7 @@ import torch
 
 from ...declared_models import transformers_package
 from ...errors import CalibrationError, UnsupportedError
-from ...libraries import reading
+from ...libraries import quiet, reading
 from ..read.source import Source
 from ..read.storage import shown
 from .data_files import TEXT_OF_IDS, as_ids, read_ids, read_text
@@ -50,7 +50,7 @@ class CheckpointTokenizer:
     def __init__(self, source: Source) -> None:
         self._what = f"{shown(source.given)} has no tokenizer that transformers reads"
         transformers = transformers_package()
-        with model_folder(source) as folder, reading(self._what, _NO_TOKENIZER, UnsupportedError):
+        with model_folder(source) as folder, quiet(), reading(self._what, _NO_TOKENIZER, UnsupportedError):
             self._own: Any = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
@@ -58,7 +58,7 @@ class CheckpointTokenizer:
 
     def __call__(self, text: str, **options: bool) -> Mapping[str, Any]:
         """Return the tokens of a text under ``input_ids``, and what else options of transformers ask for."""
-        with reading(self._what, _NO_TOKENIZER, UnsupportedError):
+        with quiet(), reading(self._what, _NO_TOKENIZER, UnsupportedError):
             found: Mapping[str, Any] = self._own(text, verbose=False, **options)
             torch.tensor(found["input_ids"], dtype=torch.int64)
             return found

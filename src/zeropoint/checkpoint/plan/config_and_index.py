@@ -13,6 +13,7 @@ from ...codecs.containers.protocol import Found, Row
 from ...codecs.protocol import Codec, Contents, Documents, Module
 from ...codecs.registry import codec_of
 from ...errors import CheckpointError
+from ...libraries import reading
 from ..choose.decisions import TensorDecision
 from ..choose.expert_matrices import matrices
 from ..choose.selection import Why, module_of, subject_of
@@ -122,10 +123,12 @@ def _config(
             yield Found(Row(t.name, t.spec.dtype, t.spec.shape, t.nbytes), t.begin, t.shard)
 
     kept = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))
-    return codec.documents(Contents(
+    contents = Contents(
         modules=modules, kept=kept, nonlinear=odd_targets(decisions, entries, family),
         family=family, previous=floats.config or {}, tensors=tensors, graph=floats.source.graph,
-    ))  # fmt: skip
+    )  # fmt: skip
+    with reading("the configuration of the source cannot be carried over", "correct it, or remove it"):
+        return codec.documents(contents)
 
 
 def _with_cache(documents: Documents, codec: Codec) -> Documents:

@@ -15,6 +15,7 @@ from typing import Any
 from ...codecs.protocol import Codec
 from ...codecs.registry import get_codec
 from ...errors import CheckpointError, printable, size_of
+from ...libraries import reading
 from ...own_files import FileKind, OwnFile
 from ...recipes.document import read_bounded
 from ..choose.recipe import RecipeText
@@ -55,7 +56,7 @@ class PlanFile:
                 f"{shown(path)} is not a plan that is read here: {FORMAT} is {version!r}, not {VERSION}; "
                 "make it again with zeropoint plan --out"
             )
-        try:
+        with reading(f"{shown(path)} is a damaged plan", "make it again with zeropoint plan --out"):
             request = found["request"]
             return PlanFile(
                 path=Path(path),
@@ -71,10 +72,6 @@ class PlanFile:
                 identity=dict(found["identity"]),
                 tensors=tuple(dict(tensor) for tensor in found["tensors"]),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{shown(path)} is a damaged plan ({error!r}); make it again with zeropoint plan --out"
-            ) from error
 
     def remake(self, source: Source, *, limits: Limits | None = None) -> CheckpointPlan:
         """Return the same plan for ``source``.

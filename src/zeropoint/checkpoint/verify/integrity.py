@@ -17,6 +17,7 @@ from typing import Any
 
 from ...columns import Names
 from ...errors import CheckpointError, printable
+from ...libraries import reading
 from ...methods import NEAREST
 from ..plan.config_and_index import MANIFEST
 from ..read.json_stream import JsonStream
@@ -134,10 +135,10 @@ def read_manifest(source: Source) -> Manifest | None:
     file = open_file(path)
     try:
         found = Manifest(source)
-        _read(file, found)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = str(error) if isinstance(error, CheckpointError) else f"{error!r:.200}"
-        raise CheckpointError(f"it is damaged: {reason}") from error
+        with reading("it holds what no manifest does", "write the output again"):
+            _read(file, found)
+    except CheckpointError as error:
+        raise CheckpointError(f"it is damaged: {error}") from error
     finally:
         file.close()
     return found
