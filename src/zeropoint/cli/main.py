@@ -50,12 +50,15 @@ def main(arguments: Sequence[str]) -> int:
         fail(_said(error), as_json=as_json)
         return 1
     except MemoryError:
-        fail("out of memory; use --max-memory or fewer --workers")
+        fail("out of memory; use --max-memory or fewer --workers", as_json=as_json)
         return 1
     except Exception as error:
         if sys.flags.dev_mode:
             raise
-        fail(f"{UNEXPECTED} ({_where(error)}); report it with what `python -X dev -m zeropoint ...` shows")
+        fail(
+            f"{UNEXPECTED} ({_where(error)}); report it with what `python -X dev -m zeropoint ...` shows",
+            as_json=as_json,
+        )
         return 1
     return int(status or 0)
 
