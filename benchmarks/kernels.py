@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import cases as c
+import every_preset
 import ggml_peer
 import torch
 from facts import describe, fail, machine, record
@@ -142,6 +143,9 @@ def arguments() -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--quick", action="store_true", help="three rounds of each case instead of fifteen")
+    parser.add_argument(
+        "--all", action="store_true", help="every preset and type of GGUF; see every_preset.py"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, help="rounds of each case")
@@ -199,6 +203,9 @@ def main() -> None:
         console.width = 180
     facts = machine()
     console.print(describe(facts), highlight=False)
+    if args.all:
+        every_preset.run(console, side=SIDE, rounds=args.rounds, only=args.only, threads=args.threads)
+        return
     rows, found = run(args, console)
     for threads in args.threads:
         console.print(table(rows, threads))

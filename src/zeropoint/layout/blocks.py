@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..errors import ShapeError
@@ -162,18 +164,34 @@ def signed_largest(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
 
 def mean_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
     """Return the mean of each block of ``x``, float64, of exact sums: no order of adding changes a digit."""
-    grid, shape = granularity.grid(tuple(x.shape)), tuple(x.shape)
-    index = torch.arange(math.prod(grid), device=x.device).reshape(grid)
-    owner = spread_blocks(index, granularity, shape).expand(shape).reshape(-1).tolist()
-    parts: list[list[float]] = [[] for _ in range(math.prod(grid))]
-    for block, value in zip(owner, x.double().reshape(-1).tolist(), strict=True):
-        parts[block].append(value)
-    return torch.tensor([_mean(part) for part in parts], dtype=torch.float64, device=x.device).reshape(grid)
+    grid = granularity.grid(tuple(x.shape))
+    if x.numel() == 0:
+        return torch.zeros(grid, dtype=torch.float64, device=x.device)
+    counts = block_rows(torch.ones_like(x, dtype=torch.float64), granularity, 0.0).sum(1).tolist()
+    rows = block_rows(x.double(), granularity, 0.0).cpu().numpy()
+    means = [_exact_sum(row) / count for row, count in zip(rows, counts, strict=True)]
+    return torch.tensor(means, dtype=torch.float64, device=x.device).reshape(grid)
 
 
-def _mean(values: list[float]) -> float:
-    """Return the mean from the exact sum, Inf where that overflows."""
+def _exact_sum(values: npt.NDArray[np.float64]) -> float:
+    """Return the sum of numbers, rounded once; Inf where it overflows.
+
+    Sums of 4096 numbers of which each is a multiple of the same power of two, and below 2 ** 41 times it, are
+    exact in float64: float32 numbers within sixteen binary orders of magnitude are.
+    """
+    short = values.astype(np.float32) == values
+    if len(values) <= _FEW or not short.all():
+        parts = values
+    else:
+        band = np.frexp(values)[1] >> 4
+        cuts = np.arange(0, len(values), _FEW)
+        parts = np.concatenate(
+            [np.add.reduceat(np.where(band == each, values, 0.0), cuts) for each in np.unique(band)]
+        )
     try:
-        return math.fsum(values) / max(1, len(values))
+        return math.fsum(parts)
     except OverflowError:
         return math.inf
+
+
+_FEW = 4096

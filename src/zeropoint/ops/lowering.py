@@ -271,16 +271,9 @@ def _offset(scheme: Scheme) -> Offset:
 
 
 def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: LoweredRule) -> LoweredRule:
-    """Turn the rule's rounding of amax into one addition to its bits, whose carry moves the exponent."""
-    full = (1 << 23) - 1
-    picked = scheme.scales[0].rule
-    limit = picked.limit if isinstance(picked, Ceiling) else scheme.divisor
-    # A limit between two float32 is one of the smaller: no float32 lies between them.
-    top = math.floor((limit / 2.0**scheme.element.emax - 1.0) * (1 << 23))
-    even = 1 << (22 - scheme.even_bits)
-    addends: dict[ScaleRule, int] = {FLOOR: 0, EVEN: even, CEIL: full, RCEIL: full - top}
-    addend = addends.get(picked, full - top)
-    rule = rule._replace(how=How.POWER, addend=addend, emax=scheme.element.emax)
+    rule = rule._replace(
+        how=How.POWER, addend=addend_of(scheme, scheme.scales[0].rule), emax=scheme.element.emax
+    )
     if rounder(scheme, dtype) is torch.float16:
         # Below this a float16 block has a scale of 0 in its own dtype, which the dialect replaces by 1; other
         # blocks have at least the exponent of its normal numbers.
@@ -288,6 +281,17 @@ def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: LoweredRule) -> Lowere
             quiet=quiet_below(scheme), quiet_byte=127, least_byte=max(127 - 14 - scheme.element.emax, 0),
         )  # fmt: skip
     return rule
+
+
+def addend_of(scheme: Scheme, picked: ScaleRule) -> int:
+    """Return what is added to the bits of a float32 for a rule's rounding: its carry moves the exponent."""
+    full = (1 << 23) - 1
+    limit = picked.limit if isinstance(picked, Ceiling) else scheme.divisor
+    # A limit between two float32 is one of the smaller: no float32 lies between them.
+    top = math.floor((limit / 2.0**scheme.element.emax - 1.0) * (1 << 23))
+    even = 1 << (22 - scheme.even_bits)
+    addends: dict[ScaleRule, int] = {FLOOR: 0, EVEN: even, CEIL: full, RCEIL: full - top}
+    return addends.get(picked, full - top)
 
 
 def row_mapping(

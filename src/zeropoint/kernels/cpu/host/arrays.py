@@ -126,7 +126,7 @@ def block_factors(
         factors = torch.ones(1, device="cpu")
     else:
         factors = scale.to(torch.float32)
-        if dividing and levels > 1:
+        if dividing and levels > 1 and not bool(factors.amin() > 0):
             factors = torch.where(factors == 0, torch.inf, factors)
     if isinstance(scheme.element, IntFormat) and scheme.element.fraction_bits:
         factors = factors * float(scheme.element_step)

@@ -7,7 +7,15 @@ from collections.abc import Callable
 from ....ops.lowering_refusals import element_refusal
 from ....ops.registry import Kernel, Op, Request
 from ....params.arithmetic import multiplies, rounder
-from . import block_searches, block_structs, chained, lines_of_words, parameter_searches, rounded_blocks
+from . import (
+    block_searches,
+    block_structs,
+    chained,
+    lines_of_words,
+    lookups,
+    parameter_searches,
+    rounded_blocks,
+)
 from . import linear_codes as linear
 from . import linear_values as values
 from . import table_searches as tables
@@ -36,6 +44,9 @@ class CpuBackend:
             return f"the data is on {request.device}"
         if request.op is Op.SEARCH:
             return block_searches.refusal(request)
+        if lookups.takes(request):
+            digits = lookups.single(request)
+            return None if digits is None else self.refusal(digits)
         element = request.scheme.element
         if element.per_scale > 1:
             return tables.refusal(request)
@@ -72,6 +83,11 @@ class CpuBackend:
         """See :class:`zeropoint.ops.registry.Backend`."""
         if request.op is Op.QUANTIZE_DYNAMIC and rounded_blocks.takes(request):
             return rounded_blocks.RoundedBlocksKernel(request)
+        if lookups.takes(request):
+            digits = lookups.single(request)
+            if digits is not None:
+                return lookups.DigitsKernel(request, self.prepare(digits))
+            return _LOOKUPS[request.op](request)
         if request.scheme.element.per_scale > 1:
             return tables.TableSearchKernel(request)
         if chained.codes_of(request) is not None:
@@ -79,6 +95,11 @@ class CpuBackend:
         return _KERNELS[request.op](request)
 
 
+_LOOKUPS: dict[Op, Callable[[Request], Kernel]] = {
+    Op.DEQUANTIZE: lookups.LookupKernel,
+    Op.QUANTIZE: lookups.TableEncodeKernel,
+    Op.QUANTIZE_DYNAMIC: lookups.TableDynamicKernel,
+}
 _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.CHOOSE_PARAMS: ChooseParamsKernel,
     Op.QUANTIZE_DYNAMIC: QuantizeDynamicKernel,

@@ -6,6 +6,7 @@ all of them out of the caches: finding them again took a tenth of the time of a 
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from typing import Any
@@ -19,9 +20,9 @@ from ....layout import packing
 from ....ops import lowering, reference
 from ....ops.lowering import How, code_order, value_table
 from ....ops.lowering_refusals import rule_refusal
-from ....ops.threads import parts_for, share
+from ....ops.threads import WORTH_A_THREAD, parts_for, share
 from ....params.tensors import Params, parameter_tensors
-from ....schemes import Scheme
+from ....schemes import Granularity, Scheme
 from .. import entries
 from ..encode.boundaries import ROOM
 from ..machine import descriptor as k
@@ -31,7 +32,7 @@ from .arrays import NO_BYTES, NO_FLOATS, Stored, flat_array
 from .views import View, stored_rule, view_of
 
 
-def _flat_bytes(data: torch.Tensor, count: int) -> Any:
+def flat_bytes(data: torch.Tensor, count: int) -> Any:
     """Return packed codes as a kernel takes them; raises ShapeError for memory that it must not touch."""
     if data.numel() != count or data.dtype is not torch.uint8 or not data.is_contiguous():
         laid = "contiguous" if data.is_contiguous() else "not contiguous"
@@ -73,13 +74,13 @@ class GivenCall:
 
     def codes_in(self, data: torch.Tensor) -> Any:
         """Return packed codes as a kernel reads them; raises ShapeError for another number of bytes."""
-        return _flat_bytes(data.contiguous(), self._bytes)
+        return flat_bytes(data.contiguous(), self._bytes)
 
     def quantize(self, x: torch.Tensor, factors: Any, zeros: Any, data: torch.Tensor) -> None:
         """Write the packed codes of ``x``; raises NonFiniteError."""
         if self.count == 0:
             return
-        target = _flat_bytes(data, self._bytes)
+        target = flat_bytes(data, self._bytes)
         args = flat_array(x), self.descriptor, self.order, factors, NO_BYTES, zeros, target, NO_BYTES
         if share(entries.quantize, args, self.rows, self.count) == k.BAD_VALUE:
             reference.require_finite(x)
@@ -141,6 +142,12 @@ class OnePass:
         few = multiply and scheme.bits == FOUR_BITS and dtype is not torch.float32
         self._tables = _tables_of(scheme, dtype) if few else None
 
+    def shaped(self, scales: ChosenScales) -> OnePass:
+        """Return the same call with scales of another shape."""
+        other = copy.copy(self)
+        other.scales = scales
+        return other
+
     def run(
         self, x: torch.Tensor, data: torch.Tensor, params: Params, memory: ScaleMemory,
         coarse: float | None = None,
@@ -150,7 +157,7 @@ class OnePass:
         Returns OK, BAD_VALUE or BAD_SCALE; after the latter two what was written means nothing.
         """
         scales, codes = memory.arrays(params)
-        source, target, zeros = flat_array(x), _flat_bytes(data, self._bytes), memory.zeros
+        source, target, zeros = flat_array(x), flat_bytes(data, self._bytes), memory.zeros
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
         if self._searched is not None:
             search, *tried = self._searched
@@ -202,6 +209,18 @@ def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OneP
     if windows is not None:
         return OnePass(scheme, shape, dtype, view, (entries.search_windows, *windows))
     return None if fits is None else OnePass(scheme, shape, dtype, view, (entries.search_fits, *fits))
+
+
+@functools.lru_cache(maxsize=1024)
+def flat_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OnePass | None:
+    """Return the call that takes a small tensor of one scale as one row, or None for all others.
+
+    So its extremes need no pass of their own.
+    """
+    few = math.prod(shape) < WORTH_A_THREAD and len(shape) > 1 and len(scheme.scales) == 1
+    whole = scheme.granularity == Granularity.tensor() and shape[-1] * scheme.bits % 8 == 0
+    found = one_pass(scheme, (math.prod(shape),), dtype) if few and whole else None
+    return None if found is None else found.shaped(ChosenScales(scheme, shape, dtype))
 
 
 class ChosenScales:

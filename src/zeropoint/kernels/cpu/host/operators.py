@@ -18,7 +18,8 @@ from ....ops.row_errors import RowErrors
 from ....ops.threads import gradual_underflow, share
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme
-from .. import entries
+from .. import entries, lookup_entries
+from ..decode.lookup_rows import FEW
 from ..machine import descriptor as k
 from . import memory
 from .arrays import (
@@ -31,11 +32,12 @@ from .arrays import (
     stored_factors,
     value_bounds,
 )
-from .calls import ChosenScales, ScaleMemory, given_call, one_pass, refuse
+from .calls import ChosenScales, ScaleMemory, flat_pass, given_call, one_pass, refuse
 from .choose import BlockScales
 from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
 from .scale_searches import choose_params
 from .statistics import Ends, TensorExtremes, coarse_scale
+from .views import KINDS
 
 Codes = tuple[torch.Tensor, Params]
 
@@ -104,7 +106,8 @@ class QuantizeDynamicKernel(_Operator):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        self._once = one_pass(request.scheme, request.shape, request.dtype)
+        asked = request.scheme, request.shape, request.dtype
+        self._once = one_pass(*asked) or flat_pass(*asked)
         self._whole = request.scheme.granularity == Granularity.tensor()
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
@@ -200,12 +203,20 @@ class DequantizeKernel(_Operator):
         if not asked.scheme.offsets or 0 in asked.shape:
             self._call.dequantize(data, stored, out)
             return out
-        values = out if asked.dtype is torch.float32 else torch.empty(asked.shape, dtype=torch.float32)
-        self._wide.dequantize(data, stored, values)
         offset = block_offsets(asked.scheme, params, asked.shape, asked.own_dtype)
         assert offset is not None
-        values.view(*offset.shape, -1).add_(offset[..., None])
-        return out if values is out else out.copy_(values)
+        cols, block = asked.shape[-1], out.numel() // offset.numel()
+        if cols > FEW:
+            values = out if asked.dtype is torch.float32 else torch.empty(asked.shape, dtype=torch.float32)
+            self._wide.dequantize(data, stored, values)
+            values.view(*offset.shape, -1).add_(offset[..., None])
+            return out if values is out else out.copy_(values)
+        sizes = np.array((block, cols, KINDS[asked.dtype]), np.uint64)
+        scales = stored.factors, stored.codes, stored.zeros
+        wide = self._wide.codes_in(data), self._wide.descriptor_of(stored), self._wide.table
+        args = *wide, *scales, flat_array(offset), sizes, flat_array(out)
+        share(lookup_entries.dequantize_with_offsets, args, out.numel() // cols, out.numel())
+        return out
 
     def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""

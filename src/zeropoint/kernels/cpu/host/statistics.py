@@ -19,6 +19,7 @@ from ....params.arithmetic import Ranges
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme
 from .. import entries
+from . import microexponents
 from .arrays import flat_array, rows_of
 
 Ends = tuple[float, float] | None
@@ -29,6 +30,13 @@ def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
     """Return the parameters that ``x`` gives, and of a rule that compares errors those of its start."""
     if x.numel() == 0 or not scheme.scales:
         return reference.choose_params(x, scheme.start, extremes)
+    powers = microexponents.powers_of(scheme, tuple(x.shape), x.dtype)
+    if powers is not None:
+        rows = RowExtremes(tuple(x.shape), x.dtype, scheme.granularity, ranged=False)
+        rows.find(x)
+        found = microexponents.chosen(rows.high, scheme, tuple(x.shape), x.dtype, powers)
+        if found is not None:
+            return found
     lows, highs = [], []
     for level in scheme.scales:
         low, high = reference.whole_range(x, level.granularity, extremes) or block_extremes(

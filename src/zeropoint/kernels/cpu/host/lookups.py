@@ -1,0 +1,247 @@
+"""Elements that few formats have: values that are looked up, tables of blocks, codes of several digits.
+
+What no kernel takes is left to the reference, as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....formats import ChoiceFormat, DigitsFormat
+from ....formats.codes import decode, decode_runs, encode_codebook
+from ....layout import code_rows, packing
+from ....ops import reference
+from ....ops.reference_backend import filled
+from ....ops.registry import HeldKernel, Op, Request
+from ....ops.threads import share
+from ....params import arithmetic
+from ....params.arithmetic import Ranges
+from ....params.effective import effective_scale
+from ....params.scale_tables import boundaries, tables_of
+from ....params.tensors import Params, require_parameters
+from ....schemes import Scheme
+from .. import lookup_entries as entries
+from ..decode.lookup_rows import LONGEST, OF_BLOCK, OF_SIGN, SHARED
+from ..machine import descriptor as k
+from . import memory
+from .arrays import flat_array
+from .calls import flat_bytes
+from .statistics import Ends, block_extremes
+from .views import KINDS
+
+Codes = tuple[torch.Tensor, Params]
+_BYTE = 8
+
+
+def takes(request: Request) -> bool:
+    """Return whether a kernel here runs the request."""
+    scheme, shape, element = request.scheme, request.shape, request.scheme.element
+    if request.dtype not in KINDS or request.own_dtype not in KINDS or not shape or 0 in shape:
+        return False
+    *lead, _ = scheme.granularity.block_shape(shape)
+    if set(lead) - {1} or scheme.bits > _BYTE:
+        return False
+    if request.op is Op.DEQUANTIZE:
+        looked_up = element.per_code > 1 or element.per_scale > 1 or element.reads_sign
+        return looked_up and element.per_code <= LONGEST and not scheme.offsets
+    if element.per_scale > 1:
+        return request.op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC) and _ends_on_bytes(scheme, shape)
+    return single(request) is not None
+
+
+def single(request: Request) -> Request | None:
+    """Return what is asked for the digits of codes, each by itself, or None where codes have none."""
+    scheme = request.scheme
+    if not isinstance(scheme.element, DigitsFormat) or request.op is not Op.QUANTIZE_DYNAMIC:
+        return None
+    narrow = scheme.bits == _BYTE and scheme.element.digit.bits < _BYTE
+    asked = replace(request, scheme=digits_of(scheme))
+    return asked if narrow and _ends_on_bytes(asked.scheme, request.shape) else None
+
+
+def _ends_on_bytes(scheme: Scheme, shape: tuple[int, ...]) -> bool:
+    """Return whether blocks of codes do, so that each is written by itself."""
+    block = scheme.row_block(shape)
+    return block * scheme.bits % _BYTE == 0 or block >= shape[-1]
+
+
+@functools.lru_cache(maxsize=64)
+def digits_of(scheme: Scheme) -> Scheme:
+    """Return the scheme of the digits of codes, each by itself."""
+    element = scheme.element
+    assert isinstance(element, DigitsFormat)
+    return replace(scheme, element=element.digit)
+
+
+class LookupKernel:
+    """Values of codes."""
+
+    def __init__(self, request: Request) -> None:
+        scheme, shape = request.scheme, request.shape
+        element, block = scheme.element, scheme.row_block(shape)
+        self._request, self._rows = request, math.prod(shape[:-1])
+        self._whose = OF_BLOCK if element.per_scale > 1 else OF_SIGN if element.reads_sign else SHARED
+        self._bytes = code_rows.packed_shape(scheme, shape)
+        width = -(-shape[-1] // block)
+        self._sizes = np.array(
+            (
+                scheme.bits, element.per_code, block, shape[-1], width, self._bytes[-1],
+                KINDS[request.dtype], self._whose,
+            ), np.uint64,
+        )  # fmt: skip
+        self._blocks = self._rows * width
+        self._table = _table_of(scheme) if self._whose != OF_BLOCK else None
+
+    def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        asked = self._request
+        require_parameters(asked.scheme, params, asked.shape)
+        out = memory.empty(asked.shape, asked.dtype) if out is None else out
+        if self._table is None:
+            tables = flat_array(_tables(asked, params))
+            factors = np.ones(self._blocks, np.float32)
+        else:
+            scale = effective_scale(asked.scheme, params, asked.shape, asked.own_dtype)
+            tables = self._table
+            factors = np.ones(self._blocks, np.float32) if scale is None else flat_array(scale.float())
+        source = flat_bytes(data.contiguous(), math.prod(self._bytes))
+        args = source, self._sizes, tables, factors, flat_array(out)
+        share(entries.look_up, args, self._rows, out.numel())
+        return out
+
+    def hold(self, params: Params | None) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+        copies = None if params is None else [level.clone() for level in params]
+
+        def run(data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
+            given = params if copies is None else copies
+            assert given is not None
+            self.run(data, given, out)
+
+        nbytes = sum(level.nbytes for level in copies or ())
+        return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=nbytes, allocates=_ALLOCATES)
+
+
+_ALLOCATES = "tables and factors are made in memory of each call"
+
+
+@functools.lru_cache(maxsize=64)
+def _table_of(scheme: Scheme) -> Any:
+    """Return the values of all codes in units of the scale: of both grids where its sign chooses one."""
+    element = scheme.element
+    codes = torch.arange(1 << scheme.bits, dtype=torch.int32, device="cpu")
+    if isinstance(element, ChoiceFormat):
+        grids = [
+            decode(codes, element, torch.float32, torch.full((len(codes),), sign)) for sign in (False, True)
+        ]
+        return flat_array(torch.cat(grids)).copy()
+    return flat_array(decode_runs(codes, element, torch.float32)).copy()
+
+
+def _tables(request: Request, params: Params) -> torch.Tensor:
+    return tables_of(
+        request.scheme, params, shape=request.shape, own_dtype=request.own_dtype, dtype=torch.float32
+    ).contiguous()
+
+
+class _TableCodes:
+    """Codes of tables of blocks."""
+
+    def __init__(self, request: Request) -> None:
+        scheme, shape = request.scheme, request.shape
+        self._request, self._rows, block = request, math.prod(shape[:-1]), scheme.row_block(shape)
+        self._shape = packing.packed_shape(shape, scheme.bits)
+        sizes = scheme.bits, block, shape[-1], -(-shape[-1] // block), self._shape[-1], KINDS[request.dtype]
+        self._sizes = np.array(sizes, np.uint64)
+
+    def _encoded(self, x: torch.Tensor, params: Params, data: torch.Tensor | None) -> torch.Tensor:
+        require_parameters(self._request.scheme, params, self._request.shape)
+        data = memory.empty(self._shape, torch.uint8) if data is None else data
+        middles = flat_array(boundaries(_tables(self._request, params)))
+        args = flat_array(x), self._sizes, middles, flat_bytes(data, math.prod(self._shape))
+        if share(entries.encode_tables, args, self._rows, x.numel()) != k.OK:
+            reference.require_finite(x)
+        return data
+
+
+class TableEncodeKernel(_TableCodes):
+    """Codes under given tables."""
+
+    def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        return self._encoded(x, params, out)
+
+    def hold(self, params: Params | None) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+        assert params is not None
+        copies = [level.clone() for level in params]
+
+        def run(x: torch.Tensor, data: torch.Tensor) -> None:
+            self._encoded(x, copies, data)
+
+        held = sum(level.nbytes for level in copies)
+        return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=held, allocates=_ALLOCATES)
+
+
+class TableDynamicKernel(_TableCodes):
+    """Tables of equal steps, and codes."""
+
+    def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        scheme = self._request.scheme
+        params = [*(self._tables_of(x) if extremes is None else reference.choose_params(x, scheme, extremes))]
+        codes = self._encoded(x, params, None if out is None else out[0])
+        return (codes, params) if out is None else filled(out, codes, params)
+
+    def _tables_of(self, x: torch.Tensor) -> Params:
+        scheme = self._request.scheme
+        low, high = block_extremes(x, scheme.granularity, ranged=True)
+        return arithmetic.scales_from_ranges(
+            scheme, Ranges(minimum=(low,), maximum=(high,), dtype=x.dtype, shape=tuple(x.shape))
+        )
+
+    def hold(self, params: Params | None) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+
+        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
+            self.run(x, (data, params))
+
+        return HeldKernel(run=run, workspace_bytes=0, allocates=_ALLOCATES)
+
+
+class DigitsKernel:
+    """Codes of several digits, from the codes of each. single: the kernel of these."""
+
+    def __init__(self, request: Request, single: Any) -> None:
+        scheme, shape = request.scheme, request.shape
+        element, digits = scheme.element, digits_of(scheme)
+        assert isinstance(element, DigitsFormat)
+        self._single, self._rows, self._count = single, math.prod(shape[:-1]), math.prod(shape)
+        self._shape = code_rows.packed_shape(scheme, shape)
+        zero = int(encode_codebook(torch.zeros(1, device="cpu"), element.digit))
+        row = packing.packed_shape(shape, digits.bits)[-1]
+        sizes = digits.bits, element.base, element.count, zero, scheme.row_block(shape), shape[-1], row
+        self._sizes = np.array((*sizes, self._shape[-1]), np.uint64)
+
+    def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
+        """See :class:`zeropoint.ops.registry.Op`."""
+        digits, params = self._single.run(x, None, extremes)
+        data = memory.empty(self._shape, torch.uint8) if out is None else out[0]
+        share(
+            entries.join_digits, (flat_array(digits), self._sizes, flat_array(data)), self._rows, self._count
+        )
+        return (data, params) if out is None else filled(out, data, params)
+
+    def hold(self, params: Params | None) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+
+        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
+            self.run(x, (data, params))
+
+        return HeldKernel(run=run, workspace_bytes=0, allocates="digits are made in memory of each call")

@@ -1,0 +1,39 @@
+"""The kernels of elements that few formats have, as Python calls them; see :mod:`.entries`."""
+
+from typing import Any
+
+from .decode.lookup_rows import lookup_rows, offset_rows
+from .encode.power_levels import power_level_blocks
+from .encode.table_rows import digit_rows, table_rows
+from .machine.intrinsics import kernel
+from .machine.team import run_parts
+
+
+@kernel
+def look_up(*args: Any) -> Any:
+    """Decode rows of codes whose values are looked up; see :func:`.decode.lookup_rows.lookup_rows`."""
+    return run_parts(lookup_rows, args)
+
+
+@kernel
+def dequantize_with_offsets(*args: Any) -> Any:
+    """Decode rows whose blocks have offsets; see :func:`.decode.lookup_rows.offset_rows`."""
+    return run_parts(offset_rows, args)
+
+
+@kernel
+def encode_tables(*args: Any) -> Any:
+    """Encode rows under tables of their blocks; see :func:`.encode.table_rows.table_rows`."""
+    return run_parts(table_rows, args)
+
+
+@kernel
+def join_digits(*args: Any) -> Any:
+    """Join digits to codes; see :func:`.encode.table_rows.digit_rows`."""
+    return run_parts(digit_rows, args)
+
+
+@kernel
+def choose_powers(*args: Any) -> Any:
+    """Choose two levels of powers of two; see :func:`.encode.power_levels.power_level_blocks`."""
+    return run_parts(power_level_blocks, args)
