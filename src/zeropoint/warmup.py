@@ -23,6 +23,7 @@ SCHEMES = (
     "int8:channel", "int4:g128", "int4:g128:scale=input:dialect=compressed-tensors", "int4:g128:asym",
     "uint8:tensor:asym", "int8:channel:asym=real", "float8_e4m3fn:channel", "e3m2:g32:scale=float16",
     "mxfp4:scale=even", "mxfp8_e4m3", "nvfp4", "nf4:g64", "float8_e4m3fn:block128x128", "q4_k",
+    "uint8:channel1:asym", "tq1_0", "table4:channel", "mx9",
 )  # fmt: skip
 """A scheme for each kind of elements, scales and zero points, and of blocks."""
 SEARCHED = ("int4:g128", "int8:channel", "int4:g128:asym", "nvfp4a16", "nf4:g64", "table4:channel")
