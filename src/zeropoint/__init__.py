@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from .checkpoint.verify.inspection import inspect_checkpoint
     from .eval import evaluate_checkpoint
     from .formats import CodebookFormat, FloatFormat, IntFormat, Specials, format_name, get_format
-    from .functional import choose_params, dequantize, explain, fake_quantize, quantize
+    from .functional import choose_params, dequantize, explain, fake_quantize
     from .layout.packing import pack, unpack
+    from .methods.of_tensors import quantize
     from .models import calibrate, convert, dequantize_model, fold, prepare, quantize_model
     from .ops.library import only_backend
     from .params import QuantizationParams
@@ -110,7 +111,7 @@ _OWNERS = {
     **dict.fromkeys(
         ("CodebookFormat", "FloatFormat", "IntFormat", "Specials", "format_name", "get_format"), "formats"
     ),
-    **dict.fromkeys(("choose_params", "dequantize", "explain", "fake_quantize", "quantize"), "functional"),
+    **dict.fromkeys(("choose_params", "dequantize", "explain", "fake_quantize"), "functional"),
     **dict.fromkeys(("pack", "unpack"), "layout.packing"),
     **dict.fromkeys(
         ("calibrate", "convert", "dequantize_model", "fold", "prepare", "quantize_model"), "models"
@@ -135,6 +136,7 @@ _OWNERS = {
     "QuantizationParams": "params",
     "QuantizedTensor": "tensor",
     "only_backend": "ops.library",
+    "quantize": "methods.of_tensors",
     **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),
     "load_checkpoint": "checkpoint.model.loading",
     "save_checkpoint": "checkpoint.model.saving",

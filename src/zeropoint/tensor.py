@@ -32,6 +32,28 @@ _parameter_tensors = functools.lru_cache(maxsize=1024)(parameter_tensors)
 """For tensors that hold data: the shapes that a tracer gives cannot be keys."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """How far decoded values are from a tensor.
+
+    Args:
+        relative: root of the squared error over the squared values; 0 where they are equal.
+        largest: largest error of a value.
+    """
+
+    relative: float
+    largest: float
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to quantization noise in decibels; infinite where the values are equal."""
+        return math.inf if self.relative == 0 else -20 * math.log10(self.relative)
+
+    def __str__(self) -> str:
+        ratio = "exact" if self.relative == 0 else f"{self.sqnr_db:.1f} dB"
+        return f"relative error {self.relative:.4f}, SQNR {ratio}, largest error {self.largest:.3g}"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantizedTensor:
     """A tensor in codes.
@@ -94,6 +116,24 @@ class QuantizedTensor:
     def compression_ratio(self) -> float:
         """Bytes of the original over bytes now."""
         return math.prod(self.shape) * self.dtype.itemsize / max(1, self.nbytes)
+
+    def error(self, x: torch.Tensor) -> Deviation:
+        """Return how far the decoded values are from a tensor of this shape, in float64.
+
+        Args:
+            x: what was quantized, or another tensor of its shape.
+
+        Raises:
+            ShapeError: for another shape.
+        """
+        if tuple(x.shape) != self.shape:
+            raise ShapeError(
+                f"x (shape {tuple(x.shape)}) must have the shape {self.shape} of what was quantized"
+            )
+        off = self.dequantize().double() - x.double()
+        squares, errors = float(x.double().square().sum()), float(off.square().sum())
+        ratio = errors / squares if squares else math.inf if errors else 0.0
+        return Deviation(relative=math.sqrt(ratio), largest=float(off.abs().max()) if x.numel() else 0.0)
 
     def error_bound(self, x: torch.Tensor | None = None) -> torch.Tensor:
         """Return the proven bound on ``|x - dequantize(x)|`` of each finest block, float64, on its grid.

@@ -131,6 +131,18 @@ def test_quantize_says_what_happened_to_each_tensor_and_why(call: Call, model: P
     assert all(line == line.rstrip() for line in lines)
 
 
+def test_a_file_of_codes_alone_is_not_called_unquantized(call: Call, model: Path, tmp_path: Path) -> None:
+    assert call("quantize", model, tmp_path / "out", "--to", "w4a16").status == 0
+    called = call("inspect", tmp_path / "out" / "model.safetensors")
+    assert called.status == 0
+    assert (
+        "quantized, but no configuration says how, so values are not counted; pass the directory whose"
+        in called.out
+    )
+    assert "not quantized" not in called.out
+    assert "not quantized" in call("inspect", model / "model.safetensors").out
+
+
 def test_all_shows_every_tensor(call: Call, model: Path, tmp_path: Path) -> None:
     called = call("quantize", model, tmp_path / "out", "--to", "w4a16", "--all")
     assert called.status == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,3 +174,37 @@ def test_a_plan_file_and_a_run_that_is_dequantized_go_by_python(tmp_path: Path) 
     assert again.plan.weights
     with pytest.raises(zp.OptionError, match="a plan has its own method="):
         zp.quantize_checkpoint(source, tmp_path / "x", plan=tmp_path / "plan.json", ignore="*")
+
+
+OTHER_TOOLS = (
+    "hf download",
+    "--local-dir",
+    "ray start",
+    "optimum-cli",
+    "zeropoint plan --out",
+    " --against ",
+    "(other names: --all",
+)
+"""What sentences say of commands of other tools, of a command that is named, and of reports alone."""
+
+
+def sentences(path: Path) -> list[str]:
+    """Return the texts of a module that are no docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = (
+        node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    return [node.value for node in texts if id(node) not in docs]
+
+
+def test_sentences_below_the_command_line_name_options_by_the_function_for_it() -> None:
+    source = Path(zp.__file__).parent
+    found = {
+        (str(path.relative_to(source)), text)
+        for path in source.rglob("*.py")
+        if path.parts[len(source.parts)] not in ("cli", "errors.py")
+        for text in sentences(path)
+        if re.search(r"(?<![\w-])--[a-z]", text) and not any(tool in text for tool in OTHER_TOOLS)
+    }
+    assert found == set()

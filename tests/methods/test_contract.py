@@ -249,7 +249,6 @@ ROUND_OTHER_THINGS = {
     "models/linear_paths.py": "inputs",
     "models/kv_cache.py": "keys and values",
     "warmup.py": "compiles kernels",
-    "__init__.py": "the public page",
 }
 
 

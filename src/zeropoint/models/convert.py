@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -75,7 +75,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
 
 
 def quantize_model(
-    model: nn.Module, recipe: Recipe | str, *, method: str | None = None,
+    model: nn.Module, recipe: Recipe | str, *, method: str | None = None, ignore: Iterable[str] | str = (),
     calibration: Calibration | None = None, inplace: bool = False,
 ) -> Conversion:  # fmt: skip
     """Return ``model`` with the layers that ``recipe`` names replaced by layers with packed weights.
@@ -92,6 +92,8 @@ def quantize_model(
             layers; others are converted when a rule names them. Weights of several layers that are one tensor
             stay one.
         method: that of all weights whose rule names none, such as ``"mse"``; ``nearest`` unless given.
+        ignore: patterns of layers to keep, before any rule decides: globs, or ``re:`` and a regular
+            expression.
         calibration: ranges of static inputs and outputs, and statistics that methods need.
         inplace: whether ``model`` itself is changed; otherwise a copy is.
 
@@ -104,7 +106,7 @@ def quantize_model(
         (2048, 544)
     """
     target = model if inplace else copy.deepcopy(model)
-    rules = as_recipe(recipe).with_method(method)
+    rules = as_recipe(recipe).with_method(method).ignoring(ignore)
     with preparing(target, rules, qat="minmax", calibration=calibration) as made:
         layers = {prepared.decision.subject.name: prepared for prepared in made.prepared.values()}
         packed, records = _converted(made.entries, layers, calibration)

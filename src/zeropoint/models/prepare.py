@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,6 +33,7 @@ def prepare(
     recipe: Recipe | str,
     *,
     qat: str | QATConfig = "minmax",
+    ignore: Iterable[str] | str = (),
     calibration: Calibration | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -53,6 +54,8 @@ def prepare(
         recipe: rules, or the name of a preset for all Linear layers.
         qat: which quantizers there are, by a name of :data:`~zeropoint.models.QAT_CONFIGS` (``minmax``,
             ``average``, ``fixed``, ``lsq``, ``tqt``, ``pact``) or as a :class:`~zeropoint.models.QATConfig`.
+        ignore: patterns of layers to keep, before any rule decides: globs, or ``re:`` and a regular
+            expression.
         calibration: parameters of static inputs and outputs, of :func:`~zeropoint.models.calibrate`, where
             they start.
         inplace: whether ``model`` itself is changed; otherwise a copy is.
@@ -69,9 +72,10 @@ def prepare(
         >>> sorted(name for name, _ in model.named_parameters())
         ['0.layer.bias', '0.layer.weight', '0.weight_quantizers.weight.scale']
     """
-    require_nearest(as_recipe(recipe))
+    rules = as_recipe(recipe).ignoring(ignore)
+    require_nearest(rules)
     target = model if inplace else copy.deepcopy(model)
-    with preparing(target, recipe, qat=qat, calibration=calibration) as made:
+    with preparing(target, rules, qat=qat, calibration=calibration) as made:
         result = made.installed(made.prepared)
     vars(result)[ENTRIES] = made.entries
     return result

@@ -271,6 +271,20 @@ class Recipe:
                 "the name of a preset itself as the recipe"
             )
 
+    def ignoring(self, patterns: Iterable[str] | str) -> Recipe:
+        """Return the recipe that keeps what patterns name, before any of its rules decides.
+
+        Args:
+            patterns: globs, or ``re:`` and a regular expression, or one of them.
+
+        Example:
+            >>> [rule.name for rule in Recipe().ignoring("*.head").rules]
+            ['*.head']
+        """
+        names = (patterns,) if isinstance(patterns, str) else patterns
+        keep = (Rule(name=name, gives=None, reason=f"ignored by {name!r}") for name in names)
+        return replace(self, rules=(*keep, *self.rules))
+
     def with_method(self, method: str | None) -> Recipe:
         """Return the recipe with ``method`` for the weights of all rules that name none themselves.
 

@@ -272,4 +272,6 @@ def test_words_of_codes_that_are_not_read_are_not_counted_as_numbers(tmp_path: P
     assert inspect_checkpoint(mixed).values is None
     odd = CONFIG | {"quantization_config": {"quant_method": "spqr", "bits": "4; rm"}}
     assert inspect_checkpoint(save(tmp_path / "odd", packed, odd)).bits is None
-    assert inspect_checkpoint(save(tmp_path / "plain", packed, CONFIG)).values == 16
+    plain = inspect_checkpoint(save(tmp_path / "plain", packed, CONFIG))
+    assert plain.values is None
+    assert plain.summary[1].startswith("quantized, but no configuration says how")

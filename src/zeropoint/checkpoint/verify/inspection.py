@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...codecs.known import cache_scheme
+from ...codecs.known import cache_scheme, is_quantized
 from ...codecs.registry import method_in
 from ...errors import ZeropointError, count, size_of
 from ...results import Result
@@ -128,6 +128,11 @@ class Inspection(Result):
             return (
                 f"packed by {self.packed_by}{width}; this layout is not read here, so values are not counted"
             )
+        if self.values is None and method is None and not self.problems:
+            return (
+                "quantized, but no configuration says how, so values are not counted; pass the directory "
+                "whose config.json does"
+            )
         if self.values is None or bits is None:
             which = "some" if self.schemes else "its"
             return f"quantized by {method}; {which} layers cannot be read, so values are not counted"
@@ -172,7 +177,9 @@ def inspect_checkpoint(path: Place | str) -> Inspection:
             problems += map(str, damaged)
     except ZeropointError as error:
         problems.append(str(error))
-    read = not stored.unread if stored is not None else packed_by is None and not problems
+    own = (entry for entry in source.entries.values() if entry.use is None)
+    unnamed = config is None and any(is_quantized(entry.name, entry.dtype) for entry in own)
+    read = not stored.unread if stored is not None else packed_by is None and not problems and not unnamed
     others = source.entries.values() if stored is None else stored.others
     return Inspection(
         source=source,
