@@ -34,8 +34,22 @@ def is_installed() -> bool:
     return importlib.util.find_spec("transformers") is not None
 
 
+_IN_VLLM = ((re.compile(r"\battention\.self\.(query|key|value)$"), r"attention.output.\1"),)
+"""Other names that vLLM asks its configuration for: that of BERT's output in models/bert.py of 0.32."""
+
+
 def loaded_names(module: str, config: Config) -> tuple[str, ...]:
     """Return the names under which loaders look for a module: that of the file first.
+
+    >>> loaded_names("encoder.layer.0.attention.self.key", {})
+    ('encoder.layer.0.attention.self.key', 'encoder.layer.0.attention.output.key')
+    """
+    others = (row.sub(new, module) for row, new in _IN_VLLM)
+    return tuple(dict.fromkeys((module, *others, *transformers_names(module, config))))
+
+
+def transformers_names(module: str, config: Config) -> tuple[str, ...]:
+    """Return the name of a module in its file, and those that transformers gives it on loading.
 
     A matrix that transformers cuts into several layers has the names of all of them.
     """

@@ -22,7 +22,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.compressed_tensors.tested import SEVERAL, rows
-from zeropoint.loaded_names import loaded_names, loaded_parameters
+from zeropoint.loaded_names import loaded_names, loaded_parameters, transformers_names
 
 conversion_mapping = Peer("transformers.conversion_mapping")
 core_model_loading = Peer("transformers.core_model_loading")
@@ -105,7 +105,7 @@ def test_modules_are_known_by_the_names_that_transformers_gives_them(animal: Ani
         name for name, tensor in tensors_of(folder).items() if name.endswith(".weight") and tensor.dim() == 2
     ]
     expected = renamed_by_transformers(animal, names)
-    found = {name: f"{loaded_names(name.removesuffix('.weight'), config)[-1]}.weight" for name in names}
+    found = {name: f"{transformers_names(name.removesuffix('.weight'), config)[-1]}.weight" for name in names}
     assert found == expected
 
 

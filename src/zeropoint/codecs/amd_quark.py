@@ -42,6 +42,7 @@ from ..schemes import PRESETS, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .data_scales import InputNames
 from .engines import (
+    HUMMING,
     LLAMA_CPP,
     TENSORRT,
     TRANSFORMERS,
@@ -51,6 +52,7 @@ from .engines import (
     Problem,
     always,
     fused_alike,
+    loader_not_run,
     rules,
 )
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
@@ -178,7 +180,7 @@ class Quark(Codec):
     parts = MappingProxyType({SCALE: True, ZEROS: True, **dict.fromkeys((*_MOVED, WEIGHT), False)})
     input_names = InputNames("input_scale", "input_zero_point", "input_scale", shape=())
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm,
+        TRANSFORMERS: _transformers, VLLM: _vllm, HUMMING: loader_not_run,
         TENSORRT: always(Loads.NO, "it does not know this layout"),
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip

@@ -35,7 +35,20 @@ from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from . import words
 from .block_extents import blocks
-from .engines import LLAMA_CPP, MLX_LM, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
+from .engines import (
+    HUMMING,
+    LLAMA_CPP,
+    MLX_LM,
+    TENSORRT,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    always,
+    loader_not_run,
+    rules,
+)
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in, needed
 from .safetensors_dtypes import FILE_DTYPES
@@ -127,7 +140,7 @@ class Awq(Codec):
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False})
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: words.vllm, TENSORRT: words.tensorrt,
+        TRANSFORMERS: _transformers, VLLM: words.vllm, HUMMING: loader_not_run, TENSORRT: words.tensorrt,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
         MLX_LM: _mlx_lm,
     })  # fmt: skip

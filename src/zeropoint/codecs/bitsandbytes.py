@@ -51,7 +51,19 @@ from ..schemes import Granularity, Preset, Scheme
 from ..schemes.dialects import get_dialect
 from ..tensor import QuantizedTensor
 from .block_extents import blocks, partial_group
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, fused_alike, rules
+from .engines import (
+    DIFFUSERS,
+    LLAMA_CPP,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    always,
+    fused_alike,
+    loader_not_run,
+    rules,
+)
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
 
@@ -274,7 +286,10 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
     if facts.nonlinear or facts.transposed:
         yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
-    yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
+    yield (
+        Loads.UNCHECKED,
+        "from 0.28 on it reads this layout with the package vllm-bnb-plugin; nobody has tried it",
+    )
 
 
 @dataclass(frozen=True)
@@ -294,7 +309,7 @@ class Bitsandbytes(Codec):
         "nf4_double": Preset(weight=str(_double("nf4", 64))),
     })  # fmt: skip
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm,
+        TRANSFORMERS: _transformers, VLLM: _vllm, DIFFUSERS: loader_not_run,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     defaults = MappingProxyType({"dialect": _DIALECT.name})

@@ -55,8 +55,9 @@ class Facts:
 
 Problem: TypeAlias = tuple[Loads, str]
 EngineRule: TypeAlias = Callable[[Facts], Iterator[Problem]]
-TRANSFORMERS, VLLM, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME, MLX_LM = ENGINES = (
-    "transformers", "vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "onnxruntime", "mlx-lm",
+TRANSFORMERS, VLLM, HUMMING, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME, MLX_LM, DIFFUSERS = ENGINES = (
+    "transformers", "vLLM", "vLLM with humming", "SGLang", "TensorRT-LLM", "llama.cpp", "onnxruntime",
+    "mlx-lm", "diffusers",
 )  # fmt: skip
 """The engines of which every codec says something, in the order of reports."""
 
@@ -86,6 +87,7 @@ decoded_first = always(
 no_safetensors = always(Loads.NO, "it reads ONNX models, no safetensors")
 """The rule of onnxruntime, of layouts in safetensors files."""
 not_read = always(Loads.NO, "it does not read this layout")
+loader_not_run = always(Loads.UNCHECKED, "it has a loader for this layout, which did not run here")
 not_checked = always(Loads.UNCHECKED, "nobody has looked at it for this layout")
 
 
@@ -98,5 +100,7 @@ def rules(known: Mapping[str, EngineRule]) -> MappingProxyType[str, EngineRule]:
     >>> list(rules({})) == list(ENGINES)
     True
     """
-    every = dict.fromkeys(ENGINES, not_checked) | {ONNXRUNTIME: no_safetensors, MLX_LM: not_read}
+    every = dict.fromkeys(ENGINES, not_checked) | {
+        ONNXRUNTIME: no_safetensors, MLX_LM: not_read, HUMMING: not_read, DIFFUSERS: not_read,
+    }  # fmt: skip
     return MappingProxyType(every | {SGLANG: known.get(VLLM, not_checked)} | dict(known))

@@ -191,6 +191,16 @@ def _decoded_by(facts: Facts) -> Iterator[Problem]:
         yield Loads.UNCHECKED, "it reads GGUF files of llama.cpp; nobody has tried these"
 
 
+def _vllm(facts: Facts) -> Iterator[Problem]:
+    if family_of(facts.family) is None:
+        yield Loads.NO, _NAMES
+    else:
+        yield (
+            Loads.UNCHECKED,
+            "from 0.24 on the package vllm-gguf-plugin reads GGUF there; nobody has tried this",
+        )
+
+
 _NO_GGUF = always(Loads.NO, "it reads no GGUF")
 
 
@@ -204,7 +214,7 @@ class Gguf(Codec):
     presets = _PRESETS
     defaults = MappingProxyType({"scale": "float16"})
     engines = rules({
-        TRANSFORMERS: _decoded_by, VLLM: _decoded_by, TENSORRT: _NO_GGUF, ONNXRUNTIME: _NO_GGUF,
+        TRANSFORMERS: _decoded_by, VLLM: _vllm, TENSORRT: _NO_GGUF, ONNXRUNTIME: _NO_GGUF,
         LLAMA_CPP: _named,
     })  # fmt: skip
     usual = (LLAMA_CPP,)

@@ -52,7 +52,19 @@ from . import words
 from .act_order import group_index
 from .block_extents import blocks, by_column
 from .compressed_tensors.targets import targets
-from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, decoded_first, rules
+from .engines import (
+    HUMMING,
+    LLAMA_CPP,
+    TENSORRT,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    decoded_first,
+    loader_not_run,
+    rules,
+)
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES
@@ -277,7 +289,8 @@ class Gptq(Codec):
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False, GROUPS: False})
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm, TENSORRT: words.tensorrt, LLAMA_CPP: decoded_first,
+        TRANSFORMERS: _transformers, VLLM: _vllm, HUMMING: loader_not_run, TENSORRT: words.tensorrt,
+        LLAMA_CPP: decoded_first,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
     negative_scales = True

@@ -46,7 +46,7 @@ from ..params import QuantizationParams
 from ..schemes import Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, loader_not_run, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES
@@ -183,7 +183,10 @@ def _descriptions(bits: int, dtype: torch.dtype) -> Iterator[TensorSpec]:
 def _transformers(facts: Facts) -> Iterator[Problem]:
     if facts.experts or facts.nonlinear or facts.transposed:
         yield Loads.NO, "it reads linear layers alone in this layout"
-    yield Loads.PARTLY, "hqq's own layers load it; release 5.23 makes new weights in place of saved ones"
+    yield (
+        Loads.PARTLY,
+        "hqq's own layers load it; transformers 5.23 initializes them at random, without an error",
+    )
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ class Hqq(Codec):
     )
     engines = rules({
         TRANSFORMERS: _transformers,
-        VLLM: always(Loads.UNCHECKED, "it has a loader for this layout, which did not run here"),
+        VLLM: loader_not_run,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     methods = (QUANT_METHOD,)

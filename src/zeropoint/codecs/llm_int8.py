@@ -29,7 +29,19 @@ from ..errors import CheckpointError, UnsupportedError
 from ..params import QuantizationParams
 from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, fused_alike, rules
+from .engines import (
+    DIFFUSERS,
+    LLAMA_CPP,
+    TRANSFORMERS,
+    VLLM,
+    Facts,
+    Loads,
+    Problem,
+    always,
+    fused_alike,
+    loader_not_run,
+    rules,
+)
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
 
@@ -91,7 +103,10 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
-    yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
+    yield (
+        Loads.UNCHECKED,
+        "from 0.28 on it reads this layout with the package vllm-bnb-plugin; nobody has tried it",
+    )
 
 
 @dataclass(frozen=True)
@@ -104,7 +119,7 @@ class LlmInt8(Codec):
     defaults = MappingProxyType({"scale": "float32"})
     parts = MappingProxyType({SCALE: True, FORMAT: True, WEIGHT: False})
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm,
+        TRANSFORMERS: _transformers, VLLM: _vllm, DIFFUSERS: loader_not_run,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     methods = (QUANT_METHOD,)

@@ -68,8 +68,8 @@ WEIGHT, SCALES, BIASES, GLOBAL = "weight", "scales", "biases", "global_scale"
 KEYS = ("quantization", "quantization_config")
 AFFINE = "affine"
 _STACKED = "switch_mlp.{gate,up,down}_proj"
-_RAN = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
-"""Families with experts that mlx-lm ran from files written here."""
+_RAN = ("llama", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+"""Families that mlx-lm ran from files written here; ``sanitize`` of others may change weights on loading."""
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 FLOATS = MappingProxyType({
     "mxfp4": Scheme.parse("float4_e2m1fn:g32:scale=floor"),
@@ -169,8 +169,8 @@ class MlxReader(Reader):
 def _engine(facts: Facts) -> Iterator[Problem]:
     if facts.experts and expert_layout(facts.family).biased:
         yield Loads.NO, "it has other names for experts with biases, which are not written"
-    elif facts.experts and model_type(facts.family) not in _RAN:
-        yield Loads.UNCHECKED, f"experts ran there of {', '.join(_RAN)} alone"
+    elif model_type(facts.family) not in _RAN:
+        yield Loads.UNCHECKED, f"nobody has tried this family there; {', '.join(_RAN)} ran"
     if facts.transposed:
         yield Loads.NO, "weights of Conv1D are not read"
 

@@ -55,6 +55,7 @@ from ..tensor import QuantizedTensor
 from .block_extents import blocks
 from .data_scales import CacheScales, InputNames
 from .engines import (
+    HUMMING,
     LLAMA_CPP,
     TENSORRT,
     TRANSFORMERS,
@@ -64,6 +65,7 @@ from .engines import (
     Problem,
     always,
     fused_alike,
+    loader_not_run,
     rules,
 )
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
@@ -341,7 +343,7 @@ class ModelOpt(Codec):
     cache = CacheScales("k_proj.k_scale", "v_proj.v_scale")
     engines = rules({
         TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"),
-        VLLM: _vllm, TENSORRT: _tensorrt,
+        VLLM: _vllm, HUMMING: loader_not_run, TENSORRT: _tensorrt,
         LLAMA_CPP: always(Loads.PARTLY, "newer releases of its converter read NVFP4"),
     })  # fmt: skip
     methods = (QUANT_METHOD,)

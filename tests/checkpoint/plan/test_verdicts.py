@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
 from tests.checkpoint.model.test_loading_mixed import differing
-from tests.checkpoint.written import LINEAR, ONE, save, weight
+from tests.checkpoint.written import CONFIG, LINEAR, ONE, save, weight
 from tests.oracles import synthetic_llama
+from tests.tables import each
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
-from zeropoint.checkpoint.plan.verdicts import Verdict, verdicts
+from zeropoint.checkpoint.plan.verdicts import Verdict, refusal, verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.engines import Loads
+from zeropoint.codecs.registry import get_codec
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
@@ -98,6 +101,57 @@ def test_other_engines_have_a_reason_and_were_not_checked(
     assert found.loads is expected
     assert re.search(reason, found.reason)
     assert not found.checked
+
+
+FLUX = {"_class_name": "FluxTransformer2DModel"}
+
+
+@each(
+    "config, engine, expected, reason",
+    [
+        (None, "transformers", Loads.NO, "no config.json with a model_type"),
+        (None, "vLLM", Loads.NO, "no config.json with a model_type"),
+        (
+            {"_class_name": "FluxTransformer2DModel"},
+            "transformers",
+            Loads.NO,
+            "a part of a pipeline of diffusers",
+        ),
+        ({"_class_name": "FluxTransformer2DModel"}, "vLLM", Loads.NO, "a part of a pipeline of diffusers"),
+        ({"_class_name": "FluxTransformer2DModel"}, "diffusers", Loads.NO, "does not read this layout"),
+        (
+            {"model_type": "jetmoe", "architectures": ["JetMoeForCausalLM"]},
+            "vLLM",
+            Loads.UNCHECKED,
+            "architecture",
+        ),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "vLLM", Loads.YES, "every layout"),
+        (CONFIG, "vLLM with humming", Loads.PARTLY, "humming-kernels runs it on NVIDIA GPUs"),
+    ],
+)
+def test_an_engine_says_yes_of_architectures_that_its_own_source_builds(
+    config: dict[str, object] | None, engine: str, expected: Loads, reason: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = planned(save(Path(folder), {LINEAR: weight(128, 128)}, config), "default: w4a16")
+        found = verdict(made, engine)
+        assert (found.loads, reason in found.reason) == (expected, True), found.reason
+        assert refusal(made) is None
+
+
+def test_parts_of_pipelines_alone_have_a_row_of_diffusers(tmp_path: Path) -> None:
+    part = save(tmp_path / "part", {LINEAR: weight(128, 128)}, FLUX)
+    made = make_plan(open_source(part), "nf4", codec=get_codec("bitsandbytes"), limits=ONE)
+    assert verdict(made, "diffusers").loads is Loads.UNCHECKED
+    model = save(tmp_path / "model", {LINEAR: weight(128, 128)})
+    assert "diffusers" not in {v.engine for v in verdicts(planned(model, "default: w4a16"))}
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("llama", Loads.YES), ("falcon_h1", Loads.UNCHECKED)])
+def test_mlx_lm_is_said_to_load_families_that_ran_there(kind: str, expected: Loads, tmp_path: Path) -> None:
+    folder = save(tmp_path, {LINEAR: weight(128, 128)}, {"model_type": kind})
+    made = make_plan(open_source(folder), "mlx_int8", codec=get_codec("mlx"), limits=ONE)
+    assert verdict(made, "mlx-lm").loads is expected
 
 
 def test_a_set_of_several_schemes_is_no_layer_of_vllm(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, ExpertLayout, expert_layout, expert_parts
-from ...loaded_names import loaded_names
+from ...loaded_names import transformers_names
 from ..read.source import Source
 from ..read.tensor_entries import Entries, Stack, TensorEntry
 from .selection import WEIGHT, module_of
@@ -85,7 +85,7 @@ def _stack(
 ) -> Stack:
     own = module_of(entry.name)
     # Where transformers only renames it, its experts go by the name that it gives them.
-    renamed = loaded_names(own, config)[-1]
+    renamed = transformers_names(own, config)[-1]
     known = renamed.rpartition(".")[0].rpartition(".")[2] == _EXPERTS
     holder = holder_of(parent)
     if read is None or entry not in (*read.up, *read.down):

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...architectures import is_expert, is_transposed, splits_experts
+from ...architectures import is_expert, is_transposed, model_type, splits_experts
+from ...codecs.containers import CONTAINERS
+from ...codecs.engine_architectures import of_architecture, of_diffusers
+from ...codecs.engines import DIFFUSERS, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
-from ...codecs.engines import EngineRule, Facts, Loads
 from ...errors import CheckpointError, option
 from ...loaded_names import is_installed, loaded_parameters
 from ..choose.fused_layers import split_sets
@@ -36,8 +38,12 @@ class Verdict:
 
 def verdicts(plan: CheckpointPlan) -> tuple[Verdict, ...]:
     """Return what each engine makes of the result of ``plan``."""
-    facts = _facts(plan)
-    return tuple(_verdict(engine, rule, facts) for engine, rule in plan.codec.engines.items())
+    facts, alone = _facts(plan), CONTAINERS[plan.codec.container].indexed
+    return tuple(
+        _verdict(engine, rule, facts, alone=not alone)
+        for engine, rule in plan.codec.engines.items()
+        if engine != DIFFUSERS or of_diffusers(facts)
+    )
 
 
 def refusal(plan: CheckpointPlan) -> str | None:
@@ -45,6 +51,8 @@ def refusal(plan: CheckpointPlan) -> str | None:
 
     What one of them does not take may be meant for the other.
     """
+    if not model_type(plan.source.config or {}):
+        return None  # weights alone may be meant for any program
     first, *others = (v for v in verdicts(plan) if v.engine in plan.codec.usual)
     refused = first.loads is Loads.NO and all(v.loads in (Loads.NO, Loads.UNCHECKED) for v in others)
     return first.reason if refused else None
@@ -93,8 +101,9 @@ def _section(plan: CheckpointPlan) -> Mapping[str, Any]:
     return found
 
 
-def _verdict(engine: str, rule: EngineRule, facts: Facts) -> Verdict:
-    found = list(rule(facts))
+def _verdict(engine: str, rule: EngineRule, facts: Facts, *, alone: bool) -> Verdict:
+    """Return what an engine says; ``alone``: whether files say themselves what model they hold."""
+    found = [*rule(facts), *(() if alone else of_architecture(engine, facts))]
     # The worst comes first; of equals, the one that was found first.
     found.sort(key=lambda problem: -_WORST.index(problem[0]))
     loads, reason = next(iter(found), (Loads.YES, "reads every layout in it"))

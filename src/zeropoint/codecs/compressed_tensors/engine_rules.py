@@ -23,6 +23,7 @@ from ...errors import option
 from ...schemes import Granularity, ZeroPoint
 from ..act_order import group_index
 from ..engines import (
+    HUMMING,
     LLAMA_CPP,
     MLX_LM,
     SGLANG,
@@ -120,6 +121,19 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
             yield Loads.PARTLY, f"{layout.value} is read by newer releases"
 
 
+def _humming(facts: Facts) -> Iterator[Problem]:
+    """Say what schema/compressed_tensors.py of humming-kernels 0.1.19 says; it did not run."""
+    for layer in facts.layers:
+        if layer.layout.partition(" ")[0] in (Layout.MXFP6.value, Layout.MXFP8.value):
+            yield Loads.NO, f"it does not read {layer.layout}"
+        if group_index(layer) is not None:
+            yield Loads.NO, "inputs in groups out of order are not read"
+    yield (
+        Loads.PARTLY,
+        "the package humming-kernels runs it on NVIDIA GPUs, 2, 3, 5, 6 and 7 bits as well",
+    )
+
+
 def _sglang(facts: Facts) -> Iterator[Problem]:
     yield from (problem for problem in _vllm(facts) if problem[0] is Loads.NO)
     yield Loads.PARTLY, "its support of compressed-tensors covers fewer schemes and models than vLLM's"
@@ -161,8 +175,8 @@ def _mlx_lm(facts: Facts) -> Iterator[Problem]:
 
 
 RULES = rules({
-    TRANSFORMERS: _transformers, VLLM: _vllm, SGLANG: _sglang, TENSORRT: _tensorrt, LLAMA_CPP: _llama_cpp,
-    MLX_LM: _mlx_lm,
+    TRANSFORMERS: _transformers, VLLM: _vllm, HUMMING: _humming, SGLANG: _sglang, TENSORRT: _tensorrt,
+    LLAMA_CPP: _llama_cpp, MLX_LM: _mlx_lm,
 })  # fmt: skip
 
 
