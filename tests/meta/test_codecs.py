@@ -16,8 +16,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset(
     (
-        "act_order", "block_extents", "containers", "data_scales", "engines", "known", "layer_schemes",
-        "model_format", "names", "protocol", "records", "registry", "safetensors_dtypes", "stored_forms",
+        "act_order", "block_extents", "containers", "data_scales", "engine_architectures", "engines", "known",
+        "layer_schemes", "model_format", "names", "protocol", "records", "registry", "safetensors_dtypes", "stored_forms",
         "words",
     )
 )  # fmt: skip

@@ -42,18 +42,16 @@ from ..schemes import PRESETS, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .data_scales import InputNames
 from .engines import (
-    HUMMING,
     LLAMA_CPP,
     TENSORRT,
     TRANSFORMERS,
-    VLLM,
     Facts,
     Loads,
     Problem,
     always,
     fused_alike,
-    loader_not_run,
     rules,
+    with_humming,
 )
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .quark_config import (
@@ -180,7 +178,7 @@ class Quark(Codec):
     parts = MappingProxyType({SCALE: True, ZEROS: True, **dict.fromkeys((*_MOVED, WEIGHT), False)})
     input_names = InputNames("input_scale", "input_zero_point", "input_scale", shape=())
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm, HUMMING: loader_not_run,
+        TRANSFORMERS: _transformers, **with_humming(_vllm),
         TENSORRT: always(Loads.NO, "it does not know this layout"),
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip

@@ -36,18 +36,16 @@ from ..tensor import QuantizedTensor
 from . import words
 from .block_extents import blocks
 from .engines import (
-    HUMMING,
     LLAMA_CPP,
     MLX_LM,
     TENSORRT,
     TRANSFORMERS,
-    VLLM,
     Facts,
     Loads,
     Problem,
     always,
-    loader_not_run,
     rules,
+    with_humming,
 )
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in, needed
@@ -140,7 +138,7 @@ class Awq(Codec):
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False})
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: words.vllm, HUMMING: loader_not_run, TENSORRT: words.tensorrt,
+        TRANSFORMERS: _transformers, **with_humming(words.vllm), TENSORRT: words.tensorrt,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
         MLX_LM: _mlx_lm,
     })  # fmt: skip

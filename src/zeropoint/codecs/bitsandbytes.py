@@ -50,20 +50,9 @@ from ..params.stored import store
 from ..schemes import Granularity, Preset, Scheme
 from ..schemes.dialects import get_dialect
 from ..tensor import QuantizedTensor
+from . import engines as known_engines
 from .block_extents import blocks, partial_group
-from .engines import (
-    DIFFUSERS,
-    LLAMA_CPP,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    fused_alike,
-    loader_not_run,
-    rules,
-)
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, fused_alike, rules
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
 
@@ -309,7 +298,7 @@ class Bitsandbytes(Codec):
         "nf4_double": Preset(weight=str(_double("nf4", 64))),
     })  # fmt: skip
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm, DIFFUSERS: loader_not_run,
+        TRANSFORMERS: _transformers, VLLM: _vllm, known_engines.DIFFUSERS: known_engines.loader_not_run,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     defaults = MappingProxyType({"dialect": _DIALECT.name})

@@ -91,6 +91,11 @@ loader_not_run = always(Loads.UNCHECKED, "it has a loader for this layout, which
 not_checked = always(Loads.UNCHECKED, "nobody has looked at it for this layout")
 
 
+def with_humming(vllm: EngineRule) -> Mapping[str, EngineRule]:
+    """Return the rules of vLLM, and of the package humming for a layout of which it has a loader."""
+    return {VLLM: vllm, HUMMING: loader_not_run}
+
+
 def rules(known: Mapping[str, EngineRule]) -> MappingProxyType[str, EngineRule]:
     """Return a rule for each engine, of a layout in safetensors files.
 

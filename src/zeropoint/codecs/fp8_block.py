@@ -54,20 +54,18 @@ from .compressed_tensors.config import require_plain
 from .compressed_tensors.layout import SCALE, WEIGHT, Layout
 from .data_scales import CacheScales, InputNames
 from .engines import (
-    HUMMING,
     LLAMA_CPP,
     MLX_LM,
     TENSORRT,
     TRANSFORMERS,
-    VLLM,
     Facts,
     Loads,
     Problem,
     always,
     decoded_first,
     fused_alike,
-    loader_not_run,
     rules,
+    with_humming,
 )  # fmt: skip
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in
@@ -290,7 +288,7 @@ class Fp8Block(Codec):
             Loads.PARTLY,
             "5.23 decodes whole blocks with FineGrainedFP8Config(dequantize=True), and runs codes on a GPU",
         ),
-        VLLM: _vllm, HUMMING: loader_not_run, TENSORRT: _vllm, LLAMA_CPP: decoded_first, MLX_LM: _mlx_lm,
+        **with_humming(_vllm), TENSORRT: _vllm, LLAMA_CPP: decoded_first, MLX_LM: _mlx_lm,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
     input_names = InputNames(

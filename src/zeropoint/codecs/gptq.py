@@ -48,23 +48,11 @@ from ..params.tensors import zero_point_dtype
 from ..patterns import REGEX, name_patterns
 from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
-from . import words
+from . import engines, words
 from .act_order import group_index
 from .block_extents import blocks, by_column
 from .compressed_tensors.targets import targets
-from .engines import (
-    HUMMING,
-    LLAMA_CPP,
-    TENSORRT,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    decoded_first,
-    loader_not_run,
-    rules,
-)
+from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, Facts, Loads, Problem, decoded_first, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES
@@ -289,7 +277,7 @@ class Gptq(Codec):
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False, GROUPS: False})
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm, HUMMING: loader_not_run, TENSORRT: words.tensorrt,
+        TRANSFORMERS: _transformers, **engines.with_humming(_vllm), TENSORRT: words.tensorrt,
         LLAMA_CPP: decoded_first,
     })  # fmt: skip
     methods = (QUANT_METHOD,)

@@ -52,10 +52,10 @@ from ..recipes import Activation
 from ..schemes import Preset, Rounding, Scheme, TensorScale, get_dialect
 from ..schemes.scale_rules import LINEAR, LINEAR_UP, RCEIL
 from ..tensor import QuantizedTensor
+from . import engines as known_engines
 from .block_extents import blocks
 from .data_scales import CacheScales, InputNames
 from .engines import (
-    HUMMING,
     LLAMA_CPP,
     TENSORRT,
     TRANSFORMERS,
@@ -65,7 +65,6 @@ from .engines import (
     Problem,
     always,
     fused_alike,
-    loader_not_run,
     rules,
 )
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
@@ -342,10 +341,9 @@ class ModelOpt(Codec):
     input_names = InputNames(INPUT_SCALE, "input_zero_point", INPUT_SCALE, shape=())
     cache = CacheScales("k_proj.k_scale", "v_proj.v_scale")
     engines = rules({
-        TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"),
-        VLLM: _vllm, HUMMING: loader_not_run, TENSORRT: _tensorrt,
+        TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"), TENSORRT: _tensorrt,
         LLAMA_CPP: always(Loads.PARTLY, "newer releases of its converter read NVFP4"),
-    })  # fmt: skip
+    } | known_engines.with_humming(_vllm))  # fmt: skip
     methods = (QUANT_METHOD,)
     usual = (VLLM, TENSORRT)
 
