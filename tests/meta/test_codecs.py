@@ -17,8 +17,8 @@ HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset(
     (
         "act_order", "block_extents", "containers", "data_scales", "engine_architectures", "engines", "known",
-        "layer_schemes", "model_format", "names", "protocol", "records", "registry", "safetensors_dtypes", "stored_forms",
-        "words",
+        "layer_schemes", "model_format", "names", "protocol", "records", "registry", "safetensors_dtypes",
+        "stored_forms", "words",
     )
 )  # fmt: skip
 """Modules of codecs/ that are about no codec."""

@@ -91,7 +91,7 @@ loader_not_run = always(Loads.UNCHECKED, "it has a loader for this layout, which
 not_checked = always(Loads.UNCHECKED, "nobody has looked at it for this layout")
 
 
-def with_humming(vllm: EngineRule) -> Mapping[str, EngineRule]:
+def with_humming(vllm: EngineRule) -> dict[str, EngineRule]:
     """Return the rules of vLLM, and of the package humming for a layout of which it has a loader."""
     return {VLLM: vllm, HUMMING: loader_not_run}
 

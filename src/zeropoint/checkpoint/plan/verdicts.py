@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...architectures import is_expert, is_transposed, model_type, splits_experts
+from ...architectures import is_expert, is_transposed, splits_experts
 from ...codecs.containers import CONTAINERS
 from ...codecs.engine_architectures import of_architecture, of_diffusers
 from ...codecs.engines import DIFFUSERS, EngineRule, Facts, Loads
@@ -38,22 +38,23 @@ class Verdict:
 
 def verdicts(plan: CheckpointPlan) -> tuple[Verdict, ...]:
     """Return what each engine makes of the result of ``plan``."""
-    facts, alone = _facts(plan), CONTAINERS[plan.codec.container].indexed
+    # Files of other containers say themselves what model they hold.
+    facts, alone = _facts(plan), not CONTAINERS[plan.codec.container].indexed
     return tuple(
-        _verdict(engine, rule, facts, alone=not alone)
+        _verdict(engine, rule, facts, alone=alone)
         for engine, rule in plan.codec.engines.items()
         if engine != DIFFUSERS or of_diffusers(facts)
     )
 
 
 def refusal(plan: CheckpointPlan) -> str | None:
-    """Return why the engine that a result is for does not load it, and nor do the other usual ones, or None.
+    """Return why the engine that a result is for does not load its layout, and nor do the other usual ones.
 
-    What one of them does not take may be meant for the other.
+    What one of them does not take may be meant for the other, and what none builds for another program.
     """
-    if not model_type(plan.source.config or {}):
-        return None  # weights alone may be meant for any program
-    first, *others = (v for v in verdicts(plan) if v.engine in plan.codec.usual)
+    facts, rules = _facts(plan), plan.codec.engines
+    usual = (engine for engine in rules if engine in plan.codec.usual)
+    first, *others = (_verdict(engine, rules[engine], facts, alone=True) for engine in usual)
     refused = first.loads is Loads.NO and all(v.loads in (Loads.NO, Loads.UNCHECKED) for v in others)
     return first.reason if refused else None
 
@@ -102,7 +103,7 @@ def _section(plan: CheckpointPlan) -> Mapping[str, Any]:
 
 
 def _verdict(engine: str, rule: EngineRule, facts: Facts, *, alone: bool) -> Verdict:
-    """Return what an engine says; ``alone``: whether files say themselves what model they hold."""
+    """Return what an engine says; ``alone``: whether its rule is asked of the layout alone."""
     found = [*rule(facts), *(() if alone else of_architecture(engine, facts))]
     # The worst comes first; of equals, the one that was found first.
     found.sort(key=lambda problem: -_WORST.index(problem[0]))
