@@ -73,3 +73,15 @@ def test_a_mistake_in_a_recipe_is_one_line_with_its_place(call: Call, model: Pat
     absent = call("quantize", model, tmp_path / "out", "--recipe", tmp_path / "absent.yaml")
     assert absent.status == 2
     assert "absent.yaml' cannot be read" in absent.err
+
+
+def test_rules_of_one_scheme_share_a_headline_with_their_lines(
+    call: Call, model: Path, tmp_path: Path
+) -> None:
+    names = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    rules = [f"  - {{name: '*.{name}', preset: {'w8a16' if name < 'l' else 'w4a16'}}}" for name in names]
+    (tmp_path / "r.yaml").write_text("\n".join(["default: keep", "rules:", *rules]))
+    out = call("plan", model, "--recipe", tmp_path / "r.yaml").out
+    assert [line.split("  ")[0] for line in out.splitlines() if line.startswith("quantized to")] == [
+        "quantized to w8a16: r.yaml, lines 4 and 6", "quantized to w4a16: r.yaml, lines 3, 5 and 7",
+    ]  # fmt: skip

@@ -28,10 +28,15 @@ def test_a_tensor_has_the_codes_of_a_layer_with_this_weight(method: str) -> None
 
 
 def test_a_method_that_takes_data_takes_inputs() -> None:
-    inputs = torch.randn(200, 4, 128) * torch.linspace(0.1, 4, 128)
-    q = zp.quantize(weight(), "int4:g32", method="mse_weighted", inputs=inputs)
-    outputs = lambda each: float(((each.dequantize() - weight()) @ inputs.reshape(-1, 128).T).square().sum())
-    assert outputs(q) < outputs(zp.quantize(weight(), "int4:g32", method="mse"))
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(200, 4, 128, generator=generator) * torch.linspace(0.1, 4, 128)
+    squares = inputs.reshape(-1, 128).square().mean(0)
+
+    def weighted(method: str) -> float:
+        q = zp.quantize(weight(), "int4:g32", method=method, inputs=inputs)
+        return float(((q.dequantize() - weight()).square() * squares).sum())
+
+    assert weighted("mse_weighted") < weighted("mse") < weighted("nearest")
     with pytest.raises(zp.CalibrationError, match="needs the mean_square of inputs; pass inputs="):
         zp.quantize(weight(), "int4:g32", method="mse_weighted")
 

@@ -9,6 +9,7 @@ of tensors, which :mod:`.codes` turns into codes and back; :mod:`.catalog` lists
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from typing import Any, ClassVar, Protocol
 
@@ -149,6 +150,9 @@ class Format(Protocol):
             FormatError: where codes represent several.
         """
 
+    def all_values(self) -> tuple[float, ...]:
+        """Return the values of all codes; see :meth:`FormatDefaults.all_values`."""
+
     def numbers(self, code: int) -> tuple[Number, ...]:
         """Return the neighboring numbers that ``code`` represents, as many as :attr:`per_code` says.
 
@@ -171,6 +175,17 @@ class Format(Protocol):
 
 
 _ONE = Fraction(1)
+
+
+_MOST_LISTED_BITS = 16
+"""Bits up to which the values of all codes are a list."""
+
+
+def as_float(number: Number) -> float:
+    """Return a number of a format as a float, which NaN, infinities and the negative zero are too."""
+    if number is Special.NEGATIVE_ZERO:
+        return -0.0
+    return float(number.value) if isinstance(number, Special) else float(number)
 
 
 class FormatDefaults:
@@ -201,6 +216,20 @@ class FormatDefaults:
             FormatError: where codes represent several numbers; see :meth:`numbers`.
         """
         raise _single_value(self, code)
+
+    def all_values(self: Format) -> tuple[float, ...]:
+        """Return the values of all codes, in the order of these, NaN and infinities among them.
+
+        Of a code that represents several neighboring numbers, they follow each other.
+
+        Raises:
+            FormatError: for a format of more than 16 bits, whose values :meth:`numbers` has one by one.
+        """
+        if self.bits > _MOST_LISTED_BITS:
+            raise FormatError(
+                f"a format of {self.bits} bits has {self.code_count:,} codes; ask for numbers(code) of each"
+            )
+        return tuple(map(as_float, itertools.chain.from_iterable(map(self.numbers, range(self.code_count)))))
 
     def numbers(self: Format, code: int) -> tuple[Number, ...]:
         """Return the neighboring numbers that ``code`` represents; of most kinds it is one.

@@ -6,6 +6,7 @@ The tensors of a model's layers differ by a number in their names; they share a 
 from __future__ import annotations
 
 import enum
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -29,7 +30,7 @@ from ..checkpoint.verify.proofs import LayerProof
 from ..checkpoint.verify.verification import Verification
 from ..codecs.engines import Loads
 from ..columns import Made
-from ..errors import count, size_of
+from ..errors import all_of, count, size_of
 from ..methods import NEAREST
 from .table_layout import Plain, plain
 from .wording import decibels, name, pattern, shape, share, short_scheme
@@ -75,7 +76,7 @@ def decision_table(decisions: Sequence[TensorDecision], *, everything: bool = Fa
     table = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     # Stable: quantized tensors first, and otherwise in the order of the files.
     for headline, group in _grouped(sorted(decisions, key=lambda d: not d.quantized), _headline):
-        table.add_row(headline, f"{len(group):,}", style="bold")
+        table.add_row(f"{headline}{_lines_of(group)}", f"{len(group):,}", style="bold")
         for label, entries in folded([d.entry for d in group], lambda e: e.name, _kind, everything):
             table.add_row(f"  {label}", times(entries), entries[0].dtype, shape(entries[0].shape))
     return table
@@ -219,7 +220,22 @@ def _headline(decision: TensorDecision) -> str:
     if decision.layer is None:
         return f"{'rotated' if decision.why is Why.ROTATED else 'kept'}: {decision.reason}"
     method = "" if decision.method == NEAREST else f" by {decision.method}"
-    return f"quantized to {short_scheme(str(decision.layer))}{method}: {decision.reason}"
+    reason = _LINE.sub("", decision.reason)
+    return f"quantized to {short_scheme(str(decision.layer))}{method}: {reason}"
+
+
+_LINE = re.compile(r", line (\d+)$")
+"""How the reason of a weight ends that a line of a recipe decided about."""
+
+
+def _lines_of(group: Sequence[TensorDecision]) -> str:
+    """Return the lines of a recipe that gave weights one scheme, as their headline ends."""
+    found = (_LINE.search(decision.reason) for decision in group if decision.quantized)
+    numbers = list(dict.fromkeys(each[1] for each in found if each is not None))
+    if not numbers:
+        return ""
+    numbers.sort(key=int)
+    return f", line {numbers[0]}" if len(numbers) == 1 else f", lines {all_of(numbers)}"
 
 
 def _kind(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:
