@@ -132,7 +132,7 @@ def _checkpoints(*, moe: bool) -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as top:
         source = synthetic_llama.write(Path(top) / "in", moe=moe)
         # No engine is known to read experts in MXFP6, so they are refused.
-        for text in (text for text in texts if not (moe and text == "mxfp6a16")):
+        for text in (text for text in texts if not (moe and text.startswith("mxfp6"))):
             out = Path(top) / text.replace(":", "-")
             quantize_checkpoint(str(source), str(out), text)
             for file in sorted(out.iterdir()):

@@ -25,7 +25,8 @@ SCHEMES = {
     "int4_group": "int4:g32", "int4_channel": "int4:channel", "int8_channel": "int8:channel",
     "int8_tensor": "int8:tensor", "int8_group": "int8:g32", "uint4_group": "uint4:g32:asym",
     "uint8_channel": "uint8:channel:asym", "fp8_tensor": "fp8_weights", "fp8_channel": "fp8_weights",
-    "mxfp4": "mxfp4a16",
+    "mxfp4": "mxfp4a16", "amdfp4": "float4_e2m1fn:g16:scale=float8_ue5m3fn",
+    "amdfp4_g32": "float4_e2m1fn:g32:scale=float8_ue5m3fn",
 }  # fmt: skip
 FP8 = "float8_e4m3fn:{}:scale=input:dialect=compressed-tensors"
 
@@ -54,7 +55,7 @@ def test_bytes_values_and_logits_are_those_of_quark(case: str, tmp_path: Path) -
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
-        codes = case == "mxfp4" and ours[name].dtype == torch.uint8 and not name.endswith("scale")
+        codes = "fp4" in case and ours[name].dtype == torch.uint8 and not name.endswith("scale")
         own = without_negative_zeros(ours[name]) if codes else ours[name]
         assert (own.dtype, own.shape) == (tensor.dtype, tensor.shape), name
         assert torch.equal(bits(own), bits(tensor)), name

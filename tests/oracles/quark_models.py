@@ -14,7 +14,7 @@ from tests.oracles.tiny_models import llama
 
 CASES = (
     "int4_group", "int4_channel", "int8_channel", "int8_tensor", "int8_group", "uint4_group", "uint8_channel",
-    "fp8_tensor", "fp8_channel", "mxfp4",
+    "fp8_tensor", "fp8_channel", "mxfp4", "amdfp4", "amdfp4_g32",
 )  # fmt: skip
 """Those with zero points are of float32 weights, the others of bfloat16 ones."""
 
@@ -51,6 +51,8 @@ def spec(case: str) -> Any:
         "fp8_tensor": lambda: quark.FP8E4M3PerTensorSpec(**fixed),
         "fp8_channel": lambda: quark.FP8E4M3PerChannelSpec(ch_axis=0, **fixed),
         "mxfp4": lambda: quark.OCP_MXFP4Spec(ch_axis=-1, **fixed),
+        "amdfp4": lambda: quark.AmdFP4Spec(ch_axis=-1, group_size=16, **fixed),
+        "amdfp4_g32": lambda: quark.AmdFP4Spec(ch_axis=-1, group_size=32, **fixed),
     }
     return made[case]().to_quantization_spec()
 

@@ -80,7 +80,7 @@ def test_a_static_preset_names_one_that_needs_no_data() -> None:
         ("w4a16", 4, None), ("w4a16_asym", 4, None), ("w8a16", 8, None), ("w8a8", 8, 8), ("fp8", 8, 8),
         ("fp8_dynamic", 8, 8), ("fp8_block", 8, 8), ("mxfp4", 4, 4), ("mxfp4a16", 4, None), ("mxfp8", 8, 8),
         ("mxfp6a16", 6, None), ("mxfp8a16", 8, None), ("nvfp4", 4, 4), ("w4a8", 4, 8), ("w8a8_static", 8, 8),
-        ("mxfp4_mxfp8", 4, 8), ("nvfp4a16", 4, None),
+        ("mxfp4_mxfp8", 4, 8), ("nvfp4a16", 4, None), ("mxfp6a8", 6, 8), ("mxfp4xfp8", 4, 8),
     ],
 )  # fmt: skip
 def test_a_preset_for_layers_is_named_after_its_widths(
@@ -92,4 +92,4 @@ def test_a_preset_for_layers_is_named_after_its_widths(
 
 
 def test_presets_of_engines_are_covered_above() -> None:
-    assert len(ENGINES) == 17
+    assert len(ENGINES) == 19

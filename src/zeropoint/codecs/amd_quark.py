@@ -172,7 +172,10 @@ class Quark(Codec):
     presets = MappingProxyType({
         "w4a16": Preset(weight="int4:g128" + _INT), "w4a16_asym": Preset(weight="uint4:g128:asym" + _INT),
         "w8a16": Preset(weight="int8:channel" + _INT),
-        **{name: PRESETS[name] for name in ("fp8", "fp8_dynamic", "mxfp4", "mxfp4a16")},
+        **{
+            name: PRESETS[name]
+            for name in ("fp8", "fp8_dynamic", "mxfp4", "mxfp4a16", "amdfp4", "amdfp4_g32")
+        },
     })  # fmt: skip
     defaults = MappingProxyType({"scale": "input", "dialect": "torch"})
     parts = MappingProxyType({SCALE: True, ZEROS: True, **dict.fromkeys((*_MOVED, WEIGHT), False)})
@@ -192,12 +195,12 @@ class Quark(Codec):
             raise UnsupportedError(
                 f"scheme {layer.weight} is not what Quark stores: int4 and int8 without, uint4 and uint8 "
                 "with zero points, in groups, by channel or, of 8 bits, with one scale; float8_e4m3fn by "
-                f"channel or with one scale; mxfp4; use {', '.join(self.presets)}"
+                f"channel or with one scale; mxfp4 and amdfp4; use {', '.join(self.presets)}"
             )
         if layer.input is not None and input_spec(layer.input) is None:
             raise UnsupportedError(
-                f"input {layer.input} has no place in Quark; use float8_e4m3fn:token, float8_e4m3fn:tensor "
-                f"or float4_e2m1fn:g{MX}:scale=even"
+                f"input {layer.input} has no place in Quark; use float8_e4m3fn:token, float8_e4m3fn:tensor, "
+                f"float4_e2m1fn:g{MX}:scale=even, or that of amdfp4"
             )
         return str(kind)
 
@@ -300,7 +303,7 @@ class Quark(Codec):
         kind, weight = _kind(layer), layer.weight
         scale, grid = tensors[SCALE], weight.granularity.grid(shape)
         if kind.dtype == "fp4":
-            scale = scale.view(torch.float8_e8m0fnu)
+            scale = scale.view(storage_dtype(weight.scales[0].format_for(format_of(dtype))))
         else:
             scale = scale.to(storage_dtype(weight.scales[0].format_for(format_of(dtype))))
         zeros = None

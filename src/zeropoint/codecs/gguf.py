@@ -18,6 +18,7 @@ a multiple of the block; a half is a float16 number, and a value is ``scale * co
     IQ4_XS       256  136: half scale, bits 4 and 5 of 8 scales, their bits 0 to 3, codes
     TQ1_0        256   54: codes, five to a byte and then four, half scale
     TQ2_0        256   66: codes, half scale
+    Q2_0          64   18: half scale, codes
     MXFP4         32   17: e8m0 scale, codes
     NVFP4         64   36: 4 ue4m3 scales, codes
 
@@ -70,11 +71,13 @@ _PRESETS = MappingProxyType({
     name: PRESETS[name]
     for name in (
         "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
-        "tq1_0", "tq2_0", "mxfp4_e2m1",
+        "tq1_0", "tq2_0", "q2_0", "mxfp4_e2m1",
     )
 })  # fmt: skip
 _NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml"
-_TERNARY = PRESETS["tq2_0"].weight.replace("ternary", "codebook[-1.0,0.0,1.0,2.0]")
+_TERNARY, _TERNARY_64 = (
+    PRESETS[name].weight.replace("ternary", "codebook[-1.0,0.0,1.0,2.0]") for name in ("tq2_0", "q2_0")
+)
 """Two bits have a fourth code, which llama.cpp never writes, and reads as 2."""
 _K_SCALES = tuple(
     (
@@ -133,6 +136,7 @@ BLOCKS: MappingProxyType[str, BlockType] = MappingProxyType(dict((
         _half(52),
     ),
     _type("TQ2_0", _TERNARY, (Bits(0, 64, 32, 2),), _half(64)),
+    _type("Q2_0", _TERNARY_64, (Bits(2, 16, 1, 2),), _half(0)),
     _type("MXFP4", "mxfp4_e2m1", (Bits(1, 16, 16, 4),), whole(0, 1)),
     _type("NVFP4", _NVFP4, (Bits(4, 32, 8, 4),), whole(0, 4)),
 )))  # fmt: skip
@@ -141,7 +145,7 @@ _QUANTIZED = frozenset(name for name, found in TYPES.items() if found.block > 1)
 
 
 _TYPE_OF = {found.scheme.structure: name for name, found in BLOCKS.items()} | {
-    Scheme.parse("tq2_0").structure: "TQ2_0"
+    Scheme.parse(name).structure: name.upper() for name in ("tq2_0", "q2_0")
 }
 
 

@@ -5,7 +5,7 @@ This module knows words of the configuration, and no tensor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..formats import get_format
 from ..formats.torch_dtypes import storage_dtype
 from ..recipes import Activation
 from ..schemes import Granularity, Scheme, ZeroPoint
+from ..schemes.scale_rules import LINEAR
 from .block_extents import blocks
 from .safetensors_dtypes import FILE_DTYPES
 
@@ -27,18 +28,26 @@ CODE_DTYPES = MappingProxyType({
     "int4": "I32", "uint4": "I32", "int8": "I8", "uint8": "U8", "fp8_e4m3": "F8_E4M3", "fp4": "U8",
 })  # fmt: skip
 MX = 32
+E5M3, E8M0 = "e5m3", "e8m0"
+"""``scale_format`` of 4-bit floats: AMD's and that of OCP."""
+_E5M3_GROUPS = (16, 32)
+_UE5M3 = get_format("float8_ue5m3fn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarkKind:
-    """What the tensors of a layer follow from: ``dtype``, and ``qscheme`` with ``group``, 0 without one."""
+    """What the tensors of a layer follow from.
+
+    dtype; qscheme; group: 0 without one. scale: ``scale_format`` of 4-bit floats, nothing for others.
+    """
 
     dtype: str
     qscheme: str
     group: int
+    scale: str = ""
 
     def __str__(self) -> str:
-        return f"{self.dtype} {self.qscheme}"
+        return f"{self.dtype} {self.qscheme}" + (f" {self.scale}" if self.scale == E5M3 else "")
 
     @property
     def integer(self) -> bool:
@@ -77,7 +86,9 @@ def kind_of(weight: Scheme) -> QuarkKind | None:
     )
     fits = (whole or rows == 1) and (weight.zero_point is ZeroPoint.INTEGER) == (dtype in ("uint4", "uint8"))
     if dtype == "fp4":
-        fits &= group == MX and level.rule.power_of_two
+        amd = level.rule == LINEAR and level.format == _UE5M3 and group in _E5M3_GROUPS
+        fits &= amd or (group == MX and level.rule.power_of_two)
+        kind = replace(kind, scale=E5M3 if amd else E8M0)
     else:
         storable = level.format is None or FILE_DTYPES.get(storage_dtype(level.format)) in SCALE_DTYPES
         fits &= storable and not level.rule.power_of_two
@@ -89,6 +100,8 @@ def text_of(kind: QuarkKind, scale: str) -> str:
     """Return the text form of what is read as a kind with scales of a dtype of torch."""
     cut = {"per_tensor": "tensor", "per_channel": "channel"}.get(kind.qscheme, f"g{kind.group}")
     element = f"{ELEMENTS[kind.dtype]}:{cut}"
+    if kind.scale == E5M3:
+        return f"{element}:scale=float8_ue5m3fn"
     if kind.dtype == "fp4":
         return f"{element}:scale=even:dialect=compressed-tensors"
     if not kind.integer:
@@ -109,13 +122,13 @@ def kind_in(spec: object) -> QuarkKind:
     dtype, qscheme, group = spec.get("dtype"), spec.get("qscheme"), spec.get("group_size")
     if isinstance(dtype, str) and dtype in ELEMENTS and isinstance(qscheme, str):
         size = group if qscheme == "per_group" and type(group) is int and group > 0 else 0
-        kind = QuarkKind(dtype=dtype, qscheme=qscheme, group=size)
+        said = str(spec.get("scale_format")) if dtype == "fp4" else ""
+        kind = QuarkKind(dtype=dtype, qscheme=qscheme, group=size, scale=said)
         if (
             (qscheme == "per_group") == bool(size)
             and kind_of(Scheme.parse(text_of(kind, "float32"))) == kind
             and not (kind.integer and spec.get("symmetric") is not kind.symmetric)
             and spec.get("zero_point_type") != "float32"
-            and (dtype != "fp4" or spec.get("scale_format") == "e8m0")
             and spec.get("ch_axis") in (None, *((0,) if qscheme == "per_channel" else (1, -1)))
         ):
             return kind
@@ -129,6 +142,10 @@ _INPUTS: MappingProxyType[str, tuple[str, bool]] = MappingProxyType({
     "fp8_e4m3 per_tensor": ("float8_e4m3fn:tensor", True),
     "fp8_e4m3 per_channel": ("float8_e4m3fn:token", False),
     "fp4 per_group": (f"float4_e2m1fn:g{MX}:scale=even", False),
+    **{
+        f"fp4 per_group e5m3 {group}": (f"float4_e2m1fn:g{group}:scale=float8_ue5m3fn", False)
+        for group in _E5M3_GROUPS
+    },
 })  # fmt: skip
 """The kinds of inputs, to their schemes and whether they may be static."""
 
@@ -145,8 +162,10 @@ def input_in(spec: object) -> Activation | None:
         return None
     table = spec if isinstance(spec, dict) else {}
     dynamic = table.get("is_dynamic") is True
-    scheme, static = _INPUTS.get(f"{table.get('dtype')} {table.get('qscheme')}", ("", False))
-    if not scheme or not (dynamic or static) or table.get("group_size") not in (None, MX):
+    name, group = f"{table.get('dtype')} {table.get('qscheme')}", table.get("group_size")
+    amd = table.get("scale_format") == E5M3
+    scheme, static = _INPUTS.get(f"{name} {E5M3} {group}" if amd else name, ("", False))
+    if not scheme or not (dynamic or static) or (group not in (None, MX) and not amd):
         shown = {key: table.get(key) for key in ("dtype", "qscheme", "group_size", "is_dynamic")}
         raise UnsupportedError(
             f"inputs of Quark with {shown!r:.160} are not read; known are {', '.join(_INPUTS)}"
@@ -158,14 +177,14 @@ def weight_spec(kind: QuarkKind) -> dict[str, Any]:
     """Return what the configuration says of a weight."""
     groups = {"per_group": -1, "per_channel": 0}
     observers = {"per_group": "PerGroup", "per_channel": "PerChannel", "per_tensor": "PerTensor"}
-    mx = kind.dtype == "fp4"
+    mx, amd = kind.dtype == "fp4", kind.scale == E5M3
     return {
         "dtype": kind.dtype, "qscheme": kind.qscheme, "ch_axis": groups.get(kind.qscheme),
         "group_size": kind.group or None, "block_size": None, "is_dynamic": False,
         "symmetric": None if mx else not kind.dtype.startswith("u"), "round_method": "half_even",
         "observer_cls": "PerBlockMXObserver" if mx else f"{observers[kind.qscheme]}MinMaxObserver",
-        "scale_type": "float", "scale_format": "e8m0" if mx else None,
-        "scale_calculation_mode": "even" if mx else None, "mx_element_dtype": None,
+        "scale_type": "float8_e5m3" if amd else "float", "scale_format": kind.scale or None,
+        "scale_calculation_mode": "even" if mx and not amd else None, "mx_element_dtype": None,
         "zero_point_type": "int32", "is_scale_quant": False,
     }  # fmt: skip
 
@@ -174,7 +193,9 @@ def input_spec(given: Activation) -> dict[str, Any] | None:
     """Return what the configuration says of inputs, or None where it has no words for them."""
     for name, (text, static) in _INPUTS.items():
         if given.scheme == Scheme.parse(text) and (given.dynamic or static):
-            dtype, _, qscheme = name.partition(" ")
-            spec = weight_spec(QuarkKind(dtype=dtype, qscheme=qscheme, group=MX if dtype == "fp4" else 0))
+            dtype, qscheme, *more = name.split()
+            group = int(more[-1]) if more else MX if dtype == "fp4" else 0
+            scale = E5M3 if more else E8M0 if dtype == "fp4" else ""
+            spec = weight_spec(QuarkKind(dtype=dtype, qscheme=qscheme, group=group, scale=scale))
             return spec | {"is_dynamic": given.dynamic} | ({"ch_axis": 1} if qscheme == "per_channel" else {})
     return None

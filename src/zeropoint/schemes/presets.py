@@ -32,6 +32,7 @@ class Preset:
 _CT = ":scale=input:dialect=compressed-tensors"
 _NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect=compressed-tensors"
 _MXFP4, _MXFP6, _MXFP8 = (f"{e}:g32:scale=even" for e in ("float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn"))
+_AMDFP4, _GLOBAL = "float4_e2m1fn:g{}:scale=float8_ue5m3fn", ":scale2=float32@tensor"
 _MX = ":dialect=compressed-tensors"
 _K = ":scale=uint6:scale2=float16@g256:offset=uint6:offset2=signed/float16@g256"
 _TERNARY = ":scale=linear_late/float16:round=half_even:dialect=ggml"
@@ -60,6 +61,14 @@ PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
     "mxfp8a16": Preset(weight=_MXFP8 + _MX),
     # Weights in 4 bits, inputs in 8: the mix that OCP MX hardware multiplies directly.
     "mxfp4_mxfp8": Preset(weight=_MXFP4 + _MX, input=_MXFP8),
+    # compressed-tensors 0.20: MXFP6 weights for inputs in MXFP8, MXFP4 weights for inputs in groups of fp8.
+    "mxfp6a8": Preset(weight=_MXFP6 + _MX, input=_MXFP8),
+    "mxfp4xfp8": Preset(weight=_MXFP4 + _MX, input="float8_e4m3fn:g128"),
+    # AMD Quark 0.13: e2m1 under scales of e5m3 without a sign, alone or under one scale of the tensor.
+    "amdfp4": Preset(weight=_AMDFP4.format(16), input=_AMDFP4.format(16)),
+    "amdfp4_g32": Preset(weight=_AMDFP4.format(32), input=_AMDFP4.format(32)),
+    "amdfp4_global16": Preset(weight=_AMDFP4.format(16) + _GLOBAL),
+    "amdfp4_global32": Preset(weight=_AMDFP4.format(32) + _GLOBAL),
     # NVIDIA NVFP4: e4m3 scales over 16, one float32 over the tensor.
     "nvfp4": Preset(weight=_NVFP4, input=_NVFP4, static=True, without_data="nvfp4a16"),
     "nvfp4a16": Preset(weight=_NVFP4),
@@ -108,6 +117,7 @@ PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
     "iq4_xs": Preset(weight="iq4:g32:scale=signed/int6:scale2=signed/float16@g256"),
     "tq1_0": Preset(weight="digits5[-1.0,0.0,1.0]:g256" + _TERNARY),
     "tq2_0": Preset(weight="ternary:g256" + _TERNARY),
+    "q2_0": Preset(weight="ternary:g64" + _TERNARY),
 })  # fmt: skip
 """Name to preset."""
 OF_LAYOUTS = frozenset((

@@ -68,13 +68,13 @@ def words(text: str) -> dict[str, str]:
         raise SchemeError(
             f"scheme {text!r} is empty; write ELEMENT[:GRANULARITY][:OPTION...], for example int4:g128"
         )
-    element_only, *glued = _SEPARATORS.split(head) if "[" not in head else [head]
+    preset = PRESETS.get(head.lower())
+    element_only, *glued = _SEPARATORS.split(head) if "[" not in head and preset is None else [head]
     if glued and _granularity(glued[0]) is not None:
         raise SchemeError(
             f"scheme {text!r} has its parts without colons between them; did you mean "
             f"{':'.join((element_only, *glued, *rest))}?"
         )
-    preset = PRESETS.get(head.lower())
     element, *defaults = (head if preset is None else preset.weight).split(":")
     parts = {"element": element}
     _lay_over(parts, defaults, text)

@@ -45,6 +45,7 @@ TYPES: MappingProxyType[str, _Type] = MappingProxyType({
     "I32": _Type(26, 1, 4), "I64": _Type(27, 1, 8), "F64": _Type(28, 1, 8), "IQ1_M": _Type(29, 256, 56),
     "BF16": _Type(30, 1, 2), "TQ1_0": _Type(34, 256, 54), "TQ2_0": _Type(35, 256, 66),
     "MXFP4": _Type(39, 32, 17), "NVFP4": _Type(40, 64, 36), "Q1_0": _Type(41, 128, 18),
+    "Q2_0": _Type(42, 64, 18),
 })  # fmt: skip
 """Types by name; those of one value a block have the names of safetensors."""
 _NAMES = {found.number: name for name, found in TYPES.items()}

@@ -24,8 +24,8 @@ from .vocabulary import tokenizer_values
 
 _FILE_TYPES = MappingProxyType({
     "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16,
-    "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "F32": 0,
-    "F16": 1, "BF16": 32,
+    "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "Q2_0": 41,
+    "F32": 0, "F16": 1, "BF16": 32,
 })  # fmt: skip
 """What llama.cpp calls a file by the type of most numbers, which it shows and does not rely on."""
 _TYPE_OF_FILE = MappingProxyType(

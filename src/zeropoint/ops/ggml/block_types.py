@@ -50,6 +50,7 @@ _OF = MappingProxyType({
     "q8_0": BlockSearch(32, plain_blocks.eight_bits),
     "tq1_0": BlockSearch(256, plain_blocks.ternary),
     "tq2_0": BlockSearch(256, plain_blocks.ternary),
+    "q2_0": BlockSearch(64, partial(plain_blocks.ternary, block=64)),
     "q2_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q2_K)),
     "q3_k": BlockSearch(256, super_blocks.three_bits),
     "q4_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q4_K)),

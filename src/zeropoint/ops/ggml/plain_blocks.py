@@ -1,4 +1,4 @@
-"""Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and TQ2_0: one scale, and one minimum, in float16 for each block."""
+"""Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ2_0 and Q2_0: one scale, and one minimum, in float16 for each block."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def eight_bits(x: torch.Tensor, _importance: Importance) -> Stored:
     return patterns(codes, len(x), 0xFF), [halves(scale, len(x))]
 
 
-def ternary(x: torch.Tensor, _importance: Importance) -> Stored:
-    """TQ2_0: the largest magnitude has the code 1 or -1."""
-    blocks = columns(x, SUPER)
+def ternary(x: torch.Tensor, _importance: Importance, block: int = SUPER) -> Stored:
+    """TQ2_0, and Q2_0 of 64 values: the largest magnitude has the code 1 or -1."""
+    blocks = columns(x, block)
     scale = blocks.abs().amax(0)
     codes = half_away(blocks * inverse(scale))
     codes = torch.where(codes.isfinite(), codes, 0.0).to(torch.int32) + 1
