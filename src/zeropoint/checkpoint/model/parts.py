@@ -83,7 +83,8 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
         more = f" (and {len(others) - 1} more layers)" if len(others) > 1 else ""
         raise UnsupportedError(
             f"layer {name or 'model'}{more} cannot be written: {reason}; keep it by a rule, or pass "
-            "allow_float=True, which writes its dequantized values as floats"
+            "allow_float=True, which writes its dequantized values as floats; QuantizedTensor.save and "
+            "export_onnx keep any scheme"
         )
     skeleton = restore(skeleton, [module for module, _ in others.values()])
     experts = {n: m for n, m in skeleton.named_modules() if isinstance(m, SplitExperts)}
