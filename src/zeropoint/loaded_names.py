@@ -65,6 +65,15 @@ def loaded_parameters(name: str, config: Config) -> tuple[str, ...]:
     return tuple(_renamed(name, _rows_of(config), joined=True))
 
 
+def is_joined(name: str, config: Config) -> bool:
+    """Return whether transformers makes another tensor of one of a file, alone or with others."""
+    rows = _rows_of(config)
+    for row in (row for row in rows if not hasattr(row, "operations")):
+        name, _ = row.rename_source_key(name)
+    found = (row.rename_source_key(name)[1] for row in rows if hasattr(row, "operations"))
+    return any(pattern is not None for pattern in found)
+
+
 def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterator[str]:
     """Yield what ``rows`` make of a tensor's name; renamings are applied in turn, and then one converter.
 

@@ -37,8 +37,9 @@ class Facts:
     what its configuration says of quantization. nonlinear: whether embeddings or routers are quantized.
     transposed: whether weights are that lie transposed in their files. wider: whether a weight had more than
     16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor. single_experts:
-    whether some are written one by one that transformers has in one and does not join. split: layers that
-    engines run as one but that do not have one scheme, in a sentence, or None.
+    whether some are written one by one that transformers has in one and does not join. joined_floats: floats
+    of which it makes another weight, or None. split: layers that engines run as one but that do not have one
+    scheme, in a sentence, or None.
     """
 
     family: Config
@@ -50,6 +51,7 @@ class Facts:
     wider: bool
     whole_experts: bool
     single_experts: bool = False
+    joined_floats: str | None = None
     split: str | None
 
 

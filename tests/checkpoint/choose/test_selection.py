@@ -209,6 +209,7 @@ def test_a_model_with_adapters_inside_is_a_model_and_they_stay_as_they_are(tmp_p
     [
         ("x_embedder", 32, 12, False, "Linear"),  # FLUX: from patches to the width of the model
         ("context_embedder", 32, 48, True, "Linear"),
+        ("text_embedder", 32, 50, False, "Linear"),
         ("time_text_embed.timestep_embedder.linear_1", 32, 32, True, "Linear"),
         ("embedding_hidden_mapping_in", 32, 16, True, "Linear"),
         ("model.embed_tokens", 100, 32, False, "Embedding"),
@@ -219,7 +220,8 @@ def test_a_model_with_adapters_inside_is_a_model_and_they_stay_as_they_are(tmp_p
 def test_what_is_called_an_embedding_is_one_where_its_shape_is_that_of_a_table(
     name: str, rows: int, columns: int, bias: bool, kind: str
 ) -> None:
-    shapes = {"blocks.0.up_proj.weight": (64, 32), f"{name}.weight": (rows, columns)}
+    shapes = {"blocks.0.up_proj.weight": (64, 32), "time_embed.weight": (32, 50)}
+    shapes |= {f"{name}.weight": (rows, columns)}
     shapes |= {f"{name}.bias": (rows,)} if bias else {}
     entries = Entries(
         TensorEntry(name=own, dtype="F32", shape=shape, begin=0, nbytes=0, file=Path("f"))

@@ -139,10 +139,21 @@ def test_an_engine_says_yes_of_architectures_that_its_own_source_builds(
         assert refusal(made) is None
 
 
+def test_floats_that_transformers_joins_are_read_next_to_float8_alone(tmp_path: Path) -> None:
+    convolution = "model.layers.0.self_attn.q_conv1d.weight"
+    config = {"model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"], "num_hidden_layers": 1}
+    folder = save(tmp_path, {LINEAR: weight(128, 128), convolution: weight(128, 1, 4)}, config)
+    packed = verdict(planned(folder, "default: w4a16"), "transformers")
+    assert (packed.loads, convolution in packed.reason) == (Loads.NO, True)
+    assert verdict(planned(folder, "default: fp8_dynamic"), "transformers").loads is Loads.UNCHECKED
+
+
 def test_parts_of_pipelines_alone_have_a_row_of_diffusers(tmp_path: Path) -> None:
     part = save(tmp_path / "part", {LINEAR: weight(128, 128)}, FLUX)
     made = make_plan(open_source(part), "nf4", codec=get_codec("bitsandbytes"), limits=ONE)
     assert verdict(made, "diffusers").loads is Loads.UNCHECKED
+    (part / "model.safetensors").rename(part / "diffusion_pytorch_model.safetensors")
+    assert "diffusion_pytorch_model.safetensors.index.json" in planned(part, "default: w4a16").texts
     model = save(tmp_path / "model", {LINEAR: weight(128, 128)})
     assert "diffusers" not in {v.engine for v in verdicts(planned(model, "default: w4a16"))}
 

@@ -7,6 +7,7 @@ tried in order, the first that applies gives the reason, and every tensor gets o
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -193,6 +194,10 @@ def subject_of(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) 
     )
 
 
+_TABLES = re.compile("embed|position|token_type", re.IGNORECASE)
+"""What names of embeddings have, or of modules around them."""
+
+
 def _projects(entry: TensorEntry, entries: Entries) -> bool:
     """Return whether a matrix that is called an embedding multiplies its inputs, and is no table.
 
@@ -204,8 +209,8 @@ def _projects(entry: TensorEntry, entries: Entries) -> bool:
     bias = entries.get(f"{module_of(entry.name)}.bias")
     if bias is not None and bias.shape == entry.shape[:1]:
         return True
-    (rows, columns), taken = entry.shape, entries.columns
-    return taken[rows] > 0 and taken[columns] == 1
+    (rows, columns), taken = entry.shape, entries.columns_beside(_TABLES)
+    return taken[rows] > 0 and not taken[columns]
 
 
 def _no_weight(entry: TensorEntry) -> str | None:

@@ -64,7 +64,8 @@ def index_and_config(
 
 def index_name(source: Source) -> str:
     """Return the name of the index of an output."""
-    return source.index or SINGLE_FILE + ".index.json"
+    alone = len(source.shards) == 1 and source.container.indexed
+    return source.index or (source.shards[0] if alone else SINGLE_FILE) + ".index.json"
 
 
 def _unpacked(source: Source, codec: Codec) -> dict[str, Text]:

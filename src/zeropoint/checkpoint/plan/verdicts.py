@@ -15,9 +15,9 @@ from ...codecs.engine_architectures import of_architecture, of_diffusers
 from ...codecs.engines import DIFFUSERS, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...errors import CheckpointError, option
-from ...loaded_names import is_installed, loaded_parameters
+from ...loaded_names import is_installed, is_joined, loaded_parameters
 from ..choose.fused_layers import split_sets
-from ..choose.selection import is_fused_experts, module_of
+from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
 from .config_and_index import odd_targets
@@ -80,6 +80,7 @@ def _facts(plan: CheckpointPlan) -> Facts:
         transposed=any(is_transposed(weight.module, family) for weight in plan.weights),
         wider=any(weight.dtype is not torch.bfloat16 for weight in plan.weights),
         single_experts=_single_experts(plan),
+        joined_floats=_joined_floats(plan),
         whole_experts=any(is_fused_experts(kept.source) for kept in plan.kept),
         split=next(iter(split_sets(plan.decisions)), None),
     )
@@ -93,6 +94,13 @@ def _single_experts(plan: CheckpointPlan) -> bool:
         return False
     name = f"{apart.module}.weight"
     return loaded_parameters(name, config) == (name,)
+
+
+def _joined_floats(plan: CheckpointPlan) -> str | None:
+    """Return a tensor that is kept and that transformers makes another one of, or None."""
+    config = plan.source.config or {}
+    kept = (d.entry.name for d in plan.decisions if not d.quantized and d.entry.name.endswith(WEIGHT))
+    return next((name for name in kept if is_joined(name, config)), None)
 
 
 def _section(plan: CheckpointPlan) -> Mapping[str, Any]:

@@ -87,7 +87,7 @@ class Entries(Mapping[str, TensorEntry]):
         self._begins, self._sizes, self._of = array("q"), array("q"), array("I")
         self._kinds = Kinds()
         self._stacks: tuple[int, dict[tuple[str, str], str]] = 0, {}
-        self._columns: tuple[int, Counter[int]] = 0, Counter()
+        self._columns: tuple[tuple[int, re.Pattern[str] | None], Counter[int]] = (0, None), Counter()
         for entry in entries:
             self.add(entry)
 
@@ -160,16 +160,15 @@ class Entries(Mapping[str, TensorEntry]):
         """The numbers of axes that tensors have."""
         return {len(self._kinds[number][1]) for number in range(len(self._kinds))}
 
-    @property
-    def columns(self) -> Counter[int]:
-        """How many matrices have each number of columns."""
-        if self._columns[0] != len(self):
+    def columns_beside(self, names: re.Pattern[str]) -> Counter[int]:
+        """Return how many matrices have each number of columns, of those whose names ``names`` is not in."""
+        if self._columns[0] != (len(self), names):
             found = Counter[int]()
-            for kind, number in Counter(self._of).items():
+            for number, kind in enumerate(self._of):
                 shape = self._kinds[kind][1]
-                if len(shape) == 2:
-                    found[shape[1]] += number
-            self._columns = len(self), found
+                if len(shape) == 2 and not names.search(self._names[number]):
+                    found[shape[1]] += 1
+            self._columns = (len(self), names), found
         return self._columns[1]
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from ...architectures import expert_layout, model_type, splits_experts, unloadable
-from ...errors import option
+from ...errors import option, printable
 from ...schemes import Granularity, ZeroPoint
 from ..act_order import group_index
 from ..engines import (
@@ -42,6 +42,8 @@ from .layout import MX, Layout, strategy
 from .tested import tested
 
 _EXPERTS_READ = (Layout.PACK.value, Layout.MXFP4.value)
+_FLOAT8 = (Layout.FLOAT.value, Layout.NAIVE.value)
+"""Layouts of which transformers decodes floats next to codes, where it joins tensors."""
 _SMALL = tuple(layout.value for layout in (*MX, Layout.NVFP4))
 _ACT_ORDER = "compressed-tensors 0.19 and newer refuse inputs in groups out of order (actorder: group)"
 _SPLIT = ("deepseek_v3", "kimi_k2")
@@ -57,6 +59,9 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "it takes the experts of this family one by one, and here they are kept as one tensor"
     if facts.single_experts or (expert_layout(facts.family).biased and facts.experts):
         yield Loads.NO, "it takes the experts of this family as one tensor, and here they are single matrices"
+    if facts.joined_floats is not None and any(layer.layout not in _FLOAT8 for layer in facts.layers):
+        name = printable(facts.joined_floats)
+        yield Loads.NO, f"it makes another weight of {name}, which it does of packed weights alone"
     if any(group_index(layer) is not None for layer in facts.layers):
         yield Loads.NO, _ACT_ORDER
     decoded = facts.section.get("dequantize") is True
