@@ -18,6 +18,7 @@ from ..read.tensor_entries import TensorEntry
 from .consistency import cached_layers, claims_of_files, contradictions, other_tool
 from .documents import inspection_document
 from .integrity import Manifest, manifest_or_problem
+from .scale_room import room_left
 
 _MOST_BITS = 64
 """More than any packed number has; a larger figure in a configuration is no width."""
@@ -62,7 +63,7 @@ class Inspection(Result):
     schemes: empty unless the layout is read. cache: what the configuration says of a quantized cache of keys
     and values, or None. cached_layers: how many attention layers have scales of one. kept_values: numbers of
     all other tensors, None where it is not known which these are. problems: what is wrong with quantized
-    layers.
+    layers. room: what block scales say of the rule that chose them, or None.
     """
 
     source: Source
@@ -76,6 +77,7 @@ class Inspection(Result):
     cached_layers: int
     kept_values: int | None
     problems: tuple[str, ...]
+    room: str | None = None
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
@@ -106,7 +108,8 @@ class Inspection(Result):
     def summary(self) -> tuple[str, ...]:
         """The size, bits and quantization method of the whole."""
         tensors, shards = count(len(self.source.entries), "tensor"), count(len(self.source.shards), "file")
-        return f"{tensors} in {shards}, {size_of(self.nbytes)}", self._numbers, *self._of_cache
+        room = () if self.room is None else (self.room,)
+        return f"{tensors} in {shards}, {size_of(self.nbytes)}", self._numbers, *room, *self._of_cache
 
     @property
     def _of_cache(self) -> tuple[str, ...]:
@@ -193,6 +196,7 @@ def inspect_checkpoint(path: Place | str) -> Inspection:
         cached_layers=len(cached_layers(others)),
         kept_values=sum(math.prod(e.shape) for e in others) if read else None,
         problems=tuple(problems),
+        room=None if stored is None or problems else room_left(stored),
     )
 
 
