@@ -121,7 +121,7 @@ class _Evidence:
     """What else a checkpoint says of experts: routers, numbers in its configuration, and widths."""
 
     def __init__(self, entries: Entries, config: Mapping[str, Any], numbers: set[int]) -> None:
-        self._columns, self._entries = entries.columns_beside(_SAYS_SO), entries
+        self._columns, self._entries = entries.columns_but(_SAYS_SO), entries
         self._counts = set(_expert_counts(config))
         self._widths = set(_widths(config))
         self._routers: set[tuple[str, int, int]] = set()

@@ -209,7 +209,7 @@ def _projects(entry: TensorEntry, entries: Entries) -> bool:
     bias = entries.get(f"{module_of(entry.name)}.bias")
     if bias is not None and bias.shape == entry.shape[:1]:
         return True
-    (rows, columns), taken = entry.shape, entries.columns_beside(_TABLES)
+    (rows, columns), taken = entry.shape, entries.columns_but(_TABLES)
     return taken[rows] > 0 and not taken[columns]
 
 

@@ -160,7 +160,7 @@ class Entries(Mapping[str, TensorEntry]):
         """The numbers of axes that tensors have."""
         return {len(self._kinds[number][1]) for number in range(len(self._kinds))}
 
-    def columns_beside(self, names: re.Pattern[str]) -> Counter[int]:
+    def columns_but(self, names: re.Pattern[str]) -> Counter[int]:
         """Return how many matrices have each number of columns, of those whose names ``names`` is not in."""
         if self._columns[0] != (len(self), names):
             found = Counter[int]()
