@@ -141,6 +141,25 @@ def test_the_configuration_reads_back_as_the_scheme(text: str) -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["w4a16", "int4:g64", "fp8_dynamic", "w8a8", "fp8_block", "nvfp4a16"])
+def test_fields_that_a_configuration_leaves_out_have_their_usual_values(text: str) -> None:
+    """compressed-tensors 0.20 writes no empty field."""
+    layer = layer_scheme(text)
+    whole = quantization_config([Group(layer=layer)], ["lm_head"])
+    config = {key: value for key, value in whole.items() if value not in (None, {}, [])}
+    (group,) = config["config_groups"].values()
+    for key in ("weights", "input_activations"):
+        usual = {"symmetric": True, "dynamic": False}
+        given = (group.pop(key) or {}).items()
+        found = {name: v for name, v in given if v not in (None, {}) and usual.get(name) != v}
+        group |= {key: found} if found else {}
+    del group["output_activations"]
+    (read,), _ = read_config(config, CODEC)
+    assert read.layer.layout == layer.layout
+    assert read.layer.weight.granularity == layer.weight.granularity
+    assert (read.layer.input is None) == (layer.input is None)
+
+
 def test_several_groups_make_a_mixed_precision_model() -> None:
     groups = [
         Group(layer=layer_scheme("w4a16"), targets=("re:.*down_proj$",)),
