@@ -6,6 +6,7 @@ These are the ranges of static inputs and outputs, and the statistics of inputs 
 from __future__ import annotations
 
 import functools
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
@@ -45,11 +46,14 @@ class Calibration:
         statistics: of the inputs of layers whose method needs them, by layer and by the names in
             :attr:`~zeropoint.methods.Method.needs`.
         batches: how many batches there were.
+        borrowed: layers of experts that no token reached, whose inputs have the largest parameters among
+            those of the other experts of their layer.
     """
 
     params: Mapping[str, QuantizationParams] = field(default_factory=dict)
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
     batches: int = 0
+    borrowed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{place}: {params}" for place, params in self.params.items()]
@@ -58,6 +62,10 @@ class Calibration:
 
     def __repr__(self) -> str:
         return str(self)
+
+
+_EXPERT = re.compile(r"(\bexperts\.(?:\w+_proj\.)?)\d+(?=\.)")
+"""The number of an expert in the name of a layer."""
 
 
 def run_model(model: nn.Module, batch: Any) -> Any:
@@ -107,7 +115,7 @@ def calibrate(
         watch = Watch(root, recipe, statistic)
         with watch.hooked():
             count = run_batches(root, data, run, progress=progress)
-    return Calibration(params=watch.params(), statistics=watch.statistics(), batches=count)
+    return watch.calibration(count)
 
 
 def run_batches(
@@ -198,6 +206,7 @@ class Watch:
         self._places: dict[str, _Place] = {}
         self._accumulators: dict[Accumulator, Accumulator] = {}
         self._seen: dict[str, torch.dtype] = {}
+        self.borrowed: dict[str, None] = {}
         self._waiting = _Waiting()
         self._waits = True
         statistics: list[Statistic] = []
@@ -289,7 +298,22 @@ class Watch:
                 found.setdefault(place.layer, {})[place.need] = seen
         return found
 
+    def calibration(self, batches: int) -> Calibration:
+        """Return what was learned of all layers."""
+        params, statistics = self.params(), self.statistics()
+        return Calibration(
+            params=params, statistics=statistics, batches=batches, borrowed=tuple(self.borrowed)
+        )  # fmt: skip
+
     def _params_of(self, place: _Place, scheme: Scheme) -> QuantizationParams:
+        # A router may send no token to an expert, however much text there is.
+        key = _EXPERT.sub(r"\1*", place.name)
+        others = [] if place.name in self._seen or key == place.name else self._places.values()
+        reached = [o for o in others if o.name in self._seen and _EXPERT.sub(r"\1*", o.name) == key]
+        if reached:
+            self.borrowed[place.layer] = None
+            params = [self._params_of(other, scheme) for other in reached]
+            return max(params, key=lambda found: float(found.scales[-1].abs().max()))
         with self._naming(place):
             return place.observer.params(scheme, dtype=self._dtype_of(place.name, place.module))
 

@@ -105,7 +105,7 @@ def calibrate_sequential(
         watch = Watch(root, recipe, statistic)
         deployed = functools.partial(_quantized, watch) if chosen.quantized_inputs else None
         observe_blocks(root, batches, watch, chosen, deployed=deployed, progress=progress)
-        return Calibration(params=watch.params(), statistics=watch.statistics(), batches=len(batches))
+        return watch.calibration(len(batches))
 
 
 class Watching(Protocol):

@@ -19,7 +19,7 @@ from torch import nn
 from ...architectures import classes_of, is_transposed
 from ...codecs.protocol import LayerScheme
 from ...declared_models import transformers_package
-from ...errors import CalibrationError, CheckpointError, UnsupportedError, option, printable, size_of
+from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...libraries import reading
 from ...methods import method_named
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
@@ -71,6 +71,10 @@ def calibrated(
         without = f"{len(found.missing)} of {len(plan.weights)} weights have no importance"
         note = f"{without}, {printable(found.missing[0])} the first: they are no Linear layers of the model"
         plan = replace(plan, notes=(*plan.notes, note))
+    if found.borrowed:
+        what = f"{count(len(found.borrowed), 'layer')} of experts, such as {printable(found.borrowed[0])}"
+        note = f"no token reached {what}: inputs have the largest scale of the other experts of the layer"
+        plan = replace(plan, notes=(*plan.notes, note))
     if not static:
         return plan
     return with_added(plan, _scales_of_inputs((w, found.inputs.get(w.module)) for w in wanted.values()))
@@ -108,12 +112,14 @@ StatisticsOfModules = Mapping[str, Mapping[str, Statistics]]
 class _Observed:
     """What was learned of the inputs of weights, by module.
 
-    inputs: parameters of static ones. missing: weights that are no Linear layers of the model.
+    inputs: parameters of static ones. missing: weights that are no Linear layers of the model. borrowed:
+    those of experts that no token reached, with the parameters of another expert.
     """
 
     statistics: StatisticsOfModules
     inputs: Mapping[str, QuantizationParams | None]
     missing: tuple[str, ...]
+    borrowed: tuple[str, ...]
 
 
 def _observed(
@@ -141,6 +147,7 @@ def _observed(
     return _Observed(
         statistics={module: needs for module, needs in seen.items() if needs is not None},
         inputs={own.module: found.params.get(f"{own.layer}.input") for own in rows}, missing=tuple(missing),
+        borrowed=tuple(own.module for own in rows if own.layer in found.borrowed),
     )  # fmt: skip
 
 
