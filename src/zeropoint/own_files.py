@@ -186,10 +186,12 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, where the file system can."""
+    """Wait until the names in a folder are on disk, where the file system knows how."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(descriptor)

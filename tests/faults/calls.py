@@ -116,7 +116,7 @@ class Layer:
             return self._paths.get(args[1] if name == "copy_file_range" else args[0])
         if name == "open" and not args[1] & (_CREATES | os.O_DIRECTORY):
             return None
-        return self._relative(args[0])
+        return self._relative(args[1 if name == "link" else 0])
 
     def _relative(self, path: Any) -> str | None:
         given = os.path.abspath(os.fsdecode(path))

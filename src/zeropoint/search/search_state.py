@@ -130,7 +130,13 @@ class SearchState:
 
     def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
         if self._journal is not None and records:
-            self._journal.append(records)
+            try:
+                self._journal.append(records)
+            except OSError as error:
+                raise CheckpointError(
+                    f"state {shown(self.path)} cannot be written: {reason_of(error)}; make room and run the "
+                    "same command again, which knows what was measured before"
+                ) from error
 
     def _lock(self) -> None:
         """Keep other searches out of the file until this process closes it."""
