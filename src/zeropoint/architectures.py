@@ -283,6 +283,18 @@ def is_expert(module: str) -> bool:
     return _EXPERT.search(module) is not None
 
 
+_PROJECTION = re.compile(r"(gate|up|down)_proj|w[123]|linear(_v|_1)?")
+
+
+def is_usual_expert(module: str) -> bool:
+    """Return whether a projection of an expert has a name that loaders of several families know.
+
+    >>> [is_usual_expert(f"mlp.experts.0.{name}") for name in ("up_proj", "w2", "input_linear")]
+    [True, True, False]
+    """
+    return _PROJECTION.fullmatch(module.rpartition(".")[2]) is not None
+
+
 class _FusedLayers(NamedTuple):
     """Layers of one module that engines run as one, which need one scheme.
 

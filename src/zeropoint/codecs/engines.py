@@ -39,7 +39,7 @@ class Facts:
     16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor. single_experts:
     whether some are written one by one that transformers has in one and does not join. joined_floats: floats
     of which it makes another weight, or None. split: layers that engines run as one but that do not have one
-    scheme, in a sentence, or None.
+    scheme, in a sentence, or None. unusual_experts: whether projections of experts have names of their own.
     """
 
     family: Config
@@ -52,6 +52,7 @@ class Facts:
     whole_experts: bool
     single_experts: bool = False
     joined_floats: str | None = None
+    unusual_experts: bool = False
     split: str | None
 
 

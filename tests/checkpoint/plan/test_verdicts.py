@@ -139,6 +139,18 @@ def test_an_engine_says_yes_of_architectures_that_its_own_source_builds(
         assert refusal(made) is None
 
 
+def test_experts_under_names_of_their_own_were_not_checked(tmp_path: Path) -> None:
+    experts = {"m.mlp.experts.fc1": weight(3, 256, 128), "m.mlp.experts.fc2": weight(3, 128, 128)}
+    usual = {
+        "m.mlp.experts.gate_up_proj": weight(3, 256, 128),
+        "m.mlp.experts.down_proj": weight(3, 128, 128),
+    }
+    for name, tensors, expected in (("own", experts, Loads.UNCHECKED), ("usual", usual, Loads.YES)):
+        made = planned(save(tmp_path / name, tensors), "default: w4a16")
+        assert verdict(made, "vLLM").loads is expected
+        assert verdict(made, "transformers").loads is Loads.NO
+
+
 def test_floats_that_transformers_joins_are_read_next_to_float8_alone(tmp_path: Path) -> None:
     convolution = "model.layers.0.self_attn.q_conv1d.weight"
     config = {"model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"], "num_hidden_layers": 1}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...architectures import is_expert, is_transposed, splits_experts
+from ...architectures import is_expert, is_transposed, is_usual_expert, splits_experts
 from ...codecs.containers import CONTAINERS
 from ...codecs.engine_architectures import of_architecture, of_diffusers
 from ...codecs.engines import DIFFUSERS, EngineRule, Facts, Loads
@@ -81,6 +81,7 @@ def _facts(plan: CheckpointPlan) -> Facts:
         wider=any(weight.dtype is not torch.bfloat16 for weight in plan.weights),
         single_experts=_single_experts(plan),
         joined_floats=_joined_floats(plan),
+        unusual_experts=any(is_expert(w.module) and not is_usual_expert(w.module) for w in plan.weights),
         whole_experts=any(is_fused_experts(kept.source) for kept in plan.kept),
         split=next(iter(split_sets(plan.decisions)), None),
     )

@@ -14,7 +14,7 @@ from ...codecs.layer_schemes import layer_scheme, preset_layers
 from ...codecs.protocol import LayerScheme
 from ...errors import ZeropointError, count, option, printable, size_of
 from ..choose.decisions import TensorDecision, misfit
-from ..choose.selection import is_fused_experts, not_a_weight
+from ..choose.selection import EXPERTS_AS_ROWS, WEIGHT_DTYPES, is_fused_experts, not_a_weight
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..read.tensor_entries import TensorEntry
 
@@ -42,34 +42,43 @@ class _Total:
 
 def partly(plan: CheckpointPlan) -> list[str]:
     """Return a sentence where a scheme fits some shapes only: what stays as it is, and which fits all."""
-
-    def is_left(decision: TensorDecision, layer: LayerScheme) -> bool:
-        entry = decision.entry
-        weight = is_fused_experts(entry) or not_a_weight(entry) is None
-        return weight and decision.kept_by_default and misfit(entry, layer) is not None
-
     for layer in plan.layers:
-        left, taken = _Total(), _Total()
+        left, taken, reason = _Total(), _Total(), ""
         for decision in plan.decisions:
             if decision.layer == layer:
                 taken.add(decision.entry)
-            elif is_left(decision, layer):
+            elif _is_left(decision, layer):
+                reason = reason or decision.reason
                 left.add(decision.entry)
         if left.count:
-            return [_partly(layer, left, taken)]
+            return [_partly(layer, left, taken, reason)]
     return []
 
 
-def _partly(layer: LayerScheme, left: _Total, taken: _Total) -> str:
+def _is_left(decision: TensorDecision, layer: LayerScheme) -> bool:
+    """Return whether a linear weight stays since no layout holds it so, or this scheme does not fit."""
+    entry = decision.entry
+    if not decision.kept_by_default or entry.dtype not in WEIGHT_DTYPES:
+        return False
+    if is_fused_experts(entry) or decision.reason == EXPERTS_AS_ROWS:
+        return True
+    return not_a_weight(entry) is None and misfit(entry, layer) is not None
+
+
+def _fits(entry: TensorEntry, layer: LayerScheme) -> bool:
+    return not_a_weight(entry) is None and misfit(entry, layer) is None
+
+
+def _partly(layer: LayerScheme, left: _Total, taken: _Total, reason: str) -> str:
     shapes = (*left.shapes.values(), *taken.shapes.values())
-    fitting = (o.name for o in _others(layer) if not any(misfit(e, o) for e in shapes))
+    fitting = (o.name for o in _others(layer) if all(_fits(e, o) for e in shapes))
     found = next(fitting, None)
     remedy = "no scheme like it fits all" if found is None else f"{option('to', found)} fits all of them"
     first = shapes[0]
     return (
         f"{size_of(left.nbytes)} of {size_of(left.nbytes + taken.nbytes)} of linear weights stay in "
         f"{first.dtype}: {layer} does not fit {count(left.count, 'weight')}, such as {printable(first.name)} "
-        f"({misfit(first, layer)}); {remedy}"
+        f"({reason}); {remedy}"
     )
 
 

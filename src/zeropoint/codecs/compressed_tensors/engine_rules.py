@@ -105,7 +105,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     if facts.transposed:
         yield Loads.NO, "quantized weights of Conv1D are not read"
     biased = expert_layout(facts.family).biased and bool(facts.experts)
-    if unloadable(facts.family) or splits_experts(facts.family) or biased:
+    if unloadable(facts.family) or splits_experts(facts.family) or biased or facts.unusual_experts:
         yield Loads.UNCHECKED, "not checked for this architecture"
     for layer in facts.layers:
         word, layout = strategy(layer.weight), Layout(layer.layout.partition(" ")[0])
