@@ -182,7 +182,14 @@ def test_a_file_swapped_for_a_fifo_before_the_open_is_refused(
         parse_header(path)
 
 
-@pytest.mark.parametrize("name", ["missing.safetensors", "a\0b", "x" * 300])
-def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be opened: .*; check the path"):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing.safetensors", "cannot be opened: .*; check the path"),
+        ("a\0b", "has a NUL character, which no path has; choose another one"),
+        ("x" * 300, "has a name of 300 bytes, and file systems take 255; choose a shorter one"),
+    ],
+)
+def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
         parse_header(tmp_path / name)
