@@ -77,6 +77,7 @@ def test_many_patterns_just_below_the_limit_share_one_budget(monkeypatch: pytest
 
 def test_what_compiling_takes_comes_out_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zeropoint.patterns._BUDGET", _Budget(left=0.05))
+    monkeypatch.setattr("zeropoint.patterns.REFILL", 0.0)
     patterns = [f"re:(?i)[\x00-\U0010ffff]a{number}" for number in range(100)]
     with pytest.raises(PatternError, match=r"it and those before it took more than \d+ s"):
         name_patterns(patterns)
