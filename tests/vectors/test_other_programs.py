@@ -29,7 +29,11 @@ LAYOUTS = {case["name"]: case for case in cases("layouts")}
 NARROW = [name for name in FORMATS if name in ML_DTYPES and "int" not in name and name != "float8_e8m0fnu"]
 ROUNDED = [name for name in FORMATS if name in GFLOAT and "int" not in name and name != "float8_e8m0fnu"]
 INTEGERS = [name for name in FORMATS if name.startswith(("int", "uint")) and name != "int8_mx"]
-BLOCKS = [name for name, case in LAYOUTS.items() if name.startswith("gguf/") and case["layout"] != "NVFP4"]
+BLOCKS = [
+    name
+    for name, case in LAYOUTS.items()
+    if name.startswith("gguf/") and case["layout"] in GGMLQuantizationType.__members__.keys() - {"NVFP4"}
+]
 GPTQ = [name for name, case in LAYOUTS.items() if case["layout"] in ("gptq", "gptq_v2")]
 WRITTEN = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 
