@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .architectures import Config, model_type
+from .architectures import Config, classes_of, model_type
 from .declared_models import few_modules, model_config, offline, transformers_package
 from .errors import ZeropointError
 from .libraries import reading
@@ -138,8 +138,7 @@ _FAILED = "transformers makes no model of config.json"
 def _concerns(keys: Collection[str], config: Config) -> bool:
     """Return whether a row of the mapping may concern a model or one of its parts."""
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
-    named = config.get("architectures")
-    classes = [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
+    classes = [*classes_of(config)]
     for kind in _kinds(config):
         if kind in keys:
             return True
@@ -161,7 +160,7 @@ def _kinds(part: Any) -> Iterator[str]:
 @reading(_FAILED, "correct it")
 def _model(config: Config) -> Any:
     """Return a model of transformers without memory."""
-    transformers, named = transformers_package(), (config.get("architectures") or [""])[0]
+    transformers, named = transformers_package(), next(iter(classes_of(config)), "")
     with offline(), torch.device("meta"), few_modules(_MODULES):
         made = model_config(config, _FAILED, "correct it")
         own = getattr(transformers, named, None)

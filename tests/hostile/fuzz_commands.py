@@ -5,7 +5,7 @@
 Each command runs in this process, as ``zeropoint`` does, on a file that is new each time. A failure is an
 exception that nothing foresaw, a message that is no single line, more than CPU_SECONDS of processor time, or
 more than MORE_BYTES of memory. The files of failures are kept, the first of each kind, and a table counts
-the results. The exit status is 1 where anything failed.
+the results, of the files so far after Ctrl-C. The exit status is 1 where anything failed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.hostile.command_subjects import OUT, Subject, Subjects
 from zeropoint.cli.main import UNEXPECTED, main
 
 CPU_SECONDS, MORE_BYTES = 10.0, 1 << 30
+ROUND = 20
 DONE, REFUSED = "done", "refused"
 
 
@@ -71,6 +72,8 @@ def fuzz(subject: Subject, rng: random.Random, files: int, keep: Path, tally: Ta
             command = rng.choice(list(subject.commands))
             try:
                 outcome = _outcome(command, tally)
+            except KeyboardInterrupt:
+                raise
             except BaseException as error:
                 _keep(subject, content, command, repr(error), keep)
                 raise
@@ -111,6 +114,8 @@ def _outcome(command: object, tally: Tally) -> str:
         shutil.rmtree(place, ignore_errors=True)
         seconds, nbytes = time.process_time() - start, _peak() - before
         tally.seconds, tally.nbytes = max(tally.seconds, seconds), max(tally.nbytes, nbytes)
+    if status == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
     if seconds > CPU_SECONDS or nbytes > MORE_BYTES:
         return f"it took {seconds:.0f} s and {nbytes >> 20} MiB" if status == 0 else "a refusal took too much"
     said = [line for line in err.getvalue().splitlines() if not line.startswith("note: ")]
@@ -147,15 +152,16 @@ def say(line: str) -> None:
 
 
 def run(files: int, seed: int, only: str | None, keep: Path) -> dict[str, Tally]:
-    """Fuzz all subjects in turns, with the same number of files each, and return the results."""
+    """Fuzz all subjects in turns of ROUND files each, to the end or Ctrl-C, and return the results."""
     with tempfile.TemporaryDirectory(prefix="zeropoint-fuzz-", dir="/dev/shm") as folder:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             found = {each.name: each for each in Subjects(Path(folder)).found if only in (None, each.name)}
         tallies = {name: Tally() for name in found}
         rng, each = random.Random(seed), max(1, files // max(1, len(found)))
-        for name, subject in found.items():
-            fuzz(subject, rng, each, keep, tallies[name])
-            say(tallies[name].line(name))
+        with contextlib.suppress(KeyboardInterrupt):
+            for start in range(0, each, ROUND):
+                for name, subject in found.items():
+                    fuzz(subject, rng, min(ROUND, each - start), keep, tallies[name])
     return tallies
 
 
@@ -174,9 +180,11 @@ def _main() -> int:
     parser.add_argument("--only")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "zeropoint-fuzz-failures")
     given = parser.parse_args()
-    say(HEAD)
     _limit()
     tallies = run(given.files, given.seed, given.only, given.keep)
+    say(HEAD)
+    for name, each in tallies.items():
+        say(each.line(name))
     whole = Tally()
     for tally in tallies.values():
         whole.counts += tally.counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.hostile import fuzz_commands
@@ -72,3 +73,16 @@ def test_a_command_that_does_not_end_is_found(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "a").write_bytes(b"abc" * 9)
     subject = Subject(name="planted", folder=tmp_path, file="a", commands=[("inspect", "a")], mutate=mutate)
     assert fuzz(subject, random.Random(1), 1, tmp_path / "keep").failures == {"it does not end": 1}
+
+
+def test_a_run_that_is_interrupted_counts_what_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = iter([0] * 25 + [130])
+    subject = Subject(name="planted", folder=tmp_path, file="a", commands=[("inspect", "a")], mutate=mutate)
+    (tmp_path / "a").write_bytes(b"abc" * 9)
+    monkeypatch.setattr(fuzz_commands, "main", lambda _: next(statuses))
+    monkeypatch.setattr(fuzz_commands, "Subjects", lambda _: SimpleNamespace(found=[subject]))
+    tallies = fuzz_commands.run(100, 1, None, tmp_path / "keep")
+    assert tallies["planted"].counts == {"done": 25}
+    assert not (tmp_path / "keep").exists()

@@ -88,32 +88,59 @@ def test_a_wrong_bucket_a_wrong_name_and_missing_permissions_have_errors_of_thei
     assert f"; check the permissions of these credentials for bucket '{bucket}'\n" in found
 
 
-def killed_at(method: str, k: int, s3: S3Server, bucket: str, url: str, spool: Path) -> None:
-    """Start the command, and kill it when it sends its k-th request to write, or to remove, an object."""
-    command = [sys.executable, "-m", "zeropoint", "quantize", url, f"s3://{bucket}/out", "--to", SCHEME]
+QUANTIZE = ("quantize", "--to", SCHEME)
+BUDGET = ("quantize", "--budget", "9bpw", "--candidates", "int4:g32,int8:channel")
+CONVERT = ("convert", "--force", "--format", "gptq", "--to", "int4:g32:scale=bfloat16")
+
+
+def killed_at(words: tuple[str, ...], method: str, k: int, s3: S3Server, source: str, out: str) -> None:
+    """Start a command, and kill it when it sends its k-th request to write, or to remove, an object."""
+    command = [sys.executable, "-m", "zeropoint", words[0], source, out, *words[1:]]
     with s3.failing("none", range(k, k + 1), method=method, then=lambda: os.kill(child.pid, signal.SIGKILL)):
-        child = subprocess.Popen(
-            [*command, "--spool", str(spool)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         assert child.stderr is not None
         with child.stderr as errors:
             message = errors.read()
         assert child.wait() == -signal.SIGKILL, message
 
 
-def resumes(method: str, k: int, s3: S3Server, bucket: str, url: str, folder: Path) -> None:
+def resumes(
+    method: str, k: int, s3: S3Server, bucket: str, url: str, folder: Path, words: tuple[str, ...] = QUANTIZE
+) -> None:
     """Kill a command at its k-th request, see that what is there are whole objects, and resume."""
-    spool = folder.parent / "spool"
-    killed_at(method, k, s3, bucket, url, spool)
+    spool, out = folder.parent / "spool", f"s3://{bucket}/out"
+    words = (*words, "--spool", str(spool))
+    killed_at(words, method, k, s3, url, out)
     golden = {name: (folder / name).read_bytes() for name in digests(folder)}
     seen = content(s3, bucket).items()
     found = {name: data for name, data in seen if not name.startswith(".zeropoint/")}
     assert found.items() <= golden.items()
-    assert main(["quantize", url, f"s3://{bucket}/out", "--to", SCHEME, "--spool", str(spool)]) == 0
+    assert main([words[0], url, out, *words[1:]]) == 0
     assert content(s3, bucket) == golden
     assert not spool.exists() or not list(spool.iterdir())
     for name in golden:
         s3.client.delete_object(Bucket=bucket, Key=f"out/{name}")
+
+
+@pytest.fixture
+def codes(s3: S3Server, bucket: str, tmp_path: Path) -> str:
+    """A quantized model in a bucket, of which there also is a directory."""
+    floats, made = write_tiny(tmp_path / "floats"), tmp_path / "codes"
+    assert main(["quantize", str(floats), str(made), "--to", "int4:g32"]) == 0
+    for name in digests(made):
+        s3.put(bucket, f"codes/{name}", (made / name).read_bytes())
+    return f"s3://{bucket}/codes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [BUDGET, CONVERT])
+def test_a_search_and_a_conversion_killed_in_an_upload_resume_in_the_store(
+    words: tuple[str, ...], url: str, codes: str, s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    source = codes if words is CONVERT else url
+    local = tmp_path / source.rpartition("/")[2]
+    assert main([words[0], str(local), str(tmp_path / "out"), *words[1:]]) == 0
+    resumes("PUT", 6, s3, bucket, source, tmp_path / "out", words)
 
 
 def test_a_killed_command_resumes_in_the_store(url: str, s3: S3Server, bucket: str, tmp_path: Path) -> None:

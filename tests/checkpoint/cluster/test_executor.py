@@ -14,6 +14,7 @@ from tests.checkpoint.cluster import faulty
 from tests.checkpoint.written import digests
 from tests.faults.tiny import SCHEME
 
+import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.cluster import ray as ray_engine
@@ -24,7 +25,7 @@ from zeropoint.checkpoint.read.object_store import RemotePath, filesystem
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Executor, ExecutorError, Job, Results
 from zeropoint.checkpoint.run.executor import local as on_threads
-from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.run.loop import RunResult, run
 from zeropoint.checkpoint.run.work import Done
 from zeropoint.cli.main import main
 from zeropoint.errors import NonFiniteError
@@ -86,6 +87,39 @@ def test_the_batch_of_a_worker_that_dies_is_done_again(
     run(plan, tmp_path / "out", executor=executor)
     assert (tmp_path / "died").exists()
     assert digests(tmp_path / "out") == digests(local)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["search", "convert"])
+def test_a_search_and_a_conversion_outlive_a_worker_and_then_a_driver(
+    verb: str,
+    plan: CheckpointPlan,
+    executor: RayExecutor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes = tmp_path / "codes"
+    zp.quantize_checkpoint(str(plan.source.given), codes, "int4:g32", workers=1)
+
+    def write(out: Path, engine: Executor) -> RunResult:
+        if verb == "convert":
+            return zp.convert_checkpoint(
+                codes, out, "gptq", to="int4:g32:scale=bfloat16", force=True, workers=1, executor=engine
+            )
+        return zp.quantize_checkpoint(
+            str(plan.source.given), out, budget="9bpw", candidates="int4:g32,int8:channel", workers=1,
+            executor=engine,
+        )  # fmt: skip
+
+    write(tmp_path / "threads", on_threads)
+    monkeypatch.setattr(ray_engine, "work", faulty.dies_once(tmp_path / "died"))
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "cluster", until(5, executor))
+    assert (tmp_path / "died").exists()
+    monkeypatch.setattr(ray_engine, "work", faulty.dies_once(tmp_path / "died again"))
+    assert write(tmp_path / "cluster", executor).resumed >= 5
+    assert (tmp_path / "died again").exists()
+    assert digests(tmp_path / "cluster") == digests(tmp_path / "threads")
 
 
 @pytest.mark.slow

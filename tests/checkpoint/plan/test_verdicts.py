@@ -126,6 +126,9 @@ FLUX = {"_class_name": "FluxTransformer2DModel"}
             "architecture",
         ),
         ({"model_type": "bert", "architectures": ["BertModel"]}, "vLLM", Loads.YES, "every layout"),
+        ({"model_type": "bert", "architectures": 5}, "vLLM", Loads.UNCHECKED, "architecture"),
+        ({"model_type": "bert", "architectures": [["BertModel"]]}, "vLLM", Loads.UNCHECKED, "architecture"),
+        ({"model_type": "bert", "architectures": {"BertModel": 1}}, "vLLM", Loads.UNCHECKED, "architecture"),
         (CONFIG, "vLLM with humming", Loads.PARTLY, "humming-kernels runs it on NVIDIA GPUs"),
     ],
 )
