@@ -8,6 +8,7 @@ import torch
 
 from ..errors import DtypeError, OptionError, option, require_one, size_of
 from ..progress import bars
+from ..signatures import by_signature
 from .call_options import LOCAL, AnyRecipe, Patterns, Shown, Writing, patterns, planned, selection_of
 from .choose.asked import codec_for
 from .choose.recipe import KEEP
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 
+@by_signature
 def plan_checkpoint(
     source: Place | str, to: AnyRecipe | None = None,
     *, recipe: AnyRecipe | None = None, format: str | None = None,  # noqa: A002 (the option's name)
@@ -89,6 +91,7 @@ def plan_checkpoint(
     return plan
 
 
+@by_signature
 def convert_checkpoint(
     source: Place | str, out: Place | str, format: str | None = None,  # noqa: A002 (the option's name)
     *, to: str | None = None, allow_requantize: bool = False, ignore: Patterns = (), force: bool = False,
@@ -144,6 +147,7 @@ def convert_checkpoint(
     return writing.write(plan, out, "converting")
 
 
+@by_signature
 def dequantize_checkpoint(
     source: Place | str, out: Place | str,
     *, dtype: str | None = None, workers: int | None = None, max_memory: int | str | None = None,
@@ -181,6 +185,7 @@ def dequantize_checkpoint(
     return writing.write(plan, out, "dequantizing")
 
 
+@by_signature
 def rotate_checkpoint(
     source: Place | str, out: Place | str,
     *, seed: int = 0, block: int | None = None, dtype: str | None = None, workers: int | None = None,
@@ -236,6 +241,7 @@ def _float(dtype: str | None) -> str | None:
     return None if dtype is None else FLOATS[dtype]
 
 
+@by_signature
 def add_kv_scales(
     source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
     *, workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
@@ -276,6 +282,7 @@ def add_kv_scales(
     return writing.write(plan, out, "copying")
 
 
+@by_signature
 def verify_checkpoint(
     out: Place | str, against: Place | str | None = None,
     *, require_manifest: bool = False, workers: int | None = None, max_memory: int | str | None = None,
@@ -304,6 +311,7 @@ def verify_checkpoint(
         )  # fmt: skip
 
 
+@by_signature
 def compare_checkpoints(
     a: Place | str, b: Place | str,
     *, workers: int | None = None, max_memory: int | str | None = None, progress: Shown = False,

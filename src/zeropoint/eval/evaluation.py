@@ -25,6 +25,7 @@ from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place, shown
 from ..errors import CalibrationError, UnsupportedError, option, size_of
 from ..results import Result
+from ..signatures import by_signature
 from .cloze import cloze_items
 from .cloze_probe import ClozeProbe
 from .continuations import ContinuationProbe, greedy_continuations, prompts_of
@@ -190,6 +191,7 @@ class _Asked:
         return [batch for probe in self.probes for batch in probe.batches]
 
 
+@by_signature
 def evaluate_checkpoint(
     models: Place | str | Sequence[Place | str], against: Place | str, text: Path | str,
     *, context: int = 512, windows: int | None = None, continuations: int = 16,

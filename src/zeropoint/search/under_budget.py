@@ -33,6 +33,7 @@ from ..checkpoint.run.loop import RunResult
 from ..errors import OptionError, all_of, count, option, require_one
 from ..own_files import OwnFile
 from ..progress import bars
+from ..signatures import by_signature
 from .budgets import Budget
 from .curve import SVG, curve_svg
 from .evolution import by_evolution
@@ -62,6 +63,8 @@ class _Budgeted:
             raise OptionError(
                 f"{all_of(map(option, words))} go with {option('budget')}; add one, or leave them out"
             )
+        if self.refine < 0:
+            raise OptionError(f"{option('refine', self.refine)} must be at least 0")
         if unused:
             raise OptionError(
                 f"{option('text')} is what the model runs on; add {option('importance', 'linearity')} or "
@@ -89,6 +92,7 @@ class _Budgeted:
         )  # fmt: skip
 
 
+@by_signature
 def search_checkpoint(
     source: Place | str, budget: Budget | str, candidates: Iterable[str] | str | None = None,
     *, out: Path | str | None = None, state: Path | str | None = None,
@@ -165,6 +169,7 @@ def search_checkpoint(
     return result
 
 
+@by_signature
 def quantize_checkpoint(
     source: Place | str, out: Place | str, to: AnyRecipe | None = None,
     *, recipe: AnyRecipe | None = None, plan: PlanFile | Path | str | None = None,

@@ -194,6 +194,7 @@ def test_tiles_hold_whole_blocks_and_whole_words_of_zero_points(tmp_path: Path) 
     ("limits", "rule"),
     [
         ({"workers": 0}, r"workers \(=0\) must be at least 1"),
+        ({"workers": 10**9}, r"max_memory='2G' is too little for workers=1000000000: a thread takes 256 KiB"),
         ({"workers": 1, "tile_values": 0}, r"tile_values \(=0\)"),
         ({"workers": 1, "max_memory": MIB}, "is too little: Python and torch alone need"),
     ],

@@ -28,6 +28,7 @@ from ...models.unfuse import replace_modules, unfused
 from ...params import QuantizationParams
 from ...recipes import Activation
 from ...schemes import TensorScale
+from ...signatures import by_signature
 from ...tensor import QuantizedTensor
 from ...training import FakeQuantize
 from ..read.decoding import read_lines
@@ -39,6 +40,7 @@ from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands
 from .parts import layer_scheme_of, whole_scale
 
 
+@by_signature
 def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = False) -> Conversion:
     """Return ``model`` with the weights of a checkpoint: in packed layers where they are quantized.
 

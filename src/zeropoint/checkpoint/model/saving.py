@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -24,6 +24,7 @@ from ...errors import CheckpointError, size_of
 from ...layout.packing import flat_bytes
 from ...models import Conversion
 from ...models.recipe_layers import require_model
+from ...signatures import by_signature
 from ..choose.selection import module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, INDEX_SUFFIX, SINGLE_FILE
@@ -35,6 +36,7 @@ SHARD_BYTES = 5_000_000_000
 """Bytes of tensors from which on a file is followed by another."""
 
 
+@runtime_checkable
 class Saves(Protocol):
     """A tokenizer or processor: what writes its files into a directory."""
 
@@ -56,6 +58,8 @@ class SavedCheckpoint:
         return f"{self.path}: {self.quantized} quantized layers, {self.kept} kept, {size_of(self.nbytes)}"
 
 
+@by_signature
+@by_signature
 def save_checkpoint(
     model: nn.Module | Conversion, directory: Path | str, *, tokenizer: Saves | None = None,
     overwrite: bool = False, allow_float: bool = False, shard_bytes: int = SHARD_BYTES,

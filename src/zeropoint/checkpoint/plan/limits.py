@@ -23,6 +23,8 @@ TILE_VALUES = 1 << 22
 """Numbers in a tile: so many that calls cost little, so few that the error is measured in cache."""
 TENSOR_BYTES = 160
 """Memory for each tensor: its name and place, and the hashes and errors of what was read or written."""
+WORKER_BYTES = 256 << 10
+"""Memory of a thread before its first tile: its stack, and Python's and torch's state of it."""
 DEFAULT_MEMORY = 2 << 30
 
 
@@ -50,6 +52,11 @@ class Limits:
             raise CheckpointError(
                 f"{self._given} is too little: Python and torch alone need "
                 f"{_option(self.base_memory)}; use 512M or more"
+            )
+        if self.workers * WORKER_BYTES > self.max_memory:
+            raise CheckpointError(
+                f"{self._given} is too little for {option('workers', self.workers)}: a thread takes "
+                f"{size_of(WORKER_BYTES)}; use {option('workers', available_cores())}"
             )
 
     @staticmethod

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..plan.checkpoint_plan import CheckpointPlan, layer_data
 from ..read.problems import ObstacleError
@@ -42,6 +42,7 @@ class ExecutorError(ObstacleError):
     """An executor cannot continue, whatever the data: what is done stays done."""
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Does a job."""
 

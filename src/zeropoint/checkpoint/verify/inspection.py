@@ -11,6 +11,7 @@ from ...codecs.known import cache_scheme, is_quantized
 from ...codecs.registry import method_in
 from ...errors import ZeropointError, count, size_of
 from ...results import Result
+from ...signatures import by_signature
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Place
@@ -152,6 +153,7 @@ class Inspection(Result):
         return inspection_document(self)
 
 
+@by_signature
 def inspect_checkpoint(path: Place | str) -> Inspection:
     """Return a summary of the checkpoint at ``path``.
 

@@ -1,0 +1,65 @@
+"""Wrong types in calls about checkpoints: one sentence about the argument, whatever the function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy
+import pytest
+from torch import nn
+
+import zeropoint as zp
+from zeropoint.signatures import by_signature, fits
+
+from .tables import each
+
+VERBS = [name for name in zp.__all__ if name.endswith(("_checkpoint", "_checkpoints", "_kv_scales"))]
+
+
+@each("name", VERBS)
+def test_a_wrong_type_of_any_argument_of_a_function_about_checkpoints_is_named(name: str) -> None:
+    parameters = inspect.signature(getattr(zp, name)).parameters
+    usual: dict[str, Any] = {
+        key: nn.Linear(1, 1) if key == "model" else "no/such/file"
+        for key, one in parameters.items()
+        if one.default is one.empty
+    }
+    for wrong in parameters:
+        with pytest.raises(zp.OptionError, match=rf"^{wrong}= is of type complex; pass "):
+            getattr(zp, name)(**{**usual, wrong: 5j})
+
+
+def test_a_name_that_no_function_has_is_said_with_the_function() -> None:
+    with pytest.raises(TypeError, match=r"repeat\(\) got an unexpected keyword argument 'x'"):
+        _repeat("a", x=1)  # type: ignore[call-arg]
+    assert _repeat("a", times=numpy.int64(3)) == "aaa"  # type: ignore[arg-type]
+
+
+@by_signature
+def _repeat(text: str, times: int = 2) -> str:
+    return text * times
+
+
+@each(
+    "value, kind, good",
+    [
+        (True, int, False),
+        (1, bool, False),
+        (None, int | None, True),
+        (1.5, int, False),
+        (b"a", Iterable[str] | str, False),
+        (["a", 5], Iterable[str] | str, False),
+        (iter(["a"]), Iterable[str] | str, True),
+        (print, bool | Callable[[int], None], True),
+        ("x", bool | Callable[[int], None], False),
+    ],
+)
+def test_annotations_decide_what_fits(value: object, kind: Any, good: bool) -> None:
+    assert fits(value, kind) is good
+
+
+def test_generations_below_zero_are_refused() -> None:
+    with pytest.raises(zp.OptionError, match=r"^refine=-1 must be at least 0$"):
+        zp.search_checkpoint("no/such/file", "4bpw", refine=-1)
