@@ -111,7 +111,7 @@ def _problem(entry: TensorEntry, read: _Reading | None, axes: str) -> str:
 def _may_be_experts(entry: TensorEntry, entries: Entries) -> bool:
     """Return whether a tensor has an axis more than a matrix, and is no kernel of a convolution."""
     count = entry.shape[0] if len(entry.shape) == _AXES else 0
-    if entry.use is not None or 0 in entry.shape or not 1 < count <= MOST_EXPERTS:
+    if entry.use is not None or 0 in entry.shape or not 0 < count <= MOST_EXPERTS:
         return False
     bias = entries.get(f"{module_of(entry.name)}.bias")
     return bias is None or bias.shape != entry.shape[:1]
@@ -134,6 +134,8 @@ class _Evidence:
         """Return whether the configuration or a router has the number of experts."""
         above = parent.rpartition(".")[0]
         sizes = {size for entry in members for size in entry.shape[1:]}
+        if number == 1:  # as a kernel of one channel has
+            return False
         return number in self._counts or any(
             (place, number, size) in self._routers for place in (parent, above) for size in sizes
         )
