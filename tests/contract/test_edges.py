@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.contract.test_random_schemes import agree, on_both, quantized, same
+from tests.contract.test_random_schemes import agree, by_default, on_both, quantized, same
 
 import zeropoint as zp
 from zeropoint.ops import library
@@ -46,10 +46,44 @@ def test_searched_scales_of_float64_keep_their_precision(scheme: str) -> None:
     assert not torch.equal(q.scales[0], q.scales[0].float().double())
 
 
+def test_zeros_under_infinite_scales_have_the_signs_of_quotients() -> None:
+    x = torch.tensor([[-3e37, 2e37, 1e37, 3e38, 1e38, -2e38]])
+    q = both(x, "e3m4b14finite:g3:scale=signed/e4m3:scale2=floor@token")
+    assert q.data.tolist() == [[0, 128, 128, 0, 0, 128]]
+
+
+def test_a_scale_of_scales_that_are_all_zero_is_a_value_of_its_format() -> None:
+    x = torch.full((1, 36), -0.5)
+    q = as_the_reference(x, "bfloat16:g3:scale=rceil:scale2=linear/int8f7@g12:offset=minimum_late/float32")
+    assert bool((q.dequantize() - x).abs().max() <= q.error_bound().max())
+
+
+def test_digits_of_a_searched_scale_are_compared_as_whole_codes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        x = torch.randn(5, generator=generator) * 1e-18
+        q = as_the_reference(x, "digits5[-1,0,1]:token:scale=search1/input")
+        assert bool((q.scales[0] > 0).all())
+
+
+def test_shapes_that_kernels_have_no_pass_for_are_refused_as_by_the_reference() -> None:
+    as_the_reference(torch.tensor(0.5), "int8_mx:cast")
+    two_levels = Scheme.parse("microexponent:tensor:scale=floor:scale2=floor/ue5m0b15finitens@channel1")
+    for value, error in ((1.0, zp.ShapeError), (1e38, zp.RangeError)):
+        x = torch.full((1, 80), value)
+        assert by_default(lambda x=x: zp.quantize(x, two_levels)) == (error, error)
+
+
 def both(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor:
     """Return the kernels' result, which is the reference's."""
     assert zp.explain(x, scheme).chosen == "cpu"
     assert agree(*on_both(lambda: quantized(x, Scheme.parse(scheme))))
+    return zp.quantize(x, scheme)
+
+
+def as_the_reference(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor:
+    """Return the result of what runs by default, which is the reference's."""
+    assert agree(*by_default(lambda: quantized(x, Scheme.parse(scheme))))
     return zp.quantize(x, scheme)
 
 

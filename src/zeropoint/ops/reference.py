@@ -267,9 +267,11 @@ def scaled(x: torch.Tensor, scheme: Scheme, scale: torch.Tensor | None) -> torch
         lost = lost if kind is None else lost | torch.isinf(inverse)
     else:
         ratio = wide / scale
-    # A block whose scale was lost holds zeros, with the signs of its values; a NaN stays one.
+    # A block whose scale was lost holds zeros, with the signs of its values, or the others under -Inf; a NaN
+    # stays one.
     lost = lost & ~torch.isnan(wide)
-    ratio = torch.where(lost, torch.copysign(torch.zeros_like(wide), wide), ratio)
+    zeros = torch.copysign(torch.zeros_like(wide), wide)
+    ratio = torch.where(lost, torch.where(scale == -math.inf, -zeros, zeros), ratio)
     return through(ratio, kind)
 
 

@@ -234,12 +234,13 @@ class _Chain:
         )
         ideal = divided(largest.double(), self._span(index, signed=signed) * self._unit).to(numbers.dtype)
         fmt = self._format(level)
+        if not level.rule.power_of_two:
+            ideal = torch.where(largest == 0, min(1.0, float(fmt.max)) if self._quiet else 0.0, ideal)
         values = self._rounded(level, ideal) if outer is None else self._saturated(level, ideal)
         if level.rule.power_of_two:
             return values
         tiny = torch.copysign(torch.full_like(values, smallest(fmt)), largest)
-        values = torch.where((values == 0) & (largest != 0), tiny, values)
-        return torch.where(largest == 0, 1.0 if self._quiet else 0.0, values)
+        return torch.where((values == 0) & (ideal != 0), tiny, values)
 
     def _span(self, index: int, *, signed: bool) -> float:
         return span(self._levels[:index], self._own, signed=signed)

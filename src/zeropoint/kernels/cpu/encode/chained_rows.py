@@ -215,15 +215,17 @@ def _store_levels(
         index = begin + count - down
         level = level_of(levels, index)
         coarse = _largest_of(numbers, outer, above, blocks, level, largest)
+        blank = min(filler, level.high)
         for c in range(coarse):
-            values[c] = ideal[c] = np.float32(np.float64(largest[c]) / level.span)
+            quotient = np.float32(np.float64(largest[c]) / level.span)
+            values[c] = ideal[c] = blank if largest[c] == np.float32(0) else quotient
         round_numbers(values, coarse, level, ladder, above)
         if not above and misfits(ideal, values, coarse, level):
             state = BAD_SCALE
         for c in range(coarse):
             tiny = level.tiny if largest[c] > np.float32(0) else -level.tiny
-            values[c] = tiny if values[c] == np.float32(0) else values[c]
-            values[c] = filler if largest[c] == np.float32(0) else values[c]
+            lost = values[c] == np.float32(0) and ideal[c] != np.float32(0)
+            values[c] = tiny if lost else values[c]
         at = row * ((width + level.blocks - ONE) // level.blocks) + before // level.blocks
         store_numbers(values, coarse, level, ladder, outs[np.int64(index)], at)
         _spread(values, coarse, blocks, level, above, outer)

@@ -217,9 +217,11 @@ def flat_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> One
 
     So its extremes need no pass of their own.
     """
-    few = math.prod(shape) < WORTH_A_THREAD and len(shape) > 1 and len(scheme.scales) == 1
-    whole = scheme.granularity == Granularity.tensor() and shape[-1] * scheme.bits % 8 == 0
-    found = one_pass(scheme, (math.prod(shape),), dtype) if few and whole else None
+    small = len(shape) > 1 and math.prod(shape) < WORTH_A_THREAD
+    one_scale = len(scheme.scales) == 1 and scheme.granularity == Granularity.tensor()
+    if not small or not one_scale or shape[-1] * scheme.bits % 8:
+        return None
+    found = one_pass(scheme, (math.prod(shape),), dtype)
     return None if found is None else found.shaped(ChosenScales(scheme, shape, dtype))
 
 

@@ -56,9 +56,14 @@ def takes(request: Request) -> bool:
 
 
 def single(request: Request) -> Request | None:
-    """Return what is asked for the digits of codes, each by itself, or None where codes have none."""
+    """Return what is asked for the digits of codes, each by itself, or None where codes have none.
+
+    A search compares whole codes.
+    """
     scheme = request.scheme
-    if not isinstance(scheme.element, DigitsFormat) or request.op is not Op.QUANTIZE_DYNAMIC:
+    if not isinstance(scheme.element, DigitsFormat) or scheme.search is not None:
+        return None
+    if request.op is not Op.QUANTIZE_DYNAMIC:
         return None
     narrow = scheme.bits == _BYTE and scheme.element.digit.bits < _BYTE
     asked = replace(request, scheme=digits_of(scheme))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ....errors import ShapeError
 from ....formats import Format
 from ....formats.torch_dtypes import format_of, storage_dtype
 from ....layout.blocks import blocks_of_blocks
@@ -65,7 +66,10 @@ def powers_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Pow
     own = format_of(dtype)
     ladders = [_ladder(level.format_for(own)) for level in levels]
     grid = scheme.granularity.grid(shape)
-    blocks = blocks_of_blocks(levels[1].granularity, scheme.granularity, shape).block_shape(grid)
+    try:
+        blocks = blocks_of_blocks(levels[1].granularity, scheme.granularity, shape).block_shape(grid)
+    except ShapeError:
+        return None
     rows = {*scheme.granularity.block_shape(shape)[:-1], *blocks[:-1]} <= {1}
     if None in ladders or not rows or grid[-1] % blocks[-1] or not element.min < 0 < element.max:
         return None
