@@ -58,6 +58,10 @@ class Children:
         self._logs: dict[int, tuple[Path, Path]] = {}
         self._started = 0
 
+    def load(self, module: str) -> None:
+        """Import a module in the server, so that no child takes the time."""
+        self._ask(do="load", module=module)
+
     def start(self, job: Job) -> int:
         """Return the process id of a child that waits to be let go."""
         self._started += 1

@@ -7,6 +7,7 @@ take hold of it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -95,6 +96,9 @@ def serve() -> None:
         if request["do"] == "start":
             pid, released[pid] = start(request["job"])
             replies.write(json.dumps({"pid": pid}) + "\n")
+        elif request["do"] == "load":
+            importlib.import_module(request["module"])
+            replies.write("{}\n")
         elif request["do"] == "go":
             os.close(released.pop(request["pid"]))
             replies.write("{}\n")

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -71,17 +72,22 @@ def test_a_run_that_gets_any_signal_at_any_moment_ends_cleanly_and_resumes(
     assert stage.tally.points == 500
 
 
-def test_a_second_interrupt_ends_the_run_at_once_and_it_resumes(children: Children, stage: Stage) -> None:
+def interrupted_twice(children: Children, stage: Stage, moments: Iterable[int]) -> None:
+    """Interrupt runs so many calls from the middle, and again at the next write; run the same command."""
     ran, layer = stage.run()
     assert ran.status == 0
     middle = layer.calls[len(layer.calls) // 2].number
     fault = Fault(at=0, kind="signal", code=signal.SIGINT, lasting=True, names=("pwrite", "fdatasync"))
-    for at in (middle - 20, middle, middle + 20):
+    for moment in moments:
         stage.clear()
-        ended = children.run(stage.job(fault=replace(fault, at=at)))
+        ended = children.run(stage.job(fault=replace(fault, at=middle + moment)))
         assert ended.signal == signal.SIGINT or ended.status in (0, 130), ended
         stage.tally.points += 1
         stage.check_resumed()
+
+
+def test_a_second_interrupt_ends_the_run_at_once_and_it_resumes(children: Children, stage: Stage) -> None:
+    interrupted_twice(children, stage, (-20, 0, 20))
     assert stage.tally.resumes == 3
 
 
