@@ -74,6 +74,12 @@ def test_shapes_that_kernels_have_no_pass_for_are_refused_as_by_the_reference() 
         assert by_default(lambda x=x: zp.quantize(x, two_levels)) == (error, error)
 
 
+def test_a_real_zero_point_past_the_dtype_is_refused_on_both() -> None:
+    x = torch.tensor([[0.5, 1.0, 111.625, 111.625]], dtype=torch.float16)
+    scheme = Scheme.parse("uint6:block2x2:asym=real:dialect=compressed-tensors-oneshot")
+    assert on_both(lambda: quantized(x, scheme)) == (zp.RangeError, zp.RangeError)
+
+
 def both(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor:
     """Return the kernels' result, which is the reference's."""
     assert zp.explain(x, scheme).chosen == "cpu"

@@ -113,7 +113,7 @@ def _minifloat_value(code, rule: tl.constexpr):
 
 @triton.jit
 def _affine(low, high, rule: tl.constexpr):
-    """Return scales, zero points and whether the scales fit, of blocks with these extremes."""
+    """Return scales, zero points and whether both fit, of blocks with these extremes."""
     if rule.widen:
         low, high = tl.minimum(low, 0.0), tl.maximum(high, 0.0)
     steps = (rule.high - rule.low) * 1.0
@@ -130,7 +130,7 @@ def _affine(low, high, rule: tl.constexpr):
     if rule.offset != _REAL:
         zero = _toward_zero(zero) if rule.offset == _TRUNCATED else _nearest(zero)
         zero = tl.minimum(tl.maximum(zero, rule.low * 1.0), rule.high * 1.0)
-    return scale, zero, fits
+    return scale, zero, fits & (tl.abs(zero) < _INFINITE)
 
 
 @triton.jit

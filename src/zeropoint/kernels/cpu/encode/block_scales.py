@@ -125,7 +125,7 @@ def combined(fine: Any, rule: Any) -> Any:
 
 @device
 def affine(low: Any, high: Any, rule: Any) -> Any:
-    """Return scale, zero point and whether the scale fits, of a block with extremes ``low``, ``high``."""
+    """Return scale, zero point and whether both fit, of a block with extremes ``low``, ``high``."""
     if rule.widen:
         low = min(low, np.float32(0))
         high = max(high, np.float32(0))
@@ -144,7 +144,7 @@ def affine(low: Any, high: Any, rule: Any) -> Any:
     if rule.offset != OFFSET_REAL:
         offset = np.trunc(offset) if rule.offset == OFFSET_TRUNCATED else np.rint(offset)
         offset = min(max(offset, rule.low), rule.high)
-    return s, offset, fits
+    return s, offset, fits and abs(offset) < INFINITE
 
 
 @device
