@@ -66,7 +66,7 @@ def test_the_converted_model_computes_with_the_learned_ranges() -> None:
         drift = (found - net(x)).norm() / net(x).norm()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert 0 < float(drift) < 0.03
-    assert conversion.model[0].explain().startswith("product of integer codes")
+    assert conversion.model[0].explain().startswith("inputs are multiplied by integer codes")
 
 
 def test_outputs_are_calibrated_and_quantized_too() -> None:

@@ -126,7 +126,7 @@ def test_torchs_product_is_used_only_where_it_is_fast(
     integer_product.refusal.cache_clear()
     layer = converted("int8:channel:narrow", "int8:token", shape=(32, cols))
     assert BY_NAME["torch._int_mm"].refusal(layer) == reason
-    assert layer.explain().startswith("product of torch._int_mm") is (reason is None)
+    assert layer.explain().startswith("inputs are multiplied by torch._int_mm") is (reason is None)
     monkeypatch.undo()
     integer_product.refusal.cache_clear()
 
@@ -141,7 +141,7 @@ def test_torchs_product_is_used_only_for_many_tokens() -> None:
 @pytest.mark.parametrize(
     ("weight", "source", "reason"),
     [
-        ("int3:channel", None, "the input is not quantized; not of weight codes: int3:channel is not int8"),
+        ("int3:channel", None, "the input is not quantized; not by weight codes: int3:channel is not int8"),
         ("int3:channel", "int8:token", "int3:channel is not int8 or int4"),
         ("int8:channel", "int8:tensor dynamic", "int8:tensor does not have one scale a token"),
         ("int8:channel", "int8:channel1 static", "int8:channel1 does not have one scale for the tensor"),
@@ -150,7 +150,9 @@ def test_torchs_product_is_used_only_for_many_tokens() -> None:
 )
 def test_explanations_say_why_a_weight_is_dequantized(weight: str, source: str | None, reason: str) -> None:
     layer = converted(weight, source)
-    reported = "product of panels of values for float32, else of dequantized tiles (not of "
+    reported = (
+        "inputs are multiplied by dequantized panels for float32, otherwise by dequantized tiles; not by "
+    )
     assert layer.explain().startswith(reported)
     assert reason in layer.explain()
     assert layer(torch.randn(3, 64)).shape == (3, 32)
@@ -169,7 +171,7 @@ def test_tiles_of_rows_give_what_the_whole_weight_gives(monkeypatch: pytest.Monk
 def test_few_float_tokens_are_multiplied_by_codes_of_the_weight(weight: str, dtype: torch.dtype) -> None:
     layer, x = converted(weight, dtype=dtype, shape=(33, 64)), torch.randn(6, 64).to(dtype)
     reported = (
-        f"product of weight codes up to {FEW_ROWS} tokens, else of panels of values for float32, else of "
+        f"inputs are multiplied by weight codes up to {FEW_ROWS} tokens, otherwise by dequantized panels "
     )
     assert layer.explain().startswith(reported)
     takes, bias = BY_NAME["weight codes"].takes, layer.bias
@@ -305,7 +307,7 @@ def test_copies_and_loaded_layers_choose_for_the_machine_they_are_on(monkeypatch
     saved = pickle.dumps(layer)
     monkeypatch.setattr(linear_paths, "PATHS", (BY_NAME["dequantized tiles"],))
     for other in (pickle.loads(saved), copy.deepcopy(layer)):
-        assert other.explain() == "product of dequantized tiles"
+        assert other.explain() == "inputs are multiplied by dequantized tiles"
         with torch.no_grad():
             torch.testing.assert_close(other(x), layer(x), rtol=1e-5, atol=1e-5)
 

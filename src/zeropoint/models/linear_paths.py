@@ -260,7 +260,7 @@ PATHS = (
         fits=_fits_few,
     ),
     Path(
-        name="panels of values",
+        name="dequantized panels",
         when=" for float32",
         op=Op.LINEAR_VALUES,
         refusal=lambda _: None,
@@ -294,8 +294,8 @@ def explain(layer: LinearParts) -> str:
                 break
         elif not taken:
             refused.setdefault(reason, []).append(path.name)
-    reasons = "; ".join(f"not of {' or '.join(names)}: {reason}" for reason, names in refused.items())
-    return f"product of {', else of '.join(taken)}" + (f" ({reasons})" if reasons else "")
+    reasons = "".join(f"; not by {' or '.join(names)}: {reason}" for reason, names in refused.items())
+    return f"inputs are multiplied by {', otherwise by '.join(taken)}{reasons}"
 
 
 def prepared(layer: LinearParts) -> list[tuple[Callable[[LinearParts, torch.Tensor], bool], Run]]:
