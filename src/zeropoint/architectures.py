@@ -88,6 +88,12 @@ def _heads_of(architectures: tuple[str, ...], *, tied: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(head for heads in found for head in heads))
 
 
+def text_config(config: Config) -> Config:
+    """Return the part of a configuration that is about text."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, Mapping) else config
+
+
 def model_type(config: Config) -> str:
     """Return the kind of a whole model, or an empty string."""
     found = config.get("model_type")

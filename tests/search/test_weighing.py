@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import struct
@@ -162,6 +163,9 @@ def test_text_and_token_ids_are_windows_of_the_model(source: Path, tmp_path: Pat
     (tmp_path / "bare" / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
     with pytest.raises(UnsupportedError, match=r"no vocab_size for random tokens; pass text=FILE"):
         windows_of(open_source(tmp_path / "bare"), None)
+    for part, size in ((5, 7), ([1], 7), ({"vocab_size": 9}, 9)):
+        (tmp_path / "bare" / "config.json").write_text(json.dumps({"vocab_size": 7, "text_config": part}))
+        assert windows_of(open_source(tmp_path / "bare"), None).given.max() < size
 
 
 def test_an_embedding_is_not_tried_with_noise_and_says_so(source: Path) -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+from ..architectures import text_config
 from ..checkpoint.choose.selection import module_of
 from ..checkpoint.choose.tied import tied_heads
 from ..checkpoint.model.data_files import TEXT_OF_IDS
@@ -61,7 +62,7 @@ def windows_of(source: Source, given: Text) -> TextWindows:
     """
     if given is None:
         config = source.config or {}
-        words = (config.get("text_config") or config).get("vocab_size")
+        words = text_config(config).get("vocab_size")
         if type(words) is not int or not 0 < words < 1 << 31:
             raise UnsupportedError(
                 f"config.json has no vocab_size for random tokens; pass {option('text', metavar='FILE')}"

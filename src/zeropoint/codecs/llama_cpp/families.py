@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, Config, model_type
+from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, Config, model_type, text_config
 from ...errors import CheckpointError, printable
 from ..stored_forms import APART, NO_PLACE, StoredForm
 
@@ -141,12 +141,6 @@ FAMILIES: tuple[Family, ...] = (
 )  # fmt: skip
 _NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
 """Keys of config.json without which nothing can be said."""
-
-
-def text_config(config: Config) -> Config:
-    """Return the part of a configuration that is about text."""
-    inner = config.get("text_config")
-    return {**config, **inner} if isinstance(inner, Mapping) else config
 
 
 def family_of(config: Config) -> Family | None:

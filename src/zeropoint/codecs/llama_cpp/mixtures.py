@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ...architectures import Config
+from ...architectures import Config, text_config
 from ..containers.gguf import TYPES
 from ..model_format import WEIGHTED
 from ..stored_forms import APART, NO_PLACE
-from .families import Family, expert_count, form_of, text_config
+from .families import Family, expert_count, form_of
 
 
 class _Place(NamedTuple):

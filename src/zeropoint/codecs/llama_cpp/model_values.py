@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...architectures import Config
+from ...architectures import Config, text_config
 from ...errors import CheckpointError, UnsupportedError
 from ..containers.protocol import Found, Metadata, Read, Row, Scalar
 from ..model_format import FileModel
 from ..stored_forms import StoredForm
-from .families import FAMILIES, Family, family_of, head_size, model_names, number_of, text_config
+from .families import FAMILIES, Family, family_of, head_size, model_names, number_of
 from .token_table import PREFIX
 from .vocabulary import STORED_NAMES
 

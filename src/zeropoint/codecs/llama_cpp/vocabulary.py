@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ...architectures import Config
+from ...architectures import Config, text_config
 from ...errors import CheckpointError, UnsupportedError, printable
 from ...libraries import reading
 from ..containers.protocol import Scalar
 from ..containers.safetensors import is_unicode
-from .families import text_config
 from .pre_tokenizers import pre_name
 from .sentencepiece_model import sentencepiece_table
 from .token_table import PREFIX, SPACE, Count, TokenTable, TokenType, piece_type, put_added
