@@ -63,3 +63,9 @@ def test_annotations_decide_what_fits(value: object, kind: Any, good: bool) -> N
 def test_generations_below_zero_are_refused() -> None:
     with pytest.raises(zp.OptionError, match=r"^refine=-1 must be at least 0$"):
         zp.search_checkpoint("no/such/file", "4bpw", refine=-1)
+
+
+def test_two_options_that_name_one_file_are_refused() -> None:
+    for one, other in (("out", "plot"), ("out", "state"), ("plot", "state")):
+        with pytest.raises(zp.OptionError, match=rf"^{one}= and {other}= both name 'x'; give each a file"):
+            zp.search_checkpoint("no/such/file", "4bpw", **{one: "x", other: "x"})  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .architectures import Config, classes_of, model_type
+from .architectures import Config, classes_of, is_expert, model_type
 from .declared_models import few_modules, model_config, offline, transformers_package
 from .errors import ZeropointError
 from .libraries import reading
@@ -95,6 +95,19 @@ def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterato
     yield name
 
 
+def lacks_single_experts(config: Config) -> bool:
+    """Return whether the model that transformers makes is known to have no expert as a module of its own."""
+    return bool(_rows_of(config)) and not _has_single_experts(_text_of(config))
+
+
+@functools.lru_cache(maxsize=16)
+def _has_single_experts(text: str) -> bool:
+    try:
+        return any(is_expert(f"{name}.") for name, _ in _model(json.loads(text)).named_modules())
+    except ZeropointError:
+        return True
+
+
 def unknown_names(config: Config) -> str | None:
     """Return why it is not known what transformers calls the modules of a model, or None where it is."""
     if not model_type(config):
@@ -108,8 +121,12 @@ def _rows_of(config: Config) -> Sequence[Any]:
 
 
 def _asked(config: Config) -> tuple[Sequence[Any], str | None]:
+    return _found(_text_of(config))
+
+
+def _text_of(config: Config) -> str:
     known = {key: value for key, value in config.items() if not key.endswith("quantization_config")}
-    return _found(json.dumps(known, sort_keys=True, default=str))
+    return json.dumps(known, sort_keys=True, default=str)
 
 
 @functools.lru_cache(maxsize=16)

@@ -11,9 +11,11 @@ import pytest
 import torch
 from tests.architectures.trial import COLUMNS, Trial, planned, problem_of, quiet, save, tried
 from tests.architectures.zoo import DTYPES, HIDDEN, INNER, SIDE, VOCABULARY, ZOO, Animal
-from tests.checkpoint.written import ONE, tensors_of
+from tests.checkpoint.written import ONE, tensors_of, weight
+from tests.checkpoint.written import save as written
 from tests.peers import Peer, transformers
 
+import zeropoint as zp
 from zeropoint.architectures import SPLIT_EXPERTS
 from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -248,3 +250,24 @@ def test_what_loads_nowhere_is_refused_and_what_vllm_loads_is_not(tmp_path: Path
         reasons[name] = refusal(planned(animal, saved(animal, tmp_path / name), column))
     assert reasons["Mixtral"] is reasons["Llama"] is None
     assert "Conv1D" in str(reasons["GPT-2"])
+
+
+SMALL = {
+    "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "num_local_experts": 2, "num_experts_per_tok": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "lost"), [("granitemoe", True), ("mixtral", False)])
+def test_experts_that_are_decoded_one_by_one_say_where_transformers_does_not_load_them(
+    family: str, lost: bool, tmp_path: Path
+) -> None:
+    expert = "model.layers.0.mlp.experts.0.up_proj.weight"
+    if family == "mixtral":
+        expert = "model.layers.0.block_sparse_moe.experts.0.w3.weight"
+    source = written(tmp_path / "in", {expert: weight(128, 128)}, {**SMALL, "model_type": family})
+    zp.quantize_checkpoint(source, tmp_path / "out", "w8a16", force=True)
+    notes = zp.dequantize_checkpoint(tmp_path / "out", tmp_path / "floats").notes
+    assert [f"transformers does not load '{expert}'" in note for note in notes if "experts" in note] == (
+        [True] * lost
+    )

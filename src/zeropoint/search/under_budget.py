@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -145,6 +146,7 @@ def search_checkpoint(
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
+    _require_apart(out=out, plot=plot, state=state)
     opened, written = open_source(source), None if out is None else Path(out)
     drawn = None if plot is None else OwnFile(Path(plot), SVG, opened.places)
     recipe = None if written is None else OwnFile(written, RECIPE, opened.places)
@@ -167,6 +169,16 @@ def search_checkpoint(
     if recipe is not None:
         recipe.write([f"{result.recipe.text}\n".encode()], overwrite=overwrite)
     return result
+
+
+def _require_apart(**files: Path | str | None) -> None:
+    """Raise OptionError where two options name one file."""
+    named = [(name, Path(file)) for name, file in files.items() if file is not None]
+    for (one, file), (other, same) in itertools.combinations(named, 2):
+        if file.absolute() == same.absolute():
+            raise OptionError(
+                f"{option(one)} and {option(other)} both name {str(same)!r}; give each a file of its own"
+            )
 
 
 @by_signature

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...architectures import is_transposed
+from ...architectures import is_expert, is_transposed
 from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.model_format import WEIGHTED
@@ -23,7 +23,7 @@ from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...formats import RoundingMode
-from ...loaded_names import unknown_names
+from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
 from ...methods import OF_TABLES, ROTATING, LayerData, Scope, method_named
 from ...recipes import Recipe
 from ...results import Result
@@ -469,7 +469,18 @@ def _notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
         notes.append(
             f"layers that are kept have the names of the files alone in the configuration: {unknown}"
         )
+    alone = next((n for n in (d.entry.name for d in decisions) if _is_lost(n, family)), None)
+    if alone is not None and not any(d.quantized for d in decisions):
+        notes.append(
+            f"transformers does not load {printable(alone)}: it takes the experts of this family as one "
+            "tensor, and here they are single matrices"
+        )
     return notes + _kept_by_default(decisions)
+
+
+def _is_lost(name: str, family: Mapping[str, Any]) -> bool:
+    """Return whether transformers has no place for an expert that is a matrix of its own."""
+    return is_expert(name) and loaded_parameters(name, family) == (name,) and lacks_single_experts(family)
 
 
 def _of_configuration(texts: Collection[str]) -> Iterator[str]:
