@@ -80,6 +80,13 @@ def test_a_real_zero_point_past_the_dtype_is_refused_on_both() -> None:
     assert on_both(lambda: quantized(x, scheme)) == (zp.RangeError, zp.RangeError)
 
 
+def test_sums_of_codes_and_zero_points_past_float16_are_within_the_bound() -> None:
+    x = torch.tensor([[0.0176], [0.0332], [0.0094]], dtype=torch.float16)
+    q = as_the_reference(x, "uint24f18:channel1:scale=float16:asym=real:dialect=torchao")
+    error = (q.dequantize(torch.float64) - x.double()).abs().max()
+    assert 0.01 < float(error) <= float(q.error_bound().max())
+
+
 def both(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor:
     """Return the kernels' result, which is the reference's."""
     assert zp.explain(x, scheme).chosen == "cpu"

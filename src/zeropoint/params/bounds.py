@@ -186,8 +186,12 @@ class BlockErrors:
             past = furthest >= scale * (narrow.largest * (1 - narrow.relative))
             error = error + torch.where(past, (largest - scale * narrow.largest).clamp(min=0), 0.0)
         if scheme.zero_inside:
-            sums = (max(abs(scheme.qmin), abs(scheme.qmax)) + 1) * self.step
+            most = max(abs(scheme.qmin), abs(scheme.qmax)) + 1
+            sums = most * self.step
             error = error + scale * (sums * (wide.relative + narrow.relative) + narrow.least)
+            # Sums past the largest value of a narrow dtype overflow, and take the last code.
+            past = max(most - narrow.largest * (1 - narrow.relative), 0.0)
+            error = error + scale * (past * self.step)
         return error
 
     def _affine_excess(self) -> torch.Tensor:
