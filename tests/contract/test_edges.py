@@ -80,6 +80,17 @@ def test_a_real_zero_point_past_the_dtype_is_refused_on_both() -> None:
     assert on_both(lambda: quantized(x, scheme)) == (zp.RangeError, zp.RangeError)
 
 
+def test_blocks_of_one_value_decode_to_it_where_scales_are_rounded_late() -> None:
+    x = torch.tensor([[0.0, 0.0, 0.0, 2.5, 2.5, 2.5, 1.0, 2.0, 3.0]])
+    q = both(x, "codebook[0.25,0.75]:g3:scale=linear_late/float16:offset=minimum_late/float16")
+    assert torch.equal(q.dequantize()[:, :6], x[:, :6])
+
+
+def test_a_scale_of_scales_that_underflows_is_the_smallest_of_its_format() -> None:
+    q = as_the_reference(torch.full((2, 4), 3200.0), "fp64:g1:scale=floor:scale2=signed/e4m3@block2x2")
+    assert bool((q.scales[1].float() > 0).all())
+
+
 def test_sums_of_codes_and_zero_points_past_float16_are_within_the_bound() -> None:
     x = torch.tensor([[0.0176], [0.0332], [0.0094]], dtype=torch.float16)
     q = as_the_reference(x, "uint24f18:channel1:scale=float16:asym=real:dialect=torchao")

@@ -221,7 +221,7 @@ class _Chain:
         if self._quiet:
             quiet = torch.full_like(values, max(self._quiet, smallest(fmt)))
             values = torch.where(numbers == 0, round_to(quiet, fmt, up=False), values)
-        return values, numbers if level.stores(Store.LATE) else values
+        return values, torch.where(numbers == 0, values, numbers) if level.stores(Store.LATE) else values
 
     def _coarse(self, index: int, numbers: torch.Tensor, outer: torch.Tensor | None) -> torch.Tensor:
         """Return the factors of a level above others, relative to ``outer``, those of the levels above it."""
@@ -240,7 +240,7 @@ class _Chain:
         if level.rule.power_of_two:
             return values
         tiny = torch.copysign(torch.full_like(values, smallest(fmt)), largest)
-        return torch.where((values == 0) & (ideal != 0), tiny, values)
+        return torch.where((values == 0) & ((largest != 0) | bool(self._quiet)), tiny, values)
 
     def _span(self, index: int, *, signed: bool) -> float:
         return span(self._levels[:index], self._own, signed=signed)

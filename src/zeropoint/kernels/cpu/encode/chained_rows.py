@@ -170,9 +170,8 @@ def _single(numbers: Any, blocks: Any, level: Any, chain: Any, minimum: Any, lad
         for b in range(blocks):
             bad = bad | ((values[b] == np.float32(0)) & (numbers[b] != np.float32(0)))
             values[b] = chain.blank if numbers[b] == np.float32(0) else values[b]
-    if not level.late:
-        for b in range(blocks):
-            numbers[b] = values[b]
+    for b in range(blocks):
+        numbers[b] = values[b] if not level.late or numbers[b] == np.float32(0) else numbers[b]
     return BAD_SCALE if bad else OK
 
 
@@ -223,8 +222,8 @@ def _store_levels(
         if not above and misfits(ideal, values, coarse, level):
             state = BAD_SCALE
         for c in range(coarse):
-            tiny = level.tiny if largest[c] > np.float32(0) else -level.tiny
-            lost = values[c] == np.float32(0) and ideal[c] != np.float32(0)
+            tiny = -level.tiny if largest[c] < np.float32(0) else level.tiny
+            lost = values[c] == np.float32(0) and max(abs(largest[c]), filler) > np.float32(0)
             values[c] = tiny if lost else values[c]
         at = row * ((width + level.blocks - ONE) // level.blocks) + before // level.blocks
         store_numbers(values, coarse, level, ladder, outs[np.int64(index)], at)
