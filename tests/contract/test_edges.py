@@ -91,6 +91,25 @@ def test_a_scale_of_scales_that_underflows_is_the_smallest_of_its_format() -> No
     assert bool((q.scales[1].float() > 0).all())
 
 
+@pytest.mark.parametrize("element", ["int4", "normal4", "e2m1"])
+def test_negative_scales_of_two_levels_are_read_as_they_are_stored(element: str) -> None:
+    x = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    q = both(x, f"{element}:g16:scale=signed/e4m3:scale2=float32@tensor")
+    assert bool((q.scales[0].float() < 0).any())
+    assert bool(((q.dequantize() - x).abs() <= q.error_bound().max()).all())
+    with zp.only_backend("reference"):
+        expected = q.dequantize()
+    assert torch.equal(q.dequantize(), expected)
+    assert torch.equal(zp.plan("dequantize", q.params, (4, 32)).run(q), expected)
+
+
+def test_a_range_past_float32_of_codes_past_it_has_a_scale() -> None:
+    x = torch.tensor([[3.3895e38], [-4.2369e37]], dtype=torch.bfloat16)
+    q = zp.quantize(x, "bf16:channel1:scale=input:offset=bfloat16")
+    assert 0.5 < float(q.scales[0]) < 0.6
+    assert bool(((q.dequantize().double() - x.double()).abs() <= q.error_bound()).all())
+
+
 def test_sums_of_codes_and_zero_points_past_float16_are_within_the_bound() -> None:
     x = torch.tensor([[0.0176], [0.0332], [0.0094]], dtype=torch.float16)
     q = as_the_reference(x, "uint24f18:channel1:scale=float16:asym=real:dialect=torchao")

@@ -62,8 +62,8 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
         return "there is no scale to choose"
     if scheme.search is not None:
         return f"scales of rule {scheme.search.text} are chosen by errors"
-    if scheme.center is not None:
-        return "scales around a center are chosen by the reference"
+    if scheme.chained is not None:
+        return f"{scheme.chained} are chosen by the reference"
     first, coarser = scheme.scales[0], scheme.scales[1:]
     if scheme.element.max <= 0:
         return f"{scheme.element_name} has no positive numbers, which the reference looks for"

@@ -190,8 +190,8 @@ class BlockErrors:
             sums = most * self.step
             error = error + scale * (sums * (wide.relative + narrow.relative) + narrow.least)
             # Sums past the largest value of a narrow dtype overflow, and take the last code.
-            past = max(most - narrow.largest * (1 - narrow.relative), 0.0)
-            error = error + scale * (past * self.step)
+            beyond = max(most - narrow.largest * (1 - narrow.relative), 0.0)
+            error = error + scale * (beyond * self.step)
         return error
 
     def _affine_excess(self) -> torch.Tensor:

@@ -98,6 +98,8 @@ def _ideal_scale(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Te
 
 def from_halves(low: torch.Tensor, high: torch.Tensor, steps: float) -> torch.Tensor:
     """Return ``(high - low) / steps`` of a range that spans nearly all of its dtype; its width overflows."""
+    if steps > torch.finfo(low.dtype).max:
+        return ((high.double() - low.double()) / steps).to(low.dtype)
     return divided(high, steps) - divided(low, steps)
 
 
