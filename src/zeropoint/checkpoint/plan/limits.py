@@ -53,7 +53,7 @@ class Limits:
                 f"{self._given} is too little: Python and torch alone need "
                 f"{_option(self.base_memory)}; use 512M or more"
             )
-        if self.workers * WORKER_BYTES > self.max_memory:
+        if self.workers > 1 and self.workers * WORKER_BYTES > self.max_memory:
             raise CheckpointError(
                 f"{self._given} is too little for {option('workers', self.workers)}: a thread takes "
                 f"{size_of(WORKER_BYTES)}; use {option('workers', available_cores())}"
