@@ -13,6 +13,7 @@ import importlib
 import inspect
 import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,7 +187,7 @@ def entry(name: str, thing: Any, module: ModuleType) -> list[str]:
     lines += [] if is_error else signature(name, thing)
     lines += body(inspect.getdoc(thing) or "")
     lines += class_members(name, thing) if is_class else []
-    owner = Path(inspect.getsourcefile(inspect.unwrap(thing)) or "")
+    owner = Path(sys.modules[thing.__module__].__file__ or "")
     if owner.is_relative_to(SOURCE):
         lines += [f"[Source](../../{owner.relative_to(SOURCE.parent).as_posix()})", ""]
     return lines
