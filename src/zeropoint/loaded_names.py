@@ -53,7 +53,7 @@ def transformers_names(module: str, config: Config) -> tuple[str, ...]:
 
     A matrix that transformers cuts into several layers has the names of all of them.
     """
-    rows = _rows_of(config)
+    rows = mapping_rows(config)
     names = [module]
     if rows:
         names += [key.removesuffix(_WEIGHT) for key in _renamed(module + _WEIGHT, rows)]
@@ -62,12 +62,12 @@ def transformers_names(module: str, config: Config) -> tuple[str, ...]:
 
 def loaded_parameters(name: str, config: Config) -> tuple[str, ...]:
     """Return the names of the parameters that a tensor of a file becomes, or is joined into."""
-    return tuple(_renamed(name, _rows_of(config), joined=True))
+    return tuple(_renamed(name, mapping_rows(config), joined=True))
 
 
 def is_joined(name: str, config: Config) -> bool:
     """Return whether transformers makes another tensor of one of a file, alone or with others."""
-    rows = _rows_of(config)
+    rows = mapping_rows(config)
     for row in (row for row in rows if not hasattr(row, "operations")):
         name, _ = row.rename_source_key(name)
     found = (row.rename_source_key(name)[1] for row in rows if hasattr(row, "operations"))
@@ -97,7 +97,7 @@ def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterato
 
 def lacks_single_experts(config: Config) -> bool:
     """Return whether the model that transformers makes is known to have no expert as a module of its own."""
-    return bool(_rows_of(config)) and not _has_single_experts(_text_of(config))
+    return bool(mapping_rows(config)) and not _has_single_experts(_text_of(config))
 
 
 @functools.lru_cache(maxsize=16)
@@ -115,7 +115,7 @@ def unknown_names(config: Config) -> str | None:
     return _asked(config)[1] if is_installed() else "transformers is not installed"
 
 
-def _rows_of(config: Config) -> Sequence[Any]:
+def mapping_rows(config: Config) -> Sequence[Any]:
     """Return the rows of the mapping that concern a model; none where transformers does not know it."""
     return _asked(config)[0] if model_type(config) and is_installed() else ()
 
@@ -141,8 +141,12 @@ def _found(text: str) -> tuple[Sequence[Any], str | None]:
     try:
         with reading(_FAILED, "correct it"):
             keys = mapping._build_checkpoint_conversion_mapping().keys()
+            legacy = tuple(mapping.get_checkpoint_conversion_mapping(_LEGACY) or ())
             if not _concerns(keys, config):
-                return mapping.get_checkpoint_conversion_mapping(_LEGACY) or (), None
+                return legacy, None
+            kind = _only_kind(keys, config)
+            if kind is not None:
+                return (*mapping.get_checkpoint_conversion_mapping(kind), *legacy), None
             return tuple(mapping.get_model_conversion_mapping(_model(config))), None
     except ZeropointError as error:
         return (), str(error)
@@ -151,18 +155,35 @@ def _found(text: str) -> tuple[Sequence[Any], str | None]:
 _FAILED = "transformers makes no model of config.json"
 
 
-@reading(_FAILED, "correct it")
 def _concerns(keys: Collection[str], config: Config) -> bool:
     """Return whether a row of the mapping may concern a model or one of its parts."""
+    return any(kind in keys for kind in _kinds(config)) or _has_own_rows(keys, config)
+
+
+@reading(_FAILED, "correct it")
+def _has_own_rows(keys: Collection[str], config: Config) -> bool:
+    """Return whether a row of the mapping may belong to a class of the model or of its parts."""
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     classes = [*classes_of(config)]
     for kind in _kinds(config):
-        if kind in keys:
-            return True
         found = auto.MODEL_MAPPING_NAMES.get(kind, ())
         classes += [found] if isinstance(found, str) else found
     stems = {_STEM.split(each)[0] for each in classes}
     return any(key.startswith(stem) for key in keys for stem in stems if stem)
+
+
+@reading(_FAILED, "correct it")
+def _only_kind(keys: Collection[str], config: Config) -> str | None:
+    """Return the model_type whose rows are all that concern a model without parts, or None.
+
+    Its class need not be imported for them, which takes 150 MiB.
+    """
+    kind, known = model_type(config), transformers_package().CONFIG_MAPPING
+    if set(_kinds(config)) != {kind} or kind not in keys or kind not in known:
+        return None
+    made = known[kind]
+    alone = made.model_type == kind and not getattr(made, "sub_configs", None)
+    return kind if alone and not _has_own_rows(keys, config) else None
 
 
 def _kinds(part: Any) -> Iterator[str]:

@@ -24,7 +24,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.compressed_tensors.tested import SEVERAL, rows
-from zeropoint.loaded_names import loaded_names, loaded_parameters, transformers_names
+from zeropoint.loaded_names import loaded_names, loaded_parameters, mapping_rows, transformers_names
 
 conversion_mapping = Peer("transformers.conversion_mapping")
 core_model_loading = Peer("transformers.core_model_loading")
@@ -185,6 +185,25 @@ def test_names_are_those_of_the_file_where_transformers_is_not_installed(
     assert loaded_names(name, config) == (name, "layers.0.mlp.fc2")
     monkeypatch.setattr("zeropoint.loaded_names.is_installed", lambda: False)
     assert loaded_names(name, config) == (name,)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "mixtral", "granitemoe", "mlcd"])
+def test_names_of_a_model_without_parts_need_no_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, models = {"model_type": kind, "num_hidden_layers": 2}, list[Any]()
+    made = transformers.AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(made)
+
+    def built(_: Any) -> Any:
+        models.append(model)
+        return model
+
+    monkeypatch.setattr("zeropoint.loaded_names._model", built)
+    found, expected = mapping_rows(config), conversion_mapping.get_model_conversion_mapping(model)
+    assert [(row.source_patterns, row.target_patterns) for row in found] == [
+        (row.source_patterns, row.target_patterns) for row in expected
+    ]
+    assert len(models) == (kind == "mlcd")  # its class has another model_type
 
 
 def test_experts_are_split_by_the_loader_in_the_families_that_are_listed() -> None:
