@@ -58,7 +58,7 @@ def test_a_command_from_store_to_store_gives_the_bytes_of_directories(
         (["out", "--spool", "spool"], "--spool is for an output behind a URL; leave it out"),
         (
             ["out", "--address", "head:6379"],
-            "--address head:6379 is that of a Ray cluster; pass --executor ray",
+            "--address head:6379 is the address of a Ray cluster; pass --executor ray",
         ),
     ],
 )

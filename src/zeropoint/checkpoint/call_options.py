@@ -62,7 +62,7 @@ class Writing:
             raise OptionError(f"{option('executor', self.executor)} must be {LOCAL} or {RAY}")
         if self.address is not None and self.executor != RAY:
             raise OptionError(
-                f"{option('address', self.address)} is that of a Ray cluster; pass "
+                f"{option('address', self.address)} is the address of a Ray cluster; pass "
                 f"{option('executor', RAY)} too"
             )
 

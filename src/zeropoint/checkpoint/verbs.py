@@ -55,7 +55,7 @@ def plan_checkpoint(
         to: a preset or scheme, such as ``"w4a16"``.
         recipe: in its place, rules: a file of YAML, its text, a :class:`~zeropoint.recipes.Recipe`, the
             recipe of a search, or the name of a family, such as ``"llama"``.
-        format: what files are written in, a name of :mod:`zeropoint.codecs.registry`; that which alone has
+        format: what files are written in, a name of :mod:`zeropoint.codecs.registry`; the only one with
             the scheme, or the usual one, if None.
         method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
             unless given. Rules that name a method keep it.

@@ -66,7 +66,7 @@ Format = Annotated[
     str | None,
     typer.Option(
         "--format", metavar="FORMAT", parser=parse_format,
-        help=f"The layout of the files: {', '.join(NAMES)}. Default: that which alone has the scheme, or "
+        help=f"The layout of the files: {', '.join(NAMES)}. Default: the only layout with the scheme, or "
         "the first.",
     ),
 ]  # fmt: skip

@@ -200,7 +200,7 @@ class Quark(Codec):
         if layer.input is not None and input_spec(layer.input) is None:
             raise UnsupportedError(
                 f"input {layer.input} has no place in Quark; use float8_e4m3fn:token, float8_e4m3fn:tensor, "
-                f"float4_e2m1fn:g{MX}:scale=even, or that of amdfp4"
+                f"float4_e2m1fn:g{MX}:scale=even, or the input of amdfp4"
             )
         return str(kind)
 

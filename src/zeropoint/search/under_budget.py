@@ -114,8 +114,8 @@ def search_checkpoint(
         budget: ``"4.5bpw"`` for bits of each weight, or ``"3.2G"`` for bytes of all files.
         candidates: presets, schemes and ``"keep"``; the usual ones of the format if None.
         out: a file for the recipe.
-        state: file in which the errors of layers are kept, for another budget; if None, that next to ``out``
-            with ``.search`` behind its name, or none.
+        state: file in which the errors of layers are kept, for another budget; if None, the file next to
+            ``out`` with ``.search`` behind its name, or none.
         format: the file layout, a name of :mod:`zeropoint.codecs.registry`; compressed-tensors if None.
         method: how weights are quantized, such as ``"mse"``; ``nearest`` if None.
         importance: how much layers matter: ``"equal"``; ``"linearity"``, for which noise in one layer at a
@@ -210,7 +210,7 @@ def quantize_checkpoint(
             each layer gets the scheme that :func:`search_checkpoint` finds.
         candidates, state, importance, text, refine: of the budget, as for :func:`search_checkpoint`; the
             state lies next to a local output if None.
-        format: the file layout, a name of :mod:`zeropoint.codecs.registry`; that which alone has the scheme,
+        format: the file layout, a name of :mod:`zeropoint.codecs.registry`; the only one with the scheme,
             or compressed-tensors, if None.
         method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
             if neither says.
