@@ -6,8 +6,10 @@ is kept of each lies in columns of numbers; the object is made where it is looke
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from array import array
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
@@ -156,6 +158,10 @@ class Names(Sequence[str]):
         self._slots = slots
 
 
+_PIECE = 1 << 18
+"""Bytes in a piece of memory of :class:`Blobs`: a single one that grew would be copied, and held twice."""
+
+
 class Blobs(MutableMapping[int, bytes]):
     """A few bytes for each of the numbers below ``count``, in the memory that they take and 12 bytes more.
 
@@ -167,26 +173,29 @@ class Blobs(MutableMapping[int, bytes]):
     ([2], b'abc', False)
     """
 
-    __slots__ = ("_begins", "_data", "_filled", "_sizes")
+    __slots__ = ("_begins", "_filled", "_pieces", "_sizes")
 
     def __init__(self, count: int) -> None:
         self._begins = array("q", [-1]) * count
         self._sizes = array("I", [0]) * count
-        self._data = bytearray()
+        self._pieces = [bytearray()]
         self._filled = 0
 
     def __getitem__(self, number: int) -> bytes:
         if not 0 <= number < len(self._begins) or self._begins[number] < 0:
             raise KeyError(number)
-        begin = self._begins[number]
-        return bytes(self._data[begin : begin + self._sizes[number]])
+        piece, begin = divmod(self._begins[number], _PIECE)
+        return bytes(self._pieces[piece][begin : begin + self._sizes[number]])
 
     def __setitem__(self, number: int, data: bytes) -> None:
         if not 0 <= number < len(self._begins):
             raise KeyError(number)
         self._filled += self._begins[number] < 0
-        self._begins[number], self._sizes[number] = len(self._data), len(data)
-        self._data += data
+        if len(self._pieces[-1]) + len(data) > _PIECE:
+            self._pieces.append(bytearray())
+        self._begins[number] = (len(self._pieces) - 1) * _PIECE + len(self._pieces[-1])
+        self._sizes[number] = len(data)
+        self._pieces[-1] += data
 
     def __delitem__(self, number: int) -> None:
         if number not in self:
@@ -202,6 +211,23 @@ class Blobs(MutableMapping[int, bytes]):
 
     def __len__(self) -> int:
         return self._filled
+
+
+_RUN = 1 << 13
+"""Numbers whose keys are held at a time."""
+
+
+def ordered(numbers: Iterable[int], key: Callable[[int], Any]) -> array[int]:
+    """Return numbers in the order of their keys, which are made twice each and never held all at once.
+
+    >>> list(ordered(range(4), ["d", "a", "c", "a"].__getitem__))
+    [1, 3, 2, 0]
+    """
+    left = iter(numbers)
+    runs: list[array[int]] = []
+    while run := array("I", itertools.islice(left, _RUN)):
+        runs.append(array("I", sorted(run, key=key)))
+    return runs[0] if len(runs) == 1 else array("I", heapq.merge(*runs, key=key))
 
 
 class Kinds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
@@ -18,7 +18,6 @@ from ..checkpoint.choose.decisions import TensorDecision
 from ..checkpoint.choose.selection import Why
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.verdicts import verdicts
-from ..checkpoint.read.tensor_entries import TensorEntry
 from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.equality import Equality
 from ..checkpoint.run.loop import Outcome, RunResult
@@ -36,6 +35,7 @@ from .table_layout import Plain, plain
 from .wording import decibels, name, pattern, shape, share, short_scheme
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class Order(enum.StrEnum):
@@ -74,11 +74,13 @@ def run_report(
 def decision_table(decisions: Sequence[TensorDecision], *, everything: bool = False) -> Plain:
     """Return what happens to each tensor, under headlines that say why."""
     table = plain("tensors", "n", "dtype", "shape", numbers=(1,))
+    groups = _grouped(decisions, map(_headline, decisions))
     # Stable: quantized tensors first, and otherwise in the order of the files.
-    for headline, group in _grouped(sorted(decisions, key=lambda d: not d.quantized), _headline):
+    for headline, group in sorted(groups, key=lambda each: not each[1][0].quantized):
         table.add_row(f"{headline}{_lines_of(group)}", f"{len(group):,}", style="bold")
-        for label, entries in folded([d.entry for d in group], lambda e: e.name, _kind, everything):
-            table.add_row(f"  {label}", times(entries), entries[0].dtype, shape(entries[0].shape))
+        for label, same in folded(group, lambda d: d.entry.name, _kind, everything):
+            entry = same[0].entry
+            table.add_row(f"  {label}", times(same), entry.dtype, shape(entry.shape))
     return table
 
 
@@ -125,7 +127,9 @@ def _kept(result: RunResult) -> list[RenderableType]:
 def inspection_report(inspection: Inspection, *, everything: bool = False) -> RenderableType:
     """Return what a checkpoint holds: tensors, dtypes, schemes, problems and a summary."""
     tensors = plain("tensors", "n", "dtype", "shape", numbers=(1,))
-    for label, entries in folded(inspection.tensors, lambda e: e.name, _kind, everything):
+    for label, entries in folded(
+        inspection.tensors, lambda e: e.name, lambda e: (e.dtype, e.shape), everything
+    ):
         tensors.add_row(label, times(entries), entries[0].dtype, shape(entries[0].shape))
     dtypes = plain("dtype", "tensors", "numbers", "size", numbers=(1, 2, 3))
     for d in inspection.dtypes:
@@ -186,7 +190,8 @@ def comparison_report(
         (label, found, TensorError.merge(c.error for c in found), Equality.merge(c.equality for c in found))
         for label, found in folds
     ]
-    for headline, group in _grouped(_ordered(rows, lambda r: r[2], order), lambda r: _both(r[1][0])):
+    rows = list(_ordered(rows, lambda row: row[2], order))
+    for headline, group in _grouped(rows, (_both(row[1][0]) for row in rows)):
         table.add_row(headline, style="bold")
         for label, found, error, equality in group:
             table.add_row(f"  {label}", times(found), *_apart_cells(error, equality))
@@ -238,20 +243,23 @@ def _lines_of(group: Sequence[TensorDecision]) -> str:
     return f", line {numbers[0]}" if len(numbers) == 1 else f", lines {all_of(numbers)}"
 
 
-def _kind(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:
-    return entry.dtype, entry.shape
+def _kind(decision: TensorDecision) -> tuple[str, tuple[int, ...]]:
+    return decision.entry.dtype, decision.entry.shape
 
 
 def _same(item: object) -> None:  # noqa: ARG001 (everything with one name is of one kind)
     return None
 
 
-def _grouped(items: Iterable[T], key: Callable[[T], str]) -> list[tuple[str, list[T]]]:
-    """Return items by key, keys in the order of their first item."""
-    found: dict[str, list[T]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return list(found.items())
+def _grouped(items: Sequence[T], keys: Iterable[K]) -> list[tuple[K, Sequence[T]]]:
+    """Return items by key, of which each has one, keys in the order of their first item.
+
+    A group knows the numbers of its items, so those that are made when they are asked for take no memory.
+    """
+    found: dict[K, array[int]] = {}
+    for number, key in enumerate(keys):
+        found.setdefault(key, array("I")).append(number)
+    return [(key, Made(len(numbers), _picked(items, numbers))) for key, numbers in found.items()]
 
 
 _LINES, _OTHERS = 1000, "(other names: --all lists them)"
@@ -262,20 +270,21 @@ def folded(
 ) -> list[tuple[str, Sequence[T]]]:
     """Return items whose names differ in numbers only, and which are of one kind, together.
 
-    A group knows the numbers of its items, so those that are made when they are asked for take no memory.
     Where names differ in more than numbers, the first thousand have lines: nobody reads more.
     """
-    found: dict[tuple[str, object], array[int]] = {}
-    for number, item in enumerate(items):
-        key = (label(item), number) if everything else (pattern(label(item)), kind(item))
-        if not everything and key not in found and len(found) >= _LINES:
-            key = (_OTHERS, kind(item))
-        found.setdefault(key, array("I")).append(number)
-    groups = [Made(len(numbers), _picked(items, numbers)) for numbers in found.values()]
-    return [
-        (name(label(group[0]) if len(group) == 1 else text), group)
-        for (text, _), group in zip(found, groups, strict=True)
-    ]
+    lines = set[tuple[str, object]]()
+
+    def key(item: T) -> tuple[str, object]:
+        line = pattern(label(item)), kind(item)
+        if line not in lines and len(lines) >= _LINES:
+            line = _OTHERS, kind(item)
+        lines.add(line)
+        return line
+
+    if everything:
+        return [(name(label(item)), Made(1, _picked(items, array("I", [n])))) for n, item in enumerate(items)]
+    groups = _grouped(items, map(key, items))
+    return [(name(label(group[0]) if len(group) == 1 else text), group) for (text, _), group in groups]
 
 
 def _picked(items: Sequence[T], numbers: array[int]) -> Callable[[int], T]:

@@ -26,7 +26,7 @@ from ...codecs.model_format import FileTensor
 from ...codecs.protocol import COLUMNS, ROWS, Codec, LayerScheme, TensorSpec
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import APART, StoredForm
-from ...columns import Kinds, Made, Names
+from ...columns import Kinds, Made, Names, ordered
 from ...errors import CheckpointError, printable
 from ...methods import NEAREST, OF_CODES, Scope, method_named
 from ...tensor import QuantizedTensor
@@ -242,9 +242,8 @@ class Placements:
         self.restored: Sequence[Placement] = Made(len(actions.restored), lambda n: self._written(kept + n))
         self.added = actions.added
         self.weights: Sequence[Placement] = Made(len(self._entry), self._weight)
-        names = [self._name(number) for number in range(len(self._kind))]
-        self._order = array("I", sorted(range(len(names)), key=names.__getitem__))
-        self._require_unique(names)
+        self._order = ordered(range(len(self._kind)), self._name)
+        self._require_unique()
         metadata = {
             renamed[file]: codec.model_format.metadata(
                 replace(
@@ -258,7 +257,7 @@ class Placements:
             if file in renamed
         }
         self.shards = tuple(self._lay_out(metadata))
-        self.by_name: Sequence[Placed] = Made(len(names), lambda n: self.at(self._order[n]))
+        self.by_name: Sequence[Placed] = Made(len(self._kind), lambda n: self.at(self._order[n]))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Placements):
@@ -294,6 +293,13 @@ class Placements:
             name=self._name(number), spec=self._specs[kind], shard=self._shards[self._file[number]],
             begin=self._begins[number], nbytes=self._sizes[kind],
         )  # fmt: skip
+
+    def module(self, weight: int) -> str:
+        """Return the module of the weight of a number."""
+        entry, matrix = self._entry[weight], self._matrix[weight]
+        if matrix < 0:
+            return module_of(self._entries.name(entry))
+        return self._matrices(self._entries.at(entry), self.layers[self._layer[weight]])[matrix].module
 
     def files(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each tensor of the files, in the order of those of the model, and its file."""
@@ -409,21 +415,16 @@ class Placements:
         at = self._owner(number) - self._base
         if at < 0:
             return self._origin(number).entry.name
-        layer = self.layers[self._layer[at]]
-        if self._matrix[at] < 0:
-            module = module_of(self._entries.name(self._entry[at]))
-        else:
-            module = self._matrices(self._entries.at(self._entry[at]), layer)[self._matrix[at]].module
-        return layer.codec.tensor_name(module, self._specs[self._kind[number]].suffix)
+        layer, suffix = self.layers[self._layer[at]], self._specs[self._kind[number]].suffix
+        return layer.codec.tensor_name(self.module(at), suffix)
 
-    def _require_unique(self, names: Sequence[str]) -> None:
-        for a, b in itertools.pairwise(self._order):
-            if names[a] == names[b]:
+    def _require_unique(self) -> None:
+        for (a, name), (b, other) in itertools.pairwise((n, self._name(n)) for n in self._order):
+            if name == other:
                 first, second = (printable(self._source(number)) for number in sorted((a, b)))
                 raise CheckpointError(
-                    f"tensor {printable(names[a])} would be written twice, from {first} and from {second}; "
-                    "rename "
-                    "one, or ignore the weight"
+                    f"tensor {printable(name)} would be written twice, from {first} and from {second}; "
+                    "rename one, or ignore the weight"
                 )
 
     def _source(self, number: int) -> str:
@@ -450,13 +451,13 @@ class Placements:
         for number, file in enumerate(self._file):
             by_shard[file].append(number)
         for name, numbers in zip(self._shards, by_shard, strict=True):
-            found = sorted(map(self._in_file, numbers))
+            found = ordered(numbers, self._in_file)
             fixed, counts = self._codec.model_format.fixed(self._config), array("I")
-            rows = joined_rows([number for *_, number in found], self._filed, counts)
+            rows = joined_rows(found, self._filed, counts)
             head = self._container.head(itertools.chain(fixed, rows), metadata[name])
             left = iter(found)
             for parts, begin in zip(counts, head.begins[len(fixed) :], strict=True):
-                for at, (*_, number) in enumerate(itertools.islice(left, parts)):
+                for at, number in enumerate(itertools.islice(left, parts)):
                     self._begins[number] = begin + at * self._sizes[self._kind[number]]
             yield OutputShard(name=name, head=Text.of(head.data), size=head.size)
 
@@ -471,13 +472,13 @@ class Placements:
     def _spec_bytes(self, spec: TensorSpec) -> int:
         return self._container.nbytes(spec.dtype, spec.shape)
 
-    def _in_file(self, number: int) -> tuple[int, str, int, int]:
-        """Return what a tensor lies by in its file, parts of one next to each other, and its number."""
+    def _in_file(self, number: int) -> tuple[int, str, int]:
+        """Return what a tensor lies by in its file, parts of one next to each other."""
         name = self._name(number)
         form = self._form(name, self._specs[self._kind[number]].shape)
         if form is None or form.part is None:
-            return self._rank(number), name, 0, number
-        return self._rank(number), form.name, form.part[0], number
+            return self._rank(number), name, 0
+        return self._rank(number), form.name, form.part[0]
 
     def _filed(self, number: int) -> FiledTensor:
         name, kind = self._name(number), self._kind[number]

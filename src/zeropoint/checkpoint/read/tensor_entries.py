@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from array import array
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import NamedTuple, overload
 from zeropoint.checkpoint.read.storage import Place
 from zeropoint.codecs.containers.protocol import Use
 from zeropoint.codecs.stored_forms import StoredForm
-from zeropoint.columns import Kinds, Names
+from zeropoint.columns import Kinds, Names, ordered
 
 
 class Stack(NamedTuple):
@@ -134,9 +135,8 @@ class Entries(Mapping[str, TensorEntry]):
 
     def in_file_order(self) -> Entries:
         """Return the same tensors as they lie in one file; an empty one comes before that of its offset."""
-        places = list(zip(self._begins, self._sizes, strict=True))
-        order = sorted(range(len(self)), key=places.__getitem__)
-        return self if order == list(range(len(self))) else Entries(map(self.at, order))
+        order = ordered(range(len(self)), lambda number: (self._begins[number], self._sizes[number]))
+        return self if all(map(operator.eq, order, range(len(self)))) else Entries(map(self.at, order))
 
     @property
     def nbytes(self) -> int:

@@ -22,11 +22,11 @@ import hashlib
 import itertools
 import json
 import math
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...codecs.containers import CONTAINERS
+from ...columns import ordered
 from ...methods import NEAREST
 from ...schemes.scale_rules import SIGNED, Search
 from ..plan.checkpoint_plan import CheckpointPlan
@@ -82,9 +82,7 @@ def _pieces(
         files[name] = {"size": text.size, "parts": [[0, text.size, text.sha256]]}
     yield from _section("files", sorted(files.items()))
     yield from _section("tensors", _tensors(plan, all_units, done))
-    modules = [weight.module for weight in plan.weights]
-    order = array("I", sorted(range(len(modules)), key=modules.__getitem__))
-    del modules
+    order = ordered(range(len(plan.weights)), plan.placements.module)
     found = ((plan.weights[n].module, _about(plan.weights[n], n, all_units, done)) for n in order)
     earlier = () if plan.earlier is None else map(json.loads, plan.earlier.lines())
     yield from _section("weights", itertools.chain(earlier, found))

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from ...columns import Made, Names
+from ...columns import Made, Names, ordered
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.cuts import unit_lines
 from ..plan.placement import Placed, Placement
@@ -135,14 +135,16 @@ class Units(Sequence[Unit]):
     def __iter__(self) -> Iterator[Unit]:
         return map(self._made, range(len(self)))
 
-    def _order(self) -> list[int]:
+    def _order(self) -> array[int]:
         """Return the numbers of all that lies in shards, in the order of the source's bytes."""
         shard = {name: number for number, name in enumerate(self._plan.source.shards)}
-        keys: list[tuple[int, int, int, int]] = []
-        for number, item in enumerate(self._plan.placements.all):
-            name, at = item.origin.place
-            keys.append((shard[name], at, item.first, number))
-        return [key[-1] for key in sorted(keys)]
+        columns = files, begins, rows = array("I"), array("q"), array("q")
+        for item in self._plan.placements.all:
+            name, begin = item.origin.place
+            files.append(shard[name])
+            begins.append(begin)
+            rows.append(item.first)
+        return ordered(range(len(files)), lambda number: tuple(column[number] for column in columns))
 
     def _cut(self, number: int, item: Placement) -> None:
         self._first[number] = len(self)
