@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -256,7 +256,7 @@ def check_patterns(selection: Selection, tensors: Iterable[str]) -> None:
 _HINT_LIMIT = 20_000
 
 
-def require_unquantized(entries: Sequence[TensorEntry], config: Mapping[str, Any] | None, place: str) -> None:
+def require_unquantized(entries: Iterable[TensorEntry], config: Mapping[str, Any] | None, place: str) -> None:
     """Raise CheckpointError when a checkpoint is quantized already: doing so again would destroy it."""
     for key in CONFIG_KEYS:
         found = (config or {}).get(key)

@@ -392,7 +392,7 @@ class Floats:
 
 def unquantized(source: Source) -> Floats:
     """Return a checkpoint that is not quantized; raises CheckpointError for one that is."""
-    require_unquantized(list(source.entries.values()), source.config, shown(source.root))
+    require_unquantized(source.entries.values(), source.config, shown(source.root))
     return Floats(source=with_stacks(source), origins=MappingProxyType({}), config=None)
 
 
@@ -427,7 +427,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
         config=source.config and {k: v for k, v in source.config.items() if k not in CONFIG_KEYS},
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
     )  # fmt: skip
-    require_unquantized(list(floats.entries.values()), floats.config, place)
+    require_unquantized(floats.entries.values(), floats.config, place)
     return Floats(source=with_stacks(floats), origins=origins, config=config, reader=stored.reader)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 _PIECE = 1 << 20
 _LEVEL = 1
@@ -14,11 +14,11 @@ _LEVEL = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A text in UTF-8, kept packed. size: its bytes. sha256: their digest."""
+    """A text in UTF-8, kept packed, or made whenever it is read. size: its bytes. sha256: their digest."""
 
     size: int
     sha256: str
-    _packed: tuple[bytes, ...]
+    _packed: tuple[bytes, ...] | Callable[[], Iterable[str]] = field(repr=False, compare=False)
 
     @staticmethod
     def of(pieces: str | bytes | bytearray | Iterable[str]) -> Text:
@@ -37,8 +37,25 @@ class Text:
         packed.append(packer.flush())
         return Text(size=size, sha256=digest.hexdigest(), _packed=tuple(filter(None, packed)))
 
+    @staticmethod
+    def made(pieces: Callable[[], Iterable[str]]) -> Text:
+        """Return a text that is made whenever it is read: one that does not pack, as digests do not.
+
+        >>> text = Text.made(lambda: iter(["ab", "c"]))
+        >>> text.size, str(text), text == Text.of("abc")
+        (3, 'abc', True)
+        """
+        size, digest = 0, hashlib.sha256()
+        for piece in _gathered(pieces()):
+            size += len(piece)
+            digest.update(piece)
+        return Text(size=size, sha256=digest.hexdigest(), _packed=pieces)
+
     def pieces(self) -> Iterator[bytes]:
         """Yield its bytes, a piece at a time."""
+        if callable(self._packed):
+            yield from _gathered(self._packed())
+            return
         unpacker = zlib.decompressobj()
         for packed in self._packed:
             left = packed

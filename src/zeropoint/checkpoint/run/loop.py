@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...columns import Made
+from ...columns import Blobs, Made
 from ...errors import CheckpointError, count
 from ...progress import Progress
 from ...results import Result
@@ -185,7 +185,11 @@ def _do(
 
 
 def outcomes(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -> Sequence[Outcome]:
-    """Return the result for each weight, in the order of the plan, when all units are done."""
-    return Made(
-        len(plan.weights), lambda n: Outcome(weight=plan.weights[n], error=error_of(n, all_units, done))
-    )
+    """Return the result for each weight, in the order of the plan, when all units are done.
+
+    Errors alone are kept: the digests, which are most of what is done, are in the manifest by now.
+    """
+    errors, weights = Blobs(len(plan.weights)), plan.weights
+    for number in range(len(weights)):
+        errors[number] = error_of(number, all_units, done).pack()
+    return Made(len(weights), lambda n: Outcome(weight=weights[n], error=TensorError.unpack(errors[n])))

@@ -46,7 +46,7 @@ def manifest(
     plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
 ) -> Text:
     """Return the text of the manifest of a run all of whose units are ``done``."""
-    return Text.of(_sealed(_pieces(plan, identity, all_units, done)))
+    return Text.made(lambda: _sealed(_pieces(plan, identity, all_units, done)))
 
 
 def last_files(

@@ -22,7 +22,7 @@ from .tiles import Scratch
 
 _POLL_SECONDS = 0.2
 """How long the caller's thread sleeps at most, so that Ctrl-C is felt on every platform."""
-_AHEAD = 4096
+_AHEAD = 1024
 """Tasks that may begin before the caller has taken in the first of them, so that results do not pile up."""
 
 
