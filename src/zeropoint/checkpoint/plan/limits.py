@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import sys
 from collections.abc import Sized
 from dataclasses import dataclass, replace
 
@@ -154,6 +156,14 @@ def decoding_bytes(scheme: Scheme, own_dtype: torch.dtype, dtype: torch.dtype) -
     )  # fmt: skip
     slow = registry.explain(request).chosen == "reference"
     return REFERENCE_BYTES if slow else DECODING_BYTES
+
+
+def give_back() -> None:
+    """Give memory that was freed back to the system, where the C library keeps it: glibc does."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def available_cores() -> int:

@@ -18,6 +18,7 @@ from ...errors import CheckpointError, count
 from ...progress import Progress
 from ...results import Result
 from ..plan.checkpoint_plan import CheckpointPlan, require_statistics
+from ..plan.limits import give_back
 from ..plan.placement import Placement
 from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
@@ -140,6 +141,7 @@ def run(
         resumed = len(target.done)
         try:
             _do(plan, all_units, target, executor, on_progress)
+            give_back()
             plan.source.check_unchanged()
             target.publish()
         except BaseException as error:
