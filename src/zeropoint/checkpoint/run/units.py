@@ -181,20 +181,17 @@ class Groups(Mapping[str, tuple[Unit, ...]]):
     def __init__(self, all_units: Sequence[Unit]) -> None:
         self._units = all_units
         self._names = Names()
-        self._heads, self._tails = array("q"), array("q")
-        self._next = array("q", [-1]) * len(all_units)
+        self._heads, tails = array("I"), array("I")
+        self._next = array("i", [-1]) * len(all_units)
         for unit in all_units:
-            if unit.group is not None:
-                self._join(unit.number, unit.group)
-
-    def _join(self, number: int, group: str) -> None:
-        if self._names.add(group) is not None:
-            self._heads.append(number)
-            self._tails.append(number)
-            return
-        at = self._names.numbered(group)
-        self._next[self._tails[at]] = number
-        self._tails[at] = number
+            if unit.group is None:
+                continue
+            if self._names.add(unit.group) is not None:
+                self._heads.append(unit.number)
+                tails.append(unit.number)
+                continue
+            at = self._names.numbered(unit.group)
+            self._next[tails[at]] = tails[at] = unit.number
 
     def __getitem__(self, name: str) -> tuple[Unit, ...]:
         found, number = [], self._heads[self._names.numbered(name)]
