@@ -8,6 +8,7 @@ from ..machine.descriptor import unpack_element, unpack_layout, unpack_rule
 from ..machine.intrinsics import bits32, device, scratch
 from ..machine.pack import load_codes
 from ..machine.tile import TILE
+from ..machine.vector import floats_of, load_lanes, store_lanes
 from .rows import dequantize_rows, emit_values
 
 SHARED, OF_BLOCK, OF_SIGN = np.uint64(0), np.uint64(1), np.uint64(2)
@@ -38,15 +39,14 @@ def _codes_at(source: Any, row: Any, bit: Any, count: Any, bits: Any, codes: Any
 
 @device
 def _run_values(codes: Any, count: Any, tables: Any, base: Any, per: Any, factor: Any, tile: Any) -> None:
-    """Set a tile to the values of codes times a factor."""
+    """Set a tile to the values of codes times a factor; what is written past a code, the next one writes."""
     if per == _ONE:
         for c in range(count):
             tile[c] = tables[base + np.uint64(codes[c])] * factor
         return
+    times = floats_of(factor)
     for c in range(count):
-        k = base + np.uint64(codes[c]) * per
-        for j in range(per):
-            tile[c * per + j] = tables[k + j] * factor
+        store_lanes(tile, c * per, load_lanes(tables, base + np.uint64(codes[c]) * per) * times)
 
 
 @device
@@ -54,7 +54,8 @@ def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, fi
     """Decode rows ``first`` to ``last``: ``tables[table of b, code, j] * factors[b]``, in float32.
 
     sizes: (8,) uint64, bits and values of a code, values of a block, columns, blocks and bytes of a row, the
-    kind of ``out``, and whose tables are. tables: float32, ``values of a code << bits`` numbers of each.
+    kind of ``out``, and whose tables are. tables: float32, ``values of a code << bits`` numbers of each, and
+    LONGEST more where codes have several.
     """
     bits, per, block, cols = sizes[0], sizes[1], sizes[2], sizes[3]
     width, row_bytes, kind, whose = sizes[4], sizes[5], sizes[6], sizes[7]

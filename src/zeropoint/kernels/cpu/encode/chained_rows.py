@@ -43,7 +43,7 @@ from .chained_steps import (
     MODERATE,
     block_shift,
     can_group,
-    encode_integers,
+    encode_blocks,
     group_extremes,
     largest_bits,
 )
@@ -391,7 +391,7 @@ def chained_rows(
     known = can_encode_steps(element, is_identity(order))
     block, width = layout.block, layout.row_blocks
     run = max(chain.run, min(np.uint64(RUN), np.uint64(BLOCKS) * block) // chain.run * chain.run)
-    state, moves, shift = OK, chain.offsets > ZERO, block_shift(block, element)
+    state, moves, shift = OK, chain.offsets > ZERO, block_shift(block, element) if known else ZERO
     if not moves:
         for b in range(np.uint64(BLOCKS)):
             more[b] = np.float32(0)
@@ -418,9 +418,7 @@ def chained_rows(
             byte_at, left, own = r * layout.row_bytes + done * layout.bits // np.uint64(8), span, ZERO
             done += span
             if shift > ZERO and span % WHOLE == ZERO and max(most, largest_bits(more, blocks)) < MODERATE:
-                encode_integers(
-                    x, at, span, numbers, more, shift, element, layout.bits, integers, out, byte_at
-                )
+                encode_blocks(x, at, span, numbers, more, shift, element, layout.bits, integers, out, byte_at)
                 continue
             while left > ZERO:
                 part = tile_span(block, left)

@@ -181,6 +181,12 @@ def _octets_of_words_overload(x: Any, a: Any, b: Any) -> Any:
 
 
 @inlined
+def octets_of_words(x: Any, a: Any, b: Any) -> Any:
+    """Return the low bytes of two vectors in the order of the values of ``x``."""
+    return _octets_of_words(x, a, b)
+
+
+@inlined
 def _magnitudes(a: Any, b: Any, element: Any) -> Any:
     """Return the upper halves of two vectors, and the same without signs and with what was cut off."""
     top, half = words_of(np.uint32(0xFFFF0000)), words_of(np.uint32(16))

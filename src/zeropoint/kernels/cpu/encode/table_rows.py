@@ -4,13 +4,16 @@ from typing import Any
 
 import numpy as np
 
+from ..machine.bit_moves import FIVE, emit_digits
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, scratch
 from ..machine.pack import load_codes
 from ..machine.tile import TILE, load
 
-_ONE, _EIGHT = np.uint64(1), np.uint64(8)
+_ONE, _THREE, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(8)
+_ROOM = TILE + 8
+"""Digits, and what is read past them as a whole word."""
 
 
 @device
@@ -56,7 +59,7 @@ def digit_rows(source: Any, sizes: Any, out: Any, first: Any, last: Any) -> None
     on bytes.
     """
     bits, base, per, missing, block, cols = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]
-    digits = scratch(TILE, np.uint8)
+    digits = scratch(_ROOM, np.uint8)
     most = np.uint64(TILE) // (per * _EIGHT) * (per * _EIGHT)
     for r in range(first, last):
         to, bit = r * sizes[7], np.uint64(0)
@@ -65,10 +68,14 @@ def digit_rows(source: Any, sizes: Any, out: Any, first: Any, last: Any) -> None
             for i in range(np.uint64(0), size, most):
                 n = min(size - i, most)
                 load_codes(source, r * sizes[6] + bit // _EIGHT, n, bits, digits)
+                bit += n * bits
+                if base == _THREE and per == FIVE:
+                    emit_digits(digits, _ONE, n, missing, out, to)
+                    to += (n + per - _ONE) // per
+                    continue
                 for c in range((n + per - _ONE) // per):
                     code = np.uint64(0)
                     for j in range(c * per, (c + _ONE) * per):
                         code = code * base + (np.uint64(digits[j]) if j < n else missing)
                     out[to] = np.uint8(code)
                     to += _ONE
-                bit += n * bits

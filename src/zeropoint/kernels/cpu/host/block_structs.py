@@ -13,13 +13,13 @@ import torch
 from ....formats import DigitsFormat, Format
 from ....formats.codes import encode_codebook
 from ....layout import code_rows
-from ....layout.bit_places import Bits, Digits, Struct, field_size
+from ....layout.bit_places import Bits, Digits, Field, Struct, field_size, whole
 from ....ops.registry import Op, Request
 from ....ops.structs import grid_of
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
 from ..block_entries import move_bits
-from ..machine.bit_moves import FIVE, LEVELS
+from ..machine.bit_moves import FEW, FIVE, LEVELS
 from . import memory
 from .arrays import NO_BYTES, flat_array
 
@@ -69,11 +69,13 @@ def _run(request: Request, struct: Struct, parts: tuple[torch.Tensor, Params], l
 @functools.lru_cache(maxsize=64)
 def _numbers(struct: Struct, element: Format, joins: bool) -> tuple[Any, Any]:
     """Return moves and sizes as the kernel takes them."""
-    parts = [(n, part) for n, field in enumerate(struct.fields) for part in field]
+    codes, zero = _as_bytes(struct.codes, element.bits), 0
+    bits = element.bits if codes is struct.codes else 8
+    fields = codes, *struct.levels
+    parts = [(n, part) for n, field in enumerate(fields) for part in field]
     moves = [(n, *move) for n, part in parts for move in _moves(part)]
-    sizes = [field_size(field) for field in struct.fields]
+    sizes = [field_size(field) for field in fields]
     sizes += [0] * (1 + LEVELS - len(sizes))
-    bits, zero = element.bits, 0
     if isinstance(element, DigitsFormat):
         bits, zero = 0, int(encode_codebook(torch.zeros(1, device="cpu"), element.digit))
     numbers = joins, bits, struct.nbytes, *sizes, zero
@@ -86,14 +88,23 @@ def takes(element: Format) -> bool:
     return element.per_code == 1 or five
 
 
+def _as_bytes(codes: Field, bits: int) -> Field:
+    """Return as whole bytes the codes that lie in a block as they do in memory, and others as they are."""
+    part, *others = codes
+    if isinstance(part, Bits) and not others and part == Bits(part.at, part.size, 1, bits):
+        return whole(part.at, part.size)
+    return codes
+
+
 def _moves(part: Bits | Digits) -> Iterable[Sequence[int]]:
-    """Return the moves of some bits or digits; where numbers lie bit by bit, 8 of them are one move."""
+    """Return the moves of some bits or digits; where numbers lie bit by bit, 8 are one move, or 32 signs."""
     if isinstance(part, Digits):
+        assert part.run % int(FEW) == 0
+        assert int(FIVE) - part.places in (0, 1)
         return [(part.at, part.first, part.run, part.places, 0, 0, 0)]
-    if part.run > 1 or part.shifts or (part.end - part.first) % 8:
+    many = 32 if part.width == 1 else 8
+    if part.run > 1 or part.shifts or (part.end - part.first) % many:
         return part.moves()
-    flip = sum(part.flip << n * part.width for n in range(8))
-    return [
-        (at, part.first + n * 8, 0, 0, part.low, part.width, flip)
-        for n, at in enumerate(range(part.at, part.at + part.size, part.width))
-    ]
+    flip = sum(part.flip << n * part.width for n in range(many))
+    starts = range(part.at, part.at + part.size, part.width * many // 8)
+    return [(at, part.first + n * many, 0, 0, part.low, part.width, flip) for n, at in enumerate(starts)]

@@ -146,7 +146,7 @@ def _table_of(scheme: Scheme) -> Any:
             decode(codes, element, torch.float32, torch.full((len(codes),), sign)) for sign in (False, True)
         ]
         return flat_array(torch.cat(grids)).copy()
-    return flat_array(decode_runs(codes, element, torch.float32)).copy()
+    return np.pad(flat_array(decode_runs(codes, element, torch.float32)), (0, LONGEST))
 
 
 def _tables(request: Request, params: Params) -> torch.Tensor:

@@ -12,10 +12,20 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from .byte_vectors import (
+    load_bytes,
+    load_four_bytes,
+    load_signs,
+    load_strided,
+    store_bytes,
+    store_four_bytes,
+    store_signs,
+)
 from .emit import emit_packed
-from .intrinsics import I8, I16, I32, I64, address, device, load64, primitive, scratch, store64
-from .pack import apart, load_codes, together
-from .vector import in_all_lanes
+from .intrinsics import I8, I16, I32, I64, address, device, inlined, load64, primitive, scratch, store64
+from .pack import apart, load_codes, steps_of, together
+from .tile import fetch_ahead
+from .vector import HALF, in_all_lanes, load_lanes, longs_of, octets_of, store_lanes, words_of
 
 # It has no types.
 _tools: Any = cgutils
@@ -23,20 +33,28 @@ _tools: Any = cgutils
 MOVE = 8
 """Numbers of a move: its field, then those of Move in layout/bit_places.py.
 
-Of one whose size is 0, 8 numbers follow one another bit by bit: its mask is how many bits each has, and its
-flip those of all 8. Of one whose mask is 0, numbers are digits: its shift is how many of a byte are numbers.
+Of one whose size is 0, 8 numbers follow one another bit by bit, or 32 of one bit each: its mask is how many
+bits each has, and its flip those of all. Of one whose mask is 0, numbers are digits: its shift is how many of
+a byte are numbers.
 """
 LEVELS = 4
 """Most levels of a type."""
-_TILE, _WHOLE = np.uint64(4096), np.uint64(8)
-_ROOM = 4096 + 16
-"""Numbers of some blocks, and what the last whole word writes past them."""
+_TILE, _BLOCKS, _WHOLE = 8192, np.uint64(64), np.uint64(8)
+"""Most values and blocks at a time: long blocks are as many as pay for a move, short ones as few as do."""
+_ROOM = _TILE + 16
+"""Numbers of some blocks, and what the last whole word writes, or 16 digits read, past them."""
+FEW = np.uint64(4)
+"""Bytes of digits that are moved together where there are no 16; a run is a whole number of them."""
 FIVE = np.uint64(5)
 """Digits of a code, of base 3."""
-_THREE = np.uint64(3)
+_DIGITS: Any = np.array(
+    [sum(code // 3 ** (4 - n) % 3 << 8 * n for n in range(5)) for code in range(256)], np.uint64
+)
+"""The digits of each code as bytes, the highest one first."""
+_THREE, _SIGN = np.uint64(3), np.uint64(1)
 _PLACES = np.uint64(81 << 32 | 27 << 24 | 9 << 16 | 3 << 8 | 1)
 """The fifth byte of its product with a word is the number whose digits are the first five bytes."""
-_WIDENS, _DROPS = np.uint64(34522), np.uint64(23)
+_WIDENS, _DROPS = np.uint32(34522), np.uint32(23)
 """Times the one and without the bits of the other, ``256 * n + 242`` with n below 243 is divided by 243."""
 
 
@@ -77,7 +95,7 @@ _move32, _move16, _move8 = _mover(I64, 4), _mover(I64, 2), _mover(I64, 1)
 _move4, _move2, _move1 = _mover(I32, 1), _mover(I16, 1), _mover(I8, 1)
 
 
-@device
+@inlined
 def _move(
     source: Any, begin: Any, pitch: Any, target: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
@@ -109,8 +127,9 @@ def _pack(
 ) -> None:
     """Or bits of 8 numbers of each block into as many bytes as they have bits; move: bits, low, flip."""
     bits, low, flip = move
+    steps = steps_of(bits)
     for block in range(blocks):
-        word = together(load64(numbers, begin + block * pitch) >> low, bits) ^ flip
+        word = together(load64(numbers, begin + block * pitch) >> low, steps) ^ flip
         for n in range(bits):
             lines[at + n + block * step] |= np.uint8(word >> (n * _WHOLE))
 
@@ -121,12 +140,34 @@ def _unpack(
 ) -> None:
     """Or bits of 8 numbers of each block into these numbers; move: bits, low, flip."""
     bits, low, flip = move
+    steps = steps_of(bits)
     for block in range(blocks):
         word = np.uint64(0)
         for n in range(bits):
             word |= np.uint64(lines[at + n + block * step]) << (n * _WHOLE)
         place = begin + block * pitch
-        store64(numbers, place, load64(numbers, place) | (apart(word ^ flip, bits) << low))
+        store64(numbers, place, load64(numbers, place) | (apart(word ^ flip, steps) << low))
+
+
+@device
+def _pack_signs(
+    numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
+) -> None:
+    """Write a bit of 32 numbers of each block as four bytes; move: low, flip."""
+    mask, flip = octets_of(np.uint8(_SIGN << move[0])), np.uint32(move[1])
+    for block in range(blocks):
+        store_signs(lines, at + block * step, load_lanes(numbers, begin + block * pitch) & mask, flip)
+
+
+@device
+def _unpack_signs(
+    lines: Any, at: Any, step: Any, numbers: Any, begin: Any, pitch: Any, move: Any, blocks: Any
+) -> None:
+    """Or 32 bits of each block into as many numbers; move: low, flip."""
+    mask, flip = octets_of(np.uint8(_SIGN << move[0])), np.uint32(move[1])
+    for block in range(blocks):
+        place, bits = begin + block * pitch, load_signs(lines, at + block * step, flip) & mask
+        store_lanes(numbers, place, load_lanes(numbers, place) | bits)
 
 
 @device
@@ -135,14 +176,24 @@ def _join_digits(
 ) -> None:
     """Write bytes of digits; move: bytes, numbers of a byte. See ``Digits`` in layout/bit_places.py."""
     run, places = move
+    fill, most = words_of(np.uint32(242)), words_of(_WIDENS)
+    last = words_of(np.uint32(0xFF) if places == FIVE else np.uint32(0))
     for block in range(blocks):
         source, target = begin + block * pitch, at + block * step
-        for j in range(run):
-            total = np.uint64(0)
-            for place in range(FIVE):
-                own = np.uint64(numbers[source + place * run + j]) if place < places else np.uint64(0)
-                total = total * _THREE + own
-            lines[target + j] = np.uint8(((total << _WHOLE) + np.uint64(242)) * _WIDENS >> _DROPS)
+        j = np.uint64(0)
+        while j < run:
+            total, from_here = words_of(np.uint32(0)), source + j
+            for _ in range(np.uint64(4)):
+                total = total + total + total + load_bytes(numbers, from_here)
+                from_here += run
+            total = total + total + total + (load_bytes(numbers, from_here) & last)
+            total = ((total << words_of(np.uint32(8))) + fill) * most >> words_of(_DROPS)
+            if j + HALF <= run:
+                store_bytes(lines, target + j, total)
+                j += HALF
+            else:
+                store_four_bytes(lines, target + j, total)
+                j += FEW
 
 
 @device
@@ -151,38 +202,58 @@ def _split_digits(
 ) -> None:
     """Write the digits of bytes; the inverse of :func:`_join_digits`."""
     run, places = move
+    low, eight = words_of(np.uint32(0xFF)), words_of(np.uint32(8))
     for block in range(blocks):
         source, target = at + block * step, begin + block * pitch
-        power = np.uint64(1)
-        for place in range(places):
-            for j in range(run):
-                rest = np.uint64(lines[source + j]) * power & np.uint64(0xFF)
-                numbers[target + place * run + j] = np.uint8(rest * _THREE >> _WHOLE)
-            power *= _THREE
+        j = np.uint64(0)
+        while j < run:
+            wide = j + HALF <= run
+            rest = load_bytes(lines, source + j) if wide else load_four_bytes(lines, source + j)
+            place = target + j
+            for n in range(FIVE):
+                rest = rest + rest + rest
+                if wide and n < places:
+                    store_bytes(numbers, place, rest >> eight)
+                elif n < places:
+                    store_four_bytes(numbers, place, rest >> eight)
+                rest, place = rest & low, place + run
+            j += HALF if wide else FEW
 
 
 @device
 def _load_digits(data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> None:
     """Write the digits of codes of five; those of a block end with it."""
-    words, codes = scratch(256, np.uint64), (block + FIVE - np.uint64(1)) // FIVE
-    for code in range(np.uint64(256)):
-        word, rest = np.uint64(0), np.uint64(code)
-        for _ in range(FIVE):
-            word, rest = (word << _WHOLE) | (rest % _THREE), rest // _THREE
-        words[code] = word
+    codes = (block + FIVE - np.uint64(1)) // FIVE
+    eights = codes // _WHOLE * _WHOLE
     for b in range(blocks):
-        for i in range(codes):
-            store64(numbers, b * block + i * FIVE, words[data[at + b * codes + i]])
+        source, target = at + b * codes, b * block
+        for i in range(np.uint64(0), eights, _WHOLE):
+            word = load64(data, source + i)
+            for n in range(np.uint64(8)):
+                store64(numbers, target + (i + n) * FIVE, _DIGITS[np.uint8(word >> (n * _WHOLE))])
+        for i in range(eights, codes):
+            store64(numbers, target + i * FIVE, _DIGITS[data[source + i]])
+
+
+@inlined
+def _fives(x: Any) -> Any:
+    """Return numbers in the lowest bytes, whose digits of base 3 are the lowest five bytes."""
+    twos = x + x + x + (x >> longs_of(np.uint64(8)))
+    fours = (twos << longs_of(np.uint64(3))) + twos + (twos >> longs_of(np.uint64(16)))
+    return fours + fours + fours + (x >> longs_of(np.uint64(32)))
 
 
 @device
 def emit_digits(numbers: Any, blocks: Any, block: Any, missing: Any, target: Any, at: Any) -> None:
     """Write codes of five digits, the highest first; missing: the digit that fills the last of a block."""
     whole, rest = block // FIVE, block % FIVE
+    eights = whole // _WHOLE * _WHOLE
     codes = whole + (np.uint64(1) if rest > np.uint64(0) else np.uint64(0))
     for b in range(blocks):
         place, own = at + b * codes, b * block
-        for i in range(whole):
+        for i in range(np.uint64(0), eights, _WHOLE):
+            store_bytes(target, place + i, _fives(load_strided(numbers, own + i * FIVE, FIVE)))
+        for i in range(eights, whole):
             # No sum of products below that of all five reaches a byte's end.
             target[place + i] = np.uint8(load64(numbers, own + i * FIVE) * _PLACES >> np.uint64(32))
         if rest > np.uint64(0):
@@ -210,11 +281,11 @@ def move_rows(
     joined, bits of a code or 0 of codes of five digits, bytes of a block, then its values and bytes of its
     numbers of each level, and the digit of zero.
     """
-    room, packed = scratch(_ROOM, np.uint8), scratch(4096 + 8, np.uint8)
+    room, packed = scratch(_ROOM, np.uint8), scratch(_ROOM, np.uint8)
     joins, bits, nbytes, block = sizes[0] != 0, sizes[1], sizes[2], sizes[3]
     whole, digits = bits == _WHOLE, bits == np.uint64(0)
     codes = (block + FIVE - np.uint64(1)) // FIVE
-    per = _TILE // block
+    per = min(np.uint64(_TILE) // block, _BLOCKS)
     for start in range(first, last, per):
         count = min(per, last - start)
         fields = data if whole else room, one, two, three, four
@@ -225,6 +296,7 @@ def move_rows(
             elif not whole:
                 load_codes(data, start * block * bits // _WHOLE, count * block, bits, room)
         else:
+            fetch_ahead(lines, (start + per) * nbytes, count * nbytes)
             for field in range(5):
                 begin = np.uint64(0) if field == 0 and not whole else start * sizes[3 + field]
                 _clear(fields[field], begin, count * sizes[3 + field])
@@ -238,6 +310,10 @@ def move_rows(
                 _join_digits(fields[n], begin, pitch, lines, at, nbytes, (size, shift), count)
             elif mask == 0:
                 _split_digits(lines, at, nbytes, fields[n], begin, pitch, (size, shift), count)
+            elif size == 0 and mask == _SIGN and joins:
+                _pack_signs(fields[n], begin, pitch, lines, at, nbytes, (low, flip), count)
+            elif size == 0 and mask == _SIGN:
+                _unpack_signs(lines, at, nbytes, fields[n], begin, pitch, (low, flip), count)
             elif size == 0 and joins:
                 _pack(fields[n], begin, pitch, lines, at, nbytes, (mask, low, flip), count)
             elif size == 0:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from .intrinsics import address_of, device, stream32
-from .pack import pack_bits, pack_nibbles
+from .pack import pack_bits, pack_nibbles, pack_pairs_of_bits
 
 
 @device
@@ -39,6 +39,9 @@ def emit_packed(codes: Any, count: Any, bits: Any, packed: Any, target: Any, at:
         codes[i] = np.uint8(0)
     if bits == np.uint64(4):
         pack_nibbles(codes.view(np.uint16), (count + np.uint64(1)) // np.uint64(2), target, at)
+        return
+    if bits == np.uint64(2):
+        pack_pairs_of_bits(codes.view(np.uint32), (count + np.uint64(3)) // np.uint64(4), target, at)
         return
     pack_bits(codes.view(np.uint64), (count + np.uint64(7)) // np.uint64(8), bits, packed, np.uint64(0))
     for i in range((count * bits + np.uint64(7)) // np.uint64(8)):

@@ -61,6 +61,7 @@ WORDS = Vector("words", I32, STEP // 2, types.uint32)
 HALVES = Vector("halves", I16, STEP, types.uint16)
 OCTETS = Vector("octets", I8, STEP, types.uint8)
 DOUBLES = Vector("doubles", F64, STEP // 2, types.float64)
+LONGS = Vector("longs", I64, STEP // 4, types.uint64)
 
 
 def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
@@ -79,7 +80,7 @@ for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"),
     for _kind in (FLOATS, DOUBLES):
         _define(getattr(operator, _symbol), _instruction, _kind)
 _define(operator.mul, "mul", WORDS)
-for _kind in (WORDS, HALVES, OCTETS):
+for _kind in (WORDS, HALVES, OCTETS, LONGS):
     for _symbol in ("add", "sub", "and_", "or_", "xor"):
         _define(getattr(operator, _symbol), _symbol, _kind)
     _define(operator.lshift, "shl", _kind)
@@ -113,8 +114,8 @@ def _splatter(kind: Vector) -> Any:
     return splat
 
 
-floats_of, words_of, halves_of, octets_of, doubles_of = (
-    _splatter(k) for k in (FLOATS, WORDS, HALVES, OCTETS, DOUBLES)
+floats_of, words_of, halves_of, octets_of, doubles_of, longs_of = (
+    _splatter(k) for k in (FLOATS, WORDS, HALVES, OCTETS, DOUBLES, LONGS)
 )
 """A vector with one number in all lanes."""
 
@@ -140,8 +141,8 @@ two_floats, two_halves = _joiner(FLOATS), _joiner(HALVES)
 
 @primitive
 def load_lanes(typingctx: Any, array: Any, at: Any) -> Any:
-    """Load neighbors: 32 halves or octets of 16- or 8-bit numbers, 16 of wider ones."""
-    kind = next((k for k in (FLOATS, WORDS, DOUBLES) if k.scalar == array.dtype), None)
+    """Load neighbors: 32 halves or octets of 16- or 8-bit numbers, 8 of uint64, 16 of other wide ones."""
+    kind = next((k for k in (FLOATS, WORDS, DOUBLES, LONGS) if k.scalar == array.dtype), None)
     kind = kind or {16: HALVES, 8: OCTETS}[array.dtype.bitwidth]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
