@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from .decode.level_products import level_rows
 from .decode.lookup_rows import lookup_rows, offset_rows
-from .encode.power_levels import power_level_blocks
+from .encode.power_levels import Powers, power_level_rows
 from .encode.table_rows import digit_rows, table_rows
-from .machine.intrinsics import kernel
+from .machine.intrinsics import device, kernel
 from .machine.team import run_parts
 
 
@@ -22,6 +23,12 @@ def dequantize_with_offsets(*args: Any) -> Any:
 
 
 @kernel
+def dequantize_levels(*args: Any) -> Any:
+    """Decode rows under two levels of scales; see :func:`.decode.level_products.level_rows`."""
+    return run_parts(level_rows, args)
+
+
+@kernel
 def encode_tables(*args: Any) -> Any:
     """Encode rows under tables of their blocks; see :func:`.encode.table_rows.table_rows`."""
     return run_parts(table_rows, args)
@@ -33,7 +40,16 @@ def join_digits(*args: Any) -> Any:
     return run_parts(digit_rows, args)
 
 
+@device
+def _powers(
+    x: Any, desc: Any, order: Any, sizes: Any, numbers: Any, codes: Any, limits: Any, unit: Any, fine: Any,
+    coarse: Any, out: Any, first: Any, last: Any,
+) -> Any:  # fmt: skip
+    powers = Powers(sizes, numbers, codes, limits, unit)
+    return power_level_rows(x, desc, order, powers, fine, coarse, out, first, last)
+
+
 @kernel
-def choose_powers(*args: Any) -> Any:
-    """Choose two levels of powers of two; see :func:`.encode.power_levels.power_level_blocks`."""
-    return run_parts(power_level_blocks, args)
+def quantize_powers(*args: Any) -> Any:
+    """Quantize under two levels of powers of two; see :func:`.encode.power_levels.power_level_rows`."""
+    return run_parts(_powers, args)

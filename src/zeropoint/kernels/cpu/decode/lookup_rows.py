@@ -4,19 +4,19 @@ from typing import Any
 
 import numpy as np
 
+from ..encode.rows import tile_span
 from ..machine.descriptor import unpack_element, unpack_layout, unpack_rule
-from ..machine.intrinsics import bits32, device, scratch
+from ..machine.intrinsics import bits32, device, inlined, scratch
 from ..machine.pack import load_codes
-from ..machine.tile import TILE
-from ..machine.vector import floats_of, load_lanes, store_lanes
+from ..machine.tile import FEW, TILE, spread
+from ..machine.vector import HALF, WHOLE, floats_of, load_lanes, load_nibbles, store_lanes
 from .rows import dequantize_rows, emit_values
+from .steps import put_picked
 
 SHARED, OF_BLOCK, OF_SIGN = np.uint64(0), np.uint64(1), np.uint64(2)
 """Whose a table is: that of all blocks, of each block, or the second of two where a factor is negative."""
 LONGEST = 16
 """Most values of a code."""
-FEW = 1 << 15
-"""Values that are decoded before their offsets are added: 128 KiB stay in the cache of a core."""
 _ROOM = TILE + LONGEST
 _ONE, _EIGHT = np.uint64(1), np.uint64(8)
 
@@ -37,16 +37,65 @@ def _codes_at(source: Any, row: Any, bit: Any, count: Any, bits: Any, codes: Any
         codes[c] = np.uint8((word >> shift) & mask)
 
 
+@inlined
+def _table_at(tables: Any, whose: Any, numbers: Any, b: Any, factor: Any) -> Any:
+    """Return where the table of block ``b`` begins."""
+    if whose == OF_BLOCK:
+        return b * numbers
+    second = whose == OF_SIGN and bits32(factor) >= np.uint32(0x80000000)
+    return numbers if second else np.uint64(0)
+
+
 @device
-def _run_values(codes: Any, count: Any, tables: Any, base: Any, per: Any, factor: Any, tile: Any) -> None:
-    """Set a tile to the values of codes times a factor; what is written past a code, the next one writes."""
+def _take(codes: Any, first: Any, count: Any, tables: Any, base: Any, per: Any, tile: Any) -> None:
+    """Set a tile to the values of codes; runs are vectors, of which the next one overwrites the end.
+
+    Gain that keeps pairs apart: 1.6 times the speed on vectors of two.
+    """
     if per == _ONE:
-        for c in range(count):
-            tile[c] = tables[base + np.uint64(codes[c])] * factor
+        for c in range(first, first + count):
+            tile[c] = tables[base + np.uint64(codes[c])]
         return
-    times = floats_of(factor)
-    for c in range(count):
-        store_lanes(tile, c * per, load_lanes(tables, base + np.uint64(codes[c]) * per) * times)
+    if per == np.uint64(2):
+        pairs, values, start = tile.view(np.uint64), tables.view(np.uint64), base // np.uint64(2)
+        for c in range(first, first + count):
+            pairs[c] = values[start + np.uint64(codes[c])]
+        return
+    for c in range(first, first + count):
+        store_lanes(tile, c * per, load_lanes(tables, base + np.uint64(codes[c]) * per))
+
+
+@device
+def _decode_run(
+    codes: Any, n: Any, per: Any, block: Any, tables: Any, whose: Any, numbers: Any, factors: Any, b: Any,
+    own: Any, tile: Any,
+) -> None:  # fmt: skip
+    """Set a tile to ``n`` values, of whole blocks from ``b`` on or of a part of one, times their factors."""
+    step = n if whose == SHARED else min(block, n)
+    for start in range(np.uint64(0), n, step):
+        k = b + start // block
+        base, size = _table_at(tables, whose, numbers, k, factors[k]), min(step, n - start)
+        _take(codes, start // per, (size + per - _ONE) // per, tables, base, per, tile)
+    spread(factors[b:], n, block, own)
+    for i in range(n):
+        tile[i] *= own[i]
+
+
+@device
+def _pick_blocks(
+    source: Any, byte_at: Any, count: Any, block: Any, tables: Any, whose: Any, factors: Any, b: Any,
+    out: Any, at: Any,
+) -> None:  # fmt: skip
+    """Write ``count`` values of nibbles, whole steps, of tables of 16: blocks are of 16, or whole steps."""
+    pair = np.uint64(1) if block < WHOLE else np.uint64(0)
+    run = max(block, WHOLE)
+    for start in range(np.uint64(0), count, run):
+        f, g = factors[b], factors[b + pair]
+        first = load_lanes(tables, _table_at(tables, whose, HALF, b, f)) * floats_of(f)
+        second = load_lanes(tables, _table_at(tables, whose, HALF, b + pair, g)) * floats_of(g)
+        for i in range(start, min(start + run, count), WHOLE):
+            put_picked(first, second, load_nibbles(source, byte_at + i // np.uint64(2)), out, at + i)
+        b += _ONE + pair
 
 
 @device
@@ -55,28 +104,32 @@ def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, fi
 
     sizes: (8,) uint64, bits and values of a code, values of a block, columns, blocks and bytes of a row, the
     kind of ``out``, and whose tables are. tables: float32, ``values of a code << bits`` numbers of each, and
-    LONGEST more where codes have several.
+    LONGEST more behind those of runs.
     """
     bits, per, block, cols = sizes[0], sizes[1], sizes[2], sizes[3]
     width, row_bytes, kind, whose = sizes[4], sizes[5], sizes[6], sizes[7]
-    tile, codes = scratch(_ROOM, np.float32), scratch(TILE, np.uint8)
+    tile, own, codes = scratch(_ROOM, np.float32), scratch(TILE, np.float32), scratch(TILE, np.uint8)
     numbers, most = per << bits, np.uint64(TILE) // per * per
+    nibbles = bits == np.uint64(4) and per == _ONE and (block == HALF or block % WHOLE == 0)
     for r in range(first, last):
-        bit, b = np.uint64(0), r * width
-        for start in range(np.uint64(0), cols, block):
-            size, factor, base = min(block, cols - start), factors[b], np.uint64(0)
-            if whose == OF_BLOCK:
-                base = b * numbers
-            elif whose == OF_SIGN and bits32(factor) >= np.uint32(0x80000000):
-                base = numbers
-            for i in range(np.uint64(0), size, most):
-                n = min(size - i, most)
-                count = (n + per - _ONE) // per
-                _codes_at(source, r * row_bytes, bit, count, bits, codes)
-                _run_values(codes, count, tables, base, per, factor, tile)
-                emit_values(tile, n, kind, out, r * cols + start + i)
-                bit += count * bits
-            b += _ONE
+        start, bit, b = np.uint64(0), np.uint64(0), r * width
+        while start < cols:
+            # Blocks that end with a code leave no gap before the next, and are unpacked together.
+            span = tile_span(block, cols - start) if block % per == 0 else min(block, cols - start)
+            if nibbles and span % WHOLE == 0:
+                byte = r * row_bytes + bit // _EIGHT
+                _pick_blocks(source, byte, span, block, tables, whose, factors, b, out, r * cols + start)
+                bit += span * bits
+            else:
+                for i in range(np.uint64(0), span, most):
+                    n = min(span - i, most)
+                    count = (n + per - _ONE) // per
+                    _codes_at(source, r * row_bytes, bit, count, bits, codes)
+                    _decode_run(codes, n, per, block, tables, whose, numbers, factors, b, own, tile)
+                    emit_values(tile, n, kind, out, r * cols + start + i)
+                    bit += count * bits
+            start += span
+            b += (span + block - _ONE) // block
 
 
 @device

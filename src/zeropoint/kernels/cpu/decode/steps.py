@@ -203,6 +203,12 @@ def _put_picked_overload(a: Any, b: Any, codes: Any, out: Any, at: Any) -> Any:
     return put
 
 
+@inlined
+def put_picked(a: Any, b: Any, codes: Any, out: Any, at: Any) -> None:
+    """Write a step: values of ``a`` by its first 16 codes, below 16, and of ``b`` by the others, rounded."""
+    _put_picked(a, b, codes, out, at)
+
+
 @device
 def decode_by_table(
     source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, table: Any, factors: Any, zeros: Any,
@@ -219,7 +225,7 @@ def decode_by_table(
         b = (values - floats_of(zeros[second])) * floats_of(factors[second])
         for i in range(start, min(start + run, count), WHOLE):
             prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
-            _put_picked(a, b, codes_at(source, byte_at, i, bits, scratch), out, at + i)
+            put_picked(a, b, codes_at(source, byte_at, i, bits, scratch), out, at + i)
 
 
 @device

@@ -1,60 +1,122 @@
 """Two levels of powers of two, as in shared microexponents: exponents of blocks and of their halves or so."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..machine.descriptor import BAD_SCALE, OK
-from ..machine.intrinsics import bits32, device, inlined, scratch, shr32
+from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK, unpack_element, unpack_layout, unpack_rule
+from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32, shr32
+from ..machine.tile import FEW, FLOAT32, NOT_FINITE, block_amax, spread
+from .rows import amax_rows, quantize_rows
 
-_ONE, _FEW = np.uint64(1), 256
+LEAST, MOST = -127, 127
+"""Exponents of a level: those of normal float32, and of the power of two below, whose bits are 0x400000."""
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
+_BIAS = np.int32(127)
 _TINY, _UP = np.float32(2.0**-126), np.float32(2.0**64)
 ABSENT = np.int32(-(1 << 14))
 """The exponent of zero."""
+
+
+class Powers(NamedTuple):
+    """What two levels of powers of two are computed with.
+
+    sizes: (3,) uint64, fine blocks of a coarse one, and what is added to bits of magnitudes on each level.
+    numbers: (6,) int32, the emax of elements, the least exponent of fine blocks, and the first and last
+    exponents that each level holds. codes: (4,) uint8, on each level the code of the first exponent, and the
+    step to the next. limits: float64, for each exponent of the coarse level the largest magnitude that the
+    rules allow under the largest fine one. unit: (1,) float32, the step of integer codes.
+    """
+
+    sizes: Any
+    numbers: Any
+    codes: Any
+    limits: Any
+    unit: Any
 
 
 @inlined
 def _exponent(x: Any, addend: Any) -> Any:
     """Return the exponent of a magnitude whose mantissa ``addend`` rounds up; see the rule's lowering."""
     small = x < _TINY
-    bits = bits32(x * (_UP if small else np.float32(1))) + addend
-    found = np.int32(shr32(np.uint32(bits), np.uint32(23))) - (np.int32(191) if small else np.int32(127))
+    bits = np.uint32(bits32(x * (_UP if small else np.float32(1))) + addend)
+    found = np.int32(np.int32(shr32(bits, np.uint32(23))) - (np.int32(191) if small else _BIAS))
     return found if x > np.float32(0) else ABSENT
 
 
-@device
-def power_level_blocks(
-    amax: Any, sizes: Any, numbers: Any, codes: Any, limits: Any, fine: Any, coarse: Any, first: Any,
-    last: Any,
-) -> Any:  # fmt: skip
-    """Write the bytes of both levels of coarse blocks ``first`` to ``last``.
+@inlined
+def _power(exponent: Any) -> Any:
+    """Return ``2 ** exponent`` of an exponent from LEAST to MOST."""
+    bits = shl32(np.uint32(np.int32(exponent + _BIAS)), np.uint32(23))
+    return float32_of(bits if exponent > np.int32(LEAST) else np.uint32(0x00400000))
 
-    amax: float32, of fine blocks. sizes: (3,) uint64, fine blocks of a coarse one, and what is added to the
-    bits of magnitudes on each level. numbers: (6,) int32, the emax of elements, the least exponent of fine
-    blocks, and the first and last exponents that each level holds. codes: uint8, the code of each exponent,
-    held, of the fine level and then of the coarse one. limits: float64, for each exponent of the coarse level
-    the largest magnitude that the rules allow under the largest fine one.
+
+@device
+def power_levels(amax: Any, count: Any, powers: Any, fine: Any, coarse: Any, factors: Any) -> Any:
+    """Write the bytes of both levels of ``count`` coarse blocks, and what each fine block is divided by.
+
+    amax: float32, of fine blocks. Returns OK or BAD_SCALE.
     """
-    per, emax, least = sizes[0], numbers[0], numbers[1]
-    low, high, bottom, top = numbers[2], numbers[3], numbers[4], numbers[5]
-    exponents, past = scratch(_FEW, np.int32), np.uint32(0)
-    for c in range(first, last):
-        begin, end, largest = c * per, (c + _ONE) * per, np.float32(0)
-        for b in range(begin, end):
-            largest = max(largest, amax[b])
-        outer = _exponent(largest, np.uint32(sizes[2])) - emax
+    per, numbers, codes, past = powers.sizes[0], powers.numbers, powers.codes, np.uint32(0)
+    emax, least, low, high, bottom, top = (
+        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]
+    )  # fmt: skip
+    inner_addend, outer_addend = np.uint32(powers.sizes[1]), np.uint32(powers.sizes[2])
+    fine_code, fine_step, coarse_code, coarse_step = codes[0], codes[1], codes[2], codes[3]
+    largest, outers, blocks = scratch(FEW, np.float32), scratch(FEW, np.int32), count * per
+    block_amax(amax, _ZERO, blocks, per, FLOAT32, largest.view(np.uint32))
+    above = np.uint32(0)
+    for c in range(count):
+        outer = np.int32(_exponent(largest[c], outer_addend) - emax)
         past |= np.uint32(outer > top)
         outer = max(min(outer, top), bottom)
-        coarse[c] = codes[np.uint64(high - low + np.int32(1) + outer - bottom)]
-        shift, limit = max(outer, np.int32(-127)), limits[np.uint64(outer - bottom)]
-        for start in range(begin, end, np.uint64(_FEW)):
-            n, over = min(end - start, np.uint64(_FEW)), np.uint32(0)
-            for i in range(n):
-                a = amax[start + i]
-                inner = max(_exponent(a, np.uint32(sizes[1])) - emax, least) - shift
-                over |= np.uint32((inner > high) & (np.float64(a) > limit))
-                exponents[i] = max(min(inner, high), low) - low
-            past |= over
-            for i in range(n):
-                fine[start + i] = codes[np.uint64(exponents[i])]
+        inner = np.int32(max(np.int32(_exponent(largest[c], inner_addend) - emax), least) - outer)
+        above |= np.uint32(inner > high)
+        outers[c] = outer
+        coarse[c] = np.uint8(coarse_code + np.uint8(np.int32(outer - bottom)) * coarse_step)
+    if above:
+        for c in range(count):
+            inner = np.int32(max(np.int32(_exponent(largest[c], inner_addend) - emax), least) - outers[c])
+            beyond = np.float64(largest[c]) > powers.limits[np.uint64(np.int32(outers[c] - bottom))]
+            past |= np.uint32(beyond and inner > high)
+    own = largest.view(np.int32)
+    spread(outers, blocks, per, own)
+    for i in range(blocks):
+        inner = np.int32(max(np.int32(_exponent(amax[i], inner_addend) - emax), least) - own[i])
+        inner = max(min(inner, high), low)
+        fine[i] = np.uint8(fine_code + np.uint8(np.int32(inner - low)) * fine_step)
+        factor = _power(inner) * _power(own[i])
+        factors[i] = (factor if factor > np.float32(0) else np.float32(np.inf)) * powers.unit[0]
     return BAD_SCALE if past else OK
+
+
+@device
+def power_level_rows(
+    x: Any, desc: Any, order: Any, powers: Any, fine: Any, coarse: Any, out: Any, first: Any, last: Any,
+) -> Any:  # fmt: skip
+    """Write both levels of rows ``first`` to ``last``, a few at a time, and codes unless ``out`` is empty.
+
+    desc: under given scales. Rows are whole coarse blocks, and have at most FEW values. Returns OK, BAD_VALUE
+    or BAD_SCALE; after the latter two what was written means nothing.
+    """
+    layout, element, rule = unpack_layout(desc), unpack_element(desc), unpack_rule(desc)
+    amax, factors, nothing = scratch(FEW, np.float32), scratch(FEW, np.float32), scratch(1, np.float32)
+    none, step, width = scratch(1, np.uint8), np.uint64(FEW) // layout.cols, layout.row_blocks
+    for r in range(first, last, step):
+        rows, worst = min(last - r, step), np.uint32(0)
+        values, blocks = x[r * layout.cols :], rows * width
+        amax_rows(values, layout, amax, _ZERO, rows)
+        for b in range(blocks):
+            worst = max(worst, bits32(amax[b]))
+        if worst >= NOT_FINITE:
+            return BAD_VALUE
+        levels = fine[r * width :], coarse[r * width // powers.sizes[0] :]
+        state = power_levels(amax, blocks // powers.sizes[0], powers, *levels, factors)
+        if state != OK:
+            return state
+        if len(out):
+            quantize_rows(
+                values, layout, element, rule, order, factors, none, nothing, out[r * layout.row_bytes :],
+                none, _ZERO, rows,
+            )  # fmt: skip
+    return OK

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..machine.descriptor import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from ..machine.emit import emit_packed
-from ..machine.intrinsics import device, float32_of, inlined, scratch
+from ..machine.intrinsics import device, inlined, scratch
 from ..machine.tile import (
     NOT_FINITE,
     TILE,
@@ -14,10 +14,8 @@ from ..machine.tile import (
     factor_cut,
     fetch_ahead,
     load,
-    run_amax,
     run_extremes,
     spread,
-    widen_magnitude,
 )
 from ..machine.vector import WHOLE
 from .block_scales import block_scales
@@ -208,17 +206,14 @@ def quantize_rows(
 @device
 def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
     """Set ``out[r * row_blocks + b]`` to the largest magnitude of a row's block; NaN and Inf win."""
+    found, width = out.view(np.uint32), layout.row_blocks
     for r in range(first, last):
-        for b in range(layout.row_blocks):
-            at = r * layout.cols + b * layout.block
-            end = min(at + layout.block, (r + np.uint64(1)) * layout.cols)
-            bits = widen_magnitude(run_amax(x, at, end), layout.kind)
-            out[r * layout.row_blocks + b] = float32_of(np.uint32(bits))
+        block_amax(x, r * layout.cols, layout.cols, layout.block, layout.kind, found[r * width :])
 
 
 @device
 def range_rows(x: Any, layout: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Set the smallest and largest value of each block of each row; NaN is not seen here."""
+    """Set the smallest and largest value of each block of each row; a NaN is one by its bits."""
     for r in range(first, last):
         for b in range(layout.row_blocks):
             at = r * layout.cols + b * layout.block

@@ -7,13 +7,51 @@ import numpy as np
 from ..machine.bit_moves import FIVE, emit_digits
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
-from ..machine.intrinsics import device, scratch
+from ..machine.intrinsics import bits32, device, scratch
+from ..machine.lookup import count_floats_above
 from ..machine.pack import load_codes
-from ..machine.tile import TILE, load
+from ..machine.tile import NOT_FINITE, TILE, load
+from ..machine.vector import WHOLE, bits_of, larger_bits, largest_lane, words_of
+from .steps import put_words, values_at
 
-_ONE, _THREE, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(8)
+_ONE, _THREE, _FOUR, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(4), np.uint64(8)
 _ROOM = TILE + 8
 """Digits, and what is read past them as a whole word."""
+MOST = 15
+"""Boundaries of a table that is searched by halves."""
+
+
+@device
+def _count_steps(x: Any, at: Any, count: Any, b: Any, bits: Any, codes: Any, out: Any, byte_at: Any) -> Any:
+    """Write the codes of ``x[at : at + count]``, whole steps, and return the bits of the largest magnitude.
+
+    b: the boundaries, MOST, rising. Codes of 4 bits go to ``out[byte_at:]``, others as bytes to ``codes``.
+    """
+    t = (
+        b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14]
+    )  # fmt: skip
+    magnitude = words_of(np.uint32(0x7FFFFFFF))
+    most = words_of(np.uint32(0))
+    for i in range(np.uint64(0), count, WHOLE):
+        first, second = values_at(x, at + i)
+        most = larger_bits(most, larger_bits(bits_of(first) & magnitude, bits_of(second) & magnitude))
+        a, c = count_floats_above(first, t), count_floats_above(second, t)
+        put_words(x, a, c, i, bits, codes, out, byte_at)
+    return largest_lane(most)
+
+
+@device
+def _count_tile(x: Any, at: Any, n: Any, kind: Any, boundaries: Any, tile: Any, codes: Any) -> Any:
+    """Set the codes of ``x[at : at + n]`` and return the bits of the largest magnitude."""
+    most = np.uint32(0)
+    load(x, at, n, kind, tile)
+    for j in range(n):
+        codes[j] = np.uint8(0)
+        most = max(most, bits32(abs(tile[j])))
+    for boundary in boundaries:
+        for j in range(n):
+            codes[j] += np.uint8(tile[j] > boundary)
+    return most
 
 
 @device
@@ -25,29 +63,31 @@ def table_rows(x: Any, sizes: Any, boundaries: Any, out: Any, first: Any, last: 
     """
     bits, block, cols, width, row_bytes, kind = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]
     tile, codes, packed = scratch(TILE, np.float32), scratch(TILE, np.uint8), scratch(TILE, np.uint8)
-    count, odd = (_ONE << bits) - _ONE, np.uint32(0)
+    count, worst, own = (_ONE << bits) - _ONE, np.uint32(0), scratch(MOST, np.float32)
+    for t in range(np.uint64(MOST)):
+        own[t] = np.float32(np.inf)
     for r in range(first, last):
         at, b = r * row_bytes, r * width
         for start in range(np.uint64(0), cols, block):
-            size = min(block, cols - start)
+            size, table = min(block, cols - start), boundaries[b * count : (b + _ONE) * count]
+            for t in range(min(count, np.uint64(MOST))):
+                own[t] = table[t]
             for i in range(np.uint64(0), size, np.uint64(TILE)):
                 n = min(size - i, np.uint64(TILE))
-                load(x, r * cols + start + i, n, kind, tile)
-                for j in range(n):
-                    codes[j] = np.uint8(0)
-                    odd |= np.uint32(not (abs(tile[j]) < np.inf))
-                for t in range(count):
-                    boundary = boundaries[b * count + t]
-                    for j in range(n):
-                        codes[j] += np.uint8(tile[j] > boundary)
+                stepwise, begin = count <= np.uint64(MOST) and n % WHOLE == 0, r * cols + start + i
+                if stepwise:
+                    most = _count_steps(x, begin, n, own, bits, codes, out, at)
+                else:
+                    most = _count_tile(x, begin, n, kind, table, tile, codes)
+                worst = max(worst, most)
                 if bits == _EIGHT:
                     for j in range(n):
                         out[at + j] = codes[j]
-                else:
+                elif not stepwise or bits != _FOUR:
                     emit_packed(codes, n, bits, packed, out, at)
                 at += (n * bits + np.uint64(7)) // _EIGHT
             b += _ONE
-    return BAD_VALUE if odd else OK
+    return BAD_VALUE if worst >= NOT_FINITE else OK
 
 
 @device

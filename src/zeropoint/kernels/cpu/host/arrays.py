@@ -21,7 +21,7 @@ from ....ops.threads import share
 from ....params.effective import effective_offset, effective_scale, over_reciprocal
 from ....params.stored import IEEE, load_scale
 from ....params.tensors import Params, require_parameters, zero_point_of
-from ....schemes import Granularity, ScaleLevel, Scheme
+from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from .. import entries
 from ..decode.level_products import TABLE
 from ..machine import descriptor as k
@@ -154,6 +154,14 @@ class Levels(NamedTuple):
     coarse: int
 
 
+def levels_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Levels | None:
+    """Return the two levels of scales alone, for a kernel that multiplies them itself, or None for others."""
+    alone = scheme.zero_point is ZeroPoint.NONE and not scheme.offsets and 0 not in shape
+    if not alone or len(scheme.scales) != LEVEL_PAIR or stored_rule(scheme, dtype) is not None:
+        return None
+    return _levels(scheme, scheme.scales, shape, dtype)
+
+
 def _products(
     scheme: Scheme, levels: tuple[ScaleLevel, ...], tensors: Params, shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -179,10 +187,10 @@ def _levels(
     grid = scheme.granularity.grid(shape)
     extents = blocks_of_blocks(coarse.granularity, scheme.granularity, shape).block_shape(grid)
     kept = scheme.center is None and not over_reciprocal(scheme, 0) and wide_dtype(dtype) is torch.float32
-    if not kept or fine.granularity != scheme.granularity or set(extents[:-1]) - {1}:
+    runs = extents == grid or (not set(extents[:-1]) - {1} and grid[-1:] and grid[-1] % extents[-1] == 0)
+    if not kept or fine.granularity != scheme.granularity or not grid or not runs:
         return None
-    if not grid or grid[-1] % extents[-1]:
-        return None
+    per = math.prod(extents)
     tables = np.full(2 * TABLE, math.nan, np.float32)  # of bytes that are no codes of a table
     kinds = []
     for n, level in enumerate(levels):
@@ -195,8 +203,8 @@ def _levels(
         elif native not in HELD:
             return None
         kinds.append(HELD.get(native, k.AS_LADDER))
-    sizes = np.array([*kinds, extents[-1]], np.uint64)
-    return Levels(tables=tables, sizes=sizes, coarse=math.prod(grid) // extents[-1])
+    sizes = np.array([*kinds, per], np.uint64)
+    return Levels(tables=tables, sizes=sizes, coarse=math.prod(grid) // per)
 
 
 class Stored(NamedTuple):

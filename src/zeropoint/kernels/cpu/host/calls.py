@@ -23,13 +23,13 @@ from ....ops.lowering_refusals import rule_refusal
 from ....ops.threads import WORTH_A_THREAD, parts_for, share
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Granularity, Scheme
-from .. import entries
+from .. import entries, lookup_entries
 from ..encode.boundaries import ROOM
 from ..machine import descriptor as k
 from ..machine.descriptor import pack, with_coarse
 from . import window_ends
-from .arrays import NO_BYTES, NO_FLOATS, Stored, flat_array
-from .views import View, stored_rule, view_of
+from .arrays import NO_BYTES, NO_FLOATS, Levels, Stored, code_step, flat_array, levels_of
+from .views import View, rows_of_levels, stored_rule, view_of
 
 
 def flat_bytes(data: torch.Tensor, count: int) -> Any:
@@ -117,6 +117,36 @@ def given_call(
 ) -> GivenCall:  # fmt: skip
     """Return the call under parameters that each run brings."""
     return GivenCall(scheme, shape, dtype, own_dtype, code_range)
+
+
+class LevelsCall:
+    """Calls that decode under two levels of scales, which a kernel multiplies a few rows at a time."""
+
+    def __init__(self, scheme: Scheme, levels: Levels, call: GivenCall) -> None:
+        self._levels, self._call = levels, call
+        self._unit = np.array([code_step(scheme)], np.float32)
+
+    def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor) -> None:
+        """Write the values of packed codes."""
+        call, (fine, coarse) = self._call, (flat_array(level).view(np.uint8) for level in params)
+        levels = fine, coarse, self._levels.tables, self._levels.sizes, self._unit
+        args = call.codes_in(data), call.descriptor, call.table, *levels, flat_array(out)
+        share(lookup_entries.dequantize_levels, args, call.rows, call.count)
+
+
+@functools.lru_cache(maxsize=1024)
+def levels_call(
+    scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype
+) -> LevelsCall | None:
+    """Return the call for two levels alone whose blocks lie in rows, or None for other schemes."""
+    levels, view = levels_of(scheme, shape, own_dtype), view_of(scheme, shape, dtype)
+    if levels is None or not isinstance(view, View) or not view.one_pass:
+        return None
+    blocks = int(levels.sizes[-1])
+    rows = None if scheme.granularity.grid(shape)[-1] % blocks else rows_of_levels(scheme, shape, blocks)
+    return (
+        None if rows is None else LevelsCall(scheme, levels, given_call(scheme, rows, dtype, own_dtype, None))
+    )
 
 
 class OnePass:

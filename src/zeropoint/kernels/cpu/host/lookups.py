@@ -22,7 +22,6 @@ from ....ops.registry import HeldKernel, Op, Request
 from ....ops.threads import share
 from ....params import arithmetic
 from ....params.arithmetic import Ranges
-from ....params.effective import effective_scale
 from ....params.scale_tables import boundaries, tables_of
 from ....params.tensors import Params, require_parameters
 from ....schemes import Scheme
@@ -30,7 +29,7 @@ from .. import lookup_entries as entries
 from ..decode.lookup_rows import LONGEST, OF_BLOCK, OF_SIGN, SHARED
 from ..machine import descriptor as k
 from . import memory
-from .arrays import flat_array
+from .arrays import block_factors, flat_array
 from .calls import flat_bytes
 from .statistics import Ends, block_extremes
 from .views import KINDS
@@ -112,9 +111,9 @@ class LookupKernel:
             tables = flat_array(_tables(asked, params))
             factors = np.ones(self._blocks, np.float32)
         else:
-            scale = effective_scale(asked.scheme, params, asked.shape, asked.own_dtype)
-            tables = self._table
-            factors = np.ones(self._blocks, np.float32) if scale is None else flat_array(scale.float())
+            tables, factors = self._table, np.ones(self._blocks, np.float32)
+            if asked.scheme.scales:
+                factors, _ = block_factors(asked.scheme, params, asked.shape, asked.own_dtype, dividing=False)
         source = flat_bytes(data.contiguous(), math.prod(self._bytes))
         args = source, self._sizes, tables, factors, flat_array(out)
         share(entries.look_up, args, self._rows, out.numel())
@@ -145,8 +144,10 @@ def _table_of(scheme: Scheme) -> Any:
         grids = [
             decode(codes, element, torch.float32, torch.full((len(codes),), sign)) for sign in (False, True)
         ]
-        return flat_array(torch.cat(grids)).copy()
-    return np.pad(flat_array(decode_runs(codes, element, torch.float32)), (0, LONGEST))
+        values = torch.cat(grids)
+    else:
+        values = decode_runs(codes, element, torch.float32)
+    return np.append(flat_array(values), np.zeros(LONGEST, np.float32))
 
 
 def _tables(request: Request, params: Params) -> torch.Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ import torch
 from ....errors import ShapeError
 from ....formats import Format
 from ....formats.torch_dtypes import format_of, storage_dtype
+from ....layout import packing
 from ....layout.blocks import blocks_of_blocks
 from ....ops.lowering import addend_of
 from ....ops.threads import share
@@ -21,42 +23,45 @@ from ....params.tensors import Params, parameter_tensors
 from ....schemes import Scheme, ZeroPoint
 from ....schemes.scale_rules import Search
 from .. import lookup_entries
+from ..encode.power_levels import LEAST, MOST, Powers
 from ..machine import descriptor as k
-from .arrays import flat_array
-from .views import KINDS
+from . import memory
+from .arrays import NO_BYTES, code_step, flat_array
+from .calls import GivenCall, flat_bytes, given_call
+from .views import KINDS, rows_of_levels
 
 LEVELS = 2
 
 
-class Powers(NamedTuple):
-    """What the kernel computes with: see :func:`..encode.power_levels.power_level_blocks`."""
+class LevelPair(NamedTuple):
+    """What the kernel computes with, and the call for codes under given scales, of rows that it takes."""
 
-    sizes: Any
-    numbers: Any
-    codes: Any
-    limits: Any
+    powers: Powers
+    call: GivenCall
 
 
-def chosen(
-    amax: Any, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, found: Powers
-) -> Params | None:
+def quantized(x: torch.Tensor, scheme: Scheme, pair: LevelPair, data: torch.Tensor | None) -> Params | None:
     """Return the scales of both levels, or None where the reference says what is wrong.
 
-    amax: float32 magnitudes of the fine blocks, flat.
+    data: memory for packed codes, which are written too, or None for scales alone.
     """
     fine, coarse = (
-        torch.empty(grid, dtype=stored, device="cpu")
-        for grid, stored in parameter_tensors(scheme, shape, dtype)
+        memory.empty(grid, stored) for grid, stored in parameter_tensors(scheme, tuple(x.shape), x.dtype)
     )
-    outputs = (flat_array(level).view(np.uint8) for level in (fine, coarse))
-    args = amax, *found, *outputs
-    state = share(lookup_entries.choose_powers, args, coarse.numel(), amax.size)
+    call, levels = pair.call, (flat_array(level).view(np.uint8) for level in (fine, coarse))
+    out = (
+        NO_BYTES[:0]
+        if data is None
+        else flat_bytes(data, math.prod(packing.packed_shape(x.shape, scheme.bits)))
+    )
+    args = flat_array(x), call.descriptor, call.order, *pair.powers, *levels, out
+    state = share(lookup_entries.quantize_powers, args, call.rows, call.count)
     return [fine, coarse] if state == k.OK else None
 
 
 @functools.lru_cache(maxsize=256)
-def powers_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Powers | None:
-    """Return what the kernel computes with, or None for other schemes, and for blocks that span rows."""
+def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> LevelPair | None:
+    """Return how the kernel is called, or None for other schemes, and for blocks that span rows."""
     levels, element = scheme.scales, scheme.element
     plain = scheme.chained is None and scheme.zero_point is ZeroPoint.NONE and rounder(scheme, dtype) is None
     if len(levels) != LEVELS or not plain or not shape or 0 in shape or dtype not in KINDS:
@@ -64,32 +69,48 @@ def powers_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Pow
     if any(isinstance(level.rule, Search) or not level.rule.power_of_two for level in levels):
         return None
     own = format_of(dtype)
-    ladders = [_ladder(level.format_for(own)) for level in levels]
+    inner, outer = (_ladder(level.format_for(own)) for level in levels)
     grid = scheme.granularity.grid(shape)
     try:
         blocks = blocks_of_blocks(levels[1].granularity, scheme.granularity, shape).block_shape(grid)
     except ShapeError:
         return None
     rows = {*scheme.granularity.block_shape(shape)[:-1], *blocks[:-1]} <= {1}
-    if None in ladders or not rows or grid[-1] % blocks[-1] or not element.min < 0 < element.max:
+    seen = rows_of_levels(scheme, shape, blocks[-1])
+    if inner is None or outer is None or not rows or grid[-1] % blocks[-1] or seen is None:
         return None
-    (low, fine), (bottom, coarse) = (ladder for ladder in ladders if ladder is not None)
-    high, top = low + len(fine) - 1, bottom + len(coarse) - 1
-    emax = element.emax
+    if not element.min < 0 < element.max:
+        return None
+    one, emax = np.float32(1), element.emax
     with np.errstate(over="ignore"):  # then nothing is past the limit
-        outer = np.ldexp(np.float32(1), np.arange(bottom, top + 1)) * np.ldexp(np.float32(1), high)
-    return Powers(
+        most = np.ldexp(one, np.arange(outer.first, outer.last + 1)) * np.ldexp(one, inner.last)
+    powers = Powers(
         sizes=np.array((blocks[-1], *(addend_of(scheme, level.rule) for level in levels)), np.uint64),
-        numbers=np.array((emax, -127 - min(emax, 0), low, high, bottom, top), np.int32),
-        codes=np.array((*fine, *coarse), np.uint8),
-        limits=outer.astype(np.float64) * reach(scheme),
+        numbers=np.array((emax, -127 - min(emax, 0), *inner[:2], *outer[:2]), np.int32),
+        codes=np.array((*inner[2:], *outer[2:]), np.uint8),
+        limits=most.astype(np.float64) * reach(scheme),
+        unit=np.array([code_step(scheme)], np.float32),
     )
+    return LevelPair(powers=powers, call=given_call(scheme, seen, dtype, dtype, None))
 
 
-def _ladder(fmt: Format) -> tuple[int, list[int]] | None:
-    """Return the first exponent of a format and the codes of all, or None where one between them is none."""
+class PowerCodes(NamedTuple):
+    """A format of powers of two: its exponents, the code of the first, and the step of codes, modulo 256."""
+
+    first: int
+    last: int
+    code: int
+    step: int
+
+
+def _ladder(fmt: Format) -> PowerCodes | None:
+    """Return the powers of a format, or None where they or their codes are not in equal steps."""
     held = fmt.exponents
     if held is None or storage_dtype(fmt).itemsize > 1 or len(held) != held[-1] - held[0] + 1:
         return None
     values = torch.tensor([2.0**exponent for exponent in held], dtype=torch.float64, device="cpu")
-    return held[0], store(values, fmt).view(torch.uint8).tolist()
+    codes = store(values, fmt).view(torch.uint8).tolist()
+    step = (codes[-1] - codes[0]) // max(len(codes) - 1, 1)
+    even = all(code == codes[0] + n * step for n, code in enumerate(codes))
+    known = even and held[0] >= LEAST and held[-1] <= MOST
+    return PowerCodes(first=held[0], last=held[-1], code=codes[0], step=step % 256) if known else None

@@ -16,12 +16,12 @@ from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Request
 from ....ops.row_errors import RowErrors
 from ....ops.threads import gradual_underflow, share
-from ....params.tensors import Params
+from ....params.tensors import Params, require_parameters
 from ....schemes import Granularity, Scheme
 from .. import entries, lookup_entries
-from ..decode.lookup_rows import FEW
 from ..machine import descriptor as k
-from . import memory
+from ..machine.tile import FEW
+from . import memory, microexponents
 from .arrays import (
     NO_FLOATS,
     block_factors,
@@ -32,7 +32,7 @@ from .arrays import (
     stored_factors,
     value_bounds,
 )
-from .calls import ChosenScales, ScaleMemory, flat_pass, given_call, one_pass, refuse
+from .calls import ChosenScales, ScaleMemory, flat_pass, given_call, levels_call, one_pass, refuse
 from .choose import BlockScales
 from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
 from .scale_searches import choose_params
@@ -108,6 +108,7 @@ class QuantizeDynamicKernel(_Operator):
         super().__init__(request)
         asked = request.scheme, request.shape, request.dtype
         self._once = one_pass(*asked) or flat_pass(*asked)
+        self._pair = microexponents.pair_of(*asked)
         self._whole = request.scheme.granularity == Granularity.tensor()
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
@@ -116,8 +117,11 @@ class QuantizeDynamicKernel(_Operator):
         if self._once is not None and not (self._whole and extremes is not None):
             return self._in_one_pass(x, out, extremes)
         scheme, shape = self.request.scheme, self.request.shape
-        params = choose_params(x, scheme, extremes)
         data = packed_like(x, scheme) if out is None else out[0]
+        params = None if self._pair is None else microexponents.quantized(x, scheme, self._pair, data)
+        if params is not None:
+            return (data, params) if out is None else filled(out, data, params)
+        params = choose_params(x, scheme, extremes)
         self._call.quantize(x, *block_factors(scheme, params, shape, x.dtype, dividing=True), data)
         return (data, params) if out is None else filled(out, data, params)
 
@@ -194,11 +198,16 @@ class DequantizeKernel(_Operator):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self._wide = given_call(request.scheme, request.shape, torch.float32, request.own_dtype, None)
+        self._by_levels = levels_call(request.scheme, request.shape, request.dtype, request.own_dtype)
 
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Op`."""
         asked = self.request
         out = memory.empty(asked.shape, asked.dtype) if out is None else out
+        if self._by_levels is not None:
+            require_parameters(asked.scheme, params, asked.shape)
+            self._by_levels.dequantize(data, params, out)
+            return out
         stored = stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
         if not asked.scheme.offsets or 0 in asked.shape:
             self._call.dequantize(data, stored, out)

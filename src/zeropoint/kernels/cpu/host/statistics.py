@@ -30,13 +30,10 @@ def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
     """Return the parameters that ``x`` gives, and of a rule that compares errors those of its start."""
     if x.numel() == 0 or not scheme.scales:
         return reference.choose_params(x, scheme.start, extremes)
-    powers = microexponents.powers_of(scheme, tuple(x.shape), x.dtype)
-    if powers is not None:
-        rows = RowExtremes(tuple(x.shape), x.dtype, scheme.granularity, ranged=False)
-        rows.find(x)
-        found = microexponents.chosen(rows.high, scheme, tuple(x.shape), x.dtype, powers)
-        if found is not None:
-            return found
+    pair = microexponents.pair_of(scheme, tuple(x.shape), x.dtype)
+    found = None if pair is None else microexponents.quantized(x, scheme, pair, None)
+    if found is not None:
+        return found
     lows, highs = [], []
     for level in scheme.scales:
         low, high = reference.whole_range(x, level.granularity, extremes) or block_extremes(
@@ -67,11 +64,14 @@ class RowExtremes:
     def find(self, x: torch.Tensor) -> None:
         """Set the extremes to those of ``x``; raises NonFiniteError."""
         source = flat_array(x)
-        share(entries.amax, (source, self._descriptor, self.high), self.rows, self._count)
-        _require_finite(x, self.high.max())
         if self.ranged:
             args = source, self._descriptor, self.low, self.high
             share(entries.extremes, args, self.rows, self._count)
+            # A NaN is an end by its bits, the lowest or the highest.
+            _require_finite(x, self.low.min())
+        else:
+            share(entries.amax, (source, self._descriptor, self.high), self.rows, self._count)
+        _require_finite(x, self.high.max())
 
 
 class TensorExtremes:

@@ -13,7 +13,7 @@ from ....ops.lowering import How, LoweredRule, row_mapping, rule_of
 from ....ops.lowering_refusals import rule_refusal
 from ....schemes import Scheme, ZeroPoint
 from ..machine.descriptor import RowLayout
-from ..machine.tile import BFLOAT16, FLOAT16, FLOAT32, TILE
+from ..machine.tile import BFLOAT16, FEW, FLOAT16, FLOAT32, TILE
 
 KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
 
@@ -68,3 +68,14 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
             row_div=np.uint64(div), row_mod=np.uint64(mod),
         ),
     )  # fmt: skip
+
+
+def rows_of_levels(scheme: Scheme, shape: tuple[int, ...], blocks: int) -> tuple[int, int] | None:
+    """Return the shape of rows that a kernel takes a few at a time, or None where they are too long.
+
+    They are those of the tensor, or coarse blocks. blocks: the number of fine blocks in a coarse one.
+    """
+    cols, coarse = shape[-1], blocks * scheme.row_block(shape)
+    alone = cols > FEW and cols % coarse == 0 and coarse * scheme.bits % 8 == 0
+    length = coarse if alone else cols
+    return (math.prod(shape) // length, length) if length <= FEW else None

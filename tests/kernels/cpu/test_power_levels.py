@@ -1,0 +1,78 @@
+"""Two levels of scales in rows that a kernel takes a few at a time: bytes and errors of the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import zeropoint as zp
+from zeropoint.kernels.cpu.host import calls, microexponents
+from zeropoint.kernels.cpu.machine.tile import FEW
+from zeropoint.schemes import Scheme
+
+POWERS = (
+    "mx9", "mx6", "mx4", "int8_mx:g4:scale=even/e8m0:scale2=floor@g32",
+    "float4_e2m1fn:g2:scale=floor/microexponent:scale2=floor@g8",
+)  # fmt: skip
+LEVELS = (*POWERS, "q3_k", "int4:g8:scale=int6:scale2=float16@g64")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = ((21, 768), (2, 3, 256), (2, 2 * FEW + 256))
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, spread: float = 6.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    powers = torch.exp2(torch.randn(shape, generator=generator) * spread)
+    x = (torch.randn(shape, generator=generator) * powers).clamp(-6e4, 6e4).to(dtype)
+    x[..., :70] = 0
+    return x
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("scheme", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_are_those_of_the_reference(scheme: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = numbers(shape, dtype)
+    with zp.only_backend("reference"):
+        expected = zp.quantize(x, scheme)
+        values = expected.dequantize()
+    found = zp.quantize(x, scheme)
+    assert torch.equal(found.data, expected.data)
+    assert found.params == expected.params == zp.choose_params(x, scheme)
+    assert torch.equal(found.dequantize(), values)
+
+
+@pytest.mark.parametrize("scheme", ["mx9", POWERS[3]])
+@pytest.mark.parametrize("size", [2.0**-149, 2.0**-135, 2.0**-126, 2.0**125])
+def test_the_ends_of_float32_are_those_of_the_reference(scheme: str, size: float) -> None:
+    x = numbers((4, 256), torch.float32, spread=1.0).clamp(-3, 3) * size
+    with zp.only_backend("reference"):
+        expected = zp.quantize(x, scheme)
+    found = zp.quantize(x, scheme)
+    assert torch.equal(found.data, expected.data)
+    assert found.params == expected.params
+
+
+def test_the_kernels_know_these_schemes() -> None:
+    for text in LEVELS:
+        for shape in SHAPES:
+            scheme = Scheme.parse(text)
+            assert calls.levels_call(scheme, shape, torch.float32, torch.float32) is not None
+            pair = microexponents.pair_of(scheme, shape, torch.float32)
+            assert (pair is not None) == (text in POWERS)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
+    x = numbers((4, 256), torch.float32)
+    x[2, 5] = value
+    with pytest.raises(zp.NonFiniteError, match=r"\(2, 5\)"):
+        zp.quantize(x, "mx9")
+
+
+def test_codes_go_to_the_memory_that_is_given() -> None:
+    x = numbers((4, 256), torch.float32)
+    expected, out = zp.quantize(x, "mx6"), zp.quantize(-x, "mx6")
+    zp.quantize(x, "mx6", out=out)
+    assert torch.equal(out.data, expected.data)
+    assert out.params == expected.params
