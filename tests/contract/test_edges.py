@@ -277,3 +277,24 @@ def test_a_tensor_without_axes_has_the_same_error_on_both(granularity: str, scal
     for scheme in (f"int8:{granularity}:scale={scale}", f"nf4:{granularity}:scale={scale}"):
         found = on_both(lambda scheme=scheme: quantized(x, Scheme.parse(scheme)))
         assert found == (zp.ShapeError, zp.ShapeError)
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize(
+    ("scheme", "shape"),
+    [
+        ("e5m0b15ieee:channel1:scale=rceil:scale2=even@tensor", (1, 1, 1, 207)),
+        ("int8:channel1:scale=floor:scale2=floor@tensor", (2, 1, 3, 64)),
+        ("float8_e5m2:channel:scale=float8_ue4m3fn:scale2=ue3m2b3finite@tensor", (16,)),
+    ],
+)
+def test_blocks_of_a_numbered_axis_are_theirs_when_kernels_take_rows(
+    scheme: str, shape: tuple[int, ...]
+) -> None:
+    both(torch.randn(shape, generator=torch.Generator().manual_seed(0)), scheme)
+
+
+@pytest.mark.parametrize("codebook", ["[1.0,0.0,-1.0]", "[0.0,1.0,-1.0]", "[-1.0,0.0,1.0]"])
+def test_codes_of_few_values_in_any_order_follow_from_chained_levels(codebook: str) -> None:
+    x = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
+    both(x, f"codebook{codebook}:g32:scale=linear/int6:scale2=float16@g256")

@@ -6,6 +6,7 @@ Plain torch, any device. This module knows granularities and nothing of what the
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -169,25 +170,25 @@ def mean_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
         return torch.zeros(grid, dtype=torch.float64, device=x.device)
     counts = block_rows(torch.ones_like(x, dtype=torch.float64), granularity, 0.0).sum(1).tolist()
     rows = block_rows(x.double(), granularity, 0.0).cpu().numpy()
-    means = [_exact_sum(row) / count for row, count in zip(rows, counts, strict=True)]
+    means = [exact_sum(row) / count for row, count in zip(rows, counts, strict=True)]
     return torch.tensor(means, dtype=torch.float64, device=x.device).reshape(grid)
 
 
-def _exact_sum(values: npt.NDArray[np.float64]) -> float:
-    """Return the sum of numbers, rounded once; Inf where it overflows.
+def exact_sum(values: npt.NDArray[Any]) -> float:
+    """Return the sum of float32 or float64 numbers, rounded once; Inf where it overflows.
 
     Sums of 4096 numbers of which each is a multiple of the same power of two, and below 2 ** 41 times it, are
     exact in float64: float32 numbers within sixteen binary orders of magnitude are.
     """
-    short = values.astype(np.float32) == values
-    if len(values) <= _FEW or not short.all():
+    short = values.dtype == np.float32 or bool((values.astype(np.float32) == values).all())
+    if len(values) <= _FEW or not short:
         parts = values
     else:
-        band = np.frexp(values)[1] >> 4
-        cuts = np.arange(0, len(values), _FEW)
-        parts = np.concatenate(
-            [np.add.reduceat(np.where(band == each, values, 0.0), cuts) for each in np.unique(band)]
-        )
+        size, cuts = np.abs(values), np.arange(0, len(values), _FEW)
+        least = size.min(where=size > 0, initial=np.inf)
+        band = np.zeros(1, np.int64) if size.max() < least * 2.0**15 else np.frexp(values)[1] >> 4
+        kept = (values if band.size == 1 else np.where(band == each, values, 0.0) for each in np.unique(band))
+        parts = np.concatenate([np.add.reduceat(part, cuts, dtype=np.float64) for part in kept])
     try:
         return math.fsum(parts)
     except OverflowError:

@@ -19,6 +19,7 @@ from ..formats.codes import decode
 from ..formats.torch_dtypes import dtype_of, format_of
 from ..params.arithmetic import multiplies, rounder, zero_scale
 from ..params.powers_of_two import quiet_below
+from ..params.stored import IEEE, round_to, smallest, top
 from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
 from ..schemes.dialects import FinestQuotient
 from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, Ceiling
@@ -44,11 +45,15 @@ class Narrow(IntEnum):
 
 
 class ZeroPlace(IntEnum):
-    """When a zero point is added: not at all, after rounding, before."""
+    """When a zero point is added: not at all, after rounding, before.
+
+    PRODUCT: in its place, an offset is added to products of codes and scales.
+    """
 
     NONE = 0
     AFTER = 1
     INSIDE = 2
+    PRODUCT = 3
 
 
 class ScaleBy(IntEnum):
@@ -143,7 +148,8 @@ class LoweredRule(NamedTuple):
     take byte ``quiet_byte``.
     MINIFLOAT: a small float format, relative to ``coarse`` (multiplied or, if ``inverse``, divided), by which
     the divisor is multiplied first if ``by_product``; where it is zero, ``zero_scale``, or ``empty_scale`` of
-    a block of zeros. AFFINE: from the range, with zero points.
+    a block of zeros. Past ``ceiling``, or where that is finite and the scale rounds to zero, it does not fit.
+    AFFINE: from the range, with zero points.
     unit: step of the element's codes. offset: how the zero point comes about. formula: whether that of an
     empty range does so too.
     """
@@ -164,6 +170,7 @@ class LoweredRule(NamedTuple):
     inverse: bool = False
     by_product: bool = False
     empty_scale: float = 0.0
+    ceiling: float = math.inf
     mantissa: int = 0
     emin: int = 0
     maximum: float = 0.0
@@ -239,21 +246,17 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
     )  # fmt: skip
     if first.rule.power_of_two:
         return _power_rule(scheme, dtype, rule)
-    if len(scheme.scales) > 1:
-        assert isinstance(fmt, FloatFormat)
-        small = scheme.dialect.small_scales
-        return rule._replace(
-            how=How.MINIFLOAT, mantissa=fmt.mantissa_bits, emin=fmt.emin + 127,
-            maximum=float(fmt.max), zero_scale=float(small.finest),
-            empty_scale=float(small.finest if small.finest_of_zeros is None else small.finest_of_zeros),
-            inverse=scheme.dialect.tensor_scale is TensorScale.RECIPROCAL,
-            by_product=scheme.dialect.finest_quotient is FinestQuotient.BY_PRODUCT,
-        )  # fmt: skip
-    least = scheme.dialect.small_scales.least
     assert isinstance(fmt, FloatFormat)
+    small, two_levels = scheme.dialect.small_scales, len(scheme.scales) > 1
+    least = float(small.least) if small.least >= float(fmt.smallest) and not two_levels else 0.0
+    if two_levels or dtype_of(fmt) not in IEEE:
+        rule = rule._replace(
+            how=How.MINIFLOAT, mantissa=fmt.mantissa_bits, emin=fmt.emin + 127, maximum=float(fmt.max)
+        )
+        return _under_a_coarse_scale(scheme, rule) if two_levels else _alone(scheme, fmt, dtype, least, rule)
     rule = rule._replace(
         how=How.LINEAR, stored=_NARROW[dtype_of(fmt)], zero_scale=float(zero_scale(scheme, dtype)),
-        least=float(least) if least >= float(fmt.smallest) else 0.0,
+        least=least,
     )  # fmt: skip
     if scheme.zero_point is ZeroPoint.NONE:
         return rule
@@ -261,6 +264,26 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
         how=How.AFFINE, low=scheme.qmin, high=scheme.qmax,
         widen=scheme.widens_to_zero, offset=_offset(scheme),
         formula=scheme.formula_zero_point,
+    )  # fmt: skip
+
+
+def _under_a_coarse_scale(scheme: Scheme, rule: LoweredRule) -> LoweredRule:
+    small = scheme.dialect.small_scales
+    return rule._replace(
+        zero_scale=float(small.finest),
+        empty_scale=float(small.finest if small.finest_of_zeros is None else small.finest_of_zeros),
+        inverse=scheme.dialect.tensor_scale is TensorScale.RECIPROCAL,
+        by_product=scheme.dialect.finest_quotient is FinestQuotient.BY_PRODUCT,
+    )
+
+
+def _alone(
+    scheme: Scheme, fmt: FloatFormat, dtype: torch.dtype, least: float, rule: LoweredRule
+) -> LoweredRule:
+    quiet = torch.tensor(max(zero_scale(scheme, dtype), smallest(fmt)), device="cpu")
+    return rule._replace(
+        least=least, zero_scale=0.0, empty_scale=float(round_to(quiet, fmt, up=False)),
+        ceiling=top(fmt, up=False),
     )  # fmt: skip
 
 

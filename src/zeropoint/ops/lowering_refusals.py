@@ -9,7 +9,7 @@ import functools
 
 import torch
 
-from ..formats import CodebookFormat, FloatFormat, IntFormat, Overflow, RoundingMode
+from ..formats import CodebookFormat, FloatFormat, Format, IntFormat, Overflow, RoundingMode
 from ..formats.torch_dtypes import dtype_of, format_of
 from ..schemes import Scheme, ZeroPoint
 from ..schemes.scale_rules import LINEAR_UP
@@ -83,13 +83,20 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
             or dtype_of(coarser[0].format_for(format_of(dtype))) != torch.float32
         ):
             return f"scales relative to level {coarser[-1]} are chosen by the reference"
-        return (
-            None
-            if dtype_of(fmt) is torch.float8_e4m3fn
-            else f"scales of level {first} are chosen by the reference"
-        )
+        return None if _is_minifloat(fmt) else f"scales of level {first} are chosen by the reference"
+    if scheme.zero_point is ZeroPoint.NONE and _is_minifloat(fmt):
+        return None
     if dtype_of(fmt) not in (torch.float32, torch.bfloat16, torch.float16):
         return f"scales of level {first} are chosen by the reference"
     if scheme.zero_point is not ZeroPoint.NONE and scheme.element_step != 1:
         return "zero points of fixed-point integers are chosen by the reference"
     return None
+
+
+def _is_minifloat(fmt: Format) -> bool:
+    """Return whether bytes hold the format's numbers, and none of its steps is below the normal float32."""
+    if dtype_of(fmt) is torch.float8_e4m3fn:
+        return True
+    if not isinstance(fmt, FloatFormat) or fmt.signed or not fmt.subnormals or fmt.has_inf:
+        return False
+    return fmt.bits <= 8 and fmt.emin - fmt.mantissa_bits >= -126 and fmt.emax <= 100

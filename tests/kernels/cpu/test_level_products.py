@@ -17,9 +17,9 @@ SCHEMES = (
     "q2_k", "q3_k", "q4_k", "q6_k", "iq4_xs", "int4:g32:scale=uint8:scale2=bfloat16@g64",
     "uint4:g32:scale=linear_up/float8_e4m3fn:scale2=float32@g256:offset=int8:offset2=float32@g256",
     "int3:g16:scale=int6:scale2=float16@token", "int4:g8:scale=int5:scale2=float8_e4m3fn@g64",
-    "int4:g32:scale=float16:scale2=float32@g96", "int4:g32:scale=int6:scale2=float16@tensor", "nvfp4",
+    "int4:g32:scale=float16:scale2=float32@g96", "int4:g32:scale=int6:scale2=float16@tensor",
 )  # fmt: skip
-APART = ("q4_0", "int4:block2x32:scale=float16")
+APART = ("nvfp4", "q4_0", "int4:block2x32:scale=float16")
 
 
 def any_bytes(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from .decode.level_products import level_rows
-from .decode.lookup_rows import lookup_rows, offset_rows
+from .decode.level_products import level_rows as decode_levels
+from .decode.lookup_rows import lookup_rows
+from .encode.chained_rows import level_rows
 from .encode.power_levels import Powers, power_level_rows
 from .encode.table_rows import digit_rows, table_rows
 from .machine.intrinsics import device, kernel
@@ -17,15 +18,9 @@ def look_up(*args: Any) -> Any:
 
 
 @kernel
-def dequantize_with_offsets(*args: Any) -> Any:
-    """Decode rows whose blocks have offsets; see :func:`.decode.lookup_rows.offset_rows`."""
-    return run_parts(offset_rows, args)
-
-
-@kernel
 def dequantize_levels(*args: Any) -> Any:
     """Decode rows under two levels of scales; see :func:`.decode.level_products.level_rows`."""
-    return run_parts(level_rows, args)
+    return run_parts(decode_levels, args)
 
 
 @kernel
@@ -53,3 +48,9 @@ def _powers(
 def quantize_powers(*args: Any) -> Any:
     """Quantize under two levels of powers of two; see :func:`.encode.power_levels.power_level_rows`."""
     return run_parts(_powers, args)
+
+
+@kernel
+def store_levels(*args: Any) -> Any:
+    """Store numbers of blocks level by level; see :func:`.encode.chained_rows.level_rows`."""
+    return run_parts(level_rows, args)

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import torch
 
+from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops.lowering_refusals import element_refusal, rule_refusal
 from ...ops.preparation import FunctionKernel
 from ...ops.registry import Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
+from ...schemes import Scheme
 from .launches import Launch
 from .segmentation import segments_of
 
@@ -74,8 +76,16 @@ def _scheme_refusal(request: Request) -> str | None:
         return "reciprocals of 16 bits are known to the reference alone"
     reason = element_refusal(scheme, decoding=op is Op.DEQUANTIZE)
     if reason is None and op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and scheme.scales:
-        return rule_refusal(scheme, request.own_dtype)
+        return rule_refusal(scheme, request.own_dtype) or _scale_refusal(scheme, request.own_dtype)
     return reason
+
+
+def _scale_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
+    """Return why no kernel chooses the finest scales: of small floats it knows e4m3 under a coarse scale."""
+    first = scheme.scales[0]
+    held = (torch.float8_e4m3fn,) if len(scheme.scales) > 1 else _DTYPES
+    known = first.rule.power_of_two or dtype_of(first.format_for(format_of(dtype))) in held
+    return None if known else f"scales of level {first} are chosen by the reference"
 
 
 _KERNELS: dict[Op, Callable[[Launch], Callable[..., object]]] = {

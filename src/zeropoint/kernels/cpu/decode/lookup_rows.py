@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 
 from ..encode.rows import tile_span
-from ..machine.descriptor import unpack_element, unpack_layout, unpack_rule
 from ..machine.intrinsics import bits32, device, inlined, scratch
 from ..machine.pack import load_codes
-from ..machine.tile import FEW, TILE, spread
+from ..machine.tile import TILE, spread
 from ..machine.vector import HALF, WHOLE, floats_of, load_lanes, load_nibbles, store_lanes
-from .rows import dequantize_rows, emit_values
+from .rows import emit_values
 from .steps import put_picked
 
 SHARED, OF_BLOCK, OF_SIGN = np.uint64(0), np.uint64(1), np.uint64(2)
@@ -130,40 +129,3 @@ def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, fi
                     bit += count * bits
             start += span
             b += (span + block - _ONE) // block
-
-
-@device
-def _add_offsets(
-    values: Any, origin: Any, offsets: Any, block: Any, kind: Any, out: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Write float32 values, of elements from ``origin`` on, plus the offsets of their blocks."""
-    tile = scratch(TILE, np.float32)
-    for b in range(first, last):
-        offset, start = offsets[b], b * block
-        for i in range(np.uint64(0), block, np.uint64(TILE)):
-            n = min(block - i, np.uint64(TILE))
-            for j in range(n):
-                tile[j] = values[start + i + j - origin] + offset
-            emit_values(tile, n, kind, out, start + i)
-
-
-@device
-def offset_rows(
-    source: Any, desc: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, offsets: Any, sizes: Any,
-    out: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Decode rows ``first`` to ``last``, a few at a time: values in float32, plus the offset of their block.
-
-    desc: of values in float32. sizes: (3,) uint64, values of a block, columns, and the kind of ``out``.
-    Rows have at most FEW values.
-    """
-    layout, element, rule = unpack_layout(desc), unpack_element(desc), unpack_rule(desc)
-    block, cols, kind = sizes[0], sizes[1], sizes[2]
-    values, step = scratch(FEW, np.float32), np.uint64(FEW) // cols
-    for r in range(first, last, step):
-        end = min(last, r + step)
-        dequantize_rows(
-            source, layout, element, rule, table, scales, scale_codes, zeros, values, r, False, r, end
-        )
-        begin, width = r * cols, cols // block
-        _add_offsets(values, begin, offsets, block, kind, out, r * width, end * width)

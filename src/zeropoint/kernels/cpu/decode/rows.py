@@ -8,7 +8,7 @@ from numba.extending import overload
 
 from ..encode.block_scales import combined, minifloat_value
 from ..encode.rows import parameter_row
-from ..machine.descriptor import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE
+from ..machine.descriptor import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE, ZERO_OF_PRODUCT
 from ..machine.emit import stream_floats
 from ..machine.intrinsics import (
     bits32,
@@ -79,12 +79,13 @@ def decode_table(codes: Any, count: Any, table: Any, factors: Any, tile: Any) ->
 
 @device
 def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros: Any, tile: Any) -> None:
-    """Turn a tile of codes into values times ``factors``.
+    """Turn a tile of codes into values times ``factors``, and add ``zeros`` where these are offsets.
 
     A table serves codebooks and the formats with NaN or Inf codes, which arithmetic would take for numbers.
     """
+    moved = element.zero_place == ZERO_OF_PRODUCT
     if element.kind == INTEGER:
-        if element.zero_place == ZERO_NONE:
+        if element.zero_place == ZERO_NONE or moved:
             decode_int(codes, count, element.sign, factors, tile)
         else:
             decode_int_zero(codes, count, element.sign, zeros, factors, tile)
@@ -92,6 +93,9 @@ def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros
         decode_float(codes, count, element, factors, tile)
     else:
         decode_table(codes, count, table, factors, tile)
+    if moved:
+        for i in range(count):
+            tile[i] += zeros[i]
 
 
 @device
@@ -185,8 +189,9 @@ def dequantize_rows(
 ) -> None:  # fmt: skip
     """Dequantize rows ``first`` to ``last`` in one pass over memory: ``(value(code) - zero) * scale``.
 
-    Computed in float32. out: float32, uint16 bits of bfloat16, or int16 bits of float16 (``layout.kind``),
-    from row ``origin`` on. stream: whether it is not read again soon.
+    Of offsets, ``value(code) * scale + zero``. Computed in float32. out: float32, uint16 bits of bfloat16, or
+    int16 bits of float16 (``layout.kind``), from row ``origin`` on. stream: whether it is not read again
+    soon.
     """
     step = np.uint64(TILE)
     tile, factors, offsets = (

@@ -12,8 +12,9 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from ..encode.steps import is_bfloat16, nearest_bits
-from ..machine.descriptor import CODEBOOK, INTEGER, ZERO_NONE
+from ..encode.step_access import is_bfloat16
+from ..encode.steps import nearest_bits
+from ..machine.descriptor import CODEBOOK, INTEGER, ZERO_NONE, ZERO_OF_PRODUCT
 from ..machine.intrinsics import address_of, bits32, device, float32_of, inlined, prefetch, shl32, shr32
 from ..machine.lookup import pick_halves, store_picked
 from ..machine.vector import (
@@ -60,10 +61,11 @@ def can_decode_steps(element: Any, bits: Any) -> Any:
 
     A float format must fit into float16: five exponent bits only with the largest of them for NaN and Inf.
     """
-    if element.kind == CODEBOOK or element.zero_place != ZERO_NONE:
-        return bits <= TABLE_BITS
-    if element.kind == INTEGER:
+    plain = element.zero_place == ZERO_NONE
+    if element.kind == INTEGER and (plain or element.zero_place == ZERO_OF_PRODUCT):
         return True
+    if element.kind == CODEBOOK or not plain:
+        return bits <= TABLE_BITS
     exponent_bits = float_bits(element) - np.uint32(1) - element.mantissa
     reserved = element.max_code < shl32(np.uint32(31), element.mantissa)
     small = exponent_bits < FLOAT16_EXPONENT_BITS or (exponent_bits == FLOAT16_EXPONENT_BITS and reserved)
@@ -130,18 +132,21 @@ def put_values(a: Any, b: Any, out: Any, at: Any, aligned: Any, exact: Any) -> N
 
 @device
 def decode_ints(
-    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, factors: Any, shift: Any,
-    ahead: Any, out: Any, at: Any, aligned: Any, exact: Any,
+    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, factors: Any, zeros: Any,
+    shift: Any, ahead: Any, out: Any, at: Any, aligned: Any, exact: Any,
 ) -> None:  # fmt: skip
-    """Write ``code * factor`` of integers."""
-    sign = words_of(element.sign)
+    """Write ``code * factor`` of integers, plus ``zero`` where that is an offset."""
+    sign, moved = words_of(element.sign), element.zero_place == ZERO_OF_PRODUCT
     for i in range(np.uint64(0), count, WHOLE):
         prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
         codes = codes_at(source, byte_at, i, bits, scratch)
         a = floats_of_integers((first_octets(codes) ^ sign) - sign)
         b = floats_of_integers((second_octets(codes) ^ sign) - sign)
         f, g = floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
-        put_values(a * f, b * g, out, at + i, aligned, exact)
+        a, b = a * f, b * g
+        if moved:
+            a, b = a + floats_of(zeros[i >> shift]), b + floats_of(zeros[(i + HALF) >> shift])
+        put_values(a, b, out, at + i, aligned, exact)
 
 
 @inlined
@@ -209,20 +214,29 @@ def put_picked(a: Any, b: Any, codes: Any, out: Any, at: Any) -> None:
     _put_picked(a, b, codes, out, at)
 
 
+@inlined
+def _moved(values: Any, factor: Any, zero: Any, element: Any) -> Any:
+    """Return ``(value - zero) * factor``, or ``value * factor + zero`` where that is an offset."""
+    factor, zero = floats_of(factor), floats_of(zero)
+    if element.zero_place == ZERO_OF_PRODUCT:
+        return values * factor + zero
+    return (values - zero) * factor
+
+
 @device
 def decode_by_table(
-    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, table: Any, factors: Any, zeros: Any,
-    shift: Any, ahead: Any, out: Any, at: Any,
+    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, table: Any, factors: Any,
+    zeros: Any, shift: Any, ahead: Any, out: Any, at: Any,
 ) -> None:  # fmt: skip
-    """Write ``(table[code] - zero) * factor`` of codes of up to 4 bits."""
+    """Write :func:`_moved` values of codes of up to 4 bits."""
     run = WHOLE
     if shift >= np.uint64(5):
         run = count if shift >= np.uint64(63) else np.uint64(1) << shift
     values = load_lanes(table, np.uint64(0))
     for start in range(np.uint64(0), count, run):
         first, second = start >> shift, (start + HALF) >> shift
-        a = (values - floats_of(zeros[first])) * floats_of(factors[first])
-        b = (values - floats_of(zeros[second])) * floats_of(factors[second])
+        a = _moved(values, factors[first], zeros[first], element)
+        b = _moved(values, factors[second], zeros[second], element)
         for i in range(start, min(start + run, count), WHOLE):
             prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
             put_picked(a, b, codes_at(source, byte_at, i, bits, scratch), out, at + i)
@@ -303,12 +317,15 @@ def decode_steps(
         return True
     pays = shift >= LONG_RUN and out.itemsize == 2
     if small and (pays or element.kind == CODEBOOK or element.zero_place != ZERO_NONE):
-        decode_by_table(source, byte_at, count, bits, scratch, table, factors, zeros, shift, ahead, out, at)
+        decode_by_table(
+            source, byte_at, count, bits, scratch, element, table, factors, zeros, shift, ahead, out, at
+        )
         return True
     if element.kind == INTEGER:
         decode_ints(
-            source, byte_at, count, bits, scratch, element, factors, shift, ahead, out, at, aligned, exact
-        )
+            source, byte_at, count, bits, scratch, element, factors, zeros, shift, ahead, out, at, aligned,
+            exact,
+        )  # fmt: skip
         return True
     by_fields = exact or (safe and shift >= LONG_RUN and is_bfloat16(out))
     if by_fields and element.mantissa <= FIELD_BITS:

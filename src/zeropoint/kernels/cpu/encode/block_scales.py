@@ -198,11 +198,13 @@ def block_scales(
             relative = ideal * rule.coarse if rule.inverse else ideal / rule.coarse
             if rule.by_product:
                 relative = a / (rule.divisor * rule.coarse)
-            code = minifloat_code(relative, rule)
+            code = minifloat_code(max(relative, rule.least), rule)
             value = minifloat_value(code, rule)
-            if value == np.float32(0) and (rule.zero_scale > np.float32(0)):
+            if value == np.float32(0) or relative == np.float32(0):
                 value = rule.zero_scale if relative > np.float32(0) else rule.empty_scale
                 code = minifloat_code(value, rule)
+            fits = relative <= rule.ceiling and (value > np.float32(0) or rule.ceiling == INFINITE)
+            state = state if fits else BAD_SCALE
             codes[at + b] = np.uint8(code)
             f = combined(value, rule)
             factors[b] = f * rule.unit if f > np.float32(0) else INFINITE

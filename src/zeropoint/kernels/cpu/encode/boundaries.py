@@ -31,7 +31,7 @@ from ..machine.vector import (
 )
 from .block_scales import block_scales
 from .elements import encode
-from .steps import fetch_step
+from .step_access import fetch_step
 
 SCALES, MAGNITUDES = 256, 1 << 15
 TABLE = SCALES * ROW

@@ -12,6 +12,7 @@ import numpy as np
 from ..machine.descriptor import (
     BAD_SCALE,
     BAD_VALUE,
+    CODEBOOK,
     FROM_EDGE,
     FROM_RANGE,
     FROM_SIGNED,
@@ -30,25 +31,23 @@ from ..machine.intrinsics import (
 from ..machine.tile import NOT_FINITE, TILE, fetch_ahead, load, ordered
 from ..machine.vector import (
     WHOLE,
+    above,
+    any_below,
     bits_of,
     floats_of,
     larger_bits,
     largest_lane,
+    largest_signed_lane,
     load_lanes,
+    smallest_signed_lane,
     store_lanes,
+    values_of,
     words_of,
 )
-from .chained_steps import (
-    GROUP,
-    MODERATE,
-    block_shift,
-    can_group,
-    encode_blocks,
-    group_extremes,
-    largest_bits,
-)
+from .chained_steps import MODERATE, block_shift, encode_blocks, largest_bits
 from .elements import INFINITE, is_identity
-from .level_numbers import level_of, misfits, round_numbers, store_numbers
+from .group_extremes import GROUP, can_group, group_extremes, keys_of
+from .level_numbers import keep_numbers, level_of, misfits, round_numbers, store_numbers
 from .rows import PACKED, encode_span, tile_span
 from .steps import can_encode_steps
 
@@ -114,19 +113,42 @@ def _tile_extremes(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any) ->
 
 
 @device
+def _first_of(numbers: Any, magnitude: Any) -> Any:
+    """Return the first number of a magnitude, which there is unless that is NaN."""
+    i = ZERO
+    while abs(numbers[i]) != magnitude:
+        i += ONE
+    return numbers[i]
+
+
+@device
 def _signed_numbers(
     x: Any, at: Any, blocks: Any, layout: Any, lows: Any, highs: Any, tile: Any, numbers: Any
 ) -> None:
     """Write the number of largest magnitude of each block, the first of equals."""
-    for b in range(blocks):
-        low, high = lows[b], highs[b]
-        numbers[b] = high if abs(high) > abs(low) else low
-        if high == -low:
-            load(x, at + b * layout.block, layout.block, layout.kind, tile)
-            i = ZERO
-            while abs(tile[i]) != abs(high):
-                i += ONE
-            numbers[b] = tile[i]
+    magnitude = words_of(np.uint32(0x7FFFFFFF))
+    for first in range(ZERO, blocks, LANES):
+        low, high = bits_of(load_lanes(lows, first)), bits_of(load_lanes(highs, first))
+        a, b = low & magnitude, high & magnitude
+        upper = above(values_of(b), values_of(a))
+        store_lanes(numbers, first, values_of(low ^ ((low ^ high) & upper)))
+        if any_below(a ^ b, words_of(np.uint32(1))):
+            for n in range(first, min(first + LANES, blocks)):
+                if abs(lows[n]) == abs(highs[n]):
+                    load(x, at + n * layout.block, layout.block, layout.kind, tile)
+                    numbers[n] = _first_of(tile, abs(highs[n]))
+
+
+@device
+def _largest_lane_of(numbers: Any, at: Any, signed: Any) -> Any:
+    """Return the number of largest magnitude of 16, the first of equals, or that magnitude."""
+    if not signed:
+        return float32_of(largest_lane(bits_of(load_lanes(numbers, at)) & words_of(np.uint32(0x7FFFFFFF))))
+    keys = keys_of(load_lanes(numbers, at))
+    low, high = _float_of_key(smallest_signed_lane(keys)), _float_of_key(largest_signed_lane(keys))
+    if abs(low) == abs(high):
+        return _first_of(numbers[at:], abs(high))
+    return high if abs(high) > abs(low) else low
 
 
 @device
@@ -136,6 +158,10 @@ def _largest_of(numbers: Any, outer: Any, above: Any, blocks: Any, level: Any, l
     Returns how many there are.
     """
     count = (blocks + level.blocks - ONE) // level.blocks
+    if not above and level.blocks == LANES and blocks % LANES == ZERO:
+        for c in range(count):
+            largest[c] = _largest_lane_of(numbers, c * LANES, level.signed)
+        return count
     if not (above or level.signed):
         for c in range(count):
             begin = c * level.blocks
@@ -233,8 +259,7 @@ def _store_levels(
     for b in range(blocks):
         quotient = numbers[b] / outer[b]
         values[b] = np.float32(0) if outer[b] == np.float32(0) else quotient
-    round_numbers(values, blocks, fine, ladder, True)
-    store_numbers(values, blocks, fine, ladder, outs[own], row * width + before)
+    keep_numbers(values, blocks, fine, ladder, True, outs[own], row * width + before)
     if not fine.late:
         for b in range(blocks):
             numbers[b] = values[b] * outer[b]
@@ -388,10 +413,11 @@ def chained_rows(
     integers = scratch(2048, np.float32), room[1], room[2]
     tile, ends = scratch(TILE, np.float32), (scratch(2048, np.float32), scratch(2048, np.float32))
     numbers, more, work = scratch(2048, np.float32), scratch(2048, np.float32), scratch(8208, np.float32)
-    known = can_encode_steps(element, is_identity(order))
+    known = can_encode_steps(element)
     block, width = layout.block, layout.row_blocks
     run = max(chain.run, min(np.uint64(RUN), np.uint64(BLOCKS) * block) // chain.run * chain.run)
-    state, moves, shift = OK, chain.offsets > ZERO, block_shift(block, element) if known else ZERO
+    stepwise = known and (element.kind != CODEBOOK or is_identity(order))
+    state, moves, shift = OK, chain.offsets > ZERO, block_shift(block, element) if stepwise else ZERO
     if not moves:
         for b in range(np.uint64(BLOCKS)):
             more[b] = np.float32(0)
@@ -430,4 +456,26 @@ def chained_rows(
                 )
                 left -= part
                 own += part // block
+    return state
+
+
+@device
+def level_rows(
+    numbers: Any, chain: Any, levels: Any, keys: Any, values: Any, codes: Any, one: Any, two: Any, three: Any,
+    four: Any, five: Any, six: Any, center: Any, width: Any, first: Any, last: Any,
+) -> Any:  # fmt: skip
+    """Store float32 numbers of blocks less a center, which elements are encoded with as they are.
+
+    The arguments are those of :func:`chained_rows`; runs ``first`` to ``last`` are ``width`` numbers each, up
+    to BLOCKS. Returns OK or BAD_SCALE.
+    """
+    own, work, state = scratch(2048, np.float32), scratch(8208, np.float32), OK
+    found, ladder, outs = unpack_chain(chain), (keys, values, codes), (one, two, three, four, five, six)
+    for r in range(np.uint64(first), np.uint64(last)):
+        at = r * width
+        count = min(width, np.uint64(numbers.size) - at)
+        for b in range(count):
+            own[b] = numbers[at + b] - center
+        place = r, width, ZERO
+        state = max(state, _store_levels(own, count, found, levels, False, ladder, outs, place, work))
     return state

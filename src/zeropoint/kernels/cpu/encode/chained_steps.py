@@ -1,11 +1,11 @@
-"""Whole steps of 32 numbers under levels that follow from each other: extremes of blocks, and codes.
+"""Whole steps of 32 numbers under levels that follow from each other.
 
 Codes are those of :mod:`.steps`, with offsets subtracted on the way. For integers, products with reciprocals
 take the place of quotients: a product is off by less than 2 ** -22 of a quotient, which is rounded to another
 code only where it lies so near to the middle of two; a strip with such a number is divided. Quotients of
 codebooks of up to four values are compared with all thresholds.
 
-Gain that keeps it, with the folds of extremes: 1.5 times the speed of q4_k.
+Gain that keeps it, with :mod:`.group_extremes`: 1.5 times the speed of q4_k.
 """
 
 from typing import Any
@@ -23,19 +23,8 @@ from ..machine.descriptor import (
 )
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, shr32
-from ..machine.lane_folds import (
-    larger_of_2,
-    larger_of_4,
-    larger_of_8,
-    larger_of_16,
-    smaller_of_2,
-    smaller_of_4,
-    smaller_of_8,
-    smaller_of_16,
-)
-from ..machine.tile import TILE, fetch_ahead
+from ..machine.tile import TILE
 from ..machine.vector import (
-    HALF,
     WHOLE,
     above,
     any_below,
@@ -43,98 +32,19 @@ from ..machine.vector import (
     floats_of,
     larger,
     larger_bits,
-    larger_signed,
-    shift_signed,
     smaller,
-    smaller_signed,
     store_lanes,
-    values_of,
     words_of,
 )
 from .elements import INFINITE, MAGIC
-from .steps import (
-    LEAST_FIELD,
-    MOST_FIELD,
-    STRIP,
-    factors_at,
-    octets_of_words,
-    put_words,
-    values_at,
-    values_in_order,
-)
+from .step_access import factors_at, octets_in_order, put_words, values_at
+from .steps import LEAST_FIELD, MOST_FIELD, STRIP
 
-GROUP = np.uint64(16)
-"""Blocks whose extremes are found together."""
 MODERATE = np.uint32(0x7E800000)
 """Bits of 2 ** 126: the difference of two numbers below is finite."""
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _OFF = np.float32(2.0**-22)
 """More than three roundings of a float32: of a reciprocal, a product and a quotient."""
-
-
-@inlined
-def keys_of(values: Any) -> Any:
-    """Return floats as words that are ordered, with their signs, as they are; the inverse on such words."""
-    bits = bits_of(values)
-    return bits ^ (shift_signed(bits, words_of(np.uint32(31))) & words_of(_MAGNITUDE))
-
-
-@inlined
-def _ends_of_1(x: Any, at: Any, block: Any) -> Any:
-    """Return smallest and largest keys of each 16 neighbors of a block of whole steps, lane by lane."""
-    a, b = values_in_order(x, at)
-    a, b = keys_of(a), keys_of(b)
-    low, high = smaller_signed(a, b), larger_signed(a, b)
-    for i in range(at + WHOLE, at + block, WHOLE):
-        a, b = values_in_order(x, i)
-        a, b = keys_of(a), keys_of(b)
-        low, high = smaller_signed(low, smaller_signed(a, b)), larger_signed(high, larger_signed(a, b))
-    return low, high
-
-
-@inlined
-def _ends_of_2(x: Any, at: Any, block: Any) -> Any:
-    if block == HALF:
-        a, b = values_in_order(x, at)
-        a, b = keys_of(a), keys_of(b)
-        return smaller_of_2(a, b), larger_of_2(a, b)
-    low, high = _ends_of_1(x, at, block)
-    next_low, next_high = _ends_of_1(x, at + block, block)
-    return smaller_of_2(low, next_low), larger_of_2(high, next_high)
-
-
-@inlined
-def _ends_of_4(x: Any, at: Any, block: Any) -> Any:
-    low, high = _ends_of_2(x, at, block)
-    next_low, next_high = _ends_of_2(x, at + np.uint64(2) * block, block)
-    return smaller_of_4(low, next_low), larger_of_4(high, next_high)
-
-
-@inlined
-def _ends_of_8(x: Any, at: Any, block: Any) -> Any:
-    low, high = _ends_of_4(x, at, block)
-    next_low, next_high = _ends_of_4(x, at + np.uint64(4) * block, block)
-    return smaller_of_8(low, next_low), larger_of_8(high, next_high)
-
-
-@inlined
-def can_group(block: Any) -> Any:
-    """Return whether :func:`group_extremes` knows the blocks."""
-    return block == HALF or block % WHOLE == np.uint64(0)
-
-
-@device
-def group_extremes(x: Any, at: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
-    """Write the smallest and largest number of each of ``blocks`` blocks, whole groups; -0 is less than 0."""
-    sign = words_of(_MAGNITUDE)
-    for b in range(np.uint64(0), blocks, GROUP):
-        begin = at + b * block
-        fetch_ahead(x, begin + GROUP * block, GROUP * block)
-        low, high = _ends_of_8(x, begin, block)
-        next_low, next_high = _ends_of_8(x, begin + np.uint64(8) * block, block)
-        low, high = smaller_of_16(low, next_low), larger_of_16(high, next_high)
-        store_lanes(lows, b, values_of(low ^ (shift_signed(low, words_of(np.uint32(31))) & sign)))
-        store_lanes(highs, b, values_of(high ^ (shift_signed(high, words_of(np.uint32(31))) & sign)))
 
 
 @device
@@ -230,7 +140,7 @@ def _few_values(
         else:
             a, b = a / f, b / g
         a, b = none - _counted(a, thresholds), none - _counted(b, thresholds)
-        store_lanes(codes, i, octets_of_words(x, a, b))
+        store_lanes(codes, i, octets_in_order(x, a, b))
 
 
 @device

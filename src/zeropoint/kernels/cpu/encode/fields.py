@@ -30,7 +30,8 @@ from ..machine.vector import (
     smaller_bits,
     unequal,
 )
-from .steps import STRIP, encode_steps, fetch_step, finished, is_bfloat16, is_wide, put
+from .step_access import fetch_step, is_bfloat16, put
+from .steps import STRIP, encode_steps, finished, is_wide
 
 MANTISSAS = np.uint64(128)
 MANTISSA_BITS = np.uint32(3)
@@ -100,8 +101,8 @@ def build_pairs(element: Any, factors: Any, pairs: Any) -> Any:
     for m in range(MANTISSAS):
         values[m] = np.uint16(field | np.uint16(m))
     encode_steps(
-        values, np.uint64(0), MANTISSAS, factors, factors, np.uint64(63), element, False, np.uint64(0),
-        np.uint64(8), unused, codes, np.uint64(0),
+        values, np.uint64(0), MANTISSAS, factors, factors, np.uint64(63), element, unused, False,
+        np.uint64(0), np.uint64(8), unused, codes, np.uint64(0),
     )  # fmt: skip
     base = np.uint8(shl32(REFERENCE, element.mantissa))
     for b in range(BUCKETS):
@@ -164,6 +165,6 @@ def encode_fields(
         stop = min(start + STRIP, count)
         if not fields_strip(x, at, start, stop, table, element, ahead, bits, scratch, out, byte_at):
             encode_steps(
-                x, at + start, stop - start, factors, factors, np.uint64(63), element, False, ahead, bits,
-                scratch[start:], out, byte_at + start,
+                x, at + start, stop - start, factors, factors, np.uint64(63), element, scratch, False, ahead,
+                bits, scratch[start:], out, byte_at + start,
             )  # fmt: skip

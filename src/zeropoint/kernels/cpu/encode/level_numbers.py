@@ -77,14 +77,11 @@ def _to_bfloat16(x: Any) -> Any:
 @device
 def _rank(x: Any, level: Any, ladder: Any) -> Any:
     """Return the place on the ladders of the value that a number is rounded to."""
-    key, keys = np.int32(ordered(x)), ladder[0]
-    low, high = level.first, level.first + level.rungs - _ONE
-    while low < high:
-        middle = (low + high) // np.uint64(2)
-        if keys[middle] < key:
-            low = middle + _ONE
-        else:
-            high = middle
+    key, keys, low, left = np.int32(ordered(x)), ladder[0], level.first, level.rungs
+    while left > _ONE:  # without a branch that depends on the number
+        half = left // np.uint64(2)
+        low += half if keys[low + half - _ONE] < key else _ZERO
+        left -= half
     return low
 
 
@@ -151,3 +148,15 @@ def store_numbers(numbers: Any, count: Any, level: Any, ladder: Any, out: Any, a
         floats = out.view(np.float32)
         for b in range(count):
             floats[at + b] = numbers[b]
+
+
+@device
+def keep_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any, out: Any, at: Any) -> None:
+    """Do what :func:`round_numbers` and then :func:`store_numbers` do; ranks on a ladder are found once."""
+    if level.held != AS_LADDER:
+        round_numbers(numbers, count, level, ladder, clips)
+        store_numbers(numbers, count, level, ladder, out, at)
+        return
+    for b in range(count):
+        place = _rank(numbers[b], level, ladder)
+        numbers[b], out[at + b] = ladder[1][place], ladder[2][place]

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..machine.descriptor import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from ..machine.emit import emit_packed
-from ..machine.intrinsics import device, inlined, scratch
+from ..machine.intrinsics import bits32, device, inlined, scratch
 from ..machine.tile import (
     NOT_FINITE,
     TILE,
@@ -27,8 +27,9 @@ from .boundaries import (
     encode_boundaries,
     tables_of,
 )
-from .elements import encode, is_identity
+from .elements import encode
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
+from .group_extremes import GROUP, can_group, group_extremes
 from .steps import can_encode_steps, encode_steps, invert
 
 PACKED = 2 * TILE
@@ -56,8 +57,11 @@ def parameter_row(layout: Any, row: Any) -> Any:
 @device
 def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: Any) -> None:
     """Set the smallest and largest value of each block of ``x[at : at + span]``."""
-    blocks = (span + layout.block - np.uint64(1)) // layout.block
-    for b in range(blocks):
+    blocks, first = (span + layout.block - np.uint64(1)) // layout.block, np.uint64(0)
+    if can_group(layout.block):
+        first = span // layout.block // GROUP * GROUP
+        group_extremes(x, at, first, layout.block, lows, highs)
+    for b in range(first, blocks):
         begin = at + b * layout.block
         lows[b], highs[b] = run_extremes(x, begin, min(begin + layout.block, at + span), layout.kind)
 
@@ -74,6 +78,20 @@ def given_scales(
             offsets[b] = zeros[at + b]
 
 
+@device
+def span_statistics(
+    x: Any, at: Any, span: Any, layout: Any, rule: Any, amax: Any, lows: Any, highs: Any
+) -> None:
+    """Set the bits of the largest magnitude of each block, and extremes where scales follow from these."""
+    if rule.how != AFFINE and not rule.unsigned:
+        block_amax(x, at, span, layout.block, layout.kind, amax)
+        return
+    block_extremes(x, at, span, layout, lows, highs)
+    magnitude = np.uint32(0x7FFFFFFF)
+    for b in range((span + layout.block - np.uint64(1)) // layout.block):
+        amax[b] = max(np.uint32(bits32(lows[b]) & magnitude), np.uint32(bits32(highs[b]) & magnitude))
+
+
 @inlined
 def span_scales(
     x: Any, at: Any, span: Any, layout: Any, element: Any, rule: Any, amax: Any, lows: Any, highs: Any,
@@ -81,14 +99,12 @@ def span_scales(
 ) -> Any:  # fmt: skip
     """Set factors and zero points of the blocks of ``x[at : at + span]``, and store those that are chosen.
 
-    amax: bits of each block's magnitude; lows, highs: scratch. Returns OK or BAD_SCALE.
+    amax, lows, highs: of :func:`span_statistics`. Returns OK or BAD_SCALE.
     """
     blocks = (span + layout.block - np.uint64(1)) // layout.block
     if rule.how == GIVEN:
         given_scales(scales, zeros, element.zero_place != ZERO_NONE, block_at, blocks, factors, offsets)
         return OK
-    if rule.how == AFFINE or rule.unsigned:
-        block_extremes(x, at, span, layout, lows, highs)
     return block_scales(
         amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at, scales, scale_codes, zeros,
         factors, offsets,
@@ -124,8 +140,9 @@ def encode_span(
             encode_fields(x, at + chunk, n, own, element, pairs, span, bits, codes, out, byte_at)
         elif stepped:
             encode_steps(
-                x, at + chunk, n, own, own_zeros, shift, element, inverted, span, bits, codes, out, byte_at
-            )
+                x, at + chunk, n, own, own_zeros, shift, element, order, inverted, span, bits, codes, out,
+                byte_at,
+            )  # fmt: skip
         else:
             # Codes of a byte go where they belong; narrower ones are packed from scratch.
             place = out[byte_at : byte_at + n] if bits == np.uint64(8) else codes
@@ -162,7 +179,7 @@ def quantize_rows(
     regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
     rows = np.uint64(1) if regular else last - first
     width = layout.cols * (last - first) if regular else layout.cols
-    known = can_encode_steps(element, is_identity(order))
+    known = can_encode_steps(element)
     own, shared = scratch(ROOM, np.uint8), kept.size == ROOM
     bounded = can_encode_boundaries(x, layout, element, rule, shared or rows * width >= WORTH)
     if bounded and not shared:
@@ -187,7 +204,7 @@ def quantize_rows(
                 at += span
                 block_at += blocks
                 continue
-            block_amax(x, at, span, layout.block, layout.kind, amax)
+            span_statistics(x, at, span, layout, rule, amax, lows, highs)
             for b in range(blocks):
                 worst = max(worst, amax[b])
             found = span_scales(

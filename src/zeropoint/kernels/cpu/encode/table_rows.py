@@ -12,7 +12,7 @@ from ..machine.lookup import count_floats_above
 from ..machine.pack import load_codes
 from ..machine.tile import NOT_FINITE, TILE, load
 from ..machine.vector import WHOLE, bits_of, larger_bits, largest_lane, words_of
-from .steps import put_words, values_at
+from .step_access import put_words, values_at
 
 _ONE, _THREE, _FOUR, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(4), np.uint64(8)
 _ROOM = TILE + 8

@@ -65,6 +65,8 @@ class GivenCall:
         self.descriptor = pack(view.layout, element, lowering.GIVEN)
         rule = stored_rule(scheme, own_dtype)
         self._stored_descriptor = self.descriptor if rule is None else pack(view.layout, element, rule)
+        moved = element._replace(zero_place=lowering.ZeroPlace.PRODUCT)
+        self._moved_descriptor = pack(view.layout, moved, lowering.GIVEN)
 
     def descriptor_of(self, stored: Stored) -> Any:
         """Return the descriptor for a kernel that reads scales as they are stored."""
@@ -85,12 +87,16 @@ class GivenCall:
         if share(entries.quantize, args, self.rows, self.count) == k.BAD_VALUE:
             reference.require_finite(x)
 
-    def dequantize(self, data: torch.Tensor, stored: Stored, out: torch.Tensor) -> None:
-        """Write the values of packed codes."""
+    def dequantize(
+        self, data: torch.Tensor, stored: Stored, out: torch.Tensor, offset: torch.Tensor | None = None
+    ) -> None:
+        """Write the values of packed codes; offset: float32, of each block, under scales without others."""
         if self.count == 0:
             return
-        scales = stored.factors, stored.codes, stored.zeros
-        args = self.codes_in(data), self.descriptor_of(stored), self.table, *scales, flat_array(out)
+        zeros = stored.zeros if offset is None else flat_array(offset)
+        descriptor = self.descriptor_of(stored) if offset is None else self._moved_descriptor
+        scales = stored.factors, stored.codes, zeros
+        args = self.codes_in(data), descriptor, self.table, *scales, flat_array(out)
         share(entries.dequantize, args, self.rows, self.count)
 
     def fake_quantize(self, x: torch.Tensor, factors: Any, back: Any, zeros: Any, out: torch.Tensor) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,13 +34,14 @@ from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from ....schemes.dialects import ZEROPOINT
 from ....schemes.scale_rules import Pick
 from .. import entries
-from ..encode.chained_rows import BLOCKS, CHAIN, LEVELS, RUN, Chain
-from ..encode.level_numbers import LEVEL, Level
+from ..encode.chained_rows import BLOCKS, RUN
 from ..machine import descriptor as k
-from ..machine.descriptor import by_name, pack, packed
+from ..machine.descriptor import pack
 from ..machine.tile import TILE
 from . import memory
-from .arrays import NO_BYTES, NO_FLOATS, flat_array
+from .arrays import NO_FLOATS, flat_array
+from .chain_records import ChainRecords
+from .late_levels import late_call
 from .operators import QuantizeKernel
 from .statistics import Ends, block_extremes
 from .views import KINDS, View, view_of
@@ -79,7 +79,8 @@ class ChainedKernel:
         asked = codes_of(request)
         assert asked is not None
         self._request, self._codes = request, QuantizeKernel(asked)
-        self._fused = fused_call(request.scheme, request.shape, request.dtype)
+        found = request.scheme, request.shape, request.dtype
+        self._fused = fused_call(*found) or late_call(request.scheme, asked.scheme, *found[1:])
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """See :class:`zeropoint.ops.registry.Op`."""
@@ -117,11 +118,14 @@ class ChainedKernel:
             self.run(x, (data, params))
 
         reason = f"{self._request.scheme.chained} are chosen in memory of each call"
-        return HeldKernel(run=run, workspace_bytes=0, allocates=reason if self._fused is None else None)
+        takes = self._fused is None or self._fused.allocates
+        return HeldKernel(run=run, workspace_bytes=0, allocates=reason if takes else None)
 
 
 class FusedCall:
     """Calls that choose levels and codes of tensors of ``shape`` in one pass."""
+
+    allocates = False
 
     def __init__(
         self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, view: View, found: Lowered
@@ -132,12 +136,9 @@ class FusedCall:
         rule = lowering.GIVEN._replace(offset=offset, formula=scheme.formula_zero_point)
         element = lowering.element_of(single, torch.float32, multiply=False)
         self._descriptor, self._order = pack(view.layout, element, rule), code_order(scheme)
-        self._chain = packed(CHAIN, by_name(Chain, found.chain))
-        self._levels = np.concatenate([packed(LEVEL, by_name(Level, level)) for level in found.levels])
-        kinds = np.int32, np.float32, np.uint8
-        self._ladder = [np.array(part or [0], kind) for part, kind in zip(found.ladder, kinds, strict=True)]
+        self._records = ChainRecords(found)
         self._made = parameter_tensors(scheme, shape, dtype)
-        self._count, self._zeroed = len(found.levels), scheme.zero_point is not ZeroPoint.NONE
+        self._zeroed = scheme.zero_point is not ZeroPoint.NONE
         self._shape, self._bits, self._rows = shape, scheme.bits, view.rows
 
     def empty(self) -> Codes:
@@ -148,13 +149,9 @@ class FusedCall:
     def run(self, x: torch.Tensor, out: Codes) -> int:
         """Write codes and parameters; after another state than OK they mean nothing."""
         data, params = out
-        levels: list[Any] = [flat_array(level).view(np.uint8) for level in params[: self._count]]
-        levels += [NO_BYTES] * (LEVELS - len(levels))
         zeros = np.empty(params[-1].numel(), np.float32) if self._zeroed else NO_FLOATS
-        args = flat_array(x), self._descriptor, self._order, self._chain, self._levels, *self._ladder
-        state = share(
-            entries.quantize_chained, (*args, *levels, zeros, flat_array(data)), self._rows, x.numel()
-        )
+        args = flat_array(x), self._descriptor, self._order, *self._records.arguments(params)
+        state = share(entries.quantize_chained, (*args, zeros, flat_array(data)), self._rows, x.numel())
         if self._zeroed:
             params[-1].view(-1).copy_(torch.from_numpy(zeros))
         return state

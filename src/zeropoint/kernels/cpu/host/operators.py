@@ -18,9 +18,8 @@ from ....ops.row_errors import RowErrors
 from ....ops.threads import gradual_underflow, share
 from ....params.tensors import Params, require_parameters
 from ....schemes import Granularity, Scheme
-from .. import entries, lookup_entries
+from .. import entries
 from ..machine import descriptor as k
-from ..machine.tile import FEW
 from . import memory, microexponents
 from .arrays import (
     NO_FLOATS,
@@ -37,7 +36,6 @@ from .choose import BlockScales
 from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
 from .scale_searches import choose_params
 from .statistics import Ends, TensorExtremes, coarse_scale
-from .views import KINDS
 
 Codes = tuple[torch.Tensor, Params]
 
@@ -193,11 +191,10 @@ def offsets_lie_in_rows(asked: Request) -> bool:
 
 
 class DequantizeKernel(_Operator):
-    """Values of codes; offsets are added to float32 products, which then are rounded."""
+    """Values of codes."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        self._wide = given_call(request.scheme, request.shape, torch.float32, request.own_dtype, None)
         self._by_levels = levels_call(request.scheme, request.shape, request.dtype, request.own_dtype)
 
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -209,22 +206,8 @@ class DequantizeKernel(_Operator):
             self._by_levels.dequantize(data, params, out)
             return out
         stored = stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
-        if not asked.scheme.offsets or 0 in asked.shape:
-            self._call.dequantize(data, stored, out)
-            return out
         offset = block_offsets(asked.scheme, params, asked.shape, asked.own_dtype)
-        assert offset is not None
-        cols, block = asked.shape[-1], out.numel() // offset.numel()
-        if cols > FEW:
-            values = out if asked.dtype is torch.float32 else torch.empty(asked.shape, dtype=torch.float32)
-            self._wide.dequantize(data, stored, values)
-            values.view(*offset.shape, -1).add_(offset[..., None])
-            return out if values is out else out.copy_(values)
-        sizes = np.array((block, cols, KINDS[asked.dtype]), np.uint64)
-        scales = stored.factors, stored.codes, stored.zeros
-        wide = self._wide.codes_in(data), self._wide.descriptor_of(stored), self._wide.table
-        args = *wide, *scales, flat_array(offset), sizes, flat_array(out)
-        share(lookup_entries.dequantize_with_offsets, args, out.numel() // cols, out.numel())
+        self._call.dequantize(data, stored, out, offset)
         return out
 
     def hold(self, params: Params | None) -> HeldKernel:

@@ -73,9 +73,12 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
 def rows_of_levels(scheme: Scheme, shape: tuple[int, ...], blocks: int) -> tuple[int, int] | None:
     """Return the shape of rows that a kernel takes a few at a time, or None where they are too long.
 
-    They are those of the tensor, or coarse blocks. blocks: the number of fine blocks in a coarse one.
+    They are those of the tensor, or coarse blocks. blocks: the number of fine blocks in a coarse one. None,
+    too, where blocks would be others in a matrix of such rows, as those of a numbered axis are.
     """
-    cols, coarse = shape[-1], blocks * scheme.row_block(shape)
+    cols, fine = shape[-1], scheme.row_block(shape)
+    coarse = blocks * fine
     alone = cols > FEW and cols % coarse == 0 and coarse * scheme.bits % 8 == 0
-    length = coarse if alone else cols
-    return (math.prod(shape) // length, length) if length <= FEW else None
+    rows = math.prod(shape) // (coarse if alone else cols), coarse if alone else cols
+    same = scheme.granularity.block_shape(rows) == (1, min(fine, rows[1]))
+    return rows if same and rows[1] <= FEW else None

@@ -39,7 +39,7 @@ def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, Any
     block = int(layout.block)
     whole = in_whole_blocks(view)
     known = element.kind is not Kind.CODEBOOK and element.quotient is Narrow.NONE and not rule.unsigned
-    stored = rule.how in (How.POWER, How.MINIFLOAT)
+    stored = rule.how is (How.POWER if len(scheme.scales) == 1 else How.MINIFLOAT)
     if search.factor or search.power != 2 or not (whole and known and stored):
         return None
     window = window_of(scheme, block, search.power)

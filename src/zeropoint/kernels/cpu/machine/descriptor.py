@@ -32,7 +32,7 @@ class RowLayout(NamedTuple):
 
 INTEGER, FLOAT, CODEBOOK = map(np.uint8, lowering.Kind)
 NO_ROUNDING, TO_BFLOAT16, TO_FLOAT16 = map(np.uint8, lowering.Narrow)
-ZERO_NONE, ZERO_AFTER, ZERO_INSIDE = map(np.uint8, lowering.ZeroPlace)
+ZERO_NONE, ZERO_AFTER, ZERO_INSIDE, ZERO_OF_PRODUCT = map(np.uint8, lowering.ZeroPlace)
 DIVIDE, MULTIPLY, RECIPROCAL = map(np.uint8, lowering.ScaleBy)
 THRESHOLDS = lowering.THRESHOLDS
 
@@ -86,6 +86,7 @@ class LoweredRule(NamedTuple):
     inverse: np.uint8
     by_product: np.uint8
     empty_scale: np.float32
+    ceiling: np.float32
     mantissa: np.uint32
     emin: np.uint32
     maximum: np.float32
@@ -180,6 +181,6 @@ def unpack_rule(descriptor: Any) -> Any:
         zero_scale=r["zero_scale"], least=r["least"], addend=r["addend"], emax=r["emax"], quiet=r["quiet"],
         quiet_byte=r["quiet_byte"], least_byte=r["least_byte"], unit=r["unit"], coarse=r["coarse"],
         inverse=r["inverse"], by_product=r["by_product"], empty_scale=r["empty_scale"],
-        mantissa=r["mantissa"], emin=r["emin"], maximum=r["maximum"], low=r["low"], high=r["high"],
-        unsigned=r["unsigned"], widen=r["widen"], offset=r["offset"], formula=r["formula"],
+        ceiling=r["ceiling"], mantissa=r["mantissa"], emin=r["emin"], maximum=r["maximum"], low=r["low"],
+        high=r["high"], unsigned=r["unsigned"], widen=r["widen"], offset=r["offset"], formula=r["formula"],
     )  # fmt: skip

@@ -7,8 +7,10 @@ Folds of 2, 4, 8 and then 16 vectors leave one whose lane n is the extreme of al
 import itertools
 from typing import Any
 
-from .intrinsics import primitive
-from .vector import indices
+from llvmlite import ir
+
+from .intrinsics import I32, primitive
+from .vector import HALVES, indices
 
 LANES = 16
 _PART = 4
@@ -32,13 +34,18 @@ def _halves(step: int) -> tuple[list[int], list[int]]:
 
 
 def _folder(step: int, symbol: str) -> Any:
-    """Build the fold of two vectors of signed words, of ``2 ** (step - 1)`` vectors each."""
+    """Build the fold of two vectors of signed words, or pairs of halves, of ``2 ** (step - 1)`` vectors each.
+
+    Halves that are a word stay together: both belong to one vector in the end.
+    """
     lanes = _halves(step)
 
     @primitive
     def fold(typingctx: Any, a: Any, b: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            first, second = (builder.shuffle_vector(*args, indices(picked)) for picked in lanes)
+            words = [builder.bitcast(x, ir.VectorType(I32, LANES)) for x in args]
+            shuffled = [builder.shuffle_vector(*words, indices(picked)) for picked in lanes]
+            first, second = (builder.bitcast(x, args[0].type) for x in shuffled)
             return builder.select(builder.icmp_signed(symbol, first, second), first, second)
 
         return a(a, b), codegen
@@ -49,3 +56,15 @@ def _folder(step: int, symbol: str) -> Any:
 smaller_of_2, smaller_of_4, smaller_of_8, smaller_of_16 = (_folder(step, "<") for step in range(1, 5))
 larger_of_2, larger_of_4, larger_of_8, larger_of_16 = (_folder(step, ">") for step in range(1, 5))
 """Of two vectors that belong to so many vectors together."""
+
+
+@primitive
+def interleaved_pairs(typingctx: Any, x: Any) -> Any:
+    """Return pairs of the first 16 halves and of the last 16 in turns, as a fold of 2 leaves them."""
+    lanes = [n // 2 + n % 2 * (LANES // 2) for n in range(LANES)]
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words = builder.bitcast(args[0], ir.VectorType(I32, LANES))
+        return builder.bitcast(builder.shuffle_vector(words, words, indices(lanes)), args[0].type)
+
+    return HALVES(HALVES), codegen

@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .intrinsics import F32, I8, I32, address, primitive, x86_has
+from .intrinsics import F32, I8, I32, I64, address, primitive, x86_has
 from .vector import FLOATS, HALVES, OCTETS, STEP, WORDS, indices
 
 # It has no types.
@@ -52,6 +52,19 @@ def _picked(context: Any, builder: Any, table: Any, codes: Any) -> Any:
     while len(planes) > 1:
         planes = [_zip(builder, *planes[n : n + 2]) for n in range(0, len(planes), 2)]
     return planes[0]
+
+
+@primitive
+def load_table(typingctx: Any, array: Any) -> Any:
+    """Load 16 octets, twice, as :func:`pick_octets` takes them."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = ir.VectorType(I8, STEP // 2)
+        value = builder.load(address(context, builder, signature.args[0], args[0], I64(0), lanes))
+        value.align = 1
+        return builder.shuffle_vector(value, value, indices(2 * list(range(STEP // 2))))
+
+    return OCTETS(array), codegen
 
 
 @primitive

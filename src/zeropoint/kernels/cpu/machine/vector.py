@@ -1,8 +1,9 @@
 """Vectors as values of a kernel, for the inner loops that the auto-vectorizer makes too slow.
 
 A step is 32 neighboring elements: two vectors of 16 floats (float32) or words (uint32), or one of 32 halves
-(uint16) or octets (uint8). Sums may need doubles. Vectors take ``+ - * /`` or ``+ - & | ^ << >>`` with their
-own kind. Everything is portable LLVM IR: the code generator makes of them the vectors that the machine has.
+(uint16) or octets (uint8), or of 4 longs (uint64) of 8 octets. Sums may need doubles. Vectors take
+``+ - * /`` or ``+ - & | ^ << >>`` with their own kind. Everything is portable LLVM IR: the code generator
+makes of them the vectors that the machine has.
 
 Between 16 and 32 bits, two words are taken out of each pair of halves without shuffles when the first vector
 holds the even elements and the second the odd ones; that is the order for arrays of uint16 (bfloat16), and
@@ -313,7 +314,7 @@ def _narrow(target: Vector, shift: int) -> Any:
     return narrow
 
 
-high_halves, low_octets = _narrow(HALVES, 16), _narrow(OCTETS, 0)
+low_halves, high_halves, low_octets = _narrow(HALVES, 0), _narrow(HALVES, 16), _narrow(OCTETS, 0)
 """The low 16, high 16 or low 8 bits of the first and last 16 elements."""
 
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..encode.block_scales import rounded
-from ..encode.elements import MAGIC, is_identity
+from ..encode.elements import MAGIC
 from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.steps import can_encode_steps
 from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL
@@ -444,7 +444,7 @@ def fitted_rows(
     )  # fmt: skip
     amax, none, nothing = scratch(TILE, np.uint32), scratch(1, np.float32), scratch(1, np.uint8)
     per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
-    known, block = can_encode_steps(element, is_identity(order)), layout.block
+    known, block = can_encode_steps(element), layout.block
     at, end = first * layout.cols, last * layout.cols
     block_at, byte_at = first * layout.row_blocks, first * layout.row_bytes
     while at < end:

@@ -27,9 +27,10 @@ from ..encode.block_scales import (
     minifloat_value,
     power_of,
 )
-from ..encode.elements import EXPONENT, INFINITE, MAGIC, is_identity
+from ..encode.elements import EXPONENT, INFINITE, MAGIC
 from ..encode.rows import PACKED, encode_span, tile_span
-from ..encode.steps import can_encode_steps, values_in_order
+from ..encode.step_access import values_in_order
+from ..encode.steps import can_encode_steps
 from ..machine.descriptor import BAD_VALUE, FLOAT, INTEGER, MULTIPLY, OK, POWER
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
 from ..machine.tile import NOT_FINITE, TILE, block_amax, load
@@ -439,7 +440,7 @@ def searched_rows(
     )  # fmt: skip
     amax, none = scratch(TILE, np.uint32), scratch(1, np.float32)
     per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
-    known, block = can_encode_steps(element, is_identity(order)), layout.block
+    known, block = can_encode_steps(element), layout.block
     at, end = first * layout.cols, last * layout.cols
     block_at, byte_at = first * layout.row_blocks, first * layout.row_bytes
     while at < end:

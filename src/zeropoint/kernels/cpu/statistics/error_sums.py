@@ -7,7 +7,7 @@ import numpy as np
 from ..decode.rows import decode, stored_scales
 from ..decode.steps import can_decode_steps, decode_steps
 from ..encode.rows import parameter_row
-from ..encode.steps import values_in_order
+from ..encode.step_access import values_in_order
 from ..machine.descriptor import ZERO_NONE
 from ..machine.intrinsics import device, float32_of, inlined, scratch
 from ..machine.pack import load_codes

@@ -1,0 +1,188 @@
+"""Extremes of 16 blocks at once, as integers that are ordered as numbers are, halves for 16-bit floats.
+
+Gain that keeps it, with products in place of quotients (:mod:`.chained_steps`): 1.5 times the speed of q4_k.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from ..machine.intrinsics import device, inlined
+from ..machine.lane_folds import (
+    interleaved_pairs,
+    larger_of_2,
+    larger_of_4,
+    larger_of_8,
+    larger_of_16,
+    smaller_of_2,
+    smaller_of_4,
+    smaller_of_8,
+    smaller_of_16,
+)
+from ..machine.tile import fetch_ahead
+from ..machine.vector import (
+    HALF,
+    WHOLE,
+    bits_of,
+    first_bfloat16,
+    first_float16,
+    halves_of,
+    larger_signed,
+    load_lanes,
+    low_halves,
+    pairs_of,
+    second_bfloat16,
+    second_float16,
+    shift_signed,
+    smaller_signed,
+    store_lanes,
+    values_of,
+    words_of,
+)
+
+GROUP = np.uint64(16)
+"""Blocks whose extremes are found together."""
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+
+
+@inlined
+def keys_of(values: Any) -> Any:
+    """Return floats as words that are ordered, with their signs, as they are; the inverse on such words."""
+    bits = bits_of(values)
+    return bits ^ (shift_signed(bits, words_of(np.uint32(31))) & words_of(_MAGNITUDE))
+
+
+def _ends_of_step(x: Any, at: Any) -> Any:
+    """Return smallest and largest keys of a step, lane by lane: words of floats, halves of 16-bit floats."""
+
+
+@overload(_ends_of_step, inline="always")
+def _ends_of_step_overload(x: Any, at: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def find(x: Any, at: Any) -> Any:
+            a, b = keys_of(load_lanes(x, at)), keys_of(load_lanes(x, at + HALF))
+            return smaller_signed(a, b), larger_signed(a, b)
+
+    else:
+
+        def find(x: Any, at: Any) -> Any:
+            keys = _half_keys(load_lanes(x, at))
+            return keys, keys
+
+    return find
+
+
+@inlined
+def _half_keys(bits: Any) -> Any:
+    """Return halves of 16-bit floats that are ordered, with their signs, as these are; also the inverse."""
+    return bits ^ (shift_signed(bits, halves_of(np.uint16(15))) & halves_of(np.uint16(0x7FFF)))
+
+
+@inlined
+def _ends_of_1(x: Any, at: Any, block: Any) -> Any:
+    """Return smallest and largest keys of each lane of the steps of a block."""
+    low, high = _ends_of_step(x, at)
+    for i in range(at + WHOLE, at + block, WHOLE):
+        next_low, next_high = _ends_of_step(x, i)
+        low, high = smaller_signed(low, next_low), larger_signed(high, next_high)
+    return low, high
+
+
+def _ends_of_halves(x: Any, at: Any) -> Any:
+    """Return smallest and largest keys of the two blocks of half a step, in turns."""
+
+
+@overload(_ends_of_halves, inline="always")
+def _ends_of_halves_overload(x: Any, at: Any) -> Any:
+    if x.dtype == types.float32:
+
+        def find(x: Any, at: Any) -> Any:
+            a, b = keys_of(load_lanes(x, at)), keys_of(load_lanes(x, at + HALF))
+            return smaller_of_2(a, b), larger_of_2(a, b)
+
+    else:
+
+        def find(x: Any, at: Any) -> Any:
+            keys = interleaved_pairs(_half_keys(load_lanes(x, at)))
+            return keys, keys
+
+    return find
+
+
+@inlined
+def _ends_of_2(x: Any, at: Any, block: Any) -> Any:
+    if block == HALF:
+        return _ends_of_halves(x, at)
+    low, high = _ends_of_1(x, at, block)
+    next_low, next_high = _ends_of_1(x, at + block, block)
+    return smaller_of_2(low, next_low), larger_of_2(high, next_high)
+
+
+@inlined
+def _ends_of_4(x: Any, at: Any, block: Any) -> Any:
+    low, high = _ends_of_2(x, at, block)
+    next_low, next_high = _ends_of_2(x, at + np.uint64(2) * block, block)
+    return smaller_of_4(low, next_low), larger_of_4(high, next_high)
+
+
+@inlined
+def _ends_of_8(x: Any, at: Any, block: Any) -> Any:
+    low, high = _ends_of_4(x, at, block)
+    next_low, next_high = _ends_of_4(x, at + np.uint64(4) * block, block)
+    return smaller_of_8(low, next_low), larger_of_8(high, next_high)
+
+
+@inlined
+def can_group(block: Any) -> Any:
+    """Return whether :func:`group_extremes` knows the blocks."""
+    return block == HALF or block % WHOLE == np.uint64(0)
+
+
+def _widened(x: Any, halves: Any) -> Any:
+    """Return halves that are 16-bit floats of the dtype of ``x`` as floats, the first 16 first."""
+
+
+@overload(_widened, inline="always")
+def _widened_overload(x: Any, halves: Any) -> Any:
+    def of_bfloat16(x: Any, halves: Any) -> Any:
+        return first_bfloat16(halves), second_bfloat16(halves)
+
+    def of_float16(x: Any, halves: Any) -> Any:
+        return first_float16(halves), second_float16(halves)
+
+    return of_bfloat16 if x.dtype == types.uint16 else of_float16
+
+
+def _numbers_of(x: Any, low: Any, high: Any) -> Any:
+    """Return the floats of keys of 16 blocks; a pair of halves is of one block."""
+
+
+@overload(_numbers_of, inline="always")
+def _numbers_of_overload(x: Any, low: Any, high: Any) -> Any:
+    def of_words(x: Any, low: Any, high: Any) -> Any:
+        return values_of(keys_of(values_of(low))), values_of(keys_of(values_of(high)))
+
+    def of_halves(x: Any, low: Any, high: Any) -> Any:
+        half = words_of(np.uint32(16))
+        least, most = pairs_of(low), pairs_of(high)
+        least = smaller_signed(shift_signed(least, half), shift_signed(least << half, half))
+        most = larger_signed(shift_signed(most, half), shift_signed(most << half, half))
+        return _widened(x, _half_keys(low_halves(least, most)))
+
+    return of_words if x.dtype == types.float32 else of_halves
+
+
+@device
+def group_extremes(x: Any, at: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
+    """Write the smallest and largest number of each of ``blocks`` blocks, whole groups; -0 is less than 0."""
+    for b in range(np.uint64(0), blocks, GROUP):
+        begin = at + b * block
+        fetch_ahead(x, begin + GROUP * block, GROUP * block)
+        low, high = _ends_of_8(x, begin, block)
+        next_low, next_high = _ends_of_8(x, begin + np.uint64(8) * block, block)
+        least, most = _numbers_of(x, smaller_of_16(low, next_low), larger_of_16(high, next_high))
+        store_lanes(lows, b, least)
+        store_lanes(highs, b, most)
