@@ -13,6 +13,7 @@ from ..machine.intrinsics import (
     float32_of,
     inlined,
     narrow_half,
+    scratch,
     shr32,
     widen_half,
 )
@@ -32,6 +33,8 @@ from ..machine.vector import (
 from .elements import INFINITE, MAGIC
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
+CLIMBERS = 256
+"""Numbers that are looked for on a ladder together."""
 
 
 class Level(NamedTuple):
@@ -75,14 +78,37 @@ def _to_bfloat16(x: Any) -> Any:
 
 
 @device
-def _rank(x: Any, level: Any, ladder: Any) -> Any:
-    """Return the place on the ladders of the value that a number is rounded to."""
-    key, keys, low, left = np.int32(ordered(x)), ladder[0], level.first, level.rungs
-    while left > _ONE:  # without a branch that depends on the number
+def _climb(numbers: Any, at: Any, count: Any, level: Any, ladder: Any, places: Any) -> None:
+    """Set the places on the ladders of the values that numbers are rounded to; up to CLIMBERS of them.
+
+    All take a step before any takes the next: none waits for the rung that another one reads.
+    """
+    own, keys, left = scratch(CLIMBERS, np.int32), ladder[0], level.rungs
+    for i in range(count):
+        own[i], places[i] = np.int32(ordered(numbers[at + i])), np.uint32(level.first)
+    while left > _ONE:
         half = left // np.uint64(2)
-        low += half if keys[low + half - _ONE] < key else _ZERO
+        for i in range(count):
+            low = np.uint64(places[i])
+            places[i] = np.uint32(low + (half if keys[low + half - _ONE] < own[i] else _ZERO))
         left -= half
-    return low
+
+
+@device
+def _on_ladder(
+    numbers: Any, count: Any, level: Any, ladder: Any, rounds: Any, stores: Any, out: Any, at: Any
+) -> None:
+    """Round numbers to values of a ladder, or write their codes, or both."""
+    places = scratch(CLIMBERS, np.uint32)
+    for b in range(_ZERO, np.uint64(count), np.uint64(CLIMBERS)):
+        few = min(count - b, np.uint64(CLIMBERS))
+        _climb(numbers, b, few, level, ladder, places)
+        if rounds:
+            for i in range(few):
+                numbers[b + i] = ladder[1][places[i]]
+        if stores:
+            for i in range(few):
+                out[at + b + i] = ladder[2][places[i]]
 
 
 @device
@@ -98,8 +124,7 @@ def round_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any)
             store_lanes(numbers, b, (x + magic) - magic)
         return
     if level.held == AS_LADDER:
-        for b in range(count):
-            numbers[b] = ladder[1][_rank(numbers[b], level, ladder)]
+        _on_ladder(numbers, count, level, ladder, True, False, scratch(1, np.uint8), _ZERO)
         return
     if clips:
         for b in range(count):
@@ -134,8 +159,7 @@ def store_numbers(numbers: Any, count: Any, level: Any, ladder: Any, out: Any, a
         for b in range(whole, count):
             out[at + b] = np.uint8(and32(bits32(np.float32(numbers[b] + MAGIC)), level.mask))
     elif level.held == AS_LADDER:
-        for b in range(count):
-            out[at + b] = ladder[2][_rank(numbers[b], level, ladder)]
+        _on_ladder(numbers, count, level, ladder, False, True, out, at)
     elif level.held == AS_FLOAT16:
         halves = out.view(np.uint16)
         for b in range(count):
@@ -153,10 +177,8 @@ def store_numbers(numbers: Any, count: Any, level: Any, ladder: Any, out: Any, a
 @device
 def keep_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any, out: Any, at: Any) -> None:
     """Do what :func:`round_numbers` and then :func:`store_numbers` do; ranks on a ladder are found once."""
-    if level.held != AS_LADDER:
-        round_numbers(numbers, count, level, ladder, clips)
-        store_numbers(numbers, count, level, ladder, out, at)
+    if level.held == AS_LADDER:
+        _on_ladder(numbers, count, level, ladder, True, True, out, at)
         return
-    for b in range(count):
-        place = _rank(numbers[b], level, ladder)
-        numbers[b], out[at + b] = ladder[1][place], ladder[2][place]
+    round_numbers(numbers, count, level, ladder, clips)
+    store_numbers(numbers, count, level, ladder, out, at)
