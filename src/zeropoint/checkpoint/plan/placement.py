@@ -229,7 +229,7 @@ class Placements:
         # Of each weight: its tensor, which matrix of that (-1: all of it), scheme, method, set and outputs.
         self._entry, self._matrix, self._layer = array("I"), array("i"), array("I")
         self._methods, self._method = Names(), array("I")
-        self._share, self._first, self._sets = array("i"), array("q"), Names()
+        self._shares, self._first = array("b"), array("q")
         # Of each output tensor: what it is, its file, and where it begins there.
         self._specs, self._kind, self._file = Kinds(), array("I"), array("I")
         self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
@@ -323,24 +323,22 @@ class Placements:
             # Its dtype may be one that torch has not.
             self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
         numbers = {layer: n for n, layer in enumerate(self.layers)}
-        shares: Counter[int] = Counter()
+        sets, members = Names(), array("i")
         for entry, layer, method in actions.quantized:
             self._methods.add(method)
             whole = not is_fused_experts(entry) or layer.codec.fuses(layer)
             for at, matrix in enumerate(self._matrices(entry, layer)):
-                share = self._set(matrix.module) if layer.codec.shares_scale(layer) else -1
-                shares[share] += 1
+                share = shared_scale_set(matrix.module) if layer.codec.shares_scale(layer) else None
+                members.append(-1 if share is None else _numbered(sets, share))
                 self._entry.append(self._entries.numbered(entry.name))
                 self._matrix.append(-1 if whole else at)
                 self._layer.append(numbers[layer])
                 self._method.append(self._methods.numbered(method))
-                self._share.append(share)
                 self._first.append(len(self._kind))
                 for spec in _specs(layer, matrix, entry):
                     self._put(spec, shards[entry.file.name])
-        for number, share in enumerate(self._share):
-            if shares[share] < 2:
-                self._share[number] = -1
+        counts = Counter(members)
+        self._shares.extend(member >= 0 and counts[member] > 1 for member in members)
 
     def _gather(self) -> dict[str, str]:
         """Give parts of one tensor the file of the first of them; return the new names of what is left."""
@@ -363,14 +361,6 @@ class Placements:
     def _put(self, spec: TensorSpec, file: int) -> None:
         self._kind.append(self._specs.number(spec))
         self._file.append(file)
-
-    def _set(self, module: str) -> int:
-        """Return the number of the set with whose members a module may share a tensor scale, or -1."""
-        share = shared_scale_set(module)
-        if share is None:
-            return -1
-        added = self._sets.add(share)
-        return self._sets.numbered(share) if added is None else added
 
     def _placement(self, number: int) -> Placement:
         return self._written(number) if number < self._base else self._weight(number - self._base)
@@ -400,7 +390,7 @@ class Placements:
     def _make_weight(self, number: int) -> Placement:
         entry, layer = self._entries.at(self._entry[number]), self.layers[self._layer[number]]
         matrix = self._matrices(entry, layer)[max(0, self._matrix[number])]
-        first, share = self._first[number], self._share[number]
+        first = self._first[number]
         end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
         name = entry.name if self._matrix[number] < 0 else f"{matrix.module}{WEIGHT}"
         return Placement(
@@ -408,7 +398,8 @@ class Placements:
             origin=self._formed(self._actions.floats.origin(entry), name),
             shape=matrix.shape, to=layer, outputs=tuple(map(self.at, range(first, end))),
             first=matrix.first, step=matrix.step,
-            share=None if share < 0 else self._sets[share], method=self._methods[self._method[number]],
+            share=shared_scale_set(matrix.module) if self._shares[number] else None,
+            method=self._methods[self._method[number]],
         )  # fmt: skip
 
     def _name(self, number: int) -> str:
@@ -485,6 +476,12 @@ class Placements:
         spec = self._specs[kind]
         form = self._form(name, spec.shape) or StoredForm(name)
         return FiledTensor(form=form, dtype=spec.dtype, shape=spec.shape, nbytes=self._sizes[kind])
+
+
+def _numbered(names: Names, name: str) -> int:
+    """Return the number of a name, which is added where it is not there."""
+    added = names.add(name)
+    return names.numbered(name) if added is None else added
 
 
 _matrices, _RECENT = functools.lru_cache(maxsize=8)(matrices), 32
