@@ -291,10 +291,12 @@ def test_a_tensor_without_axes_has_the_same_error_on_both(granularity: str, scal
 def test_blocks_of_a_numbered_axis_are_theirs_when_kernels_take_rows(
     scheme: str, shape: tuple[int, ...]
 ) -> None:
-    both(torch.randn(shape, generator=torch.Generator().manual_seed(0)), scheme)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    assert both(x, scheme).shape == shape
 
 
 @pytest.mark.parametrize("codebook", ["[1.0,0.0,-1.0]", "[0.0,1.0,-1.0]", "[-1.0,0.0,1.0]"])
 def test_codes_of_few_values_in_any_order_follow_from_chained_levels(codebook: str) -> None:
     x = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
-    both(x, f"codebook{codebook}:g32:scale=linear/int6:scale2=float16@g256")
+    q = both(x, f"codebook{codebook}:g32:scale=linear/int6:scale2=float16@g256")
+    assert len(q.codes.unique()) == 3

@@ -42,7 +42,7 @@ from .carried_scales import NOTHING, carried
 from .config_and_index import MANIFEST, index_and_config
 from .cuts import tile_bytes, tile_shape
 from .file_heads import model_files
-from .limits import Limits, give_back
+from .limits import Limits
 from .origin import Floats, as_floats, unquantized
 from .output_shards import OutputShard, SharedScale
 from .placement import Placement, Placements
@@ -290,7 +290,6 @@ def make_plan(
     without effect; UnsupportedError when no layout holds the scheme; CheckpointError when ``limits`` are too
     small for one part of a weight.
     """
-    give_back()
     text = RecipeText.of(to) if isinstance(to, str) else to
     mixture = text.mixture(codec)
     recipe = KEPT if mixture is not None else _parsed(to, codec)

@@ -18,6 +18,7 @@ from ...architectures import fused_set
 from ...errors import ZeropointError, count, option, size_of
 from ..choose.selection import module_of
 from ..plan.checkpoint_plan import make_plan
+from ..plan.limits import give_back
 from ..plan.placement import Placement
 from .tensor_error import TensorError
 
@@ -83,6 +84,7 @@ def keeping(result: RunResult) -> Keeping | None:
     number = sum(map(len, kept.values()))
     patterns = tuple(pattern for members in kept.values() for pattern in _patterns(members, plan.weights))
     selection = replace(plan.selection, ignore=(*plan.selection.ignore, *patterns))
+    give_back()  # a plan is a table of all tensors, and that of the run is still there
     try:
         other = make_plan(plan.source, plan.recipe, selection=selection, limits=plan.limits, codec=plan.codec)
     except ZeropointError:  # nothing is left to quantize, or codes that cannot stay in this layout
