@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zeropoint import columns
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
-from zeropoint.columns import Kinds, Made, Names
+from zeropoint.columns import Blobs, Kinds, Made, Names, ordered
 
 
 @given(st.lists(st.text(max_size=6), max_size=200))
@@ -40,6 +41,23 @@ def test_made_items_are_a_sequence_that_equals_its_own_tuple() -> None:
     assert (made[-1], made[1:3], "3" in made, made.index("2")) == ("4", ("1", "2"), True, 2)
     with pytest.raises(IndexError):
         made[5]
+
+
+def test_more_indices_than_have_keys_in_memory_are_sorted_and_ties_keep_their_order() -> None:
+    keys = [f"layer.{n * 7919 % 1009}" for n in range(20_000)]
+    assert list(ordered(range(len(keys)), keys.__getitem__)) == sorted(range(len(keys)), key=keys.__getitem__)
+    assert list(ordered([5, 3], keys.__getitem__)) == sorted([5, 3], key=keys.__getitem__)
+    assert list(ordered([], keys.__getitem__)) == []
+
+
+@pytest.mark.parametrize("sizes", [[8, 8, 0, 1], [7, 1, 0], [3, 5, 0, 3], [20, 0, 2], [0, 0]])
+def test_blobs_are_what_they_were_wherever_buffers_end(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "_PIECE", 8)
+    blobs, expected = Blobs(len(sizes)), {n: bytes([n]) * size for n, size in enumerate(sizes)}
+    blobs.update(expected)
+    assert dict(blobs) == expected
 
 
 def test_equal_kinds_share_a_number() -> None:

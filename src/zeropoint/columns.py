@@ -159,7 +159,7 @@ class Names(Sequence[str]):
 
 
 _PIECE = 1 << 18
-"""Bytes in a piece of memory of :class:`Blobs`: a single one that grew would be copied, and held twice."""
+"""Bytes in one buffer of :class:`Blobs`; a single growing buffer would be copied, and held twice."""
 
 
 class Blobs(MutableMapping[int, bytes]):
@@ -191,7 +191,7 @@ class Blobs(MutableMapping[int, bytes]):
         if not 0 <= number < len(self._begins):
             raise KeyError(number)
         self._filled += self._begins[number] < 0
-        if len(self._pieces[-1]) + len(data) > _PIECE:
+        if len(self._pieces[-1]) + len(data) >= _PIECE:
             self._pieces.append(bytearray())
         self._begins[number] = (len(self._pieces) - 1) * _PIECE + len(self._pieces[-1])
         self._sizes[number] = len(data)
@@ -214,11 +214,11 @@ class Blobs(MutableMapping[int, bytes]):
 
 
 _RUN = 1 << 13
-"""Numbers whose keys are held at a time."""
+"""Indices whose sort keys are in memory at the same time."""
 
 
 def ordered(numbers: Iterable[int], key: Callable[[int], Any]) -> array[int]:
-    """Return numbers in the order of their keys, which are made twice each and never held all at once.
+    """Return indices sorted by key; each key is computed twice, and only a few are in memory at a time.
 
     >>> list(ordered(range(4), ["d", "a", "c", "a"].__getitem__))
     [1, 3, 2, 0]

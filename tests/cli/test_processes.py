@@ -129,6 +129,7 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_command_leaves_scipy_alone(tmp_path: Path) -> None:
     pytest.importorskip("scipy.linalg")
     model, command = write_llama(tmp_path / "model"), [sys.executable, "-X", "importtime", "-m", "zeropoint"]

@@ -311,6 +311,7 @@ def test_results_can_be_written_into_earlier_ones(scheme: str) -> None:
 WHOLE = (
     "int8", "int8:tensor:asym", "uint8:tensor:asym:dialect=onnx", "float8_e4m3fn:tensor", "nvfp4", "nvfp4a16",
     "int4:g16:scale=ue4m3:scale2=float32@tensor", "mx9", "int4:g128",
+    "int8:g4:scale=floor:scale2=floor@tensor", "int8:tensor:scale=floor:scale2=floor@tensor",
 )  # fmt: skip
 
 

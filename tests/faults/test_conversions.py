@@ -70,7 +70,7 @@ def stage(converting: Stage, children: Children, record_property: Any) -> Iterat
 
 
 def test_a_conversion_killed_at_some_of_its_calls_resumes(children: Children, stage: Stage) -> None:
-    some = faults(stage)[::151]
+    some = faults(stage)[::251]
     for fault in some:
         killed(children, stage, fault)
     assert stage.tally.resumes == len(some)

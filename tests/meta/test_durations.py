@@ -17,9 +17,8 @@ COMPILES = {
 """Items that compile in each run, with what."""
 LONG = {
     "tests/checkpoint/cluster/test_executor.py::test_a_cluster_writes_the_bytes_of_threads": "starts Ray",
-    "tests/vectors/test_conformance.py::test_a_file_on_disk_is_the_one_that_is_made[layouts.safetensors]": (
-        "writes a checkpoint of each layout"
-    ),
+    "tests/checkpoint/cluster/test_executor.py::"
+    "test_an_error_of_the_data_is_that_of_threads_and_leaves_nothing": "ends the workers of Ray",
     "tests/cli/test_processes.py::"
     "test_an_interrupted_quantize_publishes_nothing_and_resumes[2-130-interrupted]": "waits to interrupt",
     "tests/stores/test_command.py::test_a_command_from_store_to_store_gives_the_bytes_of_directories": (
@@ -31,17 +30,15 @@ LONG = {
     "tests/hostile/test_limits.py::test_the_whole_corpus_takes_little_memory_and_processor_time": (
         "a process under limits reads all hostile files"
     ),
+    "tests/hostile/test_fuzz_commands.py::"
+    "test_commands_finish_or_refuse_in_a_line_whatever_a_file_holds": "two files of each command",
     "tests/checkpoint/run/test_many_tensors.py::test_a_run_keeps_little_of_each_weight": "traces memory",
-    "tests/faults/test_resources.py::test_few_descriptors_are_enough_for_many_shards": "writes 300 shards",
-    "tests/faults/test_concurrent.py::test_of_processes_started_together_one_proceeds": "they wait",
+    "tests/checkpoint/run/test_memory.py::"
+    "test_memory_stays_below_the_limit[larger-than-the-limit-w4a16]": "a process under a limit reads 400 MiB",
     "tests/stores/test_command.py::test_a_killed_command_resumes_in_the_store": "waits for work to kill",
-    "tests/stats/test_processes.py::test_two_processes_learn_what_one_learns_from_the_same_data": (
+    "tests/training/test_survival.py::test_two_processes_learn_what_one_learns_from_the_same_data": (
         "starts the server of processes"
     ),
-    "tests/models/test_calibrate_processes.py::test_two_processes_give_the_parameters_of_one[minmax]": (
-        "starts the server of processes"
-    ),
-    "tests/models/test_calibrate.py::test_a_bar_is_shown_on_a_terminal_and_nowhere_else": "starts Python",
 }
 """Items that may take longer, with the reason: on an idle machine some take less."""
 

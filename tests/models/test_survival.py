@@ -27,6 +27,7 @@ from zeropoint.models import (
 from zeropoint.recipes import Assignment, Recipe, Rule
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_trains_on_the_same_data(tmp_path: Path) -> None:
     """Also where the processes began with other weights."""
     run_two(trained_apart.run_process, str(tmp_path))

@@ -252,9 +252,9 @@ def _same(item: object) -> None:  # noqa: ARG001 (everything with one name is of
 
 
 def _grouped(items: Sequence[T], keys: Iterable[K]) -> list[tuple[K, Sequence[T]]]:
-    """Return items by key, of which each has one, keys in the order of their first item.
+    """Return items grouped by key, in the order of the first item of each key. keys: one for each item.
 
-    A group knows the numbers of its items, so those that are made when they are asked for take no memory.
+    A group holds indices, so that items that are created on access take no memory.
     """
     found: dict[K, array[int]] = {}
     for number, key in enumerate(keys):

@@ -349,7 +349,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_process_publishes_nothing(number: signal.Signals, tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(source), str(tmp_path / "out")]

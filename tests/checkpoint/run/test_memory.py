@@ -145,6 +145,7 @@ def test_an_onnx_model_far_above_the_limit_is_quantized_below_it(tmp_path: Path)
     assert (tmp_path / "out" / "model.onnx.data").stat().st_size > 400 * MIB
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_whole_tensors_does_not_pass_this_limit(tmp_path: Path) -> None:
     source = sparse(tmp_path / "in", SHAPES["larger-than-the-limit"])
     status, said = quantized(source, tmp_path, "w4a16", planted="whole")

@@ -13,7 +13,7 @@ from ...schemes.text import overridden, words
 
 
 def codec_for(name: str | None, to: object = None) -> Codec:
-    """Return the codec of a name; without one, the only codec that has what is asked for, or the usual one.
+    """Return the codec called ``name``; for None, the only codec that holds the scheme, or the default codec.
 
     to: a scheme, a preset or a mixture, or None. ``q4_k_m`` is of one layout, which need not be named.
 

@@ -479,7 +479,7 @@ def _notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
 
 
 def _is_lost(name: str, family: Mapping[str, Any]) -> bool:
-    """Return whether transformers has no place for an expert that is a matrix of its own."""
+    """Return whether transformers has no module for a single expert."""
     return is_expert(name) and loaded_parameters(name, family) == (name,) and lacks_single_experts(family)
 
 

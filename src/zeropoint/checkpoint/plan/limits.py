@@ -159,7 +159,7 @@ def decoding_bytes(scheme: Scheme, own_dtype: torch.dtype, dtype: torch.dtype) -
 
 
 def give_back() -> None:
-    """Give memory that was freed back to the system, where the C library keeps it: glibc does."""
+    """Return freed memory to the operating system; glibc keeps it otherwise."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

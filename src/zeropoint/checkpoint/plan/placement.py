@@ -295,7 +295,7 @@ class Placements:
         )  # fmt: skip
 
     def module(self, weight: int) -> str:
-        """Return the module of the weight of a number."""
+        """Return the module name of a weight, by the index of the weight."""
         entry, matrix = self._entry[weight], self._matrix[weight]
         if matrix < 0:
             return module_of(self._entries.name(entry))
@@ -464,7 +464,7 @@ class Placements:
         return self._container.nbytes(spec.dtype, spec.shape)
 
     def _in_file(self, number: int) -> tuple[int, str, int]:
-        """Return what a tensor lies by in its file, parts of one next to each other."""
+        """Return the sort key of a tensor within its file; parts of one tensor are adjacent."""
         name = self._name(number)
         form = self._form(name, self._specs[self._kind[number]].shape)
         if form is None or form.part is None:
@@ -479,7 +479,7 @@ class Placements:
 
 
 def _numbered(names: Names, name: str) -> int:
-    """Return the number of a name, which is added where it is not there."""
+    """Return the index of a name; add the name if it is missing."""
     added = names.add(name)
     return names.numbered(name) if added is None else added
 

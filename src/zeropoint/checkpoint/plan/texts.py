@@ -14,7 +14,7 @@ _LEVEL = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A text in UTF-8, kept packed, or made whenever it is read. size: its bytes. sha256: their digest."""
+    """A UTF-8 text, kept compressed or generated on each read. size: in bytes. sha256: hex digest."""
 
     size: int
     sha256: str
@@ -39,7 +39,7 @@ class Text:
 
     @staticmethod
     def made(pieces: Callable[[], Iterable[str]]) -> Text:
-        """Return a text that is made whenever it is read: one that does not pack, as digests do not.
+        """Return a text that is generated on each read, for text that does not compress, such as digests.
 
         >>> text = Text.made(lambda: iter(["ab", "c"]))
         >>> text.size, str(text), text == Text.of("abc")

@@ -189,7 +189,7 @@ def _do(
 def outcomes(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -> Sequence[Outcome]:
     """Return the result for each weight, in the order of the plan, when all units are done.
 
-    Errors alone are kept: the digests, which are most of what is done, are in the manifest by now.
+    Only the errors are kept: the digests take most of the memory, and the manifest has them by now.
     """
     errors, weights = Blobs(len(plan.weights)), plan.weights
     for number in range(len(weights)):

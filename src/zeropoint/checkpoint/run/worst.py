@@ -84,7 +84,7 @@ def keeping(result: RunResult) -> Keeping | None:
     number = sum(map(len, kept.values()))
     patterns = tuple(pattern for members in kept.values() for pattern in _patterns(members, plan.weights))
     selection = replace(plan.selection, ignore=(*plan.selection.ignore, *patterns))
-    give_back()  # a plan is a table of all tensors, and that of the run is still there
+    give_back()  # the second plan is as large as the first one, which is still in memory
     try:
         other = make_plan(plan.source, plan.recipe, selection=selection, limits=plan.limits, codec=plan.codec)
     except ZeropointError:  # nothing is left to quantize, or codes that cannot stay in this layout

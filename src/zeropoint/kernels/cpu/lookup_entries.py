@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from .decode.level_products import level_rows as decode_levels
+from .decode.level_products import level_rows
 from .decode.lookup_rows import lookup_rows
-from .encode.chained_rows import level_rows
+from .encode.chained_rows import stored_rows
 from .encode.power_levels import Powers, power_level_rows
 from .encode.table_rows import digit_rows, table_rows
 from .machine.intrinsics import device, kernel
@@ -20,7 +20,7 @@ def look_up(*args: Any) -> Any:
 @kernel
 def dequantize_levels(*args: Any) -> Any:
     """Decode rows under two levels of scales; see :func:`.decode.level_products.level_rows`."""
-    return run_parts(decode_levels, args)
+    return run_parts(level_rows, args)
 
 
 @kernel
@@ -52,5 +52,5 @@ def quantize_powers(*args: Any) -> Any:
 
 @kernel
 def store_levels(*args: Any) -> Any:
-    """Store numbers of blocks level by level; see :func:`.encode.chained_rows.level_rows`."""
-    return run_parts(level_rows, args)
+    """Store numbers of blocks level by level; see :func:`.encode.chained_rows.stored_rows`."""
+    return run_parts(stored_rows, args)

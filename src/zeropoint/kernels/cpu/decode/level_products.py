@@ -1,7 +1,7 @@
-"""The number of each block from two levels: a number of its own times that of the coarse block it lies in.
+"""Scales of blocks under two levels: the scale of a block times the scale of its coarse block.
 
-Rows are decoded a few at a time, so that the products of their blocks, which take more memory than the codes
-of small blocks, stay in the cache.
+A few rows are decoded at a time, so that the products stay in the cache; for small blocks they take more
+memory than the codes.
 """
 
 from typing import Any
@@ -83,7 +83,7 @@ def level_rows(
 ) -> None:  # fmt: skip
     """Decode rows ``first`` to ``last``, of whole coarse blocks and of at most FEW values each.
 
-    desc: under given scales. fine, coarse, tables, sizes: those of :func:`level_products`. unit: (1,)
+    desc: descriptor for given scales. fine, coarse, tables, sizes: as in :func:`level_products`. unit: (1,)
     float32, the step of integer codes.
     """
     layout, element, rule = unpack_layout(desc), unpack_element(desc), unpack_rule(desc)

@@ -79,7 +79,7 @@ def decode_table(codes: Any, count: Any, table: Any, factors: Any, tile: Any) ->
 
 @device
 def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros: Any, tile: Any) -> None:
-    """Turn a tile of codes into values times ``factors``, and add ``zeros`` where these are offsets.
+    """Write the values of codes times ``factors`` to a tile; add ``zeros`` where they are offsets.
 
     A table serves codebooks and the formats with NaN or Inf codes, which arithmetic would take for numbers.
     """

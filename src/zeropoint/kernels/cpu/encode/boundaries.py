@@ -53,7 +53,7 @@ SHORT = np.uint64(STEP // 2)
 
 
 def _is_short(x: Any) -> Any:
-    """Tell by the dtype of an array."""
+    """Return whether the dtype is uint16."""
 
 
 @overload(_is_short, inline="always")

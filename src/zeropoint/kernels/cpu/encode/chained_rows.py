@@ -114,7 +114,7 @@ def _tile_extremes(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any) ->
 
 @device
 def _first_of(numbers: Any, magnitude: Any) -> Any:
-    """Return the first number of a magnitude, which there is unless that is NaN."""
+    """Return the first number with the given magnitude, which must occur."""
     i = ZERO
     while abs(numbers[i]) != magnitude:
         i += ONE
@@ -141,7 +141,7 @@ def _signed_numbers(
 
 @device
 def _largest_lane_of(numbers: Any, at: Any, signed: Any) -> Any:
-    """Return the number of largest magnitude of 16, the first of equals, or that magnitude."""
+    """Return the number with the largest magnitude of 16, the first of ties; unsigned: the magnitude."""
     if not signed:
         return float32_of(largest_lane(bits_of(load_lanes(numbers, at)) & words_of(np.uint32(0x7FFFFFFF))))
     keys = keys_of(load_lanes(numbers, at))
@@ -460,11 +460,11 @@ def chained_rows(
 
 
 @device
-def level_rows(
+def stored_rows(
     numbers: Any, chain: Any, levels: Any, keys: Any, values: Any, codes: Any, one: Any, two: Any, three: Any,
     four: Any, five: Any, six: Any, center: Any, width: Any, first: Any, last: Any,
 ) -> Any:  # fmt: skip
-    """Store float32 numbers of blocks less a center, which elements are encoded with as they are.
+    """Store the scales of blocks minus their center, level by level; elements use the scales as they are.
 
     The arguments are those of :func:`chained_rows`; runs ``first`` to ``last`` are ``width`` numbers each, up
     to BLOCKS. Returns OK or BAD_SCALE.

@@ -118,7 +118,7 @@ def _strip(
 
 @inlined
 def _counted(x: Any, thresholds: Any) -> Any:
-    """Return how many of three thresholds are below each lane, negated, as words."""
+    """Return minus the number of the three thresholds below each lane, as words."""
     a, b, c = thresholds
     return above(x, a) + above(x, b) + above(x, c)
 

@@ -1,4 +1,4 @@
-"""Extremes of 16 blocks at once, as integers that are ordered as numbers are, halves for 16-bit floats.
+"""Extremes of 16 blocks at a time, compared as integers that sort like the floats.
 
 Gain that keeps it, with products in place of quotients (:mod:`.chained_steps`): 1.5 times the speed of q4_k.
 """
@@ -43,19 +43,19 @@ from ..machine.vector import (
 )
 
 GROUP = np.uint64(16)
-"""Blocks whose extremes are found together."""
+"""Blocks per group."""
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 @inlined
 def keys_of(values: Any) -> Any:
-    """Return floats as words that are ordered, with their signs, as they are; the inverse on such words."""
+    """Return floats as signed integers that sort like them; the function is its own inverse."""
     bits = bits_of(values)
     return bits ^ (shift_signed(bits, words_of(np.uint32(31))) & words_of(_MAGNITUDE))
 
 
 def _ends_of_step(x: Any, at: Any) -> Any:
-    """Return smallest and largest keys of a step, lane by lane: words of floats, halves of 16-bit floats."""
+    """Return the smallest and largest keys of a step per lane; keys have the width of the floats."""
 
 
 @overload(_ends_of_step, inline="always")
@@ -77,7 +77,7 @@ def _ends_of_step_overload(x: Any, at: Any) -> Any:
 
 @inlined
 def _half_keys(bits: Any) -> Any:
-    """Return halves of 16-bit floats that are ordered, with their signs, as these are; also the inverse."""
+    """Return 16-bit floats as signed integers that sort like them; the function is its own inverse."""
     return bits ^ (shift_signed(bits, halves_of(np.uint16(15))) & halves_of(np.uint16(0x7FFF)))
 
 
@@ -92,7 +92,7 @@ def _ends_of_1(x: Any, at: Any, block: Any) -> Any:
 
 
 def _ends_of_halves(x: Any, at: Any) -> Any:
-    """Return smallest and largest keys of the two blocks of half a step, in turns."""
+    """Return the smallest and largest keys of two blocks of 16 elements, interleaved."""
 
 
 @overload(_ends_of_halves, inline="always")

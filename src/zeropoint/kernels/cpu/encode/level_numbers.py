@@ -34,7 +34,7 @@ from .elements import INFINITE, MAGIC
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 CLIMBERS = 256
-"""Numbers that are looked for on a ladder together."""
+"""Numbers that are searched for together."""
 
 
 class Level(NamedTuple):
@@ -79,9 +79,9 @@ def _to_bfloat16(x: Any) -> Any:
 
 @device
 def _climb(numbers: Any, at: Any, count: Any, level: Any, ladder: Any, places: Any) -> None:
-    """Set the places on the ladders of the values that numbers are rounded to; up to CLIMBERS of them.
+    """Write the index of the nearest ladder value of up to CLIMBERS numbers, by bisection.
 
-    All take a step before any takes the next: none waits for the rung that another one reads.
+    Each step of the bisection runs for all numbers, so that their loads overlap.
     """
     own, keys, left = scratch(CLIMBERS, np.int32), ladder[0], level.rungs
     for i in range(count):
@@ -98,7 +98,7 @@ def _climb(numbers: Any, at: Any, count: Any, level: Any, ladder: Any, places: A
 def _on_ladder(
     numbers: Any, count: Any, level: Any, ladder: Any, rounds: Any, stores: Any, out: Any, at: Any
 ) -> None:
-    """Round numbers to values of a ladder, or write their codes, or both."""
+    """Round numbers to the nearest ladder values, write their codes, or both."""
     places = scratch(CLIMBERS, np.uint32)
     for b in range(_ZERO, np.uint64(count), np.uint64(CLIMBERS)):
         few = min(count - b, np.uint64(CLIMBERS))
@@ -176,7 +176,7 @@ def store_numbers(numbers: Any, count: Any, level: Any, ladder: Any, out: Any, a
 
 @device
 def keep_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any, out: Any, at: Any) -> None:
-    """Do what :func:`round_numbers` and then :func:`store_numbers` do; ranks on a ladder are found once."""
+    """Run :func:`round_numbers` and :func:`store_numbers`, with one search of the ladder for both."""
     if level.held == AS_LADDER:
         _on_ladder(numbers, count, level, ladder, True, True, out, at)
         return

@@ -10,7 +10,7 @@ from ..machine.tile import FEW, FLOAT32, NOT_FINITE, block_amax, spread
 from .rows import amax_rows, quantize_rows
 
 LEAST, MOST = -127, 127
-"""Exponents of a level: those of normal float32, and of the power of two below, whose bits are 0x400000."""
+"""Smallest and largest exponent of a level: 2 ** -127 is subnormal in float32, with the bits 0x400000."""
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _BIAS = np.int32(127)
 _TINY, _UP = np.float32(2.0**-126), np.float32(2.0**64)
@@ -53,7 +53,7 @@ def _power(exponent: Any) -> Any:
 
 @device
 def power_levels(amax: Any, count: Any, powers: Any, fine: Any, coarse: Any, factors: Any) -> Any:
-    """Write the bytes of both levels of ``count`` coarse blocks, and what each fine block is divided by.
+    """Write the codes of both levels of ``count`` coarse blocks, and the divisor of each fine block.
 
     amax: float32, of fine blocks. Returns OK or BAD_SCALE.
     """

@@ -82,7 +82,7 @@ def given_scales(
 def span_statistics(
     x: Any, at: Any, span: Any, layout: Any, rule: Any, amax: Any, lows: Any, highs: Any
 ) -> None:
-    """Set the bits of the largest magnitude of each block, and extremes where scales follow from these."""
+    """Write the bits of the largest magnitude of each block, and its extremes where the rule needs them."""
     if rule.how != AFFINE and not rule.unsigned:
         block_amax(x, at, span, layout.block, layout.kind, amax)
         return
@@ -230,7 +230,7 @@ def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
 
 @device
 def range_rows(x: Any, layout: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Set the smallest and largest value of each block of each row; a NaN is one by its bits."""
+    """Write the smallest and largest value of each block; NaN sorts past infinity, by its sign bit."""
     for r in range(first, last):
         for b in range(layout.row_blocks):
             at = r * layout.cols + b * layout.block

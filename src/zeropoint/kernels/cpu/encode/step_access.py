@@ -66,7 +66,7 @@ def values_at(x: Any, at: Any) -> Any:
 
 
 def _is_bfloat16(x: Any) -> Any:
-    """Tell by the dtype of an array."""
+    """Return whether the dtype is uint16."""
 
 
 @overload(_is_bfloat16, inline="always")

@@ -122,7 +122,7 @@ def nearest_float16(a: Any, b: Any) -> Any:
 
 @inlined
 def rounded(a: Any, b: Any, element: Any) -> Any:
-    """Return floats as what quotients are rounded to."""
+    """Return quotients rounded to the dtype that the element asks for."""
     if element.quotient == TO_BFLOAT16:
         return nearest_bfloat16(a), nearest_bfloat16(b)
     if element.quotient == TO_FLOAT16:

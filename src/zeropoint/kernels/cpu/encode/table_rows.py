@@ -16,9 +16,9 @@ from .step_access import put_words, values_at
 
 _ONE, _THREE, _FOUR, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(4), np.uint64(8)
 _ROOM = TILE + 8
-"""Digits, and what is read past them as a whole word."""
+"""Digits of a tile, and slack for the last whole word that is read."""
 MOST = 15
-"""Boundaries of a table that is searched by halves."""
+"""Most boundaries of a table that is searched by bisection."""
 
 
 @device
@@ -42,7 +42,7 @@ def _count_steps(x: Any, at: Any, count: Any, b: Any, bits: Any, codes: Any, out
 
 @device
 def _count_tile(x: Any, at: Any, n: Any, kind: Any, boundaries: Any, tile: Any, codes: Any) -> Any:
-    """Set the codes of ``x[at : at + n]`` and return the bits of the largest magnitude."""
+    """Write the codes of ``x[at : at + n]``; return the bits of the largest magnitude."""
     most = np.uint32(0)
     load(x, at, n, kind, tile)
     for j in range(n):

@@ -155,7 +155,7 @@ class Levels(NamedTuple):
 
 
 def levels_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Levels | None:
-    """Return the two levels of scales alone, for a kernel that multiplies them itself, or None for others."""
+    """Return the levels of a scheme with two scale levels and nothing else, or None for other schemes."""
     alone = scheme.zero_point is ZeroPoint.NONE and not scheme.offsets and 0 not in shape
     if not alone or len(scheme.scales) != LEVEL_PAIR or stored_rule(scheme, dtype) is not None:
         return None

@@ -89,7 +89,7 @@ def takes(element: Format) -> bool:
 
 
 def _as_bytes(codes: Field, bits: int) -> Field:
-    """Return as whole bytes the codes that lie in a block as they do in memory, and others as they are."""
+    """Return a field of whole bytes where a block stores codes as they are packed, else the field itself."""
     part, *others = codes
     if isinstance(part, Bits) and not others and part == Bits(part.at, part.size, 1, bits):
         return whole(part.at, part.size)

@@ -90,7 +90,7 @@ class GivenCall:
     def dequantize(
         self, data: torch.Tensor, stored: Stored, out: torch.Tensor, offset: torch.Tensor | None = None
     ) -> None:
-        """Write the values of packed codes; offset: float32, of each block, under scales without others."""
+        """Write the values of packed codes. offset: float32, one for each block, or None."""
         if self.count == 0:
             return
         zeros = stored.zeros if offset is None else flat_array(offset)
@@ -126,7 +126,7 @@ def given_call(
 
 
 class LevelsCall:
-    """Calls that decode under two levels of scales, which a kernel multiplies a few rows at a time."""
+    """Calls that decode codes under two levels of scales; the kernel multiplies the levels."""
 
     def __init__(self, scheme: Scheme, levels: Levels, call: GivenCall) -> None:
         self._levels, self._call = levels, call
@@ -144,7 +144,7 @@ class LevelsCall:
 def levels_call(
     scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype
 ) -> LevelsCall | None:
-    """Return the call for two levels alone whose blocks lie in rows, or None for other schemes."""
+    """Return the call for a scheme with two scale levels whose blocks lie in rows, or None."""
     levels, view = levels_of(scheme, shape, own_dtype), view_of(scheme, shape, dtype)
     if levels is None or not isinstance(view, View) or not view.one_pass:
         return None

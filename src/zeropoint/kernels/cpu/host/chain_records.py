@@ -1,4 +1,4 @@
-"""Chains of levels as kernels take them: records, ladders, and the bytes of each level."""
+"""Kernel arguments of chained levels: records, ladders, and the bytes of each level."""
 
 from __future__ import annotations
 

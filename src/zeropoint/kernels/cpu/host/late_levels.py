@@ -1,4 +1,4 @@
-"""Codes under numbers of blocks as they are, and the levels in which these are stored less their mean."""
+"""Schemes that store scales minus their mean: codes use the scales, levels store the differences."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from .chain_records import ChainRecords
 
 Codes = tuple[torch.Tensor, Params]
 _LOST = SmallScales(of_zeros=math.inf, least=0.0)
-"""Numbers of blocks of zeros, by which these are divided to zeros."""
+"""Blocks of zeros have infinite scales, which give the code of zero."""
 _WORK = 8
-"""Elements that take as long as storing a number."""
+"""Elements whose encoding takes as long as storing one scale."""
 
 
 class LateCall:
-    """Calls on tensors of ``shape``: codes in one pass, then their numbers level by level.
+    """Calls for tensors of ``shape``: one pass writes codes and scales, another stores the scales.
 
     width: numbers that are stored together: whole blocks of all levels, or a row.
     """

@@ -34,7 +34,7 @@ LEVELS = 2
 
 
 class LevelPair(NamedTuple):
-    """What the kernel computes with, and the call for codes under given scales, of rows that it takes."""
+    """The constants of the kernel, and the call for codes under given scales."""
 
     powers: Powers
     call: GivenCall
@@ -61,7 +61,7 @@ def quantized(x: torch.Tensor, scheme: Scheme, pair: LevelPair, data: torch.Tens
 
 @functools.lru_cache(maxsize=256)
 def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> LevelPair | None:
-    """Return how the kernel is called, or None for other schemes, and for blocks that span rows."""
+    """Return the arguments of the kernel; None for other schemes, and for blocks that span rows."""
     levels, element = scheme.scales, scheme.element
     plain = scheme.chained is None and scheme.zero_point is ZeroPoint.NONE and rounder(scheme, dtype) is None
     if len(levels) != LEVELS or not plain or not shape or 0 in shape or dtype not in KINDS:
@@ -95,7 +95,7 @@ def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Level
 
 
 class PowerCodes(NamedTuple):
-    """A format of powers of two: its exponents, the code of the first, and the step of codes, modulo 256."""
+    """A format of powers of two: its first and last exponent, first code, and step of codes modulo 256."""
 
     first: int
     last: int
@@ -104,7 +104,7 @@ class PowerCodes(NamedTuple):
 
 
 def _ladder(fmt: Format) -> PowerCodes | None:
-    """Return the powers of a format, or None where they or their codes are not in equal steps."""
+    """Return the powers of a format, or None where exponents or codes are not evenly spaced."""
     held = fmt.exponents
     if held is None or storage_dtype(fmt).itemsize > 1 or len(held) != held[-1] - held[0] + 1:
         return None

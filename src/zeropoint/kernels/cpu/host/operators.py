@@ -116,7 +116,8 @@ class QuantizeDynamicKernel(_Operator):
             return self._in_one_pass(x, out, extremes)
         scheme, shape = self.request.scheme, self.request.shape
         data = packed_like(x, scheme) if out is None else out[0]
-        params = None if self._pair is None else microexponents.quantized(x, scheme, self._pair, data)
+        pair = self._pair if extremes is None else None
+        params = None if pair is None else microexponents.quantized(x, scheme, pair, data)
         if params is not None:
             return (data, params) if out is None else filled(out, data, params)
         params = choose_params(x, scheme, extremes)

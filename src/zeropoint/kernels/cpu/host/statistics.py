@@ -30,7 +30,8 @@ def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
     """Return the parameters that ``x`` gives, and of a rule that compares errors those of its start."""
     if x.numel() == 0 or not scheme.scales:
         return reference.choose_params(x, scheme.start, extremes)
-    pair = microexponents.pair_of(scheme, tuple(x.shape), x.dtype)
+    # Of a part, the scale of the whole tensor does not come from what is there.
+    pair = microexponents.pair_of(scheme, tuple(x.shape), x.dtype) if extremes is None else None
     found = None if pair is None else microexponents.quantized(x, scheme, pair, None)
     if found is not None:
         return found

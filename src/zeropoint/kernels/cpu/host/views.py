@@ -71,10 +71,10 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
 
 
 def rows_of_levels(scheme: Scheme, shape: tuple[int, ...], blocks: int) -> tuple[int, int] | None:
-    """Return the shape of rows that a kernel takes a few at a time, or None where they are too long.
+    """Return the matrix shape in which a kernel takes a few rows at a time, or None for long rows.
 
-    They are those of the tensor, or coarse blocks. blocks: the number of fine blocks in a coarse one. None,
-    too, where blocks would be others in a matrix of such rows, as those of a numbered axis are.
+    Rows are those of the tensor, or coarse blocks. blocks: fine blocks in a coarse block. None, too, where
+    the granularity cuts that matrix into other blocks, as the granularity of a numbered axis does.
     """
     cols, fine = shape[-1], scheme.row_block(shape)
     coarse = blocks * fine

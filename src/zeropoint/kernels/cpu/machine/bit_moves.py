@@ -40,9 +40,9 @@ a byte are numbers.
 LEVELS = 4
 """Most levels of a type."""
 _TILE, _BLOCKS, _WHOLE = 8192, np.uint64(64), np.uint64(8)
-"""Most values and blocks at a time: long blocks are as many as pay for a move, short ones as few as do."""
+"""Most values and most blocks that are moved at a time."""
 _ROOM = _TILE + 16
-"""Numbers of some blocks, and what the last whole word writes, or 16 digits read, past them."""
+"""Values of a tile, and slack for the last whole word or vector."""
 FEW = np.uint64(4)
 """Bytes of digits that are moved together where there are no 16; a run is a whole number of them."""
 FIVE = np.uint64(5)
@@ -153,7 +153,7 @@ def _unpack(
 def _pack_signs(
     numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
-    """Write a bit of 32 numbers of each block as four bytes; move: low, flip."""
+    """Write one bit of each of 32 numbers of a block as four bytes. move: low, flip."""
     mask, flip = octets_of(np.uint8(_SIGN << move[0])), np.uint32(move[1])
     for block in range(blocks):
         store_signs(lines, at + block * step, load_lanes(numbers, begin + block * pitch) & mask, flip)

@@ -34,7 +34,7 @@ def pack_pairs_of_bits(fours: Any, count: Any, out: Any, at: Any) -> None:
 
 @inlined
 def steps_of(bits: Any) -> Any:
-    """Return three times where a code, a pair or four are, where the next ones go, and the gap between."""
+    """Return the two masks and the shift of each of three steps: for codes, pairs and fours."""
     one, gap = np.uint64(1), np.uint64(8) - bits
     m0 = np.uint64(((one << bits) - one) * np.uint64(0x0001000100010001))
     m1 = np.uint64(((one << (bits + bits)) - one) * np.uint64(0x0000000100000001))
@@ -45,7 +45,7 @@ def steps_of(bits: Any) -> Any:
 
 @inlined
 def _of_longs(steps: Any) -> Any:
-    """Return the same for vectors."""
+    """Return :func:`steps_of` as vectors."""
     a, b, c = steps
     return (
         (longs_of(a[0]), longs_of(a[1]), longs_of(a[2])),

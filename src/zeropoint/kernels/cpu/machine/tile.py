@@ -41,7 +41,7 @@ SPREAD = np.uint64(16)
 TILE = 2048
 """Elements; float32 tile, spread scales and codes take 18 KiB, less than every L1 data cache."""
 FEW = 1 << 15
-"""Most values of rows that are taken together from step to step: 128 KiB stay in the cache of a core."""
+"""Most values of rows that are taken together: 128 KiB of float32 stay in the cache of a core."""
 ALONE = np.uint64(256)
 """Elements of a block from which it pays to take it alone."""
 NOT_FINITE = np.uint32(0x7F800000)
