@@ -70,7 +70,8 @@ def stage(converting: Stage, children: Children, record_property: Any) -> Iterat
 
 
 def test_a_conversion_killed_at_some_of_its_calls_resumes(children: Children, stage: Stage) -> None:
-    some = faults(stage)[::251]
+    every = faults(stage)
+    some = every[:: len(every) // 2 + 1]
     for fault in some:
         killed(children, stage, fault)
     assert stage.tally.resumes == len(some)
@@ -78,22 +79,22 @@ def test_a_conversion_killed_at_some_of_its_calls_resumes(children: Children, st
 
 def test_a_conversion_resumes_after_some_refused_calls(stage: Stage) -> None:
     calls = recorded(stage)
-    for call, fault in random.Random(2).sample(single(calls) + lasting(calls), 6):
+    for call, fault in random.Random(2).sample(single(calls) + lasting(calls), 4):
         refused(stage, call, fault)
-    assert stage.tally.resumes > 2
+    assert stage.tally.resumes > 1
 
 
 def test_a_conversion_resumes_after_some_power_losses(stage: Stage) -> None:
     calls, start = with_disk(stage)
     states = list(disk_states(calls, start, mixes=1))
-    assert survived(stage, random.Random(1).sample(states, 6)) == 6
+    assert survived(stage, random.Random(1).sample(states, 4)) == 4
 
 
 def test_a_conversion_that_gets_one_signal_or_two_resumes(children: Children, stage: Stage) -> None:
-    for at, number in moments(stage, 5, seed=6):
+    for at, number in moments(stage, 4, seed=6):
         signaled(children, stage, at, number)
     interrupted_twice(children, stage, (0,))
-    assert stage.tally.resumes > 3
+    assert stage.tally.resumes > 2
 
 
 def test_of_two_conversions_at_once_one_proceeds(children: Children, stage: Stage) -> None:
