@@ -22,6 +22,8 @@ from ..tensor import QuantizedTensor
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ..stats import Accumulator, Statistics
 
+GRAM, CROSS = "gram", "cross_gram"
+"""The names of statistics of which methods ask that are solved in the order in which layers run."""
 NO_CHANGES: Mapping[str, torch.Tensor] = MappingProxyType({})
 NO_STATISTICS: Mapping[str, Statistics] = MappingProxyType({})
 NO_NEEDS: Mapping[str, Callable[[int], Accumulator]] = MappingProxyType({})
@@ -54,6 +56,19 @@ class Bound(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Some input vectors of a layer, (vectors, columns) float32.
+
+    Args:
+        inputs: as the layer gets them where the layers before it are quantized.
+        floats: the same ones where no layer is.
+    """
+
+    inputs: torch.Tensor
+    floats: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerData:
     """What is known of a layer besides its weight and scheme.
 
@@ -63,6 +78,8 @@ class LayerData:
         mean: that of the scales of the whole tensor, where a layout stores them less it.
         codes: those that the weight was decoded from, for methods that convert them.
         out: an earlier result for the same scheme, shape and dtype, whose memory is used again.
+        seen, held_out: vectors that are in the statistics, and others, to measure losses on.
+        solved: the codes, where they are known already.
     """
 
     statistics: Mapping[str, Statistics] = field(default_factory=lambda: NO_STATISTICS)
@@ -70,6 +87,9 @@ class LayerData:
     mean: float | None = None
     codes: QuantizedTensor | None = None
     out: QuantizedTensor | None = None
+    seen: Samples | None = None
+    held_out: Samples | None = None
+    solved: QuantizedTensor | None = None
 
 
 NO_DATA = LayerData()
@@ -106,12 +126,14 @@ class LayerResult:
         changes: new values of other tensors of the model, by name, for methods that move scales between
             layers.
         errors: how far each row is from the weight, where the method had to find that out.
+        notes: what the steps of a chain found.
     """
 
     q: QuantizedTensor
     changes: Mapping[str, torch.Tensor] = field(default_factory=lambda: NO_CHANGES)
     rotation: Rotation | None = None
     errors: RowErrors | None = None
+    notes: tuple[str, ...] = ()
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the codes say of the weight that was quantized: rotated back where they are rotated.

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +48,8 @@ class Steps:
         dtype: floats are kept in this dtype, which may round them; in their own if None.
         loaded: takes the name of a block and returns a context in which it has its weights; outside of it
             they are not read.
+        workers: threads, each of which runs other batches, where weights are solved.
+        memo: bytes of what parts of a block gave that are kept until it is solved, rather than computed again.
 
     Raises:
         CalibrationError: for a dtype that is not one of floats.
@@ -55,6 +60,8 @@ class Steps:
     folder: Path | None = None
     dtype: torch.dtype | None = None
     loaded: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    memo: int = 1 << 30
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not self.dtype.is_floating_point:
@@ -153,8 +160,8 @@ def observe_blocks(
         CalibrationError: for blocks that are not in the model and a folder that does not exist.
         UnsupportedError: for blocks that do not run once each, in order, for every batch.
     """
-    with evaluating(root), _kept(steps) as kept:
-        chain = _Chain(root, blocks_of(root, steps.blocks), kept)
+    with evaluating(root), kept(steps) as kept:
+        chain = Chain(root, blocks_of(root, steps.blocks), kept)
         for step in counted(range(len(chain.blocks)), "Calibrating blocks", shown=progress):
             # Two runs where the observed block and the one that computes the next inputs differ.
             with steps.loaded(chain.blocks[step][0]):
@@ -184,8 +191,8 @@ def run_blocks(
         CalibrationError: for blocks that are not in the model and a folder that does not exist.
         UnsupportedError: for blocks that do not run once each, in order, for every batch.
     """
-    with _kept(steps) as kept:
-        chain = _Chain(root, blocks_of(root, steps.blocks), kept)
+    with kept(steps) as kept:
+        chain = Chain(root, blocks_of(root, steps.blocks), kept)
         for batch, value in enumerate(given):
             kept.begin(start, batch, value)
         for step in counted(range(start, len(chain.blocks)), "Running blocks", shown=progress):
@@ -311,7 +318,12 @@ class _Kept:
 
 
 @contextmanager
-def _kept(steps: Steps) -> Iterator[_Kept]:
+def kept(steps: Steps) -> Iterator[_Kept]:
+    """Return a context that keeps what comes out of blocks.
+
+    Args:
+        steps: where, and in which dtype.
+    """
     if steps.folder is None:
         yield _Kept(None, steps.dtype)
         return
@@ -348,12 +360,23 @@ class _Stage(nn.Module):
         return act(position, *args, **named)
 
 
-class _Chain:
-    """Blocks that run one after another inside a model, and what came out of the last one."""
+class Chain:
+    """Blocks that run one after another inside a model, and what came out of the last one.
+
+    Args:
+        root: the model.
+        blocks: name and module of each.
+        kept: where what comes out of them is kept, see :func:`kept`.
+    """
 
     def __init__(self, root: nn.Module, blocks: list[tuple[str, nn.Module]], kept: _Kept) -> None:
         self.blocks, self._root, self._kept = blocks, root, kept
-        self._ran, self._suspicious = 0, False
+        self._now = _Now()
+
+    @property
+    def batch(self) -> int:
+        """Number of the batch that runs in this thread."""
+        return self._now.batch
 
     def observe(self, step: int, batches: Sequence[Any], watch: Watching, *, keep: bool = True) -> None:
         """Run block ``step``, or the rest after the last block, observed; keep what comes out or not."""
@@ -367,53 +390,69 @@ class _Chain:
             watch.examine = self._examine
             self._run(step, batches, act, watch)
 
-    def run(self, step: int, batches: Sequence[Any], block: nn.Module) -> None:
+    def run(self, step: int, batches: Sequence[Any], block: nn.Module, *, workers: int = 1) -> None:
         """Run ``block`` in the place of block ``step`` and keep what comes out."""
 
         def act(batch: int, *args: Any, **named: Any) -> None:
             self._kept.put(step, batch, block(*args, **named))
 
-        self._run(step, batches, act, None)
+        self._run(step, batches, act, None, workers=workers)
 
-    def _run(
-        self, step: int, batches: Sequence[Any], act: Callable[..., None], watch: Watching | None
-    ) -> None:
+    def visit(
+        self, step: int, batches: Sequence[Any], act: Callable[..., None], numbers: Iterable[int] | None = None,
+        *, workers: int = 1,
+    ) -> None:  # fmt: skip
         """Run the model up to block ``step``, where ``act`` takes the number of the batch and the arguments.
 
-        watch: enabled from the end of the block before to the end of this one.
+        Args:
+            step: number of the block, or of blocks for what comes after all of them.
+            batches: of the model.
+            act: what is done in place of the block.
+            numbers: of the batches to run; all if None.
+            workers: threads, of which each runs other batches.
         """
-        batch = 0
+        self._run(step, batches, act, None, numbers, workers=workers)
+
+    def _run(
+        self, step: int, batches: Sequence[Any], act: Callable[..., None], watch: Watching | None,
+        numbers: Iterable[int] | None = None, *, workers: int = 1,
+    ) -> None:  # fmt: skip
+        """See :meth:`visit`. watch: enabled from the end of the block before to the end of this one."""
+        now = self._now
 
         def stage(position: int, *args: Any, **named: Any) -> Any:
             self._expect(position)
             if position == step:
                 for x in tree_leaves((args, named)):
                     self._examine(f"block {self.blocks[step][0]!r}", x)
-                act(batch, *args, **named)
+                act(now.batch, *args, **named)
                 raise _DoneError
             if position < step - 1:
-                return self._kept.unknown(position, batch)
+                return self._kept.unknown(position, now.batch)
             if watch is not None:
                 watch.enabled = True
-            return self._kept.get(position, batch)
+            return self._kept.get(position, now.batch)
+
+        def one(batch: int) -> None:
+            now.batch, now.ran = batch, 0
+            # A result that holds NaN itself hides those that mark earlier ones.
+            known = step < 2 or _holds_nan(self._kept.get(step - 1, batch))
+            now.suspicious = not known
+            if watch is not None:
+                watch.enabled = step == 0
+            with torch.no_grad():
+                self._until_done(batch, batches[batch])
 
         stages = {block: _Stage(block, at, stage) for at, (_, block) in enumerate(self.blocks)}
         replace_modules(self._root, dict(stages))
         try:
-            for batch, value in enumerate(batches):
-                self._ran = 0
-                # A result that holds NaN itself hides those that mark earlier ones.
-                known = step < 2 or _holds_nan(self._kept.get(step - 1, batch))
-                self._suspicious = not known
-                if watch is not None:
-                    watch.enabled = step == 0
-                self._until_done(batch, value)
+            _each(one, range(len(batches)) if numbers is None else numbers, workers)
         finally:
             replace_modules(self._root, {stage: block for block, stage in stages.items()})
 
     def _examine(self, what: str, x: Any) -> None:
         """Raise UnsupportedError when ``x`` was computed from a block whose result was not kept."""
-        if self._suspicious and _holds_nan(x):
+        if self._now.suspicious and _holds_nan(x):
             raise UnsupportedError(
                 f"{what} reads more than what the block before it gives; name blocks that form a chain, or "
                 "calibrate the model as a whole"
@@ -424,22 +463,49 @@ class _Chain:
             run_model(self._root, value)
         except _DoneError:
             return
-        if self._ran < len(self.blocks):
-            name = self.blocks[self._ran][0]
+        if self._now.ran < len(self.blocks):
+            name = self.blocks[self._now.ran][0]
             raise UnsupportedError(
                 f"block {name!r} did not run on batch {batch}; name blocks that run once each, or calibrate "
                 "the model as a whole"
             )
 
     def _expect(self, position: int) -> None:
-        if position != self._ran:
+        ran = self._now.ran
+        if position != ran:
             name = self.blocks[position][0]
-            due = self.blocks[self._ran][0] if self._ran < len(self.blocks) else "no other"
+            due = self.blocks[ran][0] if ran < len(self.blocks) else "no other"
             raise UnsupportedError(
                 f"block {name!r} ran where {due!r} was due; name blocks that run once each, in their order, "
                 "or calibrate the model as a whole"
             )
-        self._ran += 1
+        self._now.ran += 1
+
+
+class _Now(threading.local):
+    """What a thread is at: its batch, how many blocks have run, and whether NaN means a missing result."""
+
+    batch, ran, suspicious = 0, 0, False
+
+
+def _each(act: Callable[[int], None], numbers: Iterable[int], workers: int) -> None:
+    """Call ``act`` with each number: in this thread, or in several, each with one thread of torch's.
+
+    Threads of one operator on few cores wait for each other; those of different batches do not, and results
+    do not depend on how many there are.
+    """
+    if workers < 2:
+        for number in numbers:
+            act(number)
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(act, numbers):
+                pass
+    finally:
+        torch.set_num_threads(before)
 
 
 def _holds_nan(value: Any) -> bool:

@@ -23,6 +23,7 @@ from ..checkpoint.choose.asked import codec_for
 from ..checkpoint.choose.selection import Selection
 from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.importance import with_importance
+from ..checkpoint.model.solving import folder_for, in_order, solved
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.limits import Limits
@@ -282,6 +283,10 @@ def quantize_checkpoint(
         require_loadable(made)
     if budget is not None:
         made = with_ranges(made, calibration, progress=progress is True)
+    elif calibration is not None and in_order(made):
+        with folder_for(target, spool, restart=restart) as folder:
+            made = solved(made, calibration, folder, progress=progress is True)
+            return writing.write(made, out, "quantizing")
     elif calibration is not None:
         made = calibrated(made, calibration, progress=progress is True)
     elif imatrix is not None:

@@ -27,6 +27,7 @@ from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_nam
 from ...methods import OF_TABLES, ROTATING, LayerData, Scope, method_named
 from ...recipes import Recipe
 from ...results import Result
+from ...tensor import QuantizedTensor
 from ..choose.adapters import require_model
 from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
@@ -74,6 +75,7 @@ class CheckpointPlan(Result):
     notes: tuple[str, ...]
     limits: Limits
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
+    solved: Mapping[str, tuple[Path, str]] = field(default_factory=dict)
     earlier: Text | None = None
 
     @property
@@ -215,6 +217,9 @@ def layer_data(
     plan: CheckpointPlan, weight: Placement, extremes: tuple[float, float] | None, mean: float | None = None
 ) -> LayerData:
     """Return what the method of a weight of ``plan`` is given; what was scanned is of its group, if any."""
+    known = plan.solved.get(weight.module)
+    if known is not None:
+        return LayerData(solved=QuantizedTensor.load(known[0]))
     statistics = plan.statistics.get(weight.module, {})
     return LayerData(statistics=statistics, extremes=extremes if mean is None else None, mean=mean)
 
@@ -244,7 +249,7 @@ def require_statistics_of_methods(plan: CheckpointPlan) -> None:
     """Raise CalibrationError where the method of a weight needs statistics of its inputs, and has none."""
     for weight in plan.weights:
         needs = method_named(weight.method).needs
-        if needs.keys() - plan.statistics.get(weight.module, {}).keys():
+        if weight.module not in plan.solved and needs.keys() - plan.statistics.get(weight.module, {}).keys():
             data = option("calibration", metavar="FILE"), option("imatrix", metavar="FILE")
             remedy = (
                 "which the data do not have; give it another method by a rule, or name it in "

@@ -44,7 +44,7 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
         "config.json": _of_text(source.config_text),
         "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
     }
-    if plan.statistics or plan.placements.added:
+    if plan.statistics or plan.placements.added or plan.solved:
         fields["calibration"] = _digest(_learned(plan))
     fields |= shard_fields(source)
     fields["output"] = _digest(_output(plan))
@@ -69,6 +69,8 @@ def _learned(plan: CheckpointPlan) -> Iterator[str | bytes]:
     for added in plan.placements.added:
         yield f"{added.entry.name}\0"
         yield added.data or b""
+    for module, (_, digest) in sorted(plan.solved.items()):
+        yield f"{module}\0{digest}\0"
     for module, needs in sorted(plan.statistics.items()):
         for need, statistics in sorted(needs.items()):
             for name, tensor in sorted(statistics.state.items()):

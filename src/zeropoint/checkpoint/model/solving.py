@@ -1,0 +1,209 @@
+"""A checkpoint's weights solved in the order in which its model runs, kept in a folder until they are written.
+
+What was solved lies there weight by weight, complete or absent, so that a command that is interrupted goes on
+where it was. Its digests are in the identity of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from ...errors import CheckpointError, UnsupportedError, option, printable
+from ...methods import LayerResult, method_named
+from ...methods.method import GRAM
+from ...models import DynamicQuantize
+from ...models.solving import Loss, Task, solve
+from ...tensor import QuantizedTensor
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.identity import identity, require_same
+from ..plan.placement import Placement
+from ..read.storage import Place, shown
+from .calibration import running
+from .parameter_names import WeightRows
+
+_RECORD = "zeropoint_solved.json"
+_REMEDY = "quantize it by method mse, which needs no data"
+
+
+def in_order(plan: CheckpointPlan) -> bool:
+    """Return whether a method of ``plan`` is solved in the order in which layers run."""
+    return any(GRAM in method_named(weight.method).takes for weight in plan.weights)
+
+
+@contextmanager
+def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterator[Path]:
+    """Return a context with the folder that keeps what is solved for an output, removed where all is written.
+
+    out: the output directory, next to which it lies, or a URL, for which it is in ``spool`` or in the system's
+    directory for temporary files. restart: whether what an earlier run left there is discarded. Raises
+    CheckpointError where it cannot be made.
+    """
+    if isinstance(out, Path):
+        folder = out.with_name(f".{out.name}.solved")
+    else:
+        name = hashlib.sha256(str(out).encode()).hexdigest()[:16]
+        folder = Path(tempfile.gettempdir() if spool is None else spool) / f".{name}.solved"
+    if restart:
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{shown(folder)} cannot be made: {error.strerror}; name another output"
+        ) from error
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def solved(
+    plan: CheckpointPlan, given: torch.Tensor | Path | str, folder: Path, *, progress: bool = False
+) -> CheckpointPlan:
+    """Return ``plan`` with the codes of its weights, solved on calibration data one block after another.
+
+    given, progress: as for :func:`~.calibration.calibrated`, which says what is raised. folder: keeps the
+    codes; what an earlier run of the same plan on the same data left there is used.
+    """
+    kept = _Solutions(folder)
+    with running(plan.source, given, plan.limits, remedy=_REMEDY) as model:
+        ids = b"".join(batch["input_ids"].numpy().tobytes() for batch in model.batches)
+        kept.begin({**identity(plan), "tokens": hashlib.sha256(ids).hexdigest()})
+        tasks = _tasks(plan, model.rows)
+        solve(
+            model.root, model.batches, tasks, replace(model.steps, folder=folder),
+            found=kept.add, known=kept.known, progress=progress,
+        )  # fmt: skip
+    return replace(plan, solved=kept.digests(tasks), notes=(*plan.notes, *_said(kept.losses)))
+
+
+def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[Task]:
+    """Return the weights of a plan that the model has as rows of Linear layers, to be solved.
+
+    Raises UnsupportedError where one needs statistics of inputs and is none.
+    """
+    places = {found.module: found for found in rows}
+    tasks = []
+    for number, weight in enumerate(plan.weights):
+        own, method, layer = places.get(weight.module), method_named(weight.method), weight.layer
+        if own is None:
+            if not method.needs:
+                continue
+            raise UnsupportedError(
+                f"{printable(weight.module)} is no Linear layer of the model, so that it has no statistics of "
+                f"inputs; give it another method by a rule, or name it in {option('ignore')}"
+            )
+        if layer.codec.needs_mean(layer):
+            raise UnsupportedError(
+                f"{printable(weight.module)}: {layer.layout} keeps scales less their mean, which follows from "
+                f"the whole weight; {_REMEDY}"
+            )
+        source = layer.input
+        tasks.append(
+            Task(
+                name=weight.module, number=number, layer=own.layer, scheme=layer.weight, method=method,
+                rows=own.index, dtype=weight.dtype, share=weight.share,
+                source=DynamicQuantize(source) if source is not None and source.dynamic else None,
+            )
+        )  # fmt: skip
+    return tasks
+
+
+class _Solutions:
+    """What is solved, in a folder: a file for each weight, and what is known of its losses in its header.
+
+    losses: by the names of weights.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.losses: dict[str, Loss] = {}
+
+    def begin(self, fields: Mapping[str, str]) -> None:
+        """Say what is solved here; raises CheckpointError where it was something else."""
+        record = self._folder / _RECORD
+        if record.exists():
+            try:
+                then = json.loads(record.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{shown(record)} is damaged; remove {shown(self._folder)}") from error
+            require_same(
+                fields, then, what=f"what is solved in {shown(self._folder)}",
+                remedy=f"pass {option('restart', True)} to start over, or run the command that began it",
+            )  # fmt: skip
+            return
+        self._write(record, lambda draft: draft.write_text(json.dumps(dict(fields)), encoding="utf-8"))
+
+    def add(self, task: Task, result: LayerResult, loss: Loss) -> None:
+        """Keep the codes of a weight."""
+        self.losses[task.name] = loss
+        self._write(
+            self._loss(task), lambda draft: draft.write_text(json.dumps(asdict(loss)), encoding="utf-8")
+        )
+        self._write(self._codes(task), result.q.save)
+
+    def known(self, task: Task) -> LayerResult | None:
+        """Return the codes of a weight that an earlier run kept, or None."""
+        path = self._codes(task)
+        if not path.exists():
+            return None
+        q = QuantizedTensor.load(path)
+        self.losses[task.name] = Loss(**json.loads(self._loss(task).read_text(encoding="utf-8")))
+        return LayerResult(q=q)
+
+    def digests(self, tasks: Iterable[Task]) -> dict[str, tuple[Path, str]]:
+        """Return the file of each weight, and its SHA-256."""
+        return {
+            task.name: (self._codes(task), hashlib.sha256(self._codes(task).read_bytes()).hexdigest())
+            for task in tasks
+        }
+
+    def _codes(self, task: Task) -> Path:
+        return self._folder / f"{task.number}.safetensors"
+
+    def _loss(self, task: Task) -> Path:
+        return self._folder / f"{task.number}.json"
+
+    def _write(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Let a file be complete, on disk, or absent."""
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            write(draft)
+            with draft.open("rb+") as file:
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            raise CheckpointError(f"{shown(path)} cannot be written: {error.strerror}; make room") from error
+
+
+def _said(losses: Mapping[str, Loss]) -> Iterator[str]:
+    """Yield sentences about the losses of all weights: the error of outputs over the outputs, squared."""
+    known = {name: loss for name, loss in losses.items() if loss.seen is not None}
+    if not known:
+        return
+    worst = max(known, key=lambda name: known[name].held_out or known[name].seen or 0.0)
+    seen = math.fsum(loss.seen or 0.0 for loss in known.values()) / len(known)
+    held = [loss.held_out for loss in known.values() if loss.held_out is not None]
+    if not held:
+        yield f"loss of outputs {seen:.2%} of their squares, on vectors that were learned from; none were held out"
+        return
+    mean = math.fsum(held) / len(held)
+    ratio = mean / seen if seen else 1.0
+    enough = "enough data" if ratio < _ENOUGH else "more data would help"
+    yield (
+        f"loss of outputs {seen:.3%} of their squares where it was learned, {mean:.3%} on held-out tokens "
+        f"({ratio:.2f} times: {enough}); the most is {printable(worst)} with {known[worst].held_out:.3%}"
+    )
+
+
+_ENOUGH = 1.5
+"""Held-out loss over the other, below which more calibration data change little."""

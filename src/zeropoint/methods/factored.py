@@ -1,0 +1,101 @@
+"""The Gram matrix of a layer's inputs, damped, ordered and factored once for all weights that read them.
+
+    H = X^T X / n + damping mean(diag) I          H[order][:, order] = M diag(D) M^T,  M unit upper triangular
+
+Columns run in descending order of the diagonal, ties by their number. An input that is always zero gets the
+mean of the diagonal: nothing is fed into its column, whose weights are rounded as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..errors import CalibrationError, RangeError
+from ..ops.feedback import factor
+from ..stats import GramMatrix, Statistics
+from .method import GRAM, LayerData
+
+DAMPING, _TRIES = 0.01, 4
+"""Share of the mean of the diagonal that is added to it, tenfold each time where that is too little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factored:
+    """A factored Gram matrix, whose columns are in the order in which they are processed.
+
+    diagonal: (columns,), undamped, original order. upper, pivots: M and D. order: numbers of original
+    columns. damping: what was added, as a share of the mean of the diagonal.
+    """
+
+    diagonal: torch.Tensor
+    upper: torch.Tensor
+    pivots: torch.Tensor
+    order: torch.Tensor
+    damping: float
+
+
+_KNOWN: Any = WeakIdKeyDictionary()
+"""By the Gram matrix that it was made of."""
+
+
+def gram_of(weight: torch.Tensor, data: LayerData, method: str) -> Statistics:
+    """Return the Gram matrix of the inputs of ``weight``.
+
+    method: the name of the one that asks. Raises CalibrationError for absent statistics, and for those of
+    another number of inputs.
+    """
+    found = data.statistics.get(GRAM)
+    if found is None or not isinstance(found.accumulator, GramMatrix):
+        raise CalibrationError(
+            f"method {method} needs the {GRAM} of the layer's inputs; pass calibration data"
+        )
+    found.require_data()
+    features = found.accumulator.features
+    if weight.ndim != 2 or weight.shape[1] != features:
+        raise CalibrationError(
+            f"{GRAM} is of {features} inputs, and the weight has shape {tuple(weight.shape)}; calibrate the "
+            "model that is quantized"
+        )
+    return found
+
+
+def factored(gram: Statistics) -> Factored:
+    """Return the factored matrix, which is kept as long as ``gram`` is.
+
+    Raises CalibrationError for a matrix that no damping makes positive definite.
+    """
+    key = gram["gram"]
+    known = _KNOWN.get(key)
+    if known is None:
+        known = _KNOWN[key] = _factored(key.double() / int(gram["vectors"]))
+    found: Factored = known
+    return found
+
+
+def _factored(mean: torch.Tensor) -> Factored:
+    diagonal = mean.diagonal().clone()
+    middle = float(diagonal.mean())
+    if not middle > 0:
+        mean, diagonal, middle = torch.eye(len(diagonal), dtype=torch.float64), torch.ones_like(diagonal), 1.0
+    order = torch.argsort(diagonal, descending=True, stable=True)
+    ordered = mean[order][:, order]
+    dead = ordered.diagonal() == 0
+    damping = DAMPING
+    for _ in range(_TRIES):
+        damped = ordered.clone()
+        damped.diagonal()[dead] = middle
+        damped.diagonal().add_(damping * middle)
+        try:
+            upper, pivots = factor(damped)
+        except RangeError:
+            damping *= 10
+            continue
+        return Factored(diagonal=diagonal, upper=upper, pivots=pivots, order=order, damping=damping)
+    raise CalibrationError(
+        "the Gram matrix of the inputs is not positive definite, whatever is added to its diagonal: its numbers "
+        "lie too far apart; give the layer method mse_weighted"
+    )

@@ -1,0 +1,139 @@
+r"""GPTQ in feedback form: columns are rounded in turn, and each error is fed into the columns that follow.
+
+    t_j = w_j + sum_{k < j} (w_k - q_k) M_kj,      q_j = the value of the code closest to t_j
+    H = M diag(D) M^T:      (w - q) H (w - q)^T = sum_j D_j (t_j - q_j)^2
+
+H is the Gram matrix of the inputs, so that the left side is the squared error of the output. Columns run in
+descending order of its diagonal; scales, and groups with them, are those of the original order, found
+beforehand by the search of ``mse_weighted`` with that diagonal (that of ``ggml`` for types of GGUF), so that
+files hold no order. Codes and errors are those of GPTQ with the same order; no inverse is formed.
+
+Source: Frantar et al., GPTQ, arXiv:2210.17323; Chee et al., QuIP, arXiv:2307.13304, section 3 (feedback, and
+that the two agree).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+
+from ..errors import UnsupportedError
+from ..formats.torch_dtypes import format_of
+from ..functional import quantize
+from ..ops.feedback import feed_back
+from ..ops.threads import gradual_underflow
+from ..params import QuantizationParams
+from ..schemes import ScaleLevel, Scheme
+from ..stats import Accumulator, GramMatrix, MeanSquare, Statistics
+from ..tensor import QuantizedTensor
+from .factored import factored, gram_of
+from .ggml import METHOD as GGML
+from .grids import grid_of, ungridded
+from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Scope
+from .mse_weighted import METHOD as MSE_WEIGHTED
+from .mse_weighted import NEED
+from .nearest import METHOD as NEAREST
+
+_VALUE_BYTES = 40
+"""Memory of a value while a weight is solved: float64 of it, of its codes' value and of its error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorFeedback:
+    """Round columns in turn, and feed each error into those that follow."""
+
+    name: ClassVar[str] = "gptq"
+    formula: ClassVar[str] = "q_j = nearest(w_j + sum_k<j (w_k - q_k) M_kj), with X^T X = M D M^T"
+    source: ClassVar[str] = "GPTQ (arXiv:2210.17323), in the feedback form of QuIP (arXiv:2307.13304)"
+    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
+        {GRAM: lambda features: GramMatrix(features=features)}
+    )
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = needs
+
+    def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (as the protocol)
+        """The layer: errors go through all columns."""
+        return Scope.LAYER
+
+    def refusal(self, scheme: Scheme) -> str | None:
+        """Refuse what rounds several weights together, or at random, and what has no scales."""
+        return ungridded(self.name, scheme)
+
+    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (as the protocol)
+        """Nothing limits the error of a weight: codes are closest to what was fed into them."""
+        return Bound.NONE
+
+    def value_bytes(self, scheme: Scheme) -> int:
+        """Return the memory of a solved value, and of the search for its scale."""
+        return _VALUE_BYTES + MSE_WEIGHTED.value_bytes(scheme)
+
+    def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
+        """Return ``weight`` in codes of little output error.
+
+        weight: (rows, columns). data: with ``gram``, of columns inputs. Raises UnsupportedError for a scheme
+        with a refusal, CalibrationError for absent statistics, and what :func:`zeropoint.quantize` raises.
+
+        >>> from zeropoint.stats import Statistics
+        >>> gram = GramMatrix(features=2)
+        >>> state = gram.update(gram.start(), torch.tensor([[1.0, 1.0], [2.0, 2.0]]))
+        >>> data = LayerData(statistics={"gram": Statistics(accumulator=gram, state=state)})
+        >>> METHOD.quantize(torch.tensor([[0.4, 0.4], [7.0, 0.0]]), Scheme.parse("int4:tensor"), data).q.codes
+        tensor([[1, 0],
+                [7, 0]], dtype=torch.int8)
+        """
+        return self.solve(weight, weight, scheme, data)
+
+    def solve(
+        self, weight: torch.Tensor, target: torch.Tensor, scheme: Scheme, data: LayerData,
+        *, notes: tuple[str, ...] = (),
+    ) -> LayerResult:  # fmt: skip
+        """Return codes for ``weight`` that come close to ``target``, its values moved by steps, on its inputs.
+
+        target: of the shape of ``weight``, in float32 or float64. notes: what steps found.
+        """
+        refusal = self.refusal(scheme)
+        if refusal is not None:
+            raise UnsupportedError(refusal)
+        if weight.numel() == 0:
+            return NEAREST.quantize(weight, scheme, data)
+        gram = gram_of(weight, data, self.name)
+        whole, wide = factored(gram), target.to(torch.promote_types(weight.dtype, torch.float32))
+        own = _explicit(scheme, weight.dtype)
+        params = _scales(wide, own, data, whole.diagonal, gram).params
+        with gradual_underflow():
+            values, _ = feed_back(target, whole.upper, whole.pivots, whole.order, grid_of(params))
+        q = quantize(values.to(wide.dtype), params)
+        shape = tuple(weight.shape)
+        params = QuantizationParams.of(scheme, shape, weight.dtype, q.params.stored)
+        return LayerResult(
+            q=QuantizedTensor(data=q.data, params=params, shape=shape, dtype=weight.dtype, own_params=True),
+            notes=notes,
+        )
+
+
+METHOD = ErrorFeedback()
+
+
+def _explicit(scheme: Scheme, dtype: torch.dtype) -> Scheme:
+    """Return the scheme with scales in the dtype of the weight where it leaves that open."""
+    own = format_of(dtype)
+
+    def named(level: ScaleLevel) -> ScaleLevel:
+        return replace(level, format=level.format_for(own))
+
+    return replace(scheme, scales=tuple(map(named, scheme.scales)), offsets=tuple(map(named, scheme.offsets)))
+
+
+def _scales(
+    target: torch.Tensor, scheme: Scheme, data: LayerData, diagonal: torch.Tensor, gram: Statistics
+) -> QuantizedTensor:
+    """Return ``target`` under scales of little error, weighted by the mean squares of inputs."""
+    counts = {name: gram[name] for name in ("vectors", "seen", "left_out")}
+    square = MeanSquare(features=len(diagonal))
+    state = {"squares": diagonal * int(gram["vectors"]), **counts}
+    known = replace(data, statistics={NEED: Statistics(accumulator=square, state=state)}, out=None)
+    method = next((m for m in (GGML, MSE_WEIGHTED) if m.refusal(scheme) is None), NEAREST)
+    return method.quantize(target, scheme, known).q

@@ -1,0 +1,58 @@
+"""Parameters as grids: how one number after another is rounded to the values of a scheme."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ..formats import ChoiceFormat, DigitsFormat, RoundingMode, VectorFormat
+from ..formats.codes import decode, encode
+from ..formats.torch_dtypes import code_dtype, wide_dtype
+from ..ops.feedback import Grid
+from ..params import QuantizationParams
+from ..schemes import Scheme
+
+
+def ungridded(name: str, scheme: Scheme) -> str | None:
+    """Return why the method ``name`` cannot round numbers one at a time under ``scheme``, or None."""
+    element = scheme.element
+    if not scheme.scales:
+        return f"method {name} rounds under scales, and {scheme} has none; use method nearest"
+    if scheme.rounding.mode is RoundingMode.STOCHASTIC:
+        return f"method {name} feeds errors back, which {scheme} draws at random; use half_even"
+    if isinstance(element, VectorFormat | DigitsFormat | ChoiceFormat) or element.per_scale > 1:
+        return f"method {name} rounds one weight at a time, and {scheme} several together; use method mse"
+    return None
+
+
+def grid_of(params: QuantizationParams) -> Grid:
+    """Return how numbers are rounded under the parameters of a matrix."""
+    scheme, (rows, columns) = params.scheme, params.shape
+    blocks = scheme.granularity
+    height, width = blocks.block_shape(params.shape)
+
+    def by_row(numbers: torch.Tensor | None) -> torch.Tensor | None:
+        if numbers is None:
+            return None
+        wide = numbers.reshape(blocks.grid(params.shape)).to(wide_dtype(params.dtype))
+        return wide.repeat_interleave(height, 0)[:rows].contiguous()
+
+    scale = by_row(params.effective_scale())
+    assert scale is not None
+    levels, ties_up = _levels(scheme)
+    return Grid(
+        levels=levels, ties_up=ties_up, scale=scale, offset=by_row(params.effective_offset()),
+        zero=by_row(params.zero_point), block_of=torch.arange(columns) // width,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _levels(scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the values of the codes in use, rising, and whether a number between two goes to the upper."""
+    element, (low, high) = scheme.element, scheme.ends
+    values = decode(torch.arange(element.code_count).to(code_dtype(element.bits)), element, torch.float64)
+    levels = torch.unique(values[torch.isfinite(values) & (values >= low) & (values <= high)] + 0.0)
+    between = (levels[:-1] + levels[1:]) / 2
+    ties = decode(encode(between, element, scheme.rounding.mode), element, torch.float64) > between
+    return levels, ties.to(torch.uint8)

@@ -1,0 +1,88 @@
+r"""The weight that best makes up for inputs which the quantized layers before have changed.
+
+    minimize over V:  |W X - V X~|^2     =>     V = W + W (X - X~) X~^T (X~ X~^T)^-1
+    target = W + a W (X - X~) X~^T (X~ X~^T + damping)^-1,      0 <= a <= 1
+
+X are the inputs in the float model, X~ those where the layers before are quantized. The strength a is the one
+of least error on vectors that are held out, where there are any: the full correction follows the calibration
+data closely, and overshoots on others. Codes that come close to the target on X~ then come close to W X.
+
+GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629) and Qronos (arXiv:2505.11695) minimize the same error, with
+strengths of 0.25, 0.5 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+
+from ..errors import CalibrationError
+from ..ops.feedback import gram, solve
+from ..stats import Accumulator, CrossGram, GramMatrix
+from .factored import factored, gram_of
+from .method import CROSS, GRAM, LayerData, Samples
+from .step import Moved
+
+UNKNOWN = 0.5
+"""The strength where nothing is held out."""
+_STEPS = 16
+"""Strengths are multiples of its inverse, so that no rounding of a sum decides about codes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """Move a weight to make up for changed inputs."""
+
+    name: ClassVar[str] = "shift"
+    rank: ClassVar[int] = 4
+    reason: ClassVar[str] = "it makes up for errors of the inputs that the codes will see"
+    formula: ClassVar[str] = "W + a W (X - X~) X~^T (X~ X~^T + damping)^-1"
+    source: ClassVar[str] = "GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629), Qronos (arXiv:2505.11695)"
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
+        {
+            GRAM: lambda features: GramMatrix(features=features),
+            CROSS: lambda features: CrossGram(features=features),
+        }
+    )
+
+    def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData) -> Moved:
+        """Return the shifted target; raises CalibrationError without statistics of both inputs."""
+        seen = gram_of(weight, data, self.name)
+        cross = data.statistics.get(CROSS)
+        if cross is None:
+            raise CalibrationError(
+                f"step {self.name} needs inputs of the float and of the quantized model; calibrate a model or "
+                "a checkpoint with data"
+            )
+        whole = factored(seen)
+        mean = cross["cross"] / int(cross["vectors"])
+        wide = weight.double()
+        full = solve(_product(wide, mean), whole.upper, whole.pivots, whole.order)
+        strength = _strength(wide, full, data.held_out)
+        return Moved(target=target + strength * full, note=f"strength {strength:g}")
+
+
+STEP = Shift()
+
+
+def _strength(weight: torch.Tensor, full: torch.Tensor, held_out: Samples | None) -> float:
+    """Return the strength of least error on vectors that are held out: where the error's slope is zero.
+
+    weight, full: the weight and the full correction, (rows, columns).
+    """
+    if held_out is None:
+        return UNKNOWN
+    missed = _product(weight, (held_out.floats - held_out.inputs).T)
+    moved = _product(full, held_out.inputs.T)
+    size = float(moved.square().sum())
+    best = float((missed * moved).sum()) / size if size > 0 else 0.0
+    return round(min(1.0, max(0.0, best)) * _STEPS) / _STEPS
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return ``a @ b``, with sums in a fixed order."""
+    return gram(a.T.contiguous(), b.contiguous())

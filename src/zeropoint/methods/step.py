@@ -1,0 +1,69 @@
+"""What a step is: a pure change of what a weight is to be rounded to, before a method gives it codes.
+
+To add one, write a module in this package that defines ``STEP``; its name is that of the module. A chain is
+spelled with the names of its steps and of the method that ends it: ``shift+gptq``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from .method import LayerData
+
+if TYPE_CHECKING:  # statistics are loaded where they are needed
+    from ..stats import Accumulator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What a step makes of a weight.
+
+    Args:
+        target: what the method rounds, in float64.
+        note: what the step found, for reports, such as ``"strength 0.625"``.
+    """
+
+    target: torch.Tensor
+    note: str = ""
+
+
+class Step(Protocol):
+    """A change of the target of one weight; a stateless value.
+
+    name: that of its module. rank: steps of a chain stand in rising order of it. reason: why it stands there.
+    formula, source, takes: as for a :class:`~zeropoint.methods.Method`.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 (see the class)
+
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+
+    @property
+    def reason(self) -> str: ...  # noqa: D102
+
+    @property
+    def formula(self) -> str: ...  # noqa: D102
+
+    @property
+    def source(self) -> str: ...  # noqa: D102
+
+    @property
+    def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
+
+    def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData) -> Moved:
+        """Return the new target.
+
+        Args:
+            weight: the float weight, (rows, columns).
+            target: what the steps before made of it, in float64.
+            data: statistics of the inputs.
+
+        Raises:
+            CalibrationError: where statistics are missing.
+        """
