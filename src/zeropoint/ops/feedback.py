@@ -198,7 +198,7 @@ def descend(
 def _restored(values: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
     """Return columns in their own order."""
     if order is None:
-        return values.contiguous()
+        return values.clone(memory_format=torch.contiguous_format)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     return values[:, places]
