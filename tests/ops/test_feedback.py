@@ -264,7 +264,9 @@ def test_ties_are_rounded_as_the_grid_says() -> None:
     x = torch.tensor([[-0.5, 1.5, 3.5, -9.0, 9.0]])
     block_of, one, eye = torch.zeros(5, dtype=torch.int64), torch.ones(1, 1), torch.eye(5).double()
     for ties, expected in (([0, 1, 0], [-1, 3, 3, -1, 4]), ([1, 0, 1], [0, 0, 4, -1, 4])):
-        grid = Grid(levels=levels, scale=one, block_of=block_of, ties_up=torch.tensor(ties, dtype=torch.uint8))
+        grid = Grid(
+            levels=levels, scale=one, block_of=block_of, ties_up=torch.tensor(ties, dtype=torch.uint8)
+        )
         values, losses = on_every_backend(feedback.feed_back, x, eye, torch.ones(5).double(), None, grid)
         assert values.tolist() == [expected]
         assert losses.tolist() == [float((x - values).double().square().sum())]

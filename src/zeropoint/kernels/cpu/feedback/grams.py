@@ -39,9 +39,7 @@ def _round_tile(tile: Any, factor: Any) -> None:
 
 
 @device
-def pack_columns(
-    x: Any, kind: Any, factor: Any, sizes: Any, packed: Any, first: Any, last: Any
-) -> None:
+def pack_columns(x: Any, kind: Any, factor: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
     """Pack chunks ``first`` to ``last`` of tokens.
 
     x: flat, rows of tokens. factor: (1,) float32, a power of two. sizes: (3,) uint64, the first token, the

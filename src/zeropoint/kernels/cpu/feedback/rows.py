@@ -115,7 +115,9 @@ def pack_rows(m: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
 
 
 @device
-def _add_block(numbers: Any, panel: Any, pitch: Any, packed: Any, errors: Any, own: Any, tile: Any, steps: Any) -> None:
+def _add_block(
+    numbers: Any, panel: Any, pitch: Any, packed: Any, errors: Any, own: Any, tile: Any, steps: Any
+) -> None:
     """Add the errors of ``steps`` columns of a panel to a tile of its columns."""
     to = panel * pitch + tile * _HIGH * _WIDE
     add_products(numbers, to, _WIDE, packed, tile * _BLOCK * _HIGH, errors, own, steps)
@@ -229,7 +231,9 @@ def move_rows(
 
 
 @device
-def add_errors(weight: Any, values: Any, packed: Any, sizes: Any, products: Any, first: Any, last: Any) -> None:
+def add_errors(
+    weight: Any, values: Any, packed: Any, sizes: Any, products: Any, first: Any, last: Any
+) -> None:
     """Add the products of the errors of a block of columns and the matrix, of panels ``first`` to ``last``."""
     errors = scratch(_MOVES, np.float64)
     begin, end, pitch = sizes[1], sizes[2], sizes[3] * _WIDE

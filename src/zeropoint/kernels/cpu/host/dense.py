@@ -50,7 +50,9 @@ class CpuDense:
         for start in range(0, len(x), _TOKENS):
             end = min(start + _TOKENS, len(x))
             packed = left.pack(start, end)
-            _add_tiles((left, packed), (right, packed if y is None else right.pack(start, end)), end - start, sums)
+            _add_tiles(
+                (left, packed), (right, packed if y is None else right.pack(start, end)), end - start, sums
+            )
         if y is None:
             args = flat_array(sums.view(torch.int64)).view(np.float64), _sizes(left.panels)
             share(entries.mirror, args, left.panels, sums.numel())
@@ -137,7 +139,9 @@ class _Columns:
             x, factor = (x * factor).float(), 1.0
         self._flat, self._kind = flat_array(x), KINDS[x.dtype]
         self._factor = np.array([factor], np.float32)
-        self._packed: Any = np.empty(min(_TOKENS, -(-len(x) // grams.CHUNK) * grams.CHUNK) * self.panels * PANEL, np.float32)
+        self._packed: Any = np.empty(
+            min(_TOKENS, -(-len(x) // grams.CHUNK) * grams.CHUNK) * self.panels * PANEL, np.float32
+        )
 
     def pack(self, start: int, end: int) -> Any:
         """Return tokens ``start`` to ``end`` as panels, in memory that the next call writes to."""
@@ -147,7 +151,9 @@ class _Columns:
         return self._packed
 
 
-def _add_tiles(left: tuple[_Columns, Any], right: tuple[_Columns, Any], tokens: int, sums: torch.Tensor) -> None:
+def _add_tiles(
+    left: tuple[_Columns, Any], right: tuple[_Columns, Any], tokens: int, sums: torch.Tensor
+) -> None:
     """Add the products of packed tokens to their sums, tiles shared between threads."""
     (x, packed), (y, other), same = left, right, left[0] is right[0]
     across = _ACROSS if y.panels * x.panels > 4 * _ACROSS**2 else 1
