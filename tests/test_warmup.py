@@ -23,7 +23,8 @@ from torch import nn
 from zeropoint.functional import row_errors
 from zeropoint.methods import LayerData, method_named
 from zeropoint.schemes import Scheme
-from zeropoint.stats import MeanSquare, Statistics
+from zeropoint.ops import feedback
+from zeropoint.stats import GramMatrix, MeanSquare, Statistics
 from zeropoint.warmup import compile_kernels
 def compiled():
     kernels = [(name, module) for name, module in sys.modules.items() if name.startswith("zeropoint.kernels")]
@@ -48,6 +49,13 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
             layer(x[:1])
     square = MeanSquare(features=384)
     seen = Statistics(accumulator=square, state=square.update(square.start(), x))
+    m, d = feedback.factor(GramMatrix(features=384).measure(x)["gram"] + torch.eye(384))
+    feedback.solve(feedback.gram(x.double(), x), m, d, torch.arange(384).flip(0))
+    for wide in (torch.float32, torch.float64):
+        grid = feedback.Grid(levels=torch.tensor([-1.0, 0.5, 2.0]).double(), scale=torch.ones(32, 3).to(wide),
+                             block_of=torch.arange(384) % 3, ties_up=torch.ones(2, dtype=torch.uint8))
+        values, _ = feedback.feed_back(x.to(wide), m, d, None, grid)
+        feedback.descend(x.to(wide), values, m @ m.T, None, grid, sweeps=2)
     for text in ("int4:g64", "int3:tensor", "uint4:g32:asym=real", "mxfp4", "float8_e4m3fn:g128", "w8a8",
                  "q6_k", "int4:g32:scale=signed", "int4:g128:scale=search2.4", "int4:g32:asym:scale=search"):
         scheme = Scheme.parse(text)

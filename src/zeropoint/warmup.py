@@ -15,6 +15,7 @@ from torch import nn
 from .functional import fake_quantize, quantize, row_errors
 from .methods import LayerData, method_named
 from .models import calibrate, quantize_model
+from .ops import feedback
 from .recipes import model_preset
 from .schemes import PRESETS, Scheme
 
@@ -32,11 +33,11 @@ _ROWS, _COLUMNS = 64, 256
 
 
 def compile_kernels(on_progress: Callable[[int, int, str], None] | None = None) -> int:
-    """Compile what quantizing, dequantizing, searches and linear layers need; return the calls made.
+    """Compile what quantizing, searches, linear layers and error feedback need; return the calls made.
 
     on_progress: called with (calls done, calls in all, what was called last).
     """
-    calls = [*_operators(), *_searches(), *_layers()]
+    calls = [*_operators(), *_searches(), *_layers(), *_products()]
     for done, (name, call) in enumerate(calls, 1):
         call()
         if on_progress is not None:
@@ -87,3 +88,25 @@ def _multiply(preset: str, dtype: torch.dtype) -> None:
         layer = quantize_model(model, preset, calibration=known).model
         for x in inputs:
             layer(x)
+
+
+def _products() -> Iterator[tuple[str, Callable[[], None]]]:
+    for dtype in DTYPES:
+        yield f"sums of products {dtype}", partial(_sum_up, dtype)
+    yield "error feedback", _feed_back
+
+
+def _sum_up(dtype: torch.dtype) -> None:
+    x = torch.ones(_ROWS, _COLUMNS).to(dtype)
+    feedback.gram(x)
+    feedback.squares(x)
+
+
+def _feed_back() -> None:
+    h, weight = torch.eye(_COLUMNS, dtype=torch.float64), torch.ones(_ROWS, _COLUMNS)
+    block_of = torch.zeros(_COLUMNS, dtype=torch.int64)
+    levels = torch.arange(-8, 8, dtype=torch.float64)
+    grid = feedback.Grid(levels=levels, scale=torch.ones(_ROWS, 1), block_of=block_of)
+    m, d = feedback.factor(h)
+    values, _ = feedback.feed_back(weight, m, d, None, grid)
+    feedback.descend(weight, values, h, None, grid, sweeps=1)

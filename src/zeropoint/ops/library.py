@@ -18,7 +18,7 @@ from ..layout.code_rows import packed_shape
 from ..params.tensors import Params, parameter_tensors, require_parameters
 from ..schemes import Scheme
 from .linear import Layer, linear_request
-from .registry import Counter, Kernel, Op, Request, counter, kernel_of
+from .registry import Counter, Dense, Kernel, Op, Request, counter, dense, kernel_of
 from .threads import gradual_underflow
 
 Made = TypeVar("Made")
@@ -71,6 +71,11 @@ def chosen_backend(only: str | None = None) -> str | None:
 def counter_for(x: torch.Tensor) -> Counter | None:
     """Return the kernels that sum up data such as ``x`` here, or None where plain torch does."""
     return counter(x, _ONLY.get())
+
+
+def dense_for(x: torch.Tensor) -> Dense | None:
+    """Return the kernels of dense products of ``x`` here, or None where plain torch computes them."""
+    return dense(x, _ONLY.get())
 
 
 class Operator:

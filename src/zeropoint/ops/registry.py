@@ -21,6 +21,7 @@ from ..errors import UnsupportedError
 from ..layout.runs import Runs
 from ..params.tensors import Params
 from ..schemes import Scheme
+from .feedback_grid import Factors, Grid
 
 
 class Op(enum.Enum):
@@ -176,18 +177,51 @@ class Counter(Protocol):
         """
 
 
+class Dense(Protocol):
+    """What a backend offers to error feedback: the bytes of :mod:`.feedback_reference`, for any thread count.
+
+    Tensors are on one device. Columns are in the order in which they are processed, those of ``grid`` too.
+    """
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Return whether it computes where ``x`` lies."""
+
+    def squares(self, x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+        """Return ``into`` and the squares of rows, added in order; ``x`` is of at most 32 bits."""
+
+    def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
+        """Return ``into + x^T y``; see :func:`.feedback.gram`."""
+
+    def factor(self, h: torch.Tensor) -> Factors:
+        """Return the factors of a float64 matrix."""
+
+    def feed_back(
+        self, weight: torch.Tensor, m: torch.Tensor, d: torch.Tensor, grid: Grid
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return values and losses, float64."""
+
+    def substitute(self, y: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        """Return the float64 ``x`` of ``x m = y`` for a unit upper triangular ``m``."""
+
+    def descend(
+        self, weight: torch.Tensor, values: torch.Tensor, h: torch.Tensor, grid: Grid, sweeps: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return values, float64, and how many moved in each sweep."""
+
+
 MODULES = {
     "reference": "zeropoint.ops.reference_backend",
     "cpu": "zeropoint.kernels.cpu",
     "triton": "zeropoint.kernels.triton",
 }
-"""Name of each backend to its module, which has a ``BACKEND`` and may have a ``COUNTER``.
+"""Name of each backend to its module, which has a ``BACKEND`` and may have a ``COUNTER`` and a ``DENSE``.
 
 The one place that names kernels, which nothing imports: a layer below them must not know what they are.
 """
 REFERENCE = "reference"
 _BACKENDS: dict[str, Backend] = {}
 _COUNTERS: dict[str, Counter] = {}
+_DENSE: dict[str, Dense] = {}
 _ABSENT: dict[str, str] = {}
 
 
@@ -215,6 +249,8 @@ def _load() -> None:
                 register(module.BACKEND)
                 if hasattr(module, "COUNTER"):
                     _COUNTERS[name] = module.COUNTER
+                if hasattr(module, "DENSE"):
+                    _DENSE[name] = module.DENSE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +335,15 @@ def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:
     """Return the kernels that sum up data such as ``x``, or None where plain torch does."""
     _load()
     for name, found in _COUNTERS.items():
+        if only in (None, name) and found.takes(x):
+            return found
+    return None
+
+
+def dense(x: torch.Tensor, only: str | None = None) -> Dense | None:
+    """Return the kernels of dense products where ``x`` lies, or None where plain torch computes them."""
+    _load()
+    for name, found in _DENSE.items():
         if only in (None, name) and found.takes(x):
             return found
     return None

@@ -8,7 +8,7 @@ from .extremes import MinMax, MovingAverage
 from .histogram import ClipRule, Histogram
 from .histogram_counts import HistogramCounts
 from .least_error import LeastError
-from .moments import GramMatrix, MeanSquare
+from .moments import CrossGram, GramMatrix, MeanSquare
 from .named import StatisticFor, statistic_named
 from .observer import Observer, name_observers
 from .statistic import Batch, Statistic
@@ -18,6 +18,7 @@ __all__ = [
     "Accumulator",
     "Batch",
     "ClipRule",
+    "CrossGram",
     "HistogramCounts",
     "NoClipping",
     "GramMatrix",

@@ -1,4 +1,4 @@
-"""Second moments of a layer's inputs: the Gram matrix, which GPTQ needs, and its diagonal."""
+"""Second moments of a layer's inputs: the Gram matrix, which GPTQ needs, its diagonal, and that of pairs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import RangeError, ShapeError
+from ..errors import RangeError, ShapeError, UnsupportedError
+from ..ops.feedback import gram, squares
 from .accumulator import Accumulator, State
 
 
@@ -30,28 +31,45 @@ class _OfFeatures(Accumulator):
             )
 
     def vectors(self, x: torch.Tensor) -> tuple[torch.Tensor, State]:
-        """Return the finite vectors of ``x``, (vectors, features) float64, and the counts of a state."""
+        """Return the finite vectors of ``x``, (vectors, features) of its dtype, and the counts of a state."""
         self.check(x)
-        rows = x.detach().reshape(-1, self.features).double()
-        good = torch.isfinite(rows).all(1)
-        kept = rows if bool(good.all()) else rows[good]
-        return kept, {
-            "vectors": torch.tensor(len(kept), device=x.device),
-            "seen": torch.tensor(kept.numel(), device=x.device),
-            "left_out": torch.tensor(x.numel() - kept.numel(), device=x.device),
-        }
+        rows = x.detach().reshape(-1, self.features)
+        kept = rows if _is_finite(rows) else rows[torch.isfinite(rows).all(1)]
+        return kept, _counts_of(kept, x)
 
     def counts(self) -> State:
         """Return the counts of no data."""
         return {name: torch.zeros((), dtype=torch.int64) for name in ("vectors", "seen", "left_out")}
 
 
+def _is_finite(rows: torch.Tensor) -> bool:
+    """Whether all numbers are finite, from one read."""
+    return rows.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(rows))).all())
+
+
+def _counts_of(kept: torch.Tensor, x: torch.Tensor) -> State:
+    """Return the counts of a state that took in the vectors ``kept`` of ``x``."""
+    return {
+        "vectors": torch.tensor(len(kept), device=x.device),
+        "seen": torch.tensor(kept.numel(), device=x.device),
+        "left_out": torch.tensor(x.numel() - kept.numel(), device=x.device),
+    }
+
+
+def _joined(state: State, name: str, found: torch.Tensor, counts: State) -> State:
+    """Return a state whose sums are ``found``, and whose counts grow by ``counts``."""
+    return {name: found, **{key: state[key] + more for key, more in counts.items()}}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GramMatrix(_OfFeatures):
-    """``X^T X`` over all input vectors, in float64: the Hessian of a layer's squared output error, halved.
+    """``X^T X`` over all input vectors, float64: the Hessian of a layer's squared output error, halved.
 
-    A vector with a value that is not finite is left out as a whole. State: ``gram`` (features, features)
-    float64 and ``vectors``, the number of them. Source: GPTQ (arXiv:2210.17323), section 2.
+    Numbers are rounded to 12 significant bits, and 64 vectors are summed in float32; see
+    :func:`zeropoint.ops.feedback.gram`. One update with many vectors and several with multiples of 64 of them,
+    all finite, give the same bytes. A vector with a value that is not finite is left out as a whole. State:
+    ``gram`` (features, features) float64 and ``vectors``, the number of them. Source: GPTQ
+    (arXiv:2210.17323), section 2.
 
     Args:
         features: of an input vector.
@@ -70,15 +88,26 @@ class GramMatrix(_OfFeatures):
     def measure(self, x: torch.Tensor) -> State:
         """Return the Gram matrix of one batch; raises ShapeError for another number of features."""
         rows, counts = self.vectors(x)
-        return {"gram": rows.T @ rows, **counts}
+        return {"gram": gram(rows), **counts}
+
+    def update(self, state: State, x: torch.Tensor) -> State:
+        """Return ``state`` after one more batch, whose sums are added to its own in order.
+
+        Args:
+            state: a state of this accumulator, which is not changed.
+            x: a float tensor, the features along its last axis.
+        """
+        rows, counts = self.vectors(x)
+        return _joined(state, "gram", gram(rows, into=state["gram"]), counts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanSquare(_OfFeatures):
     """The mean of ``x^2`` of each feature, the diagonal of the Gram matrix: llama.cpp's importance matrix.
 
-    A vector with a value that is not finite is left out as a whole. State: ``squares`` (features,) float64
-    and ``vectors``.
+    Squares are added in float64 in the order of vectors, so that batches of any size give the same bytes. A
+    vector with a value that is not finite is left out as a whole. State: ``squares`` (features,) float64 and
+    ``vectors``.
 
     Args:
         features: of an input vector.
@@ -96,7 +125,17 @@ class MeanSquare(_OfFeatures):
     def measure(self, x: torch.Tensor) -> State:
         """Return the sums of one batch; raises ShapeError for another number of features."""
         rows, counts = self.vectors(x)
-        return {"squares": rows.square().sum(0), **counts}
+        return {"squares": squares(rows), **counts}
+
+    def update(self, state: State, x: torch.Tensor) -> State:
+        """Return ``state`` after one more batch, whose squares are added to its own in order.
+
+        Args:
+            state: a state of this accumulator, which is not changed.
+            x: a float tensor, the features along its last axis.
+        """
+        rows, counts = self.vectors(x)
+        return _joined(state, "squares", squares(rows, into=state["squares"]), counts)
 
     def mean(self, state: State) -> torch.Tensor:
         """Return the mean square of each feature, (features,) float64; zeros without data.
@@ -105,3 +144,72 @@ class MeanSquare(_OfFeatures):
             state: a state of this accumulator.
         """
         return state["squares"] / state["vectors"].clamp(min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossGram(_OfFeatures):
+    """``(X - X~)^T X~`` of the inputs X of a layer and X~ of the same layer after quantized ones, float64.
+
+    The difference is rounded to float32; sums are those of :class:`GramMatrix`. A pair of vectors with a value
+    that is not finite is left out as a whole. State: ``cross`` (features, features) float64 and ``vectors``,
+    the number of pairs. Source: QEP (arXiv:2504.09629), section 4.
+
+    Args:
+        features: of an input vector.
+
+    Example:
+        >>> cross = CrossGram(features=2)
+        >>> cross.measure_pair(torch.tensor([[1.5, 2.0]]), torch.tensor([[1.0, 4.0]]))["cross"]
+        tensor([[ 0.5000,  2.0000],
+                [-2.0000, -8.0000]], dtype=torch.float64)
+    """
+
+    def start(self) -> State:
+        """Return the matrix of no pairs."""
+        return {"cross": torch.zeros(self.features, self.features, dtype=torch.float64), **self.counts()}
+
+    def measure(self, x: torch.Tensor) -> State:
+        """Raise UnsupportedError: one batch is half of a pair."""
+        raise UnsupportedError(
+            f"CrossGram measures pairs of inputs, and a tensor of shape {tuple(x.shape)} is one; use "
+            "measure_pair(float_inputs, inputs)"
+        )
+
+    def measure_pair(self, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
+        """Return the matrix of one batch.
+
+        Args:
+            float_inputs: of the layer in the float model, the features along their last axis.
+            inputs: of the layer after quantized ones, of the same shape.
+
+        Raises:
+            ShapeError: for another number of features, or two shapes.
+        """
+        return self.update_pair(self.start_on(inputs.device), float_inputs, inputs)
+
+    def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
+        """Return ``state`` after one more batch, whose sums are added to its own in order.
+
+        Args:
+            state: a state of this accumulator, which is not changed.
+            float_inputs: as :meth:`measure_pair` takes them.
+            inputs: as :meth:`measure_pair` takes them.
+        """
+        self.check(float_inputs)
+        self.check(inputs)
+        if float_inputs.shape != inputs.shape:
+            raise ShapeError(
+                f"float_inputs (shape {tuple(float_inputs.shape)}) must be those of the same vectors as inputs "
+                f"(shape {tuple(inputs.shape)})"
+            )
+        near = inputs.detach().reshape(-1, self.features)
+        difference = float_inputs.detach().reshape(-1, self.features).float() - near.float()
+        # It is not finite where one of both is not.
+        if not _is_finite(difference):
+            good = torch.isfinite(difference).all(1)
+            near, difference = near[good], difference[good]
+        return _joined(state, "cross", gram(difference, near, into=state["cross"]), _counts_of(near, inputs))
+
+    def start_on(self, device: torch.device) -> State:
+        """Return the matrix of no pairs, where these lie."""
+        return {name: value.to(device) for name, value in self.start().items()}

@@ -2,6 +2,7 @@
 
 from .host.backend import BACKEND
 from .host.counter import COUNTER
+from .host.dense import DENSE
 from .machine import compiling as compiling
 
-__all__ = ["BACKEND", "COUNTER"]
+__all__ = ["BACKEND", "COUNTER", "DENSE"]

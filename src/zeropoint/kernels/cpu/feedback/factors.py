@@ -1,0 +1,103 @@
+"""A positive definite matrix as ``m diag(d) m^T``, m unit upper triangular, from the last column to the first.
+
+    d_k = h_kk          m_ik = h_ik / d_k          h_il -= m_ik h_lk          for i <= l < k
+
+A block of columns is eliminated on the diagonal, then in the rows above, then from the columns before it.
+Packed are ``minus[i / HIGH][k][i]``, -m, and ``kept[i / WIDE][k][i]``, h_ik as it is divided, k descending.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..machine.intrinsics import device, scratch
+from ..machine.vector import doubles_of, load_lanes, store_lanes
+from .tiles import HIGH, WIDE, add_products
+
+BLOCK = 128
+"""Columns that are eliminated together."""
+ROWS = 64
+"""Rows that a thread takes at a time; their panels fit the second cache."""
+_BLOCK, _HIGH, _WIDE, _ROWS = np.uint64(BLOCK), np.uint64(HIGH), np.uint64(WIDE), np.uint64(ROWS)
+_TURNED = BLOCK * WIDE
+ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
+
+
+@device
+def factor_diagonal(h: Any, sizes: Any, d: Any, corner: Any, first: Any, last: Any) -> Any:
+    """Eliminate the columns of a block in its own rows; return 0, or one more than a pivot that is not above 0.
+
+    h: flat, changed to m. sizes: (3,) uint64, columns of h, first of the block, end of the block. d: pivots.
+    corner: (BLOCK * BLOCK,), set to ``corner[k][l]``, h_lk as it is divided. first, last: of one row.
+    """
+    pitch, begin, end = sizes[0], sizes[1], sizes[2]
+    width = end - begin
+    for step in range(width):
+        k = width - ONE - step
+        pivot = h[(begin + k) * pitch + begin + k]
+        if not pivot > 0.0:
+            return begin + k + ONE
+        d[begin + k] = pivot
+        for i in range(k):
+            corner[k * _BLOCK + i] = h[(begin + i) * pitch + begin + k]
+        for i in range(k):
+            row = (begin + i) * pitch + begin
+            share = corner[k * _BLOCK + i] / pivot
+            h[row + k] = share
+            for j in range(i, k):
+                h[row + j] = h[row + j] - share * corner[k * _BLOCK + j]
+    return ZERO
+
+
+@device
+def factor_rows(
+    h: Any, sizes: Any, d: Any, corner: Any, minus: Any, kept: Any, first: Any, last: Any
+) -> None:
+    """Eliminate the columns of a block in rows above it, WIDE rows each from ``first`` to ``last``."""
+    pitch, begin, width = sizes[0], sizes[1], sizes[2] - sizes[1]
+    turned = scratch(_TURNED, np.float64)
+    for group in range(first, last):
+        top = group * _WIDE
+        for i in range(_WIDE):
+            for k in range(width):
+                turned[k * _WIDE + i] = h[(top + i) * pitch + begin + k]
+        for step in range(width):
+            k = width - ONE - step
+            values = load_lanes(turned, k * _WIDE)
+            shares = values / doubles_of(d[begin + k])
+            store_lanes(kept, (group * _BLOCK + step) * _WIDE, values)
+            for j in range(k):
+                rest = load_lanes(turned, j * _WIDE) - shares * doubles_of(corner[k * _BLOCK + j])
+                store_lanes(turned, j * _WIDE, rest)
+            store_lanes(turned, k * _WIDE, shares)
+            for i in range(_WIDE):
+                at = ((group * TWO + i // _HIGH) * _BLOCK + step) * _HIGH + i % _HIGH
+                minus[at] = -turned[k * _WIDE + i]
+        for i in range(_WIDE):
+            for k in range(width):
+                h[(top + i) * pitch + begin + k] = turned[k * _WIDE + i]
+
+
+@device
+def _subtract_rows(h: Any, pitch: Any, end: Any, steps: Any, minus: Any, kept: Any, top: Any) -> None:
+    """Subtract the products of a block from ROWS rows, from the diagonal to column ``end``."""
+    bottom = min(top + _ROWS, end)
+    for column in range(top, end, _WIDE):
+        b = column * _BLOCK
+        for row in range(top, min(bottom, column + _WIDE), _HIGH):
+            add_products(h, row * pitch + column, pitch, minus, row * _BLOCK, kept, b, steps)
+
+
+@device
+def factor_rest(h: Any, sizes: Any, minus: Any, kept: Any, first: Any, last: Any) -> None:
+    """Eliminate the columns of a block from what is left of the matrix.
+
+    ``first`` to ``last`` are pairs of ROWS rows, one from the top and one from the bottom, which together
+    have the same number of columns.
+    """
+    pitch, end, width = sizes[0], sizes[1], sizes[2] - sizes[1]
+    groups = (end + _ROWS - ONE) // _ROWS
+    for pair in range(first, last):
+        _subtract_rows(h, pitch, end, width, minus, kept, pair * _ROWS)
+        if groups - ONE - pair > pair:
+            _subtract_rows(h, pitch, end, width, minus, kept, (groups - ONE - pair) * _ROWS)

@@ -1,0 +1,108 @@
+"""The kernels of dense products as Python calls them; see :mod:`.entries`."""
+
+from typing import Any
+
+import numpy as np
+
+from .feedback import factors, grams, rows
+from .machine.intrinsics import device, inlined, kernel
+from .machine.team import run_parts
+from .statistics.column_squares import square_columns
+
+
+@kernel
+def pack_columns(*args: Any) -> Any:
+    """Pack columns; rows are chunks of tokens. See :func:`.feedback.grams.pack_columns`."""
+    return run_parts(grams.pack_columns, args)
+
+
+@kernel
+def add_tiles(*args: Any) -> Any:
+    """Add products of columns; rows are tiles. See :func:`.feedback.grams.add_tiles`."""
+    return run_parts(grams.add_tiles, args)
+
+
+@kernel
+def mirror(*args: Any) -> Any:
+    """Copy the upper half of a matrix; rows are panels. See :func:`.feedback.grams.mirror`."""
+    return run_parts(grams.mirror, args)
+
+
+@kernel
+def add_squares(*args: Any) -> Any:
+    """Add the squares of columns; rows are runs. See :func:`.statistics.column_squares.square_columns`."""
+    return run_parts(square_columns, args)
+
+
+@kernel
+def factor_diagonal(*args: Any) -> Any:
+    """Eliminate a block on the diagonal; one row. See :func:`.feedback.factors.factor_diagonal`."""
+    return run_parts(factors.factor_diagonal, args)
+
+
+@kernel
+def factor_rows(*args: Any) -> Any:
+    """Eliminate a block in the rows above it. See :func:`.feedback.factors.factor_rows`."""
+    return run_parts(factors.factor_rows, args)
+
+
+@kernel
+def factor_rest(*args: Any) -> Any:
+    """Eliminate a block from what is left; rows are pairs. See :func:`.feedback.factors.factor_rest`."""
+    return run_parts(factors.factor_rest, args)
+
+
+@kernel
+def pack_rows(*args: Any) -> Any:
+    """Pack rows of a matrix; rows are tiles. See :func:`.feedback.rows.pack_rows`."""
+    return run_parts(rows.pack_rows, args)
+
+
+@inlined
+def _rounding_of(numbers: Any, tables: Any, block_of: Any) -> Any:
+    return rows.Rounding(
+        numbers[0], numbers[1] != 0, numbers[2], tables[0], tables[1], tables[2], tables[3], tables[4],
+        numbers[3], block_of,
+    )  # fmt: skip
+
+
+@device
+def _feed(
+    weight: Any, targets: Any, packed: Any, d: Any, numbers: Any, tables: Any, block_of: Any, sizes: Any,
+    values: Any, losses: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    rounding = _rounding_of(numbers, tables, block_of)
+    begin, end = np.uint64(first), np.uint64(last)
+    rows.feed_rows(weight, targets, packed, d, rounding, sizes, values, losses, begin, end)
+
+
+@kernel
+def feed_rows(*args: Any) -> Any:
+    """Process a block of columns; rows are panels. See :func:`.feedback.rows.feed_rows`.
+
+    numbers: (4,) uint64, kind, narrow, top and blocks of :class:`.feedback.rows.Rounding`; tables: its levels,
+    bounds, scales, offsets and zeros.
+    """
+    return run_parts(_feed, args)
+
+
+@device
+def _move(
+    products: Any, packed: Any, diagonal: Any, numbers: Any, tables: Any, block_of: Any, sizes: Any,
+    values: Any, counts: Any, first: Any, last: Any,
+) -> None:  # fmt: skip
+    rounding = _rounding_of(numbers, tables, block_of)
+    begin, end = np.uint64(first), np.uint64(last)
+    rows.move_rows(products, packed, diagonal, rounding, sizes, values, counts, begin, end)
+
+
+@kernel
+def move_rows(*args: Any) -> Any:
+    """Move values of a block of columns; rows are panels. See :func:`.feedback.rows.move_rows`."""
+    return run_parts(_move, args)
+
+
+@kernel
+def add_errors(*args: Any) -> Any:
+    """Add products of errors and a matrix; rows are panels. See :func:`.feedback.rows.add_errors`."""
+    return run_parts(rows.add_errors, args)

@@ -1,0 +1,235 @@
+"""The host side of dense products: tensors to arrays, panels and blocks, threads over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....ops.feedback_grid import Factors, Grid, float32_exponent
+from ....ops.threads import share
+from .. import feedback_entries as entries
+from ..feedback import factors, grams, rows
+from ..feedback.tiles import HIGH, PANEL, WIDE
+from ..statistics.column_squares import RUN
+from .arrays import flat_array
+from .views import KINDS
+
+_TOKENS = 1024
+"""Tokens that are packed at a time: 16 MiB of 4096 columns."""
+_ACROSS = 4
+"""Panels of a tile's columns, which fit the first cache with those of its rows."""
+
+
+class CpuDense:
+    """The kernels as :class:`zeropoint.ops.registry.Dense`, for tensors of the host."""
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """See :class:`zeropoint.ops.registry.Dense`."""
+        return x.device.type == "cpu"
+
+    def squares(self, x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Dense`."""
+        sums, columns = into.clone(), x.shape[1]
+        args = flat_array(x), KINDS[x.dtype], _sizes(*x.shape), sums.numpy()
+        share(entries.add_squares, args, -(-columns // RUN), x.numel())
+        return sums
+
+    def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Dense`."""
+        left = _Columns(x)
+        right = left if y is None else _Columns(y)
+        shift = left.exponent + right.exponent
+        height, width = into.shape
+        sums = torch.zeros(left.panels * PANEL, right.panels * PANEL, dtype=torch.float64, device="cpu")
+        if shift == 0:
+            sums[:height, :width] = into
+        for start in range(0, len(x), _TOKENS):
+            end = min(start + _TOKENS, len(x))
+            packed = left.pack(start, end)
+            _add_tiles(
+                (left, packed), (right, packed if y is None else right.pack(start, end)), end - start, sums
+            )
+        if y is None:
+            args = flat_array(sums.view(torch.int64)).view(np.float64), _sizes(left.panels)
+            share(entries.mirror, args, left.panels, sums.numel())
+        found = sums[:height, :width]
+        return found.contiguous() if shift == 0 else into + found * 2.0**shift
+
+    def factor(self, h: torch.Tensor) -> Factors:
+        """See :class:`zeropoint.ops.registry.Dense`."""
+        size, m = len(h), h.clone(memory_format=torch.contiguous_format)
+        d = torch.zeros(size, dtype=torch.float64, device="cpu")
+        flat, pivots = _doubles(m), _doubles(d)
+        above = (size - 1) // factors.BLOCK * factors.BLOCK
+        corner, minus, kept = np.empty(factors.BLOCK**2), *np.empty((2, above * factors.BLOCK))
+        for begin in range(above, -1, -factors.BLOCK):
+            sizes = _sizes(size, begin, min(begin + factors.BLOCK, size))
+            failed = share(entries.factor_diagonal, (flat, sizes, pivots, corner), 1, 1)
+            if failed:
+                return Factors(m=m, d=d, failed=failed - 1)
+            if begin:
+                args, work = (flat, sizes, pivots, corner, minus, kept), begin * factors.BLOCK**2 // 2
+                share(entries.factor_rows, args, begin // WIDE, work)
+                pairs = -(-begin // (2 * factors.ROWS))
+                share(entries.factor_rest, (flat, sizes, minus, kept), pairs, begin * work)
+        m.triu_(1)
+        m.diagonal().fill_(1.0)
+        return Factors(m=m, d=d)
+
+    def feed_back(
+        self, weight: torch.Tensor, m: torch.Tensor, d: torch.Tensor, grid: Grid
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See :class:`zeropoint.ops.registry.Dense`."""
+        panels = _panels(weight)
+        found, losses = _fed(panels, panels.clone(), (m, d), _Rounding(grid))
+        return _from_panels(found, weight), losses[: len(weight)]
+
+    def substitute(self, y: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        """See :class:`zeropoint.ops.registry.Dense`."""
+        numbers = _panels(y)
+        found, _ = _fed(torch.zeros_like(numbers), numbers, (m, y.new_zeros(len(m))), _Rounding(None))
+        return _from_panels(found, y)
+
+    def descend(
+        self, weight: torch.Tensor, values: torch.Tensor, h: torch.Tensor, grid: Grid, sweeps: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See :class:`zeropoint.ops.registry.Dense`."""
+        own, found = _panels(weight), _panels(values)
+        products, rounding, count = torch.zeros_like(own), _Rounding(grid), len(own)
+        work, diagonal = own.numel() * rows.BLOCK, h.diagonal().contiguous()
+        for sizes, packed in _blocks(h):
+            args: tuple[Any, ...] = _doubles(own), _doubles(found), packed, sizes, _doubles(products)
+            share(entries.add_errors, args, count, work)
+        moved = torch.zeros(sweeps, dtype=torch.int64, device="cpu")
+        for sweep in range(sweeps):
+            counts = np.zeros(count, np.uint64)
+            for sizes, packed in _blocks(h):
+                given = _doubles(products), packed, _doubles(diagonal), *rounding.arrays
+                share(entries.move_rows, (*given, sizes, _doubles(found), counts), count, work)
+            moved[sweep] = int(counts.sum())
+            if not moved[sweep]:
+                break
+        return _from_panels(found, weight), moved
+
+
+DENSE = CpuDense()
+
+
+def _sizes(*numbers: int) -> Any:
+    return np.array(numbers, np.uint64)
+
+
+def _doubles(x: torch.Tensor) -> Any:
+    """Return the memory of a contiguous float64 tensor as a flat array."""
+    return flat_array(x).view(np.float64)
+
+
+class _Columns:
+    """Columns that are summed: as kernels take them, and the power of two that they are divided by."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.exponent, self._columns = float32_exponent(x), x.shape[1]
+        self.panels = -(-self._columns // PANEL)
+        factor = 2.0**-self.exponent
+        if x.dtype not in KINDS:
+            x, factor = (x * factor).float(), 1.0
+        self._flat, self._kind = flat_array(x), KINDS[x.dtype]
+        self._factor = np.array([factor], np.float32)
+        self._packed: Any = np.empty(
+            min(_TOKENS, -(-len(x) // grams.CHUNK) * grams.CHUNK) * self.panels * PANEL, np.float32
+        )
+
+    def pack(self, start: int, end: int) -> Any:
+        """Return tokens ``start`` to ``end`` as panels, in memory that the next call writes to."""
+        sizes, chunks = _sizes(start, end, self._columns), -(-(end - start) // grams.CHUNK)
+        args = self._flat, self._kind, self._factor, sizes, self._packed
+        share(entries.pack_columns, args, chunks, (end - start) * self._columns)
+        return self._packed
+
+
+def _add_tiles(
+    left: tuple[_Columns, Any], right: tuple[_Columns, Any], tokens: int, sums: torch.Tensor
+) -> None:
+    """Add the products of packed tokens to their sums, tiles shared between threads."""
+    (x, packed), (y, other), same = left, right, left[0] is right[0]
+    across = _ACROSS if y.panels * x.panels > 4 * _ACROSS**2 else 1
+    places = [
+        (top, panel)
+        for panel in range(0, y.panels, across)
+        for top in range(0, x.panels * PANEL, grams.ROWS)
+        if not same or top < min(panel + across, y.panels) * PANEL
+    ]
+    sizes = _sizes(tokens, x.panels, y.panels, across, same)
+    args = packed, other, sizes, np.array(places, np.uint64).reshape(-1), _doubles(sums)
+    share(entries.add_tiles, args, len(places), tokens * sums.numel() // 2)
+
+
+def _panels(x: torch.Tensor) -> torch.Tensor:
+    """Return rows as turned panels, (panels, columns in whole tiles, WIDE) float64, filled up with zeros."""
+    count, columns = x.shape
+    shape = -(-count // WIDE), -(-columns // HIGH) * HIGH, WIDE
+    made = torch.zeros(shape, dtype=torch.float64, device="cpu")
+    whole = count // WIDE
+    made[:whole, :columns] = x[: whole * WIDE].reshape(whole, WIDE, columns).transpose(1, 2)
+    if count % WIDE:
+        made[whole, :columns, : count % WIDE] = x[whole * WIDE :].T
+    return made
+
+
+def _from_panels(panels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return turned panels as rows, float64, of the shape of ``like``."""
+    count, columns = like.shape
+    return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:count, :columns]
+
+
+class _Rounding:
+    """How numbers are rounded, as kernels take it: numbers, tables, and the block of each column."""
+
+    def __init__(self, grid: Grid | None) -> None:
+        if grid is None:
+            nothing = np.zeros(1)
+            self.arrays = _sizes(int(rows.VALUES), 0, 0, 0), (nothing,) * 5, np.zeros(1, np.uint64)
+            return
+        kind = rows.STEPS if grid.has_steps else rows.TABLE
+        bounds = np.zeros(1) if grid.has_steps else _doubles(grid.bounds)
+        top = 1 << (len(grid.levels).bit_length() - 1)
+        numbers = _sizes(int(kind), grid.scale.dtype is torch.float32, top, grid.scale.shape[1])
+        own = (_doubles(_blocks_in_panels(each)) for each in (grid.scale, grid.all_offsets, grid.all_zeros))
+        block_of = flat_array(grid.block_of).view(np.int64).astype(np.uint64)
+        self.arrays = numbers, (_doubles(grid.levels), bounds, *own), block_of
+
+
+def _blocks_in_panels(x: torch.Tensor) -> torch.Tensor:
+    """Return numbers of blocks, (rows, blocks), as (panels, blocks, WIDE) float64; others are zero."""
+    count, blocks = x.shape
+    full = torch.zeros(-(-count // WIDE) * WIDE, blocks, dtype=torch.float64, device="cpu")
+    full[:count] = x
+    return full.view(-1, WIDE, blocks).transpose(1, 2).contiguous()
+
+
+def _blocks(m: torch.Tensor, *, upper: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Return sizes and packed rows of each block of rows of a matrix; upper: without those tiles left of it."""
+    columns, tiles = len(m), -(-len(m) // HIGH)
+    flat, packed = _doubles(m), np.empty(tiles * HIGH * rows.BLOCK)
+    for begin in range(0, columns, rows.BLOCK):
+        end, skipped = min(begin + rows.BLOCK, columns), begin // HIGH if upper else 0
+        sizes = _sizes(columns, begin, end, tiles * HIGH, skipped)
+        share(entries.pack_rows, (flat, sizes, packed), tiles - skipped, (end - begin) * columns)
+        yield sizes, packed
+
+
+def _fed(
+    weight: torch.Tensor, numbers: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor], how: _Rounding
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values, and losses of rows, of panels after feedback; ``numbers`` are written to."""
+    m, d = factors
+    values, losses = torch.zeros_like(numbers), numbers.new_zeros(len(numbers) * WIDE)
+    for sizes, packed in _blocks(m, upper=True):
+        given = _doubles(weight), _doubles(numbers), packed, _doubles(d), *how.arrays, sizes
+        args = *given, _doubles(values), _doubles(losses)
+        share(entries.feed_rows, args, len(numbers), math.prod(numbers.shape) * rows.BLOCK)
+    return values, losses
