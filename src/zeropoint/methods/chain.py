@@ -46,7 +46,8 @@ class Chain:
     @property
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
         """Return what its steps and its end need."""
-        return {need: make for each in (*self.steps, GPTQ) for need, make in each.takes.items()}
+        found = [*(step.takes for step in self.steps), GPTQ.takes]
+        return {need: make for takes in found for need, make in takes.items()}
 
     @property
     def takes(self) -> Mapping[str, Callable[[int], Accumulator]]:
@@ -76,7 +77,7 @@ class Chain:
             raise UnsupportedError(refusal)
         if weight.numel() == 0:
             return GPTQ.quantize(weight, scheme, data)
-        target, notes = weight.double(), []
+        target, notes = weight.double(), list[str]()
         for step in self.steps:
             moved = step(weight, target, data)
             target, notes = moved.target, [*notes, f"{step.name} {moved.note}".strip()]

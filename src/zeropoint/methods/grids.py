@@ -48,11 +48,17 @@ def grid_of(params: QuantizationParams) -> Grid:
 
 
 @functools.lru_cache(maxsize=64)
-def _levels(scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the values of the codes in use, rising, and whether a number between two goes to the upper."""
+def _levels(scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the values of the codes in use, rising, and whether a number between two goes to the upper.
+
+    None where they are consecutive integers, and such a number goes to the even one.
+    """
     element, (low, high) = scheme.element, scheme.ends
     values = decode(torch.arange(element.code_count).to(code_dtype(element.bits)), element, torch.float64)
     levels = torch.unique(values[torch.isfinite(values) & (values >= low) & (values <= high)] + 0.0)
+    whole = bool((levels == levels.round()).all()) and bool((levels.diff() == 1).all())
+    if whole and scheme.rounding.mode is RoundingMode.HALF_EVEN:
+        return levels, None
     between = (levels[:-1] + levels[1:]) / 2
     ties = decode(encode(between, element, scheme.rounding.mode), element, torch.float64) > between
     return levels, ties.to(torch.uint8)

@@ -160,8 +160,8 @@ def observe_blocks(
         CalibrationError: for blocks that are not in the model and a folder that does not exist.
         UnsupportedError: for blocks that do not run once each, in order, for every batch.
     """
-    with evaluating(root), kept(steps) as kept:
-        chain = Chain(root, blocks_of(root, steps.blocks), kept)
+    with evaluating(root), kept(steps) as values:
+        chain = Chain(root, blocks_of(root, steps.blocks), values)
         for step in counted(range(len(chain.blocks)), "Calibrating blocks", shown=progress):
             # Two runs where the observed block and the one that computes the next inputs differ.
             with steps.loaded(chain.blocks[step][0]):
@@ -191,15 +191,15 @@ def run_blocks(
         CalibrationError: for blocks that are not in the model and a folder that does not exist.
         UnsupportedError: for blocks that do not run once each, in order, for every batch.
     """
-    with kept(steps) as kept:
-        chain = Chain(root, blocks_of(root, steps.blocks), kept)
+    with kept(steps) as values:
+        chain = Chain(root, blocks_of(root, steps.blocks), values)
         for batch, value in enumerate(given):
-            kept.begin(start, batch, value)
+            values.begin(start, batch, value)
         for step in counted(range(start, len(chain.blocks)), "Running blocks", shown=progress):
             name, block = chain.blocks[step]
             with evaluating(root), steps.loaded(name):
                 chain.run(step, batches, block)
-            yield [kept.get(step, batch) for batch in range(len(batches))]
+            yield [values.get(step, batch) for batch in range(len(batches))]
 
 
 def run_rest(root: nn.Module, batch: Any, value: Any, steps: Steps) -> Any:

@@ -88,11 +88,11 @@ def sites_of(
     return tuple(Site(readers=tuple(names), stage=level) for _, level, names in found)
 
 
-class _Follower(TorchDispatchMode):
+class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows how many layers of interest the numbers in each memory have passed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._levels: dict[int, int] = {}
 
     def __torch_dispatch__(

@@ -120,7 +120,7 @@ def narrow_products() -> Iterator[None]:
     Sums are float32. It is several times as fast, and what is learned of inputs differs by less than from one
     calibration text to another (docs/methods.md).
     """
-    matmul = torch.backends.mkldnn.matmul
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul")  # noqa: B009 (it has no types)
     before = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
     try:
@@ -516,7 +516,7 @@ class _Inputs:
         for name, made in self._accumulators.items():
             state = self._states[name]
             if isinstance(made, CrossGram):
-                self._states[name] = made.merge(state, made.measure_pair(pair, x))
+                self._states[name] = made.update_pair(state, pair, x)
             else:
                 self._states[name] = made.update(state, x)
 
