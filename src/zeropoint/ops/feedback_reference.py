@@ -41,7 +41,7 @@ def gram(x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.T
         for a, b in zip(left[start : start + CHUNK], right[start : start + CHUNK], strict=True):
             part += a[:, None] * b[None, :]
         sums += part.double()
-    return sums if sum(shifts) == 0 else into + sums * 2.0 ** sum(shifts)
+    return sums if sum(shifts) == 0 else into + sums * 2.0 ** shifts[0] * 2.0 ** shifts[1]
 
 
 def factor(h: torch.Tensor) -> TriangularFactors:

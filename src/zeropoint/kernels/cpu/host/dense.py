@@ -18,8 +18,8 @@ from ..statistics.column_squares import RUN
 from .arrays import flat_array
 from .views import KINDS
 
-_TOKENS = 1024
-"""Tokens that are packed at a time: 16 MiB of 4096 columns."""
+_PACKED = 1 << 22
+"""Numbers of a matrix that are packed at a time: 16 MiB, half of a last cache."""
 _ACROSS = 4
 """Panels of a tile's columns, which fit the first cache with those of its rows."""
 
@@ -40,15 +40,16 @@ class CpuDense:
 
     def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Dense`."""
-        left = _Columns(x)
-        right = left if y is None else _Columns(y)
-        shift = left.exponent + right.exponent
         height, width = into.shape
+        most = max(1, _PACKED // (max(height, width, PANEL) * grams.CHUNK)) * grams.CHUNK
+        left = _Columns(x, most)
+        right = left if y is None else _Columns(y, most)
+        plain = left.exponent == right.exponent == 0
         sums = torch.zeros(left.panels * PANEL, right.panels * PANEL, dtype=torch.float64, device="cpu")
-        if shift == 0:
+        if plain:
             sums[:height, :width] = into
-        for start in range(0, len(x), _TOKENS):
-            end = min(start + _TOKENS, len(x))
+        for start in range(0, len(x), most):
+            end = min(start + most, len(x))
             packed = left.pack(start, end)
             _add_tiles(
                 (left, packed), (right, packed if y is None else right.pack(start, end)), end - start, sums
@@ -57,7 +58,7 @@ class CpuDense:
             args = flat_array(sums.view(torch.int64)).view(np.float64), _sizes(left.panels)
             share(entries.mirror, args, left.panels, sums.numel())
         found = sums[:height, :width]
-        return found.contiguous() if shift == 0 else into + found * 2.0**shift
+        return found.contiguous() if plain else into + found * 2.0**left.exponent * 2.0**right.exponent
 
     def factor(self, h: torch.Tensor) -> TriangularFactors:
         """See :class:`zeropoint.ops.registry.Dense`."""
@@ -129,9 +130,12 @@ def _doubles(x: torch.Tensor) -> Any:
 
 
 class _Columns:
-    """Columns that are summed: as kernels take them, and the power of two that they are divided by."""
+    """Columns that are summed: as kernels take them, and the power of two that they are divided by.
 
-    def __init__(self, x: torch.Tensor) -> None:
+    most: tokens that are packed at once, in whole chunks.
+    """
+
+    def __init__(self, x: torch.Tensor, most: int) -> None:
         self.exponent, self._columns = float32_exponent(x), x.shape[1]
         self.panels = -(-self._columns // PANEL)
         factor = 2.0**-self.exponent
@@ -139,9 +143,8 @@ class _Columns:
             x, factor = (x * factor).float(), 1.0
         self._flat, self._kind = flat_array(x), KINDS[x.dtype]
         self._factor = np.array([factor], np.float32)
-        self._packed: Any = np.empty(
-            min(_TOKENS, -(-len(x) // grams.CHUNK) * grams.CHUNK) * self.panels * PANEL, np.float32
-        )
+        tokens = min(most, -(-len(x) // grams.CHUNK) * grams.CHUNK)
+        self._packed: Any = np.empty(tokens * self.panels * PANEL, np.float32)
 
     def pack(self, start: int, end: int) -> Any:
         """Return tokens ``start`` to ``end`` as panels, in memory that the next call writes to."""
