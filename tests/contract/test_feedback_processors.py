@@ -1,4 +1,4 @@
-"""Gram matrices, factors and error feedback have the same bytes where kernels are compiled for another processor."""
+"""Error feedback has the same bytes where its kernels are compiled for another processor."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     m, d = feedback.factor(h[order][:, order])
     take(h, m, d, feedback.squares(x), feedback.gram(x, x[:, :70]), feedback.solve(h, m, d, order))
 for levels, ties in ((torch.arange(-8, 8), None), (torch.tensor([-1, 0, 2, 9]), torch.tensor([0, 1, 0]))):
-    scale = torch.rand(40, 2) + 0.1
-    weight = torch.randn(40, 200)
-    grid = feedback.Grid(levels=levels.double(), scale=scale, block_of=block_of, ties_up=ties, offset=scale / 7)
+    scale, weight = torch.rand(40, 2) + 0.1, torch.randn(40, 200)
+    named = dict(scale=scale, block_of=block_of, ties_up=ties, offset=scale / 7)
+    grid = feedback.Grid(levels=levels.double(), **named)
     values, losses = feedback.feed_back(weight, m, d, order, grid)
     take(values, losses, *feedback.descend(weight, values, h, order, grid, sweeps=2))
 print(digest.hexdigest())

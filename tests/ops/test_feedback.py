@@ -79,11 +79,13 @@ def test_kernels_sum_products_as_the_reference(dtype: torch.dtype, tokens: int, 
 
 
 @EACH
-def test_threads_share_tiles_and_tokens_of_several_parts() -> None:
+def test_threads_share_tiles_and_tokens_of_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """More tokens than are packed at a time, and outliers as large as float16 has."""
+    monkeypatch.setattr("zeropoint.kernels.cpu.host.dense._PACKED", 1 << 16)
     x = normal(1100, 200, dtype=torch.float16) * 100
     x[5], x[:, 7] = 6e4, -4e4
-    on_every_backend(lambda: (feedback.gram(x), feedback.squares(x)))
+    found, squares = on_every_backend(lambda: (feedback.gram(x), feedback.squares(x)))
+    assert float(found[7, 7]) == pytest.approx(float(squares[7]), rel=CHUNK * 2.0**-24)
 
 
 def test_the_gram_matrix_is_that_of_numbers_of_12_bits() -> None:
@@ -114,6 +116,7 @@ def test_numbers_too_large_for_float32_are_scaled_and_tiny_ones_are_zero() -> No
         large = (x.to(dtype).double() * 2.0**power).to(dtype)
         (found,) = on_every_backend(lambda large=large: (feedback.gram(large),))
         assert torch.equal(found, own * 2.0 ** (2 * power))
+    assert bool(torch.isinf(feedback.gram(x.double() * 2.0**1000).diagonal()).all())
     assert torch.equal(feedback.gram(x * 2.0**-40), plain * 2.0**-80)
     assert not feedback.gram(x.clamp(-1, 1) * 2.0**-61).any()
 

@@ -144,7 +144,5 @@ def test_a_pair_with_a_value_that_is_not_finite_is_left_out() -> None:
 def test_the_cross_gram_matrix_takes_pairs_alone() -> None:
     with pytest.raises(UnsupportedError, match=r"measures pairs of inputs, .* use measure_pair"):
         CROSS.measure(torch.ones(2, 6))
-    with pytest.raises(
-        ShapeError, match=r"float_inputs \(shape \(3, 6\)\) must be those of the same vectors"
-    ):
+    with pytest.raises(ShapeError, match=r"float_inputs \(shape \(3, 6\)\) must be of the same vectors"):
         CROSS.measure_pair(torch.ones(3, 6), torch.ones(2, 6))

@@ -17,12 +17,12 @@ import torch
 
 from ..errors import DtypeError, RangeError, ShapeError
 from . import feedback_reference
-from .feedback_grid import Factors, Grid
+from .feedback_grid import Grid, TriangularFactors
 from .library import dense_for
 from .registry import Dense
 from .threads import gradual_underflow
 
-__all__ = ["Factors", "Grid", "descend", "factor", "feed_back", "gram", "solve", "squares"]
+__all__ = ["Grid", "TriangularFactors", "descend", "factor", "feed_back", "gram", "solve", "squares"]
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -156,10 +156,10 @@ def solve(
     _require_rows(y, m, None)
     backend, own = _backend(y), y.detach()
     with gradual_underflow():
-        # z m^T = y, from the last column to the first: the same substitution on what is turned around.
-        turned = m.T.flip((0, 1)).contiguous()
-        backwards = (own if order is None else own[:, order]).flip(1).contiguous()
-        z = backend.substitute(backwards, turned).flip(1)
+        # z m^T = y, from the last column to the first: the same substitution, on all of it reversed.
+        reversed_m = m.T.flip((0, 1)).contiguous()
+        reversed_y = (own if order is None else own[:, order]).flip(1).contiguous()
+        z = backend.substitute(reversed_y, reversed_m).flip(1)
         return _restored(backend.substitute((z / d).contiguous(), m), order)
 
 
@@ -226,6 +226,6 @@ def _require_rows(x: torch.Tensor, m: torch.Tensor, grid: Grid | None) -> None:
         raise ShapeError(f"tensor (shape {tuple(x.shape)}) must have the {len(m)} columns of its matrix")
     if grid is not None and (len(grid.scale) != len(x) or len(grid.block_of) != len(m)):
         raise ShapeError(
-            f"grid (scale {tuple(grid.scale.shape)}, block_of {tuple(grid.block_of.shape)}) must have the rows "
-            f"and columns of a weight of shape {tuple(x.shape)}"
+            f"grid (scale {tuple(grid.scale.shape)}, block_of {tuple(grid.block_of.shape)}) must have the "
+            f"rows and columns of a weight of shape {tuple(x.shape)}"
         )

@@ -1,4 +1,4 @@
-"""The values that numbers are rounded to in error feedback, and how a matrix is scaled for float32 products."""
+"""Records of error feedback: the grid that numbers are rounded to, and factors of a matrix."""
 
 from __future__ import annotations
 
@@ -57,14 +57,15 @@ class Grid:
             each = getattr(self, name)
             if each is not None and each.shape != self.scale.shape:
                 raise ShapeError(
-                    f"{name} (shape {tuple(each.shape)}) must have the shape of scale {tuple(self.scale.shape)}"
+                    f"{name} (shape {tuple(each.shape)}) must have the shape of scale "
+                    f"{tuple(self.scale.shape)}"
                 )
 
     @functools.cached_property
     def has_steps(self) -> bool:
         """Whether levels are consecutive integers, and ties are rounded to even."""
         return self.ties_up is None and bool(
-            ((self.levels.diff() == 1).all() & (self.levels == self.levels.round()).all())
+            (self.levels.diff() == 1).all() & (self.levels == self.levels.round()).all()
         )
 
     @functools.cached_property
@@ -88,7 +89,7 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Factors:
+class TriangularFactors:
     """``h = m diag(d) m^T``; failed: the column whose pivot is not positive, where that is no factorization.
 
     Columns are eliminated from the last to the first, and those before ``failed`` are not done.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .feedback_grid import Factors, Grid, float32_exponent
+from .feedback_grid import Grid, TriangularFactors, float32_exponent
 
 CHUNK = 64
 """Tokens whose products are summed in float32."""
@@ -41,22 +41,22 @@ def gram(x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.T
         for a, b in zip(left[start : start + CHUNK], right[start : start + CHUNK], strict=True):
             part += a[:, None] * b[None, :]
         sums += part.double()
-    return sums if sum(shifts) == 0 else into + sums * 2.0 ** sum(shifts)
+    return sums if sum(shifts) == 0 else into + sums * 2.0 ** shifts[0] * 2.0 ** shifts[1]
 
 
-def factor(h: torch.Tensor) -> Factors:
+def factor(h: torch.Tensor) -> TriangularFactors:
     """See :class:`zeropoint.ops.registry.Dense`."""
     m, d = h.clone(), h.new_zeros(len(h))
     for k in reversed(range(len(h))):
         pivot = m[k, k].clone()
         if not bool(pivot > 0):
-            return Factors(m=m, d=d, failed=k)
+            return TriangularFactors(m=m, d=d, failed=k)
         d[k], column = pivot, m[:k, k].clone()
         m[:k, k] = column / pivot
         m[:k, :k] -= m[:k, k, None] * column[None, :]
     m = m.triu(1)
     m.diagonal().fill_(1.0)
-    return Factors(m=m, d=d)
+    return TriangularFactors(m=m, d=d)
 
 
 def _values(t: torch.Tensor, grid: Grid, column: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from ..errors import UnsupportedError
 from ..layout.runs import Runs
 from ..params.tensors import Params
 from ..schemes import Scheme
-from .feedback_grid import Factors, Grid
+from .feedback_grid import Grid, TriangularFactors
 
 
 class Op(enum.Enum):
@@ -192,7 +192,7 @@ class Dense(Protocol):
     def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
         """Return ``into + x^T y``; see :func:`.feedback.gram`."""
 
-    def factor(self, h: torch.Tensor) -> Factors:
+    def factor(self, h: torch.Tensor) -> TriangularFactors:
         """Return the factors of a float64 matrix."""
 
     def feed_back(

@@ -66,9 +66,9 @@ class GramMatrix(_OfFeatures):
     """``X^T X`` over all input vectors, float64: the Hessian of a layer's squared output error, halved.
 
     Numbers are rounded to 12 significant bits, and 64 vectors are summed in float32; see
-    :func:`zeropoint.ops.feedback.gram`. One update with many vectors and several with multiples of 64 of them,
-    all finite, give the same bytes. A vector with a value that is not finite is left out as a whole. State:
-    ``gram`` (features, features) float64 and ``vectors``, the number of them. Source: GPTQ
+    :func:`zeropoint.ops.feedback.gram`. One update with many vectors and several with multiples of 64 of
+    them, all finite, give the same bytes. A vector with a value that is not finite is left out as a whole.
+    State: ``gram`` (features, features) float64 and ``vectors``, the number of them. Source: GPTQ
     (arXiv:2210.17323), section 2.
 
     Args:
@@ -150,9 +150,9 @@ class MeanSquare(_OfFeatures):
 class CrossGram(_OfFeatures):
     """``(X - X~)^T X~`` of the inputs X of a layer and X~ of the same layer after quantized ones, float64.
 
-    The difference is rounded to float32; sums are those of :class:`GramMatrix`. A pair of vectors with a value
-    that is not finite is left out as a whole. State: ``cross`` (features, features) float64 and ``vectors``,
-    the number of pairs. Source: QEP (arXiv:2504.09629), section 4.
+    The difference is rounded to float32; sums are those of :class:`GramMatrix`. A pair of vectors with a
+    value that is not finite is left out as a whole. State: ``cross`` (features, features) float64 and
+    ``vectors``, the number of pairs. Source: QEP (arXiv:2504.09629), section 4.
 
     Args:
         features: of an input vector.
@@ -185,7 +185,7 @@ class CrossGram(_OfFeatures):
         Raises:
             ShapeError: for another number of features, or two shapes.
         """
-        return self.update_pair(self.start_on(inputs.device), float_inputs, inputs)
+        return self.update_pair(self._start_on(inputs.device), float_inputs, inputs)
 
     def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
         """Return ``state`` after one more batch, whose sums are added to its own in order.
@@ -194,12 +194,15 @@ class CrossGram(_OfFeatures):
             state: a state of this accumulator, which is not changed.
             float_inputs: as :meth:`measure_pair` takes them.
             inputs: as :meth:`measure_pair` takes them.
+
+        Raises:
+            ShapeError: for another number of features, or two shapes.
         """
         self.check(float_inputs)
         self.check(inputs)
         if float_inputs.shape != inputs.shape:
             raise ShapeError(
-                f"float_inputs (shape {tuple(float_inputs.shape)}) must be those of the same vectors as inputs "
+                f"float_inputs (shape {tuple(float_inputs.shape)}) must be of the same vectors as inputs "
                 f"(shape {tuple(inputs.shape)})"
             )
         near = inputs.detach().reshape(-1, self.features)
@@ -210,6 +213,6 @@ class CrossGram(_OfFeatures):
             near, difference = near[good], difference[good]
         return _joined(state, "cross", gram(difference, near, into=state["cross"]), _counts_of(near, inputs))
 
-    def start_on(self, device: torch.device) -> State:
+    def _start_on(self, device: torch.device) -> State:
         """Return the matrix of no pairs, where these lie."""
         return {name: value.to(device) for name, value in self.start().items()}

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .feedback import factors, grams, rows
+from .feedback import elimination, grams, rows
 from .machine.intrinsics import device, inlined, kernel
 from .machine.team import run_parts
 from .statistics.column_squares import square_columns
@@ -36,20 +36,20 @@ def add_squares(*args: Any) -> Any:
 
 @kernel
 def factor_diagonal(*args: Any) -> Any:
-    """Eliminate a block on the diagonal; one row. See :func:`.feedback.factors.factor_diagonal`."""
-    return run_parts(factors.factor_diagonal, args)
+    """Eliminate a block on the diagonal; one row. See :func:`.feedback.elimination.factor_diagonal`."""
+    return run_parts(elimination.factor_diagonal, args)
 
 
 @kernel
 def factor_rows(*args: Any) -> Any:
-    """Eliminate a block in the rows above it. See :func:`.feedback.factors.factor_rows`."""
-    return run_parts(factors.factor_rows, args)
+    """Eliminate a block in the rows above it. See :func:`.feedback.elimination.factor_rows`."""
+    return run_parts(elimination.factor_rows, args)
 
 
 @kernel
 def factor_rest(*args: Any) -> Any:
-    """Eliminate a block from what is left; rows are pairs. See :func:`.feedback.factors.factor_rest`."""
-    return run_parts(factors.factor_rest, args)
+    """Eliminate a block from what is left; rows are pairs. See :func:`.feedback.elimination.factor_rest`."""
+    return run_parts(elimination.factor_rest, args)
 
 
 @kernel
@@ -60,7 +60,7 @@ def pack_rows(*args: Any) -> Any:
 
 @inlined
 def _rounding_of(numbers: Any, tables: Any, block_of: Any) -> Any:
-    return rows.Rounding(
+    return rows.GridRounding(
         numbers[0], numbers[1] != 0, numbers[2], tables[0], tables[1], tables[2], tables[3], tables[4],
         numbers[3], block_of,
     )  # fmt: skip
@@ -80,8 +80,8 @@ def _feed(
 def feed_rows(*args: Any) -> Any:
     """Process a block of columns; rows are panels. See :func:`.feedback.rows.feed_rows`.
 
-    numbers: (4,) uint64, kind, narrow, top and blocks of :class:`.feedback.rows.Rounding`; tables: its levels,
-    bounds, scales, offsets and zeros.
+    numbers: (4,) uint64, kind, narrow, top and blocks of :class:`.feedback.rows.GridRounding`; tables: its
+    levels, bounds, scales, offsets and zeros.
     """
     return run_parts(_feed, args)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..machine.intrinsics import bits32, device, float32_of, scratch
 from ..machine.tile import TILE, load
-from .tiles import HIGH, PANEL, add_float32_sums
+from .register_tiles import HIGH, PANEL, add_float32_sums
 
 BITS = 12
 CHUNK = 64
@@ -68,8 +68,8 @@ def add_tiles(x: Any, y: Any, sizes: Any, places: Any, sums: Any, first: Any, la
     """Add the products of packed tokens to tiles ``first`` to ``last`` of the result.
 
     sizes: (5,) uint64, tokens, panels of x, panels of y, panels of y in a tile, whether x is y, of which the
-    lower half is left out. places: uint64, first row and first panel of y of each tile. sums: float64, rows of
-    whole panels.
+    lower half is left out. places: uint64, first row and first panel of y of each tile. sums: float64, rows
+    of whole panels.
     """
     tokens, x_panels, y_panels, across, same = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4] != ZERO
     pitch, depth = y_panels * _PANEL, _CHUNK * _PANEL
@@ -89,11 +89,11 @@ def add_tiles(x: Any, y: Any, sizes: Any, places: Any, sums: Any, first: Any, la
 
 @device
 def mirror(sums: Any, sizes: Any, first: Any, last: Any) -> None:
-    """Copy what lies above the diagonal of a square matrix below it, for panels ``first`` to ``last`` of rows."""
+    """Copy the upper half of a square matrix to the lower, for panels ``first`` to ``last`` of rows."""
     panels = sizes[0]
     pitch = panels * _PANEL
     for p in range(first, last):
-        for q in range(p + ONE):
+        for left in range(ZERO, (p + ONE) * _PANEL, _PANEL):
             for row in range(p * _PANEL, (p + ONE) * _PANEL):
-                for column in range(q * _PANEL, min((q + ONE) * _PANEL, row)):
+                for column in range(left, min(left + _PANEL, np.uint64(row))):
                     sums[row * pitch + column] = sums[column * pitch + row]

@@ -1,6 +1,6 @@
 """Error feedback and coordinate descent on rows, WIDE rows a panel, in blocks of columns.
 
-A panel is turned: a number of each of its rows, for one column after the other. Sums of a column take the
+A panel is transposed: a number of each of its rows, for one column after the other. Sums of a column take the
 columns before it in order, whatever the blocks are. Of the matrix, a block of rows is packed at a time:
 ``packed[column / HIGH][k][column]``.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.vector import doubles_of, load_lanes, store_lanes
-from .tiles import HIGH, WIDE, add_products
+from .register_tiles import HIGH, WIDE, add_products
 
 BLOCK = 128
 """Columns that are processed before their errors are added to all others."""
@@ -29,7 +29,7 @@ _ERRORS, _MOVES, _WANTED = GROUP * BLOCK * WIDE, BLOCK * WIDE, 2 * WIDE
 ZERO, ONE = np.uint64(0), np.uint64(1)
 
 
-class Rounding(NamedTuple):
+class GridRounding(NamedTuple):
     """How numbers are rounded.
 
     kind: of those above. narrow: whether values are computed in float32. top: power of two, at most the
@@ -207,8 +207,8 @@ def _move_panel(
 
 @device
 def move_rows(
-    products: Any, packed: Any, diagonal: Any, rounding: Any, sizes: Any, values: Any, counts: Any, first: Any,
-    last: Any,
+    products: Any, packed: Any, diagonal: Any, rounding: Any, sizes: Any, values: Any, counts: Any,
+    first: Any, last: Any,
 ) -> None:  # fmt: skip
     """Move the values of a block of columns of panels ``first`` to ``last`` towards less error.
 
@@ -234,7 +234,7 @@ def move_rows(
 def add_errors(
     weight: Any, values: Any, packed: Any, sizes: Any, products: Any, first: Any, last: Any
 ) -> None:
-    """Add the products of the errors of a block of columns and the matrix, of panels ``first`` to ``last``."""
+    """Add products of errors of a block of columns and the matrix to panels ``first`` to ``last``."""
     errors = scratch(_MOVES, np.float64)
     begin, end, pitch = sizes[1], sizes[2], sizes[3] * _WIDE
     for p in range(first, last):

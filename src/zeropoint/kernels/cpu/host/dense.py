@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....ops.feedback_grid import Factors, Grid, float32_exponent
+from ....ops.feedback_grid import Grid, TriangularFactors, float32_exponent
 from ....ops.threads import share
 from .. import feedback_entries as entries
-from ..feedback import factors, grams, rows
-from ..feedback.tiles import HIGH, PANEL, WIDE
+from ..feedback import elimination, grams, rows
+from ..feedback.register_tiles import HIGH, PANEL, WIDE
 from ..statistics.column_squares import RUN
 from .arrays import flat_array
 from .views import KINDS
 
-_TOKENS = 1024
-"""Tokens that are packed at a time: 16 MiB of 4096 columns."""
+_PACKED = 1 << 22
+"""Numbers of a matrix that are packed at a time: 16 MiB, half of a last cache."""
 _ACROSS = 4
 """Panels of a tile's columns, which fit the first cache with those of its rows."""
 
@@ -40,15 +40,16 @@ class CpuDense:
 
     def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Dense`."""
-        left = _Columns(x)
-        right = left if y is None else _Columns(y)
-        shift = left.exponent + right.exponent
         height, width = into.shape
+        most = max(1, _PACKED // (max(height, width, PANEL) * grams.CHUNK)) * grams.CHUNK
+        left = _Columns(x, most)
+        right = left if y is None else _Columns(y, most)
+        plain = left.exponent == right.exponent == 0
         sums = torch.zeros(left.panels * PANEL, right.panels * PANEL, dtype=torch.float64, device="cpu")
-        if shift == 0:
+        if plain:
             sums[:height, :width] = into
-        for start in range(0, len(x), _TOKENS):
-            end = min(start + _TOKENS, len(x))
+        for start in range(0, len(x), most):
+            end = min(start + most, len(x))
             packed = left.pack(start, end)
             _add_tiles(
                 (left, packed), (right, packed if y is None else right.pack(start, end)), end - start, sums
@@ -57,28 +58,28 @@ class CpuDense:
             args = flat_array(sums.view(torch.int64)).view(np.float64), _sizes(left.panels)
             share(entries.mirror, args, left.panels, sums.numel())
         found = sums[:height, :width]
-        return found.contiguous() if shift == 0 else into + found * 2.0**shift
+        return found.contiguous() if plain else into + found * 2.0**left.exponent * 2.0**right.exponent
 
-    def factor(self, h: torch.Tensor) -> Factors:
+    def factor(self, h: torch.Tensor) -> TriangularFactors:
         """See :class:`zeropoint.ops.registry.Dense`."""
         size, m = len(h), h.clone(memory_format=torch.contiguous_format)
         d = torch.zeros(size, dtype=torch.float64, device="cpu")
         flat, pivots = _doubles(m), _doubles(d)
-        above = (size - 1) // factors.BLOCK * factors.BLOCK
-        corner, minus, kept = np.empty(factors.BLOCK**2), *np.empty((2, above * factors.BLOCK))
-        for begin in range(above, -1, -factors.BLOCK):
-            sizes = _sizes(size, begin, min(begin + factors.BLOCK, size))
+        above = (size - 1) // elimination.BLOCK * elimination.BLOCK
+        corner, minus, kept = np.empty(elimination.BLOCK**2), *np.empty((2, above * elimination.BLOCK))
+        for begin in range(above, -1, -elimination.BLOCK):
+            sizes = _sizes(size, begin, min(begin + elimination.BLOCK, size))
             failed = share(entries.factor_diagonal, (flat, sizes, pivots, corner), 1, 1)
             if failed:
-                return Factors(m=m, d=d, failed=failed - 1)
+                return TriangularFactors(m=m, d=d, failed=failed - 1)
             if begin:
-                args, work = (flat, sizes, pivots, corner, minus, kept), begin * factors.BLOCK**2 // 2
+                args, work = (flat, sizes, pivots, corner, minus, kept), begin * elimination.BLOCK**2 // 2
                 share(entries.factor_rows, args, begin // WIDE, work)
-                pairs = -(-begin // (2 * factors.ROWS))
+                pairs = -(-begin // (2 * elimination.ROWS))
                 share(entries.factor_rest, (flat, sizes, minus, kept), pairs, begin * work)
         m.triu_(1)
         m.diagonal().fill_(1.0)
-        return Factors(m=m, d=d)
+        return TriangularFactors(m=m, d=d)
 
     def feed_back(
         self, weight: torch.Tensor, m: torch.Tensor, d: torch.Tensor, grid: Grid
@@ -129,9 +130,12 @@ def _doubles(x: torch.Tensor) -> Any:
 
 
 class _Columns:
-    """Columns that are summed: as kernels take them, and the power of two that they are divided by."""
+    """Columns that are summed: as kernels take them, and the power of two that they are divided by.
 
-    def __init__(self, x: torch.Tensor) -> None:
+    most: tokens that are packed at once, in whole chunks.
+    """
+
+    def __init__(self, x: torch.Tensor, most: int) -> None:
         self.exponent, self._columns = float32_exponent(x), x.shape[1]
         self.panels = -(-self._columns // PANEL)
         factor = 2.0**-self.exponent
@@ -139,9 +143,8 @@ class _Columns:
             x, factor = (x * factor).float(), 1.0
         self._flat, self._kind = flat_array(x), KINDS[x.dtype]
         self._factor = np.array([factor], np.float32)
-        self._packed: Any = np.empty(
-            min(_TOKENS, -(-len(x) // grams.CHUNK) * grams.CHUNK) * self.panels * PANEL, np.float32
-        )
+        tokens = min(most, -(-len(x) // grams.CHUNK) * grams.CHUNK)
+        self._packed: Any = np.empty(tokens * self.panels * PANEL, np.float32)
 
     def pack(self, start: int, end: int) -> Any:
         """Return tokens ``start`` to ``end`` as panels, in memory that the next call writes to."""
@@ -169,7 +172,7 @@ def _add_tiles(
 
 
 def _panels(x: torch.Tensor) -> torch.Tensor:
-    """Return rows as turned panels, (panels, columns in whole tiles, WIDE) float64, filled up with zeros."""
+    """Return rows as transposed panels, (panels, columns of whole tiles, WIDE) float64, the rest zeros."""
     count, columns = x.shape
     shape = -(-count // WIDE), -(-columns // HIGH) * HIGH, WIDE
     made = torch.zeros(shape, dtype=torch.float64, device="cpu")
@@ -181,7 +184,7 @@ def _panels(x: torch.Tensor) -> torch.Tensor:
 
 
 def _from_panels(panels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return turned panels as rows, float64, of the shape of ``like``."""
+    """Return transposed panels as rows, float64, of the shape of ``like``."""
     count, columns = like.shape
     return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:count, :columns]
 
@@ -212,7 +215,7 @@ def _blocks_in_panels(x: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(m: torch.Tensor, *, upper: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Return sizes and packed rows of each block of rows of a matrix; upper: without those tiles left of it."""
+    """Return sizes and packed rows of each block of rows of a matrix; upper: without tiles left of it."""
     columns, tiles = len(m), -(-len(m) // HIGH)
     flat, packed = _doubles(m), np.empty(tiles * HIGH * rows.BLOCK)
     for begin in range(0, columns, rows.BLOCK):

@@ -112,7 +112,7 @@ def _rounded_twice(builder: Any, total: Any, a: Any, b: Any) -> Any:
 def add_products(
     typingctx: Any, sums: Any, place: Any, pitch: Any, a: Any, at: Any, b: Any, begin: Any, steps: Any
 ) -> Any:
-    """Add to ``sums[place + r * pitch + n]`` the products of ``steps`` steps, each rounded before it is added.
+    """Add products of ``steps`` steps to ``sums[place + r * pitch + n]``, each rounded before it is added.
 
     All float64. a: HIGH numbers a step, from ``at`` on. b: WIDE numbers a step, from ``begin`` on.
     """

@@ -1,4 +1,4 @@
-"""A positive definite matrix as ``m diag(d) m^T``, m unit upper triangular, from the last column to the first.
+"""A positive definite matrix as ``m diag(d) m^T``, m unit upper triangular, columns from the last on.
 
     d_k = h_kk          m_ik = h_ik / d_k          h_il -= m_ik h_lk          for i <= l < k
 
@@ -12,20 +12,20 @@ import numpy as np
 
 from ..machine.intrinsics import device, scratch
 from ..machine.vector import doubles_of, load_lanes, store_lanes
-from .tiles import HIGH, WIDE, add_products
+from .register_tiles import HIGH, WIDE, add_products
 
 BLOCK = 128
 """Columns that are eliminated together."""
 ROWS = 64
 """Rows that a thread takes at a time; their panels fit the second cache."""
 _BLOCK, _HIGH, _WIDE, _ROWS = np.uint64(BLOCK), np.uint64(HIGH), np.uint64(WIDE), np.uint64(ROWS)
-_TURNED = BLOCK * WIDE
+_COLUMNS = BLOCK * WIDE
 ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 
 
 @device
 def factor_diagonal(h: Any, sizes: Any, d: Any, corner: Any, first: Any, last: Any) -> Any:
-    """Eliminate the columns of a block in its own rows; return 0, or one more than a pivot that is not above 0.
+    """Eliminate the columns of a block in its own rows; return 0, or one more than a pivot not above 0.
 
     h: flat, changed to m. sizes: (3,) uint64, columns of h, first of the block, end of the block. d: pivots.
     corner: (BLOCK * BLOCK,), set to ``corner[k][l]``, h_lk as it is divided. first, last: of one row.
@@ -55,27 +55,27 @@ def factor_rows(
 ) -> None:
     """Eliminate the columns of a block in rows above it, WIDE rows each from ``first`` to ``last``."""
     pitch, begin, width = sizes[0], sizes[1], sizes[2] - sizes[1]
-    turned = scratch(_TURNED, np.float64)
+    columns = scratch(_COLUMNS, np.float64)
     for group in range(first, last):
         top = group * _WIDE
         for i in range(_WIDE):
             for k in range(width):
-                turned[k * _WIDE + i] = h[(top + i) * pitch + begin + k]
+                columns[k * _WIDE + i] = h[(top + i) * pitch + begin + k]
         for step in range(width):
             k = width - ONE - step
-            values = load_lanes(turned, k * _WIDE)
+            values = load_lanes(columns, k * _WIDE)
             shares = values / doubles_of(d[begin + k])
             store_lanes(kept, (group * _BLOCK + step) * _WIDE, values)
             for j in range(k):
-                rest = load_lanes(turned, j * _WIDE) - shares * doubles_of(corner[k * _BLOCK + j])
-                store_lanes(turned, j * _WIDE, rest)
-            store_lanes(turned, k * _WIDE, shares)
+                rest = load_lanes(columns, j * _WIDE) - shares * doubles_of(corner[k * _BLOCK + j])
+                store_lanes(columns, j * _WIDE, rest)
+            store_lanes(columns, k * _WIDE, shares)
             for i in range(_WIDE):
                 at = ((group * TWO + i // _HIGH) * _BLOCK + step) * _HIGH + i % _HIGH
-                minus[at] = -turned[k * _WIDE + i]
+                minus[at] = -columns[k * _WIDE + i]
         for i in range(_WIDE):
             for k in range(width):
-                h[(top + i) * pitch + begin + k] = turned[k * _WIDE + i]
+                h[(top + i) * pitch + begin + k] = columns[k * _WIDE + i]
 
 
 @device
