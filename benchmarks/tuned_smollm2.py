@@ -98,7 +98,9 @@ def texts(brown: Path) -> dict[str, str]:
         own = [path for at, path in enumerate(paths) if at % 20 in remainders]
         random.Random(0).shuffle(own)
         plain = [
-            "\n".join(joined([word for word, _ in sentence]) for sentence in tagged_sentences(path.read_text()))
+            "\n".join(
+                joined([word for word, _ in sentence]) for sentence in tagged_sentences(path.read_text())
+            )
             for path in own
         ]
         found[part] = "\n\n".join(plain if part == "calib" else [text[:_EXCERPT] for text in plain])
