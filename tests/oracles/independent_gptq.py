@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import silu
 
-Scales = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Scales = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From a weight (rows, columns) and the mean squares of its inputs (columns,) to a factor for each weight, of
 its shape, and the values that codes stand for, in rising order."""
 
@@ -29,13 +29,13 @@ its shape, and the values that codes stand for, in rising order."""
 class Feedback:
     """order: of columns. upper: U. correction: P, or None. Columns of both are in their order."""
 
-    order: torch.Tensor
-    upper: torch.Tensor
-    correction: torch.Tensor | None
+    order: Tensor
+    upper: Tensor
+    correction: Tensor | None
 
 
 def feedback(
-    H: torch.Tensor, cross: torch.Tensor | None = None, *, alpha: float = 0.0, damping: float = 0.01
+    H: Tensor, cross: Tensor | None = None, *, alpha: float = 0.0, damping: float = 0.01
 ) -> Feedback:
     """Return what errors of columns do to the columns after them; cross: D^T X / n, for a correction."""
     H = H.double().clone()
@@ -50,14 +50,12 @@ def feedback(
     return Feedback(order=order, upper=upper, correction=correction)
 
 
-def nearest(w: torch.Tensor, scale: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+def nearest(w: Tensor, scale: Tensor, levels: Tensor) -> Tensor:
     """Return the closest of the scaled levels to each weight."""
     return levels[torch.bucketize(w / scale, (levels[1:] + levels[:-1]) / 2)] * scale
 
 
-def quantized(
-    weight: torch.Tensor, scale: torch.Tensor, levels: torch.Tensor, by: Feedback, block: int = 128
-) -> torch.Tensor:
+def quantized(weight: Tensor, scale: Tensor, levels: Tensor, by: Feedback, block: int = 128) -> Tensor:
     """Return a weight (rows, columns) rounded column by column, errors fed back, in float64."""
     W, S = (x.double()[:, by.order].T.contiguous() for x in (weight, scale))  # (columns, rows)
     S, Q, size = torch.where(S == 0, 1.0, S), torch.empty_like(W), len(W)
@@ -78,7 +76,7 @@ def quantized(
     return Q[by.order.argsort()].T.contiguous()
 
 
-def sublayers(block: nn.Module, stream: torch.Tensor, angles: tuple) -> Iterator[tuple[list, torch.Tensor]]:
+def sublayers(block: nn.Module, stream: Tensor, angles: tuple) -> Iterator[tuple[list, Tensor]]:
     """Yield (linear layers, their inputs) of a Llama block, which go on with the weights that they have then.
 
     stream: (windows, length, hidden), which is changed in place to what the block gives.
@@ -99,16 +97,16 @@ def sublayers(block: nn.Module, stream: torch.Tensor, angles: tuple) -> Iterator
 
 
 @torch.no_grad()
-def quantize_llama(model: nn.Module, ids: torch.Tensor, scales: Scales, alpha: float = 0.0) -> torch.Tensor:
-    """Quantize the linear weights of a LlamaForCausalLM in place; return the last stream (windows, length, d).
+def quantize_llama(model: nn.Module, ids: Tensor, scales: Scales, alpha: float = 0.0) -> Tensor:
+    """Quantize the linear weights of a LlamaForCausalLM in place; return its last stream.
 
-    ids: (windows, length) tokens. scales: of float weights. alpha: strength of GPTAQ's correction, 0 for GPTQ.
+    ids: (windows, length) tokens. scales: of float weights. alpha: of GPTAQ's correction, 0 for GPTQ.
     """
     stream = model.model.embed_tokens(ids)
     angles = model.model.rotary_emb(stream, torch.arange(ids.shape[1])[None])
     wanted = stream.clone()
     for block in model.model.layers:
-            twin = copy.deepcopy(block) if alpha else None
+        twin = copy.deepcopy(block) if alpha else None
         floats = iter(()) if twin is None else sublayers(twin, wanted, angles)
         for linears, seen in sublayers(block, stream, angles):
             X = seen.flatten(0, 1)
@@ -119,6 +117,5 @@ def quantize_llama(model: nn.Module, ids: torch.Tensor, scales: Scales, alpha: f
             for linear in linears:
                 scale, levels = scales(linear.weight.data, H.diagonal())
                 linear.weight.data = quantized(linear.weight.data, scale, levels, by).float()
-        for _ in floats:  # the end of the float block, which moves its stream
-            pass
+        next(floats, None)  # the end of the float block, which moves its stream
     return stream
