@@ -58,7 +58,7 @@ class Recipe:
     """
 
     noise: float = 1.0
-    steps: int = 400
+    steps: int = 200
     warmup: int = 20
     length: int = 256
     rate: float = 2e-4
