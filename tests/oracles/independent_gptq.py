@@ -1,4 +1,4 @@
-"""An independent GPTQ for Llama models of transformers, in plain torch: a yardstick, simple rather than fast.
+"""An independent GPTQ for Llama models of transformers, in plain torch: an oracle, simple rather than fast.
 
 Sublayers are quantized in order (q, k, v; o; gate, up; down), each on the inputs that the sublayers before it
 give with their new weights. With H = X^T X / n of these inputs X and its diagonal damped by 1 % of its mean,
@@ -22,7 +22,7 @@ from torch.nn.functional import silu
 
 Scales = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From a weight (rows, columns) and the mean squares of its inputs (columns,) to a factor for each weight, of
-its shape, and the values that codes stand for, in rising order."""
+its shape, and the values that codes mean, in rising order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def quantized(weight: Tensor, scale: Tensor, levels: Tensor, by: Feedback, block
 
 
 def sublayers(block: nn.Module, stream: Tensor, angles: tuple) -> Iterator[tuple[list, Tensor]]:
-    """Yield (linear layers, their inputs) of a Llama block, which go on with the weights that they have then.
+    """Yield (linear layers, their inputs) of a Llama block, which continue with their weights by then.
 
     stream: (windows, length, hidden), which is changed in place to what the block gives.
     """
