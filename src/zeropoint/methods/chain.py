@@ -118,7 +118,6 @@ def spelled(text: str) -> Chain | None:
     for before, after in itertools.pairwise(chain):
         if before.rank >= after.rank:
             right = "+".join(sorted(names, key=lambda name: steps()[name].rank))
-            raise RecipeError(
-                f"method {text!r}: {after.name} stands before {before.name}, since {after.reason}; write {right}+gptq"
-            )
+            reason = f"{after.name} stands before {before.name}, since {after.reason}"
+            raise RecipeError(f"method {text!r}: {reason}; write {right}+{GPTQ.name}")
     return Chain(steps=chain)

@@ -96,6 +96,6 @@ def _factored(mean: torch.Tensor) -> Factored:
             continue
         return Factored(diagonal=diagonal, upper=upper, pivots=pivots, order=order, damping=damping)
     raise CalibrationError(
-        "the Gram matrix of the inputs is not positive definite, whatever is added to its diagonal: its numbers "
-        "lie too far apart; give the layer method mse_weighted"
+        "the Gram matrix of the inputs is not positive definite, whatever is added to its diagonal: its "
+        "numbers lie too far apart; give the layer method mse_weighted"
     )

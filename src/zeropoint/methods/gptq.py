@@ -55,7 +55,7 @@ class ErrorFeedback:
     takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = needs
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (as the protocol)
-        """The layer: errors go through all columns."""
+        """Return the layer: errors go through all columns."""
         return Scope.LAYER
 
     def refusal(self, scheme: Scheme) -> str | None:
@@ -63,7 +63,7 @@ class ErrorFeedback:
         return ungridded(self.name, scheme)
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (as the protocol)
-        """Nothing limits the error of a weight: codes are closest to what was fed into them."""
+        """Return none: codes are closest to what was fed into them, not to the weight."""
         return Bound.NONE
 
     def value_bytes(self, scheme: Scheme) -> int:
@@ -90,9 +90,9 @@ class ErrorFeedback:
         self, weight: torch.Tensor, target: torch.Tensor, scheme: Scheme, data: LayerData,
         *, notes: tuple[str, ...] = (),
     ) -> LayerResult:  # fmt: skip
-        """Return codes for ``weight`` that come close to ``target``, its values moved by steps, on its inputs.
+        """Return codes for ``weight`` whose outputs come close to those of ``target``.
 
-        target: of the shape of ``weight``, in float32 or float64. notes: what steps found.
+        target: what steps made of the weight, in float32 or float64. notes: what steps found.
         """
         refusal = self.refusal(scheme)
         if refusal is not None:

@@ -55,8 +55,8 @@ class Shift:
         cross = data.statistics.get(CROSS)
         if cross is None:
             raise CalibrationError(
-                f"step {self.name} needs inputs of the float and of the quantized model; calibrate a model or "
-                "a checkpoint with data"
+                f"step {self.name} needs inputs of the float and of the quantized model; calibrate a "
+                "model, or a checkpoint, with data"
             )
         whole = factored(seen)
         mean = cross["cross"] / int(cross["vectors"])

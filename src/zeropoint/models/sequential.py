@@ -49,7 +49,7 @@ class Steps:
         loaded: takes the name of a block and returns a context in which it has its weights; outside of it
             they are not read.
         workers: threads, each of which runs other batches, where weights are solved.
-        memo: bytes of what parts of a block gave that are kept until it is solved, rather than computed again.
+        memo: bytes of what parts of a block give that are kept until it is solved, not computed again.
 
     Raises:
         CalibrationError: for a dtype that is not one of floats.
@@ -399,8 +399,8 @@ class Chain:
         self._run(step, batches, act, None, workers=workers)
 
     def visit(
-        self, step: int, batches: Sequence[Any], act: Callable[..., None], numbers: Iterable[int] | None = None,
-        *, workers: int = 1,
+        self, step: int, batches: Sequence[Any], act: Callable[..., None],
+        numbers: Iterable[int] | None = None, *, workers: int = 1,
     ) -> None:  # fmt: skip
         """Run the model up to block ``step``, where ``act`` takes the number of the batch and the arguments.
 

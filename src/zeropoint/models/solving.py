@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ from .sequential import Chain, Steps, blocks_of, kept
 from .sites import Site, sites_of
 
 EVERY = 8
-"""One batch of so many is held out: it decides how far steps go, and is reported, but is in no Gram matrix."""
+"""One batch of so many is held out: it says how far steps go, and is measured, but is in no statistics."""
 SAMPLED = 1024
 """Most vectors of a site that are kept to measure losses on, of batches that are held out and of others."""
 
@@ -76,13 +76,41 @@ class Loss:
 
 See = Callable[[str, torch.Tensor], None]
 """Takes the name and the input of a layer that is about to run."""
-Found = Callable[[Task, LayerResult, "Loss"], None]
-Known = Callable[[Task], LayerResult | None]
+
+
+class Solutions(Protocol):
+    """What is solved."""
+
+    def known(self, task: Task) -> LayerResult | None:
+        """Return the result of a task, or None where it is to be solved."""
+
+    def add(self, task: Task, result: LayerResult, loss: Loss) -> None:
+        """Take the result of a task."""
+
+
+class Solved(dict[str, LayerResult]):
+    """What is solved, by the names of tasks, in memory.
+
+    Attributes:
+        losses: by the same names.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: dict[str, Loss] = {}
+
+    def known(self, task: Task) -> LayerResult | None:
+        """Return what is there."""
+        return self.get(task.name)
+
+    def add(self, task: Task, result: LayerResult, loss: Loss) -> None:
+        """Keep it."""
+        self[task.name], self.losses[task.name] = result, loss
 
 
 def solve(
     root: nn.Module, batches: Sequence[Any], tasks: Iterable[Task], steps: Steps,
-    *, found: Found, known: Known = lambda _: None, progress: bool = False,
+    solutions: Solutions, *, progress: bool = False,
 ) -> None:  # fmt: skip
     """Quantize the weights of a model in the order in which they run.
 
@@ -91,8 +119,7 @@ def solve(
         batches: at least one; of eight and more, every eighth is held out.
         tasks: the weights.
         steps: blocks, and how they run.
-        found: called with each task and its result, in order.
-        known: returns the result of a task where an earlier run has it.
+        solutions: takes each result, in order, and has those of an earlier run.
         progress: whether to show a progress bar, on a terminal.
 
     Raises:
@@ -110,7 +137,7 @@ def solve(
                     stack.enter_context(steps.loaded(name))
                 block = _Block(root, batches, groups[step], (of_float, of_deployed, step), steps)
                 stack.enter_context(block.restoring())
-                block.solve(found, known)
+                block.solve(solutions)
 
 
 @contextmanager
@@ -166,9 +193,9 @@ class _Block:
             for name, module in self._layers.items():
                 _weight(module).copy_(before[name])
 
-    def solve(self, found: Found, known: Known) -> None:
+    def solve(self, solutions: Solutions) -> None:
         """Solve all tasks, and run both streams to the end of the block."""
-        results = {task.name: known(task) for task in self._tasks}
+        results = {task.name: solutions.known(task) for task in self._tasks}
         left = {task.layer for task in self._tasks if results[task.name] is None}
         sites = self._sites() if left else ()
         with _Shelf(self._steps.folder) as inputs, self._memo(sites) as memo:
@@ -186,7 +213,7 @@ class _Block:
                         if result is None:
                             data = observed.get(task.layer, LayerData())
                             result = self._solved(task, data, extremes.get(task.share))
-                            found(task, result, self._loss(task, data, result))
+                            solutions.add(task, result, self._loss(task, data, result))
                         self._install(task, result)
                     memo.finish(readers)
                 for task in self._tasks if not sites else ():

@@ -1,4 +1,4 @@
-"""A checkpoint's weights solved in the order in which its model runs, kept in a folder until they are written.
+"""A checkpoint's weights solved in the order in which its model runs, and kept until they are written.
 
 What was solved lies there weight by weight, complete or absent, so that a command that is interrupted goes on
 where it was. Its digests are in the identity of the run.
@@ -27,7 +27,6 @@ from ...models.solving import Loss, Task, solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, require_same
-from ..plan.placement import Placement
 from ..read.storage import Place, shown
 from .calibration import running
 from .parameter_names import WeightRows
@@ -45,9 +44,9 @@ def in_order(plan: CheckpointPlan) -> bool:
 def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterator[Path]:
     """Return a context with the folder that keeps what is solved for an output, removed where all is written.
 
-    out: the output directory, next to which it lies, or a URL, for which it is in ``spool`` or in the system's
-    directory for temporary files. restart: whether what an earlier run left there is discarded. Raises
-    CheckpointError where it cannot be made.
+    out: the output directory, next to which it lies, or a URL, for which it is in ``spool`` or in the
+    system's directory for temporary files. restart: whether what an earlier run left there is discarded.
+    Raises CheckpointError where it cannot be made.
     """
     if isinstance(out, Path):
         folder = out.with_name(f".{out.name}.solved")
@@ -79,10 +78,7 @@ def solved(
         ids = b"".join(batch["input_ids"].numpy().tobytes() for batch in model.batches)
         kept.begin({**identity(plan), "tokens": hashlib.sha256(ids).hexdigest()})
         tasks = _tasks(plan, model.rows)
-        solve(
-            model.root, model.batches, tasks, replace(model.steps, folder=folder),
-            found=kept.add, known=kept.known, progress=progress,
-        )  # fmt: skip
+        solve(model.root, model.batches, tasks, replace(model.steps, folder=folder), kept, progress=progress)
     return replace(plan, solved=kept.digests(tasks), notes=(*plan.notes, *_said(kept.losses)))
 
 
@@ -99,13 +95,13 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[Task]:
             if not method.needs:
                 continue
             raise UnsupportedError(
-                f"{printable(weight.module)} is no Linear layer of the model, so that it has no statistics of "
+                f"{printable(weight.module)} is no Linear layer of the model, and has no statistics of "
                 f"inputs; give it another method by a rule, or name it in {option('ignore')}"
             )
         if layer.codec.needs_mean(layer):
             raise UnsupportedError(
-                f"{printable(weight.module)}: {layer.layout} keeps scales less their mean, which follows from "
-                f"the whole weight; {_REMEDY}"
+                f"{printable(weight.module)}: {layer.layout} keeps scales less their mean, which "
+                f"follows from the whole weight; {_REMEDY}"
             )
         source = layer.input
         tasks.append(
@@ -194,7 +190,7 @@ def _said(losses: Mapping[str, Loss]) -> Iterator[str]:
     seen = math.fsum(loss.seen or 0.0 for loss in known.values()) / len(known)
     held = [loss.held_out for loss in known.values() if loss.held_out is not None]
     if not held:
-        yield f"loss of outputs {seen:.2%} of their squares, on vectors that were learned from; none were held out"
+        yield f"loss of outputs {seen:.3%} of their squares where it was learned; no tokens were held out"
         return
     mean = math.fsum(held) / len(held)
     ratio = mean / seen if seen else 1.0
