@@ -75,6 +75,11 @@ def inputs(layers: nn.Sequential) -> list[torch.Tensor]:
         return [layers[:2](x).reshape(-1, 48).double() for x in batches()]
 
 
+def is_gram(found: torch.Tensor, x: torch.Tensor) -> bool:
+    """Tell whether it is the Gram matrix of vectors whose numbers are rounded to 12 bits."""
+    return bool(((found - x.T @ x).abs() <= 2.0**-10 * (x.abs().T @ x.abs())).all())
+
+
 def test_a_weight_only_layer_gives_its_method_the_gram_matrix_of_its_inputs(curious: Curious) -> None:
     layers = model()
     recipe = Recipe(default=Rule(gives=Assignment.of(weight="int4:g16", method="curious")))
@@ -83,9 +88,9 @@ def test_a_weight_only_layer_gives_its_method_the_gram_matrix_of_its_inputs(curi
     quantize_model(layers, recipe, calibration=calibration)
     first, second = curious.seen
     x = torch.cat([batch.reshape(-1, 32).double() for batch in batches()])
-    assert torch.allclose(first["gram"], x.T @ x, rtol=1e-14, atol=1e-12)
+    assert is_gram(first["gram"], x)
     x = torch.cat(inputs(layers))
-    assert torch.allclose(second["gram"], x.T @ x, rtol=1e-14, atol=1e-12)
+    assert is_gram(second["gram"], x)
     assert int(second["vectors"]) == len(x)
 
 
@@ -103,9 +108,9 @@ def test_with_quantized_inputs_a_method_sees_what_the_quantized_blocks_before_gi
     found = calibrate_sequential(layers, recipe, batches(), steps=Steps(quantized_inputs=True))
     changed = nn.Sequential(quantize_model(layers[0], "int2:g16").model, *layers[1:])
     x = torch.cat(inputs(changed))
-    assert torch.allclose(found.statistics["2"]["gram"]["gram"], x.T @ x, rtol=1e-5)
+    assert is_gram(found.statistics["2"]["gram"]["gram"], x)
     plain = calibrate(layers, recipe, batches()).statistics["2"]["gram"]["gram"]
-    assert not torch.allclose(plain, x.T @ x, rtol=1e-5)
+    assert not is_gram(plain, x)
 
 
 def test_a_method_that_takes_statistics_uses_them_where_they_are_and_does_without() -> None:
