@@ -23,6 +23,7 @@ FILES = {
     "dequantize.py": "the command, and what it does to a model",
     "fold.py": "for modules and for graphs",
     "gguf.py": "the container, and the codec of its blocks",
+    "gptq.py": "the method, and the codec of the layout that it gave its name",
     "linear.py": "the linear layer: the operator and the module",
     "onnx.py": "the container, and the codec of its DequantizeLinear",
     "plan.py": "the command, and the plan of one call",

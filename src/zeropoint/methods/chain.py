@@ -5,12 +5,9 @@ Spelled ``STEP+...+METHOD``, such as ``shift+gptq``. Each step says where in a c
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from pkgutil import iter_modules
 
 import torch
 
@@ -19,11 +16,12 @@ from ..schemes import Scheme
 from ..stats import Accumulator
 from .gptq import METHOD as GPTQ
 from .method import NO_DATA, Bound, LayerData, LayerResult, Scope
+from .registry import steps
 from .step import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class MethodChain:
     """Steps that move what GPTQ rounds to."""
 
     steps: tuple[Step, ...]
@@ -84,22 +82,7 @@ class Chain:
         return GPTQ.solve(weight, target, scheme, data, notes=tuple(notes))
 
 
-@functools.cache
-def steps() -> Mapping[str, Step]:
-    """Return all steps by name.
-
-    >>> "shift" in steps()
-    True
-    """
-    package = __name__.rpartition(".")[0]
-    modules = (
-        import_module(f"{package}.{found.name}") for found in iter_modules(import_module(package).__path__)
-    )
-    found = (module.STEP for module in modules if hasattr(module, "STEP"))
-    return {step.name: step for step in found}
-
-
-def spelled(text: str) -> Chain | None:
+def spelled(text: str) -> MethodChain | None:
     """Return the chain that ``text`` spells, or None for other texts.
 
     Raises RecipeError for a chain in another order, with a step twice, and with another end.
@@ -120,4 +103,4 @@ def spelled(text: str) -> Chain | None:
             right = "+".join(sorted(names, key=lambda name: steps()[name].rank))
             reason = f"{after.name} stands before {before.name}, since {after.reason}"
             raise RecipeError(f"method {text!r}: {reason}; write {right}+{GPTQ.name}")
-    return Chain(steps=chain)
+    return MethodChain(steps=chain)

@@ -8,6 +8,7 @@ mean of the diagonal: nothing is fed into its column, whose weights are rounded 
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ class Factored:
     damping: float
 
 
+_LOCK = threading.Lock()
 _KNOWN: Any = WeakIdKeyDictionary()
 """By the Gram matrix that it was made of."""
 
@@ -69,9 +71,10 @@ def factored(gram: Statistics) -> Factored:
     Raises CalibrationError for a matrix that no damping makes positive definite.
     """
     key = gram["gram"]
-    known = _KNOWN.get(key)
-    if known is None:
-        known = _KNOWN[key] = _factored(key.double() / int(gram["vectors"]))
+    with _LOCK:  # weights that read the same inputs wait for one factorization
+        known = _KNOWN.get(key)
+        if known is None:
+            known = _KNOWN[key] = _factored(key.double() / int(gram["vectors"]))
     found: Factored = known
     return found
 

@@ -32,11 +32,11 @@ from ..stats import Accumulator, GramMatrix, MeanSquare, Statistics
 from ..tensor import QuantizedTensor
 from .factored import factored, gram_of
 from .ggml import METHOD as GGML
-from .grids import grid_of, ungridded
 from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Scope
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED
 from .nearest import METHOD as NEAREST
+from .rounding_grid import grid_of, ungridded
 
 _VALUE_BYTES = 40
 """Memory of a value while a weight is solved: float64 of it, of its codes' value and of its error."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import RecipeError, near_misses
 from .method import Method
+from .step import Step
 
 NEAREST = "nearest"
 """The method where none is named."""
@@ -41,6 +42,17 @@ def methods() -> Mapping[str, Method]:
     """
     found = (module.METHOD for module in _modules() if hasattr(module, "METHOD"))
     return MappingProxyType({method.name: method for method in sorted(found, key=lambda m: str(m.name))})
+
+
+@functools.cache
+def steps() -> Mapping[str, Step]:
+    """Return all steps by name, each from a module of this package that defines ``STEP``.
+
+    >>> [name for name in steps() if name == "shift"]
+    ['shift']
+    """
+    found = (module.STEP for module in _modules() if hasattr(module, "STEP"))
+    return MappingProxyType({step.name: step for step in found})
 
 
 def method_named(name: str, *, of_files: bool = False) -> Method:

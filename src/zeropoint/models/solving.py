@@ -10,37 +10,30 @@ between blocks.
 from __future__ import annotations
 
 import functools
-import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from ..errors import CalibrationError, ZeropointError
-from ..methods import LayerData, LayerResult, Method, Samples
+from ..methods import LayerData, LayerResult, Method
 from ..methods.method import CROSS, GRAM
 from ..progress import counted
 from ..schemes import Scheme
-from ..stats import Accumulator, CrossGram, State, Statistics
+from .block_chain import BlockChain, in_threads, keeping
 from .calibrate import evaluating
 from .layer import quantized_inputs
-from .sequential import Chain, Steps, blocks_of, kept
+from .part_memo import PartMemo
+from .sequential import Steps, blocks_of
+from .site_inputs import Seen, Shelf, SiteInputs, kin_of, loss_on
 from .sites import Site, sites_of
-
-EVERY = 8
-"""One batch of so many is held out: it says how far steps go, and is measured, but is in no statistics."""
-SAMPLED = 1024
-"""Most vectors of a site that are kept to measure losses on, of batches that are held out and of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class WeightTask:
     """A weight to solve: some rows of a linear layer's weight, or all.
 
     name: of the weight, for results. number: of the weight among others. layer: of the module in the model.
@@ -81,10 +74,10 @@ See = Callable[[str, torch.Tensor], None]
 class Solutions(Protocol):
     """What is solved."""
 
-    def known(self, task: Task) -> LayerResult | None:
+    def known(self, task: WeightTask) -> LayerResult | None:
         """Return the result of a task, or None where it is to be solved."""
 
-    def add(self, task: Task, result: LayerResult, loss: Loss) -> None:
+    def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Take the result of a task."""
 
 
@@ -99,17 +92,17 @@ class Solved(dict[str, LayerResult]):
         super().__init__()
         self.losses: dict[str, Loss] = {}
 
-    def known(self, task: Task) -> LayerResult | None:
+    def known(self, task: WeightTask) -> LayerResult | None:
         """Return what is there."""
         return self.get(task.name)
 
-    def add(self, task: Task, result: LayerResult, loss: Loss) -> None:
+    def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep it."""
         self[task.name], self.losses[task.name] = result, loss
 
 
 def solve(
-    root: nn.Module, batches: Sequence[Any], tasks: Iterable[Task], steps: Steps,
+    root: nn.Module, batches: Sequence[Any], tasks: Iterable[WeightTask], steps: Steps,
     solutions: Solutions, *, progress: bool = False,
 ) -> None:  # fmt: skip
     """Quantize the weights of a model in the order in which they run.
@@ -126,9 +119,14 @@ def solve(
         CalibrationError: for blocks that are not in the model, and statistics that no method can use.
         UnsupportedError: for blocks that do not run once each, in order, for every batch.
     """
-    with evaluating(root), narrow_products(), kept(steps) as floats, kept(steps) as deployed:
+    with (
+        evaluating(root),
+        narrow_products(),
+        keeping(steps.folder, steps.dtype) as floats,
+        keeping(steps.folder, steps.dtype) as deployed,
+    ):
         blocks = blocks_of(root, steps.blocks)
-        of_float, of_deployed = Chain(root, blocks, floats), Chain(root, blocks, deployed)
+        of_float, of_deployed = BlockChain(root, blocks, floats), BlockChain(root, blocks, deployed)
         groups = _by_block(tasks, [name for name, _ in blocks])
         for step in counted(range(len(blocks) + bool(groups[-1])), "Solving blocks", shown=progress):
             name = blocks[step][0] if step < len(blocks) else ""
@@ -156,9 +154,9 @@ def narrow_products() -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def _by_block(tasks: Iterable[Task], blocks: Sequence[str]) -> list[list[Task]]:
+def _by_block(tasks: Iterable[WeightTask], blocks: Sequence[str]) -> list[list[WeightTask]]:
     """Return the tasks of each block; those of layers outside of blocks come last."""
-    groups: list[list[Task]] = [[] for _ in range(len(blocks) + 1)]
+    groups: list[list[WeightTask]] = [[] for _ in range(len(blocks) + 1)]
     for task in tasks:
         inside = (n for n, name in enumerate(blocks) if f"{task.layer}.".startswith(f"{name}."))
         groups[next(inside, len(blocks))].append(task)
@@ -173,8 +171,8 @@ class _Block:
     """The tasks of one block, or those outside of blocks."""
 
     def __init__(
-        self, root: nn.Module, batches: Sequence[Any], tasks: Sequence[Task],
-        place: tuple[Chain, Chain, int], steps: Steps,
+        self, root: nn.Module, batches: Sequence[Any], tasks: Sequence[WeightTask],
+        place: tuple[BlockChain, BlockChain, int], steps: Steps,
     ) -> None:  # fmt: skip
         self._root, self._batches, self._tasks, self._steps = root, batches, tasks, steps
         self._float, self._deployed, self._step = place
@@ -195,10 +193,10 @@ class _Block:
 
     def solve(self, solutions: Solutions) -> None:
         """Solve all tasks, and run both streams to the end of the block."""
-        results = {task.name: solutions.known(task) for task in self._tasks}
+        results: dict[str, LayerResult | None] = {task.name: solutions.known(task) for task in self._tasks}
         left = {task.layer for task in self._tasks if results[task.name] is None}
         sites = self._sites() if left else ()
-        with _Shelf(self._steps.folder) as inputs, self._memo(sites) as memo:
+        with Shelf(self._steps.folder) as inputs, self._memo(sites) as memo:
             self._run_floats(sites, inputs)
             with self._rounding():
                 extremes = self._extremes()
@@ -206,15 +204,22 @@ class _Block:
                     own = [site for site in sites if site.stage == stage]
                     readers = {name for site in own for name in site.readers}
                     tasks = [task for task in self._tasks if task.layer in readers]
-                    takes = any(task.method.takes for task in tasks if results[task.name] is None)
+                    todo = [task for task in tasks if results[task.name] is None]
+                    takes = any(task.method.takes for task in todo)
                     observed = self._observed(own, sites, inputs) if takes else {}
+
+                    def solve_one(task: WeightTask, observed: Mapping[str, LayerData] = observed) -> None:
+                        data = observed.get(task.layer, LayerData())
+                        results[task.name] = self._solved(task, data, extremes.get(task.share))
+
+                    # One weight has all threads to itself.
+                    in_threads(solve_one, todo, min(len(todo), self._steps.workers))
+                    for task in todo:
+                        result = cast(LayerResult, results[task.name])
+                        loss = self._loss(task, observed.get(task.layer, LayerData()), result)
+                        solutions.add(task, result, loss)
                     for task in tasks:
-                        result = results[task.name]
-                        if result is None:
-                            data = observed.get(task.layer, LayerData())
-                            result = self._solved(task, data, extremes.get(task.share))
-                            solutions.add(task, result, self._loss(task, data, result))
-                        self._install(task, result)
+                        self._install(task, cast(LayerResult, results[task.name]))
                     memo.finish(readers)
                 for task in self._tasks if not sites else ():
                     self._install(task, cast(LayerResult, results[task.name]))
@@ -238,14 +243,14 @@ class _Block:
         return (*sites, *self._unreached(missing, sites))
 
     def _unreached(self, missing: Iterable[str], sites: Sequence[Site]) -> Iterator[Site]:
-        stages = {_kin(name): site.stage for site in sites for name in site.readers}
+        stages = {kin_of(name): site.stage for site in sites for name in site.readers}
         for name in missing:
-            if _kin(name) not in stages:
+            if kin_of(name) not in stages:
                 raise CalibrationError(
                     f"{name} received no calibration data: no batch reached it, or the model uses its weight "
                     "past it; give it another method by a rule, or keep it"
                 )
-            yield Site(readers=(name,), stage=stages[_kin(name)])
+            yield Site(readers=(name,), stage=stages[kin_of(name)])
 
     def _visit(self, after: Callable[[int], None], numbers: Sequence[int]) -> None:
         """Run the block as deployed on the batches with the given numbers, as far as hooks let it.
@@ -263,7 +268,7 @@ class _Block:
             self._step, self._batches, act, numbers, workers=min(self._steps.workers, len(numbers))
         )
 
-    def _run_floats(self, sites: Sequence[Site], inputs: _Shelf) -> None:
+    def _run_floats(self, sites: Sequence[Site], inputs: Shelf) -> None:
         """Run the float block to its end, and keep the inputs of its sites, by first reader and batch."""
         if not self._shifts:
             return
@@ -277,10 +282,14 @@ class _Block:
             else:
                 self._float.visit(self._step, self._batches, lambda *_: None, workers=self._steps.workers)
 
-    def _observed(self, own: Sequence[Site], sites: Sequence[Site], inputs: _Shelf) -> dict[str, LayerData]:
+    def _observed(self, own: Sequence[Site], sites: Sequence[Site], inputs: Shelf) -> dict[str, LayerData]:
         """Return what is known of the inputs of each layer of some sites, as the deployed model has them."""
         watched = {
-            site.readers[0]: _Inputs.of(site, self._tasks, self._features(site), len(self._batches))
+            site.readers[0]: SiteInputs.of(
+                (task.method for task in self._tasks if task.layer in site.readers),
+                self._features(site),
+                len(self._batches),
+            )
             for site in own
         }
         later = {name for site in sites if site.stage > own[0].stage for name in site.readers}
@@ -300,14 +309,18 @@ class _Block:
             for first in range(0, len(self._batches), self._steps.workers):
                 together = range(first, min(first + self._steps.workers, len(self._batches)))
                 self._visit(lambda _: None, together)
-                for batch in together:  # sums are in the order of batches
-                    for name, each in watched.items():
-                        x = passing.pop((name, batch), ())
-                        if x:
-                            each.see(torch.cat(x) if len(x) > 1 else x[0], batch, inputs.get((name, batch)))
+                jobs: list[Callable[[], None]] = []
+                for name, each in watched.items():
+                    parts = {
+                        batch: passing.pop((name, batch)) for batch in together if (name, batch) in passing
+                    }
+                    jobs += each.jobs(
+                        [Seen.of(batch, x, inputs.get((name, batch))) for batch, x in parts.items()]
+                    )
+                in_threads(lambda job: job(), jobs, self._steps.workers)
         found: dict[str, LayerData] = {}
         for site in own:
-            kin = [each for name, each in watched.items() if _kin(name) == _kin(site.readers[0])]
+            kin = [each for name, each in watched.items() if kin_of(name) == kin_of(site.readers[0])]
             found |= dict.fromkeys(site.readers, watched[site.readers[0]].data(kin if len(kin) > 1 else ()))
         return found
 
@@ -315,8 +328,10 @@ class _Block:
         return _weight(self._layers[site.readers[0]]).shape[1]
 
     @contextmanager
-    def _memo(self, sites: Sequence[Site]) -> Iterator[_Memo]:
-        memo = _Memo(self._own, self._layers, lambda: self._deployed.batch, self._steps.memo if sites else 0)
+    def _memo(self, sites: Sequence[Site]) -> Iterator[PartMemo]:
+        memo = PartMemo(
+            self._own, self._layers, lambda: self._deployed.batch, self._steps.memo if sites else 0
+        )
         try:
             yield memo
         finally:
@@ -373,253 +388,32 @@ class _Block:
                 found[task.share] = min(low, before[0]), max(high, before[1])
         return found
 
-    def _matrix(self, task: Task) -> torch.Tensor:
+    def _matrix(self, task: WeightTask) -> torch.Tensor:
         weight = _weight(self._layers[task.layer])
         own = weight if task.rows is None else weight[task.rows]
         return own if task.dtype is None else own.to(task.dtype)
 
-    def _solved(self, task: Task, data: LayerData, extremes: tuple[float, float] | None) -> LayerResult:
+    def _solved(self, task: WeightTask, data: LayerData, extremes: tuple[float, float] | None) -> LayerResult:
         try:
             return task.method.quantize(self._matrix(task), task.scheme, replace(data, extremes=extremes))
         except ZeropointError as error:
             raise type(error)(f"{task.name}: {error}") from error
 
-    def _loss(self, task: Task, data: LayerData, result: LayerResult) -> Loss:
+    def _loss(self, task: WeightTask, data: LayerData, result: LayerResult) -> Loss:
         gram = data.statistics.get(GRAM)
         weight, values = self._matrix(task).float(), result.dequantize(torch.float32)
         return Loss(
-            vectors=0 if gram is None else int(gram["vectors"]), seen=_loss_on(data.seen, weight, values),
-            held_out=_loss_on(data.held_out, weight, values), notes=result.notes,
+            vectors=0 if gram is None else int(gram["vectors"]), seen=loss_on(data.seen, weight, values),
+            held_out=loss_on(data.held_out, weight, values), notes=result.notes,
         )  # fmt: skip
 
-    def _install(self, task: Task, result: LayerResult) -> None:
+    def _install(self, task: WeightTask, result: LayerResult) -> None:
         weight = _weight(self._layers[task.layer])
         values = result.dequantize().to(weight.dtype)
         if task.rows is None:
             weight.copy_(values)
         else:
             weight[task.rows] = values
-
-
-class _Shelf:
-    """Tensors by name and batch, in memory or in files of a folder."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._place = None if folder is None else tempfile.TemporaryDirectory(prefix="zeropoint-", dir=folder)
-        self._held: dict[tuple[str, int], torch.Tensor] = {}
-
-    def __enter__(self) -> _Shelf:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        if self._place is not None:
-            self._place.cleanup()
-
-    def add(self, key: tuple[str, int], x: torch.Tensor) -> None:
-        """Keep a copy of vectors behind those that are there."""
-        before = self.get(key)
-        whole = x.clone() if before is None else torch.cat([before, x])
-        if self._place is None:
-            self._held[key] = whole
-        else:
-            self._held[key] = torch.empty(0)
-            torch.save(whole, self._path(key))
-
-    def get(self, key: tuple[str, int]) -> torch.Tensor | None:
-        """Return what is kept, or None."""
-        if self._place is None or key not in self._held:
-            return self._held.get(key)
-        found: torch.Tensor = torch.load(self._path(key), weights_only=True)
-        return found
-
-    def _path(self, key: tuple[str, int]) -> Path:
-        assert self._place is not None
-        return Path(self._place.name) / f"{key[1]}-{key[0]}.pt"
-
-
-class _Memo:
-    """What the parts of a block gave whose weights are solved, by batch: they are not computed again.
-
-    block: inside of which parts are. layers: those that are solved, by name. batch: returns the number of the
-    batch that runs. limit: most bytes that are kept.
-    """
-
-    def __init__(
-        self, block: nn.Module | None, layers: Mapping[str, nn.Module], batch: Callable[[], int], limit: int
-    ) -> None:
-        self._block, self._batch, self._left = block, batch, limit
-        self._layers = {module: name for name, module in layers.items()}
-        self._solved: set[str] = set()
-        self._kept: dict[nn.Module, dict[int, _Result]] = {}
-        self._again: set[nn.Module] = set()
-        self._pass = 0
-
-    def finish(self, readers: Iterable[str]) -> None:
-        """Keep from now on what parts give all of whose layers are solved with these."""
-        self._solved |= set(readers)
-        self._pass += 1
-        if self._block is None or self._left <= 0:
-            return
-        for part in self._parts(self._block):
-            for inner in part.modules():
-                if inner is not part and self._kept.get(inner) and self._kept.get(part):
-                    self._left += sum(result.nbytes for result in self._kept[inner].values())
-                    self._kept[inner].clear()
-            if part not in self._kept:
-                self._kept[part] = {}
-                part.forward = functools.partial(self._call, part, part.forward)
-
-    def close(self) -> None:
-        """Let all parts compute again."""
-        for part in self._kept:
-            vars(part).pop("forward", None)
-        self._kept.clear()
-
-    def _parts(self, module: nn.Module) -> Iterator[nn.Module]:
-        """Yield the outermost parts inside of a module that hold solved layers and no others."""
-        for child in module.children():
-            held = {self._layers[m] for m in child.modules() if m in self._layers}
-            if held and held <= self._solved:
-                yield child
-            elif held:
-                yield from self._parts(child)
-
-    def _call(self, part: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        known, batch = self._kept[part], self._batch()
-        found = known.get(batch)
-        if found is not None and found.made == self._pass:
-            self._again.add(part)  # it runs several times on a batch
-        if found is not None and part not in self._again and found.is_unchanged():
-            return found.value
-        result = _Result(forward(*args, **named), self._pass)
-        if found is None and result.nbytes <= self._left:
-            self._left -= result.nbytes
-            known[batch] = result
-        return result.value
-
-
-class _Result:
-    """What a part of a block gave, in the pass of a number."""
-
-    def __init__(self, value: Any, made: int) -> None:
-        self.value, self.made = value, made
-        self._tensors = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
-        self._versions = [x._version for x in self._tensors]
-        self.nbytes = sum(x.nbytes for x in self._tensors)
-
-    def is_unchanged(self) -> bool:
-        """Return whether nothing was written into it since."""
-        return [x._version for x in self._tensors] == self._versions
-
-
-class _Inputs:
-    """What is learned of one site: statistics of most batches, and vectors of some to measure losses on.
-
-    accumulators: by the names under which methods ask for them. batches: how many there are.
-    """
-
-    def __init__(self, accumulators: Mapping[str, Accumulator], batches: int) -> None:
-        self._accumulators, self._batches = accumulators, batches
-        self._states = {name: made.start() for name, made in accumulators.items()}
-        self._samples: dict[bool, list[tuple[torch.Tensor, torch.Tensor]]] = {False: [], True: []}
-
-    @staticmethod
-    def of(site: Site, tasks: Iterable[Task], features: int, batches: int) -> _Inputs:
-        """Return the statistics that the methods of a site's readers take, of no data."""
-        takes = [task.method.takes for task in tasks if task.layer in site.readers]
-        made = {need: make(features) for own in takes for need, make in own.items()}
-        return _Inputs(made, batches)
-
-    def see(self, x: torch.Tensor, batch: int, floats: torch.Tensor | None) -> None:
-        """Take the vectors of a batch. floats: those of the float model."""
-        # An expert may get other tokens there.
-        pair = floats if floats is not None and len(floats) == len(x) else x
-        # Few batches are all learned from.
-        held = self._batches >= EVERY and batch % EVERY == EVERY - 1
-        if held or batch % EVERY == 0:
-            self._sample(x, pair, held=held)
-        if held:
-            return
-        for name, made in self._accumulators.items():
-            state = self._states[name]
-            if isinstance(made, CrossGram):
-                self._states[name] = made.update_pair(state, pair, x)
-            else:
-                self._states[name] = made.update(state, x)
-
-    def _sample(self, x: torch.Tensor, pair: torch.Tensor, *, held: bool) -> None:
-        most = max(1, SAMPLED // -(-self._batches // EVERY))
-        step = -(-len(x) // most) if len(x) else 1
-        x, pair = x[::step].float(), pair[::step].float()
-        good = torch.isfinite(x).all(1) & torch.isfinite(pair).all(1)
-        self._samples[held].append((x[good], pair[good]))
-
-    def data(self, kin: Sequence[_Inputs]) -> LayerData:
-        """Return it as methods take it, drawn toward what was learned of ``kin`` where vectors are few."""
-        states = {
-            name: _drawn(state, [other._states[name] for other in kin])
-            for name, state in self._states.items()
-        }
-        statistics = {
-            name: Statistics(accumulator=self._accumulators[name], state=state)
-            for name, state in states.items()
-        }
-        samples = {held: _joined(kept) for held, kept in self._samples.items()}
-        return LayerData(statistics=statistics, seen=samples[False], held_out=samples[True])
-
-
-def _loss_on(samples: Samples | None, weight: torch.Tensor, values: torch.Tensor) -> float | None:
-    if samples is None:
-        return None
-    step = max(1, len(samples.inputs) // _MEASURED)
-    wanted, found = samples.floats[::step] @ weight.T, samples.inputs[::step] @ values.T
-    return float((wanted - found).square().sum() / wanted.square().sum().clamp_min(1e-30))
-
-
-_MEASURED = 256
-"""Vectors on which a loss is measured."""
-
-
-def _joined(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Samples | None:
-    if not sum(len(x) for x, _ in kept):
-        return None
-    return Samples(inputs=torch.cat([x for x, _ in kept]), floats=torch.cat([pair for _, pair in kept]))
-
-
-_FEW = 0.25
-"""Vectors for each feature, as many as which what was learned of kin counts."""
-
-
-def _drawn(state: State, kin: Sequence[State]) -> State:
-    """Return sums over vectors, joined by those of kin as if there had been ``_FEW`` of them a feature.
-
-    Experts of which a router sends few tokens have Gram matrices that are nearly singular, and those without
-    any have none: they take that of all experts of their layer.
-    """
-    pooled = {name: sum(other[name] for other in kin) for name in state} if kin else {}
-    if not kin or not int(pooled["vectors"]):
-        return state
-    features = next(t.shape[-1] for name, t in state.items() if t.ndim)
-    share = min(1.0, _FEW * features / int(pooled["vectors"]))
-    drawn = {name: t + pooled[name] * share for name, t in state.items() if t.ndim}
-    counts = {
-        name: t + torch.as_tensor(pooled[name] * share).round().to(t.dtype)
-        for name, t in state.items()
-        if not t.ndim
-    }
-    return {**drawn, **counts}
-
-
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-
-
-def _kin(name: str) -> str:
-    """Return what the name of a layer has in common with those of other experts.
-
-    >>> _kin("mlp.experts.7.up_proj")
-    'mlp.experts.*.up_proj'
-    """
-    return _NUMBER.sub("*", name)
 
 
 def _rounds(source: nn.Module) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -23,7 +23,7 @@ from ..checkpoint.choose.asked import codec_for
 from ..checkpoint.choose.selection import Selection
 from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.importance import with_importance
-from ..checkpoint.model.solving import folder_for, in_order, solved
+from ..checkpoint.model.solved_weights import folder_for, in_order, solved
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.limits import Limits

@@ -1,7 +1,7 @@
 """A checkpoint's weights solved in the order in which its model runs, and kept until they are written.
 
-What was solved lies there weight by weight, complete or absent, so that a command that is interrupted goes on
-where it was. Its digests are in the identity of the run.
+What was solved lies there weight by weight, complete or absent, so that a command that is interrupted
+resumes. Its digests are in the identity of the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...errors import CheckpointError, UnsupportedError, option, printable
 from ...methods import LayerResult, method_named
 from ...methods.method import GRAM
 from ...models import DynamicQuantize
-from ...models.solving import Loss, Task, solve
+from ...models.solving import Loss, WeightTask, solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, require_same
@@ -82,7 +82,7 @@ def solved(
     return replace(plan, solved=kept.digests(tasks), notes=(*plan.notes, *_said(kept.losses)))
 
 
-def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[Task]:
+def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]:
     """Return the weights of a plan that the model has as rows of Linear layers, to be solved.
 
     Raises UnsupportedError where one needs statistics of inputs and is none.
@@ -105,7 +105,7 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[Task]:
             )
         source = layer.input
         tasks.append(
-            Task(
+            WeightTask(
                 name=weight.module, number=number, layer=own.layer, scheme=layer.weight, method=method,
                 rows=own.index, dtype=weight.dtype, share=weight.share,
                 source=DynamicQuantize(source) if source is not None and source.dynamic else None,
@@ -139,7 +139,7 @@ class _Solutions:
             return
         self._write(record, lambda draft: draft.write_text(json.dumps(dict(fields)), encoding="utf-8"))
 
-    def add(self, task: Task, result: LayerResult, loss: Loss) -> None:
+    def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep the codes of a weight."""
         self.losses[task.name] = loss
         self._write(
@@ -147,7 +147,7 @@ class _Solutions:
         )
         self._write(self._codes(task), result.q.save)
 
-    def known(self, task: Task) -> LayerResult | None:
+    def known(self, task: WeightTask) -> LayerResult | None:
         """Return the codes of a weight that an earlier run kept, or None."""
         path = self._codes(task)
         if not path.exists():
@@ -156,17 +156,17 @@ class _Solutions:
         self.losses[task.name] = Loss(**json.loads(self._loss(task).read_text(encoding="utf-8")))
         return LayerResult(q=q)
 
-    def digests(self, tasks: Iterable[Task]) -> dict[str, tuple[Path, str]]:
+    def digests(self, tasks: Iterable[WeightTask]) -> dict[str, tuple[Path, str]]:
         """Return the file of each weight, and its SHA-256."""
         return {
             task.name: (self._codes(task), hashlib.sha256(self._codes(task).read_bytes()).hexdigest())
             for task in tasks
         }
 
-    def _codes(self, task: Task) -> Path:
+    def _codes(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.safetensors"
 
-    def _loss(self, task: Task) -> Path:
+    def _loss(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.json"
 
     def _write(self, path: Path, write: Callable[[Path], object]) -> None:

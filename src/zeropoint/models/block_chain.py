@@ -1,0 +1,313 @@
+"""Blocks that run one after another inside a model: each in turn, on what the one before it gave.
+
+The block before is stood in for by what was kept of it, those before that one by NaN, which shows where a
+model is no chain. A run of the model ends as soon as its block has run.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..errors import CalibrationError, UnsupportedError
+from .calibrate import run_model
+from .unfuse import replace_modules
+
+
+class Watching(Protocol):
+    """What observes a model while it runs, such as :class:`~zeropoint.models.calibrate.Watch`.
+
+    Args:
+        enabled: whether it sees what passes.
+        examine: called with tensors that may hold what is not finite, with their place.
+    """
+
+    enabled: bool
+    examine: Callable[[str, torch.Tensor], None] | None
+
+    def hooked(self) -> AbstractContextManager[None]:
+        """Return a context in which it observes."""
+
+    def outside(self, blocks: Iterable[nn.Module]) -> bool:
+        """Return whether it observes something that is inside none of ``blocks``.
+
+        Args:
+            blocks: of the model.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Like:
+    """A tensor without its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def unknown(self) -> torch.Tensor:
+        """Return NaN in every place, or zeros where there is no NaN."""
+        fill = math.nan if self.dtype.is_floating_point else 0
+        return torch.full(self.shape, fill, dtype=self.dtype, device=self.device)
+
+
+class Kept:
+    """What came out of the last block, one value a batch: in a list, or in files of a folder."""
+
+    def __init__(self, folder: Path | None, dtype: torch.dtype | None) -> None:
+        self._folder, self._dtype = folder, dtype
+        self._values: dict[int, Any] = {}
+        self._likes: dict[tuple[int, int], Any] = {}
+
+    def put(self, block: int, batch: int, value: Any) -> None:
+        """Keep what a block gave instead of what the one before did: tensors in memory of their own."""
+
+        def own(x: torch.Tensor) -> torch.Tensor:
+            narrow = self._dtype is not None and x.is_floating_point()
+            return x.detach().to(self._dtype if narrow else x.dtype, copy=True).contiguous()
+
+        self._likes[block, batch] = tree_map_only(
+            torch.Tensor, lambda x: _Like(shape=x.shape, dtype=x.dtype, device=x.device), value
+        )
+        value = tree_map_only(torch.Tensor, own, value)
+        if self._folder is None:
+            self._values[batch] = value
+        else:
+            torch.save(value, self._folder / f"{batch}.pt")
+
+    def begin(self, blocks: int, batch: int, value: Any) -> None:
+        """Keep what the last of the first ``blocks`` blocks gave; what others gave is taken to be like it."""
+        self.put(blocks - 1, batch, value)
+        for block in range(blocks - 1):
+            self._likes[block, batch] = self._likes[blocks - 1, batch]
+
+    def get(self, block: int, batch: int) -> Any:
+        """Return a copy of what was kept, in its own dtypes."""
+        if self._folder is None:
+            value = self._values[batch]
+        else:
+            # What a model's own classes of results are is the model's business: our own file, just written.
+            value = torch.load(self._folder / f"{batch}.pt", weights_only=False)
+        likes = iter(tree_leaves(self._likes[block, batch]))
+        return tree_map_only(torch.Tensor, lambda x: x.to(next(likes).dtype, copy=True), value)
+
+    def unknown(self, block: int, batch: int) -> Any:
+        """Return what a block gave with NaN for its numbers."""
+        return tree_map_only(_Like, _Like.unknown, self._likes[block, batch])
+
+
+@contextmanager
+def keeping(folder: Path | None, dtype: torch.dtype | None) -> Iterator[Kept]:
+    """Return a context that keeps what comes out of blocks.
+
+    Args:
+        folder: holds it, in a temporary folder inside; memory does if None.
+        dtype: of floats; their own if None.
+
+    Raises:
+        CalibrationError: for a folder that does not exist.
+    """
+    if folder is None:
+        yield Kept(None, dtype)
+        return
+    if not Path(folder).is_dir():
+        raise CalibrationError(f"folder (={str(folder)!r}) must be a folder that exists; create it first")
+    with tempfile.TemporaryDirectory(prefix="zeropoint-", dir=folder) as inside:
+        yield Kept(Path(inside), dtype)
+
+
+class _DoneError(Exception):
+    """Ends a run of the model once the block has run."""
+
+
+class BlockStage(nn.Module):
+    """Stands in the place of a block: has its attributes, and calls a function with its position."""
+
+    def __init__(self, block: nn.Module, position: int, act: Callable[..., Any]) -> None:
+        super().__init__()
+        self.training = block.training
+        self.__dict__["held"] = (
+            block,
+            position,
+            act,
+        )  # not a submodule, which would be replaced in here too
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["held"][0], name)
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """Return what the function does."""
+        _, position, act = self.__dict__["held"]
+        return act(position, *args, **named)
+
+
+class BlockChain:
+    """Blocks that run one after another inside a model, and what came out of the last one.
+
+    Args:
+        root: the model.
+        blocks: name and module of each.
+        kept: where what comes out of them is kept, see :func:`keeping`.
+    """
+
+    def __init__(self, root: nn.Module, blocks: list[tuple[str, nn.Module]], kept: Kept) -> None:
+        self.blocks, self._root, self._kept = blocks, root, kept
+        self._now = _Now()
+
+    @property
+    def batch(self) -> int:
+        """Number of the batch that runs in this thread."""
+        return self._now.batch
+
+    def observe(self, step: int, batches: Sequence[Any], watch: Watching, *, keep: bool = True) -> None:
+        """Run block ``step``, or the rest after the last block, observed; keep what comes out or not."""
+
+        def act(batch: int, *args: Any, **named: Any) -> None:
+            result = self.blocks[step][1](*args, **named)
+            if keep:
+                self._kept.put(step, batch, result)
+
+        with watch.hooked():
+            watch.examine = self._examine
+            self._run(step, batches, act, watch)
+
+    def run(self, step: int, batches: Sequence[Any], block: nn.Module, *, workers: int = 1) -> None:
+        """Run ``block`` in the place of block ``step`` and keep what comes out."""
+
+        def act(batch: int, *args: Any, **named: Any) -> None:
+            self._kept.put(step, batch, block(*args, **named))
+
+        self._run(step, batches, act, None, workers=workers)
+
+    def visit(
+        self, step: int, batches: Sequence[Any], act: Callable[..., None],
+        numbers: Iterable[int] | None = None, *, workers: int = 1,
+    ) -> None:  # fmt: skip
+        """Run the model up to block ``step``, where ``act`` takes the number of the batch and the arguments.
+
+        Args:
+            step: number of the block, or of blocks for what comes after all of them.
+            batches: of the model.
+            act: what is done in place of the block.
+            numbers: of the batches to run; all if None.
+            workers: threads, of which each runs other batches.
+        """
+        self._run(step, batches, act, None, numbers, workers=workers)
+
+    def _run(
+        self, step: int, batches: Sequence[Any], act: Callable[..., None], watch: Watching | None,
+        numbers: Iterable[int] | None = None, *, workers: int = 1,
+    ) -> None:  # fmt: skip
+        """See :meth:`visit`. watch: enabled from the end of the block before to the end of this one."""
+        now = self._now
+
+        def stage(position: int, *args: Any, **named: Any) -> Any:
+            self._expect(position)
+            if position == step:
+                for x in tree_leaves((args, named)):
+                    self._examine(f"block {self.blocks[step][0]!r}", x)
+                act(now.batch, *args, **named)
+                raise _DoneError
+            if position < step - 1:
+                return self._kept.unknown(position, now.batch)
+            if watch is not None:
+                watch.enabled = True
+            return self._kept.get(position, now.batch)
+
+        def one(batch: int) -> None:
+            now.batch, now.ran = batch, 0
+            # A result that holds NaN itself hides those that mark earlier ones.
+            known = step < 2 or _holds_nan(self._kept.get(step - 1, batch))
+            now.suspicious = not known
+            if watch is not None:
+                watch.enabled = step == 0
+            with torch.no_grad():
+                self._until_done(batch, batches[batch])
+
+        stages = {block: BlockStage(block, at, stage) for at, (_, block) in enumerate(self.blocks)}
+        replace_modules(self._root, dict(stages))
+        try:
+            in_threads(one, range(len(batches)) if numbers is None else numbers, workers)
+        finally:
+            replace_modules(self._root, {stage: block for block, stage in stages.items()})
+
+    def _examine(self, what: str, x: Any) -> None:
+        """Raise UnsupportedError when ``x`` was computed from a block whose result was not kept."""
+        if self._now.suspicious and _holds_nan(x):
+            raise UnsupportedError(
+                f"{what} reads more than what the block before it gives; name blocks that form a chain, or "
+                "calibrate the model as a whole"
+            )
+
+    def _until_done(self, batch: int, value: Any) -> None:
+        try:
+            run_model(self._root, value)
+        except _DoneError:
+            return
+        if self._now.ran < len(self.blocks):
+            name = self.blocks[self._now.ran][0]
+            raise UnsupportedError(
+                f"block {name!r} did not run on batch {batch}; name blocks that run once each, or calibrate "
+                "the model as a whole"
+            )
+
+    def _expect(self, position: int) -> None:
+        ran = self._now.ran
+        if position != ran:
+            name = self.blocks[position][0]
+            due = self.blocks[ran][0] if ran < len(self.blocks) else "no other"
+            raise UnsupportedError(
+                f"block {name!r} ran where {due!r} was due; name blocks that run once each, in their order, "
+                "or calibrate the model as a whole"
+            )
+        self._now.ran += 1
+
+
+class _Now(threading.local):
+    """What a thread is at: its batch, how many blocks have run, and whether NaN means a missing result."""
+
+    batch, ran, suspicious = 0, 0, False
+
+
+T = TypeVar("T")
+
+
+def in_threads(act: Callable[[T], None], items: Iterable[T], workers: int) -> None:
+    """Call ``act`` with each item: in this thread, or in several, each with one thread of torch's.
+
+    Threads of one operator on few cores wait for each other; those of different batches do not, and results
+    do not depend on how many there are.
+
+    Args:
+        act: raises what this function raises.
+        items: taken in order.
+        workers: number of threads.
+    """
+    if workers < 2:
+        for item in items:
+            act(item)
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(act, items):
+                pass
+    finally:
+        torch.set_num_threads(before)
+
+
+def _holds_nan(value: Any) -> bool:
+    """Return whether some number is NaN."""
+    tensors = (x for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.is_floating_point())
+    return any(bool(x.isnan().any()) for x in tensors)

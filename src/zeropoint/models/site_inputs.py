@@ -1,0 +1,205 @@
+"""What is learned of the inputs of a site: statistics, and vectors to measure losses on."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..methods import LayerData, Method, Samples
+from ..stats import Accumulator, CrossGram, State, Statistics
+
+EVERY = 8
+"""One batch of so many is held out: it says how far steps go, and is measured, but is in no statistics."""
+SAMPLED = 1024
+"""Most vectors of a site that are kept to measure losses on, of batches that are held out and of others."""
+
+
+class Shelf:
+    """Tensors by name and batch, in memory or in files of a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._place = None if folder is None else tempfile.TemporaryDirectory(prefix="zeropoint-", dir=folder)
+        self._held: dict[tuple[str, int], torch.Tensor] = {}
+
+    def __enter__(self) -> Shelf:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._place is not None:
+            self._place.cleanup()
+
+    def add(self, key: tuple[str, int], x: torch.Tensor) -> None:
+        """Keep a copy of vectors behind those that are there."""
+        before = self.get(key)
+        whole = x.clone() if before is None else torch.cat([before, x])
+        if self._place is None:
+            self._held[key] = whole
+        else:
+            self._held[key] = torch.empty(0)
+            torch.save(whole, self._path(key))
+
+    def get(self, key: tuple[str, int]) -> torch.Tensor | None:
+        """Return what is kept, or None."""
+        if self._place is None or key not in self._held:
+            return self._held.get(key)
+        found: torch.Tensor = torch.load(self._path(key), weights_only=True)
+        return found
+
+    def _path(self, key: tuple[str, int]) -> Path:
+        assert self._place is not None
+        return Path(self._place.name) / f"{key[1]}-{key[0]}.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The input vectors of a site in one batch, (vectors, features).
+
+    Args:
+        batch: its number.
+        inputs: as the deployed model has them.
+        floats: those of the float model; the same where it has others, as an expert does that a router sends
+            other tokens.
+    """
+
+    batch: int
+    inputs: torch.Tensor
+    floats: torch.Tensor
+
+    @staticmethod
+    def of(batch: int, parts: Sequence[torch.Tensor], floats: torch.Tensor | None) -> Seen:
+        """Return the vectors of several calls, and those of the float model where they are as many."""
+        inputs = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        same = floats is not None and floats.shape == inputs.shape
+        return Seen(batch=batch, inputs=inputs, floats=floats if same and floats is not None else inputs)
+
+
+class SiteInputs:
+    """What is learned of one site: statistics of most batches, and vectors of some to measure losses on.
+
+    accumulators: by the names under which methods ask for them. batches: how many there are.
+    """
+
+    def __init__(self, accumulators: Mapping[str, Accumulator], batches: int) -> None:
+        self._accumulators, self._batches = accumulators, batches
+        self._states = {name: made.start() for name, made in accumulators.items()}
+        self._samples: dict[bool, list[tuple[torch.Tensor, torch.Tensor]]] = {False: [], True: []}
+
+    @staticmethod
+    def of(methods: Iterable[Method], features: int, batches: int) -> SiteInputs:
+        """Return the statistics that methods take of so many features, of no data."""
+        made = {need: make(features) for method in methods for need, make in method.takes.items()}
+        return SiteInputs(made, batches)
+
+    def jobs(self, wave: Sequence[Seen]) -> list[Callable[[], None]]:
+        """Return what takes in the vectors of some batches, in order; each part may run in another thread.
+
+        Args:
+            wave: the batches that come next.
+        """
+        named = (functools.partial(self._learn, name, wave) for name in self._accumulators)
+        return [*named, functools.partial(self._sample, wave)]
+
+    def _held(self, batch: int) -> bool:
+        """Return whether a batch is held out; few batches are all learned from."""
+        return self._batches >= EVERY and batch % EVERY == EVERY - 1
+
+    def _learn(self, name: str, wave: Sequence[Seen]) -> None:
+        made = self._accumulators[name]
+        for seen in wave:
+            if not self._held(seen.batch):
+                state = self._states[name]
+                self._states[name] = (
+                    made.update_pair(state, seen.floats, seen.inputs)
+                    if isinstance(made, CrossGram)
+                    else made.update(state, seen.inputs)
+                )
+
+    def _sample(self, wave: Sequence[Seen]) -> None:
+        most = max(1, SAMPLED // -(-self._batches // EVERY))
+        for seen in wave:
+            held = self._held(seen.batch)
+            if held or seen.batch % EVERY == 0:
+                step = max(1, -(-len(seen.inputs) // most))
+                x, pair = seen.inputs[::step].float(), seen.floats[::step].float()
+                good = torch.isfinite(x).all(1) & torch.isfinite(pair).all(1)
+                self._samples[held].append((x[good], pair[good]))
+
+    def data(self, kin: Sequence[SiteInputs]) -> LayerData:
+        """Return it as methods take it, drawn toward what was learned of ``kin`` where vectors are few."""
+        states = {
+            name: _drawn(state, [other._states[name] for other in kin])
+            for name, state in self._states.items()
+        }
+        statistics = {
+            name: Statistics(accumulator=self._accumulators[name], state=state)
+            for name, state in states.items()
+        }
+        samples = {held: _joined(kept) for held, kept in self._samples.items()}
+        return LayerData(statistics=statistics, seen=samples[False], held_out=samples[True])
+
+
+def loss_on(samples: Samples | None, weight: torch.Tensor, values: torch.Tensor) -> float | None:
+    """Return how far outputs are from those in the float model, as a share of their squares, if known.
+
+    Args:
+        samples: inputs of the layer.
+        weight: of the float layer, (rows, columns) float32.
+        values: of its codes.
+    """
+    if samples is None:
+        return None
+    step = max(1, len(samples.inputs) // _MEASURED)
+    wanted, found = samples.floats[::step] @ weight.T, samples.inputs[::step] @ values.T
+    return float((wanted - found).square().sum() / wanted.square().sum().clamp_min(1e-30))
+
+
+_MEASURED = 256
+"""Vectors on which a loss is measured."""
+
+
+def _joined(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Samples | None:
+    if not sum(len(x) for x, _ in kept):
+        return None
+    return Samples(inputs=torch.cat([x for x, _ in kept]), floats=torch.cat([pair for _, pair in kept]))
+
+
+FEW = 0.25
+"""Vectors for each feature, as many as which what was learned of kin counts."""
+
+
+def _drawn(state: State, kin: Sequence[State]) -> State:
+    """Return sums over vectors, joined by those of kin as if there had been ``FEW`` of them a feature.
+
+    Experts of which a router sends few tokens have Gram matrices that are nearly singular, and those without
+    any have none: they take that of all experts of their layer.
+    """
+    pooled = {name: sum(other[name] for other in kin) for name in state} if kin else {}
+    if not kin or not int(pooled["vectors"]):
+        return state
+    features = next(t.shape[-1] for name, t in state.items() if t.ndim)
+    share = min(1.0, FEW * features / int(pooled["vectors"]))
+    drawn = {name: t + pooled[name] * share for name, t in state.items() if t.ndim}
+    counts = {
+        name: t + torch.as_tensor(pooled[name] * share).round().to(t.dtype)
+        for name, t in state.items()
+        if not t.ndim
+    }
+    return {**drawn, **counts}
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def kin_of(name: str) -> str:
+    """Return what the name of a layer has in common with those of other experts.
+
+    >>> kin_of("mlp.experts.7.up_proj")
+    'mlp.experts.*.up_proj'
+    """
+    return _NUMBER.sub("*", name)
