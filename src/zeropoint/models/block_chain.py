@@ -61,7 +61,7 @@ class _Like:
         return torch.full(self.shape, fill, dtype=self.dtype, device=self.device)
 
 
-class Kept:
+class KeptValues:
     """What came out of the last block, one value a batch: in a list, or in files of a folder."""
 
     def __init__(self, folder: Path | None, dtype: torch.dtype | None) -> None:
@@ -107,7 +107,7 @@ class Kept:
 
 
 @contextmanager
-def keeping(folder: Path | None, dtype: torch.dtype | None) -> Iterator[Kept]:
+def keeping(folder: Path | None, dtype: torch.dtype | None) -> Iterator[KeptValues]:
     """Return a context that keeps what comes out of blocks.
 
     Args:
@@ -118,12 +118,12 @@ def keeping(folder: Path | None, dtype: torch.dtype | None) -> Iterator[Kept]:
         CalibrationError: for a folder that does not exist.
     """
     if folder is None:
-        yield Kept(None, dtype)
+        yield KeptValues(None, dtype)
         return
     if not Path(folder).is_dir():
         raise CalibrationError(f"folder (={str(folder)!r}) must be a folder that exists; create it first")
     with tempfile.TemporaryDirectory(prefix="zeropoint-", dir=folder) as inside:
-        yield Kept(Path(inside), dtype)
+        yield KeptValues(Path(inside), dtype)
 
 
 class _DoneError(Exception):
@@ -160,7 +160,7 @@ class BlockChain:
         kept: where what comes out of them is kept, see :func:`keeping`.
     """
 
-    def __init__(self, root: nn.Module, blocks: list[tuple[str, nn.Module]], kept: Kept) -> None:
+    def __init__(self, root: nn.Module, blocks: list[tuple[str, nn.Module]], kept: KeptValues) -> None:
         self.blocks, self._root, self._kept = blocks, root, kept
         self._now = _Now()
 

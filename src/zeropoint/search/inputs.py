@@ -20,7 +20,8 @@ from ..checkpoint.model.calibration import (
     require_text,
 )
 from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_importance
-from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, static_inputs
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
+from ..checkpoint.plan.learned_data import static_inputs
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
 from ..errors import OptionError, count, option, printable

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, layer_data
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
+from ..checkpoint.plan.learned_data import layer_data
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
 from ..checkpoint.read.storage import OpenFile, Place, open_file

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..checkpoint.choose.recipe import RecipeText
 from ..checkpoint.choose.selection import Selection
-from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan, require_statistics_of_methods
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from ..checkpoint.plan.learned_data import require_statistics_of_methods
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source
 from ..codecs.protocol import Codec

@@ -23,9 +23,10 @@ from ...ops.threads import thread_limit
 from ...stats import Statistics
 from ..choose.recipe import RecipeText
 from ..choose.selection import Selection
-from ..plan.checkpoint_plan import CheckpointPlan, layer_data, make_plan
+from ..plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity, require_same
+from ..plan.learned_data import layer_data
 from ..plan.limits import Limits
 from ..read.source import open_source
 from ..read.storage import Place, shown

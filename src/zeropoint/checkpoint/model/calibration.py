@@ -30,7 +30,8 @@ from ...recipes import Assignment, Recipe, Rule
 from ...stats import Statistics
 from ...training import FakeQuantize
 from ..plan.additions import with_added
-from ..plan.checkpoint_plan import CheckpointPlan, static_inputs
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.learned_data import static_inputs
 from ..plan.limits import Limits
 from ..plan.new_tensor import NewTensor
 from ..plan.origin import Floats, as_floats

@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Any
 from ...architectures import is_expert, is_transposed
 from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_of, layer_scheme
-from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable, size_of
+from ...errors import CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...formats import RoundingMode
 from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
-from ...methods import OF_TABLES, ROTATING, LayerData, Scope, method_named
+from ...methods import OF_TABLES, ROTATING, Scope
 from ...recipes import Recipe
 from ...results import Result
-from ...tensor import QuantizedTensor
 from ..choose.adapters import require_model
 from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
@@ -60,9 +58,9 @@ class CheckpointPlan(Result):
 
     codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
     the small files that are written, the index and the configuration. companions: path to bytes of the files
-    that are copied. notes: sentences for the report. solved: by module, the file of its codes, and its SHA-256
-    of it. earlier: what an earlier run said of each weight, which is copied, as ``[module, record]`` in a line of
-    JSON each.
+    that are copied. notes: sentences for the report. solved: by module, the file of its codes and their
+    SHA-256. earlier: what an earlier run said of each weight, which is copied, as ``[module, record]`` in a
+    line of JSON each.
     """
 
     source: Source
@@ -212,65 +210,6 @@ class CheckpointPlan(Result):
     def unfit(self) -> tuple[TensorDecision, ...]:
         """Linear weights that are kept although no option says so."""
         return tuple(d for d in self.decisions if d.kept_by_default)
-
-
-def layer_data(
-    plan: CheckpointPlan, weight: Placement, extremes: tuple[float, float] | None, mean: float | None = None
-) -> LayerData:
-    """Return what the method of a weight of ``plan`` is given; what was scanned is of its group, if any."""
-    known = plan.solved.get(weight.module)
-    if known is not None:
-        return LayerData(solved=QuantizedTensor.load(known[0]))
-    statistics = plan.statistics.get(weight.module, {})
-    return LayerData(statistics=statistics, extremes=extremes if mean is None else None, mean=mean)
-
-
-def require_statistics(plan: CheckpointPlan) -> None:
-    """Raise CalibrationError where a method, mixture or static input needs data of which nothing is there."""
-    mixture = plan.recipe.mixture(plan.codec)
-    of_importance = plan.codec.model_format.of_importance
-    if mixture and not plan.statistics and (mixture.endswith(WEIGHTED) or mixture in of_importance):
-        raise CalibrationError(
-            f"mixture {mixture} needs to know which inputs are large; pass "
-            f"{option('imatrix', metavar='FILE')}"
-            f"{'' if mixture in of_importance else ', or leave out ' + WEIGHTED}"
-        )
-    static = static_inputs(plan)
-    added = {origin.entry.name for origin in plan.placements.added} if static else set()
-    for weight in plan.weights:
-        if weight.layer in static and f"{weight.module}.{static[weight.layer]}" not in added:
-            raise CalibrationError(
-                f"{printable(weight.module)}: inputs {weight.layer.input} need scales observed on data; pass "
-                f"{option('calibration', metavar='FILE')} with text, or make inputs dynamic"
-            )
-    require_statistics_of_methods(plan)
-
-
-def require_statistics_of_methods(plan: CheckpointPlan) -> None:
-    """Raise CalibrationError where the method of a weight needs statistics of its inputs, and has none."""
-    for weight in plan.weights:
-        needs = method_named(weight.method).needs
-        if weight.module not in plan.solved and needs.keys() - plan.statistics.get(weight.module, {}).keys():
-            data = option("calibration", metavar="FILE"), option("imatrix", metavar="FILE")
-            remedy = (
-                "which the data do not have; give it another method by a rule, or name it in "
-                f"{option('ignore')}"
-                if plan.statistics
-                else f"pass {data[0]} with text, or random, or {data[1]}"
-            )
-            raise CalibrationError(
-                f"{printable(weight.module)}: method {weight.method} needs the {' and '.join(needs)} of its "
-                f"inputs{',' if plan.statistics else ';'} {remedy}"
-            )
-
-
-def static_inputs(plan: CheckpointPlan) -> dict[LayerScheme, str]:
-    """Return the schemes with inputs that have scales from data, and the last part of the name of one."""
-    return {
-        layer: layer.codec.input_names.needed(layer.input)
-        for layer in plan.layers
-        if layer.input is not None and not layer.input.dynamic and layer.codec.input_names is not None
-    }
 
 
 def kinds_of(items: Iterable[Placement]) -> list[Placement]:

@@ -12,7 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ..plan.checkpoint_plan import CheckpointPlan, layer_data
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.learned_data import layer_data
 from ..read.problems import ObstacleError
 from .directory import Partials
 from .tiles import Scratch, widest

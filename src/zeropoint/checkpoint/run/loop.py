@@ -17,7 +17,8 @@ from ...columns import Blobs, Made
 from ...errors import CheckpointError, count
 from ...progress import Progress
 from ...results import Result
-from ..plan.checkpoint_plan import CheckpointPlan, require_statistics
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.learned_data import require_statistics
 from ..plan.limits import give_back
 from ..plan.placement import Placement
 from ..read.object_store import RemotePath
