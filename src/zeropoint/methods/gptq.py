@@ -25,6 +25,7 @@ from ..errors import UnsupportedError
 from ..formats.torch_dtypes import format_of
 from ..functional import quantize
 from ..ops.feedback import feed_back
+from ..ops.ggml import block_types
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import ScaleLevel, Scheme
@@ -135,5 +136,6 @@ def _scales(
     square = MeanSquare(features=len(diagonal))
     state = {"squares": diagonal * int(gram["vectors"]), **counts}
     known = replace(data, statistics={NEED: Statistics(accumulator=square, state=state)}, out=None)
-    method = next((m for m in (GGML, MSE_WEIGHTED) if m.refusal(scheme) is None), NEAREST)
+    searches = [] if block_types.refusal(scheme, tuple(target.shape)) else [GGML]
+    method = next((m for m in (*searches, MSE_WEIGHTED) if m.refusal(scheme) is None), NEAREST)
     return method.quantize(target, scheme, known).q
