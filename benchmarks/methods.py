@@ -121,6 +121,11 @@ class Reference:
         ids = load_file(folder / "eval.safetensors")["input_ids"][: windows * LENGTH].reshape(windows, LENGTH)
         return Reference(ids=ids, log_p=log_probabilities(folder, ids))
 
+    @property
+    def perplexity(self) -> float:
+        """The perplexity of the float model on the scored tokens."""
+        return float(self.log_p.gather(1, self.targets[:, None]).double().mean().neg().exp())
+
     def scores(self, log_q: torch.Tensor) -> dict[str, list[float]]:
         """Return the KL divergence and the negative log-likelihood of each token, and whether tops agree."""
         found: dict[str, list[float]] = {"kld": [], "nll": [], "same_top": []}
@@ -209,10 +214,10 @@ def summary(scheme: str, rows: dict[str, Row]) -> list[Row]:
     return found
 
 
-def table(scheme: str, rows: dict[str, Row]) -> Table:
+def table(title: str, rows: dict[str, Row]) -> Table:
     """Return the rows of a scheme as a table; differences beyond two standard errors are bold."""
     heads = pairs(rows)
-    shown = Table(title=scheme)
+    shown = Table(title=title)
     for head in ("method", "KL", "x first", *heads, "ppl", "same top, %", "wall s", "CPU s", "peak MB"):
         shown.add_column(head, justify="left" if head == "method" else "right")
     first = next((estimates(row)["kld"].value for row in rows.values() if "kld" in row), math.nan)
@@ -261,7 +266,10 @@ def main() -> None:
     names = ("model.safetensors", "calib.safetensors", "eval.safetensors")
     model = digest(*(args.model / name for name in names))
     cache: dict[str, Row] = json.loads(args.cache.read_text()) if args.cache.exists() else {}
-    reference, figures = None, []
+    reference, figures, floats = None, [], f"{model} {args.windows} float"
+    if floats not in cache:
+        reference = Reference.of(args.model, args.windows)
+        cache[floats] = {"perplexity": reference.perplexity}
     for scheme in args.schemes.split(","):
         rows = {}
         for method in [*args.methods.split(","), *(ORACLES if args.oracle else ())]:
@@ -275,7 +283,8 @@ def main() -> None:
                 args.cache.write_text(json.dumps(cache))
                 Console(stderr=True).print(f"{scheme} {method}: {costs(row)}", soft_wrap=True)
             rows[method] = cache[key]
-        console.print(table(scheme, rows))
+        own = cache[floats]["perplexity"]
+        console.print(table(f"{scheme} (float model: perplexity {own:.2f})", rows))
         figures += summary(scheme, rows)
     console.print(describe(facts), soft_wrap=True)
     record(args.json, facts, model=model, sources=code, rows=figures)
