@@ -14,7 +14,7 @@ this version does not have is a row that says so.
 Results stay in a file (`--cache`) by model, scheme, method and the commit of src (with a hash of the sources,
 where they differ from it); rows of the oracle by the hash of its files in place of the commit. CPU seconds
 are those of the process, with loading and writing; on a busy machine they are the ones to compare, and
-`--threads 1` keeps threads from waiting for each other.
+`--threads 1` keeps threads from waiting for each other. A row that failed is tried again.
 """
 
 from __future__ import annotations
@@ -279,8 +279,9 @@ def main() -> None:
                 reference = reference or Reference.of(args.model, args.windows)
                 row = measured(case, args.model, reference, args.threads)
                 cache[key] = row | {"threads": args.threads}
+                kept = {name: found for name, found in cache.items() if "failed" not in found}
                 args.cache.parent.mkdir(parents=True, exist_ok=True)
-                args.cache.write_text(json.dumps(cache))
+                args.cache.write_text(json.dumps(kept))
                 Console(stderr=True).print(f"{scheme} {method}: {costs(row)}", soft_wrap=True)
             rows[method] = cache[key]
         own = cache[floats]["perplexity"]
