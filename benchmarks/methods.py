@@ -14,7 +14,7 @@ this version does not have is a row that says so.
 Results stay in a file (`--cache`) by model, scheme, method and the commit of src (with a hash of the sources,
 where they differ from it); rows of the oracle by the hash of its files in place of the commit. CPU seconds
 are those of the process, with loading and writing; on a busy machine they are the ones to compare, and
-`--threads 1` keeps threads from waiting for each other.
+`--threads 1` keeps threads from waiting for each other. A row that failed is tried again.
 """
 
 from __future__ import annotations
@@ -121,6 +121,11 @@ class Reference:
         ids = load_file(folder / "eval.safetensors")["input_ids"][: windows * LENGTH].reshape(windows, LENGTH)
         return Reference(ids=ids, log_p=log_probabilities(folder, ids))
 
+    @property
+    def perplexity(self) -> float:
+        """The perplexity of the float model on the scored tokens."""
+        return float(self.log_p.gather(1, self.targets[:, None]).double().mean().neg().exp())
+
     def scores(self, log_q: torch.Tensor) -> dict[str, list[float]]:
         """Return the KL divergence and the negative log-likelihood of each token, and whether tops agree."""
         found: dict[str, list[float]] = {"kld": [], "nll": [], "same_top": []}
@@ -209,10 +214,10 @@ def summary(scheme: str, rows: dict[str, Row]) -> list[Row]:
     return found
 
 
-def table(scheme: str, rows: dict[str, Row]) -> Table:
+def table(title: str, rows: dict[str, Row]) -> Table:
     """Return the rows of a scheme as a table; differences beyond two standard errors are bold."""
     heads = pairs(rows)
-    shown = Table(title=scheme)
+    shown = Table(title=title)
     for head in ("method", "KL", "x first", *heads, "ppl", "same top, %", "wall s", "CPU s", "peak MB"):
         shown.add_column(head, justify="left" if head == "method" else "right")
     first = next((estimates(row)["kld"].value for row in rows.values() if "kld" in row), math.nan)
@@ -261,7 +266,10 @@ def main() -> None:
     names = ("model.safetensors", "calib.safetensors", "eval.safetensors")
     model = digest(*(args.model / name for name in names))
     cache: dict[str, Row] = json.loads(args.cache.read_text()) if args.cache.exists() else {}
-    reference, figures = None, []
+    reference, figures, floats = None, [], f"{model} {args.windows} float"
+    if floats not in cache:
+        reference = Reference.of(args.model, args.windows)
+        cache[floats] = {"perplexity": reference.perplexity}
     for scheme in args.schemes.split(","):
         rows = {}
         for method in [*args.methods.split(","), *(ORACLES if args.oracle else ())]:
@@ -271,11 +279,13 @@ def main() -> None:
                 reference = reference or Reference.of(args.model, args.windows)
                 row = measured(case, args.model, reference, args.threads)
                 cache[key] = row | {"threads": args.threads}
+                kept = {name: found for name, found in cache.items() if "failed" not in found}
                 args.cache.parent.mkdir(parents=True, exist_ok=True)
-                args.cache.write_text(json.dumps(cache))
+                args.cache.write_text(json.dumps(kept))
                 Console(stderr=True).print(f"{scheme} {method}: {costs(row)}", soft_wrap=True)
             rows[method] = cache[key]
-        console.print(table(scheme, rows))
+        own = cache[floats]["perplexity"]
+        console.print(table(f"{scheme} (float model: perplexity {own:.2f})", rows))
         figures += summary(scheme, rows)
     console.print(describe(facts), soft_wrap=True)
     record(args.json, facts, model=model, sources=code, rows=figures)
