@@ -1,6 +1,7 @@
 """Chains: steps that move the target of a weight, one after the other, and the method that rounds it.
 
-Spelled ``STEP+...+METHOD``, such as ``shift+gptq``. Each step says where in a chain it stands, and why.
+Spelled ``STEP+...+METHOD``, such as ``shift+gptq`` or ``shift+descent``. Each step says where in a
+chain it stands, and why.
 """
 
 from __future__ import annotations
@@ -14,37 +15,43 @@ import torch
 from ..errors import RecipeError, UnsupportedError
 from ..schemes import Scheme
 from ..stats import Accumulator
+from .descent import METHOD as DESCENT
 from .gptq import METHOD as GPTQ
+from .gptq import ErrorFeedback
 from .method import NO_DATA, Bound, LayerData, LayerResult, Scope
 from .registry import steps
 from .step import Step
 
+ENDS = {GPTQ.name: GPTQ, DESCENT.name: DESCENT}
+"""Methods that round to what steps made of a weight."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChain:
-    """Steps that move what GPTQ rounds to."""
+    """Steps that move what a method rounds to, and the method."""
 
     steps: tuple[Step, ...]
+    end: ErrorFeedback
 
     @property
     def name(self) -> str:
         """Return the spelling."""
-        return "+".join([*(step.name for step in self.steps), GPTQ.name])
+        return "+".join([*(step.name for step in self.steps), self.end.name])
 
     @property
     def formula(self) -> str:
         """Return the formulas, in order."""
-        return "; then ".join([*(step.formula for step in self.steps), GPTQ.formula])
+        return "; then ".join([*(step.formula for step in self.steps), self.end.formula])
 
     @property
     def source(self) -> str:
         """Return the sources, in order."""
-        return "; ".join([*(step.source for step in self.steps), GPTQ.source])
+        return "; ".join([*(step.source for step in self.steps), self.end.source])
 
     @property
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
         """Return what its steps and its end need."""
-        found = [*(step.takes for step in self.steps), GPTQ.takes]
+        found = [*(step.takes for step in self.steps), self.end.takes]
         return {need: make for takes in found for need, make in takes.items()}
 
     @property
@@ -54,19 +61,19 @@ class MethodChain:
 
     def scope(self, scheme: Scheme) -> Scope:
         """See its end."""
-        return GPTQ.scope(scheme)
+        return self.end.scope(scheme)
 
     def refusal(self, scheme: Scheme) -> str | None:
         """See its end."""
-        return GPTQ.refusal(scheme)
+        return self.end.refusal(scheme)
 
     def bound(self, scheme: Scheme) -> Bound:
         """See its end."""
-        return GPTQ.bound(scheme)
+        return self.end.bound(scheme)
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of a value: that of the end, and of targets."""
-        return GPTQ.value_bytes(scheme) + 24
+        return self.end.value_bytes(scheme) + 24
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return codes of ``weight`` that come close to its target; raises what steps and the end raise."""
@@ -74,12 +81,12 @@ class MethodChain:
         if refusal is not None:
             raise UnsupportedError(refusal)
         if weight.numel() == 0:
-            return GPTQ.quantize(weight, scheme, data)
+            return self.end.quantize(weight, scheme, data)
         target, notes = weight.double(), list[str]()
         for step in self.steps:
             moved = step(weight, target, data)
             target, notes = moved.target, [*notes, f"{step.name} {moved.note}".strip()]
-        return GPTQ.solve(weight, target, scheme, data, notes=tuple(notes))
+        return self.end.solve(weight, target, scheme, data, notes=tuple(notes))
 
 
 def spelled(text: str) -> MethodChain | None:
@@ -90,17 +97,18 @@ def spelled(text: str) -> MethodChain | None:
     >>> spelled("shift+gptq").name
     'shift+gptq'
     """
-    *names, end = text.split("+")
+    *names, last = text.split("+")
     if not names or any(name not in steps() for name in names):
         return None
-    chain = tuple(steps()[name] for name in names)
-    if end != GPTQ.name:
+    end = ENDS.get(last)
+    if end is None:
+        ends = " or ".join(ENDS)
         raise RecipeError(
-            f"method {text!r} ends with {end!r}, and steps end with {GPTQ.name}: {'+'.join(names)}+gptq"
+            f"method {text!r} ends with {last!r}, and steps end with {ends}: {'+'.join(names)}+gptq"
         )
-    for before, after in itertools.pairwise(chain):
+    for before, after in itertools.pairwise(steps()[name] for name in names):
         if before.rank >= after.rank:
-            right = "+".join(sorted(names, key=lambda name: steps()[name].rank))
+            right = "+".join(sorted({*names}, key=lambda name: steps()[name].rank))
             reason = f"{after.name} stands before {before.name}, since {after.reason}"
-            raise RecipeError(f"method {text!r}: {reason}; write {right}+{GPTQ.name}")
-    return MethodChain(steps=chain)
+            raise RecipeError(f"method {text!r}: {reason}; write {right}+{last}")
+    return MethodChain(steps=tuple(steps()[name] for name in names), end=end)

@@ -28,11 +28,13 @@ DAMPING, _TRIES = 0.01, 4
 class Factored:
     """A factored Gram matrix, whose columns are in the order in which they are processed.
 
-    diagonal: (columns,), undamped, original order. upper, pivots: M and D. order: numbers of original
-    columns. damping: what was added, as a share of the mean of the diagonal.
+    damped: the matrix, its columns in their original order. diagonal: that of the matrix, undamped. upper,
+    pivots: M and D. order: numbers of original columns. damping: what was added, as a share of the mean of
+    the diagonal.
     """
 
     diagonal: torch.Tensor
+    damped: torch.Tensor
     upper: torch.Tensor
     pivots: torch.Tensor
     order: torch.Tensor
@@ -57,7 +59,7 @@ def gram_of(weight: torch.Tensor, data: LayerData, method: str) -> Statistics:
         )
     found.require_data()
     features = found.accumulator.features
-    if weight.ndim != 2 or weight.shape[1] != features:
+    if weight.ndim == 0 or weight.shape[-1] != features:
         raise CalibrationError(
             f"{GRAM} is of {features} inputs, and the weight has shape {tuple(weight.shape)}; calibrate the "
             "model that is quantized"
@@ -85,19 +87,20 @@ def _factored(mean: torch.Tensor) -> Factored:
     if not middle > 0:
         mean, diagonal, middle = torch.eye(len(diagonal), dtype=torch.float64), torch.ones_like(diagonal), 1.0
     order = torch.argsort(diagonal, descending=True, stable=True)
-    ordered = mean[order][:, order]
-    dead = ordered.diagonal() == 0
+    dead = diagonal == 0
     damping = DAMPING
     for _ in range(_TRIES):
-        damped = ordered.clone()
+        damped = mean.clone()
         damped.diagonal()[dead] = middle
         damped.diagonal().add_(damping * middle)
         try:
-            upper, pivots = factor(damped)
+            upper, pivots = factor(damped[order][:, order])
         except RangeError:
             damping *= 10
             continue
-        return Factored(diagonal=diagonal, upper=upper, pivots=pivots, order=order, damping=damping)
+        return Factored(
+            diagonal=diagonal, damped=damped, upper=upper, pivots=pivots, order=order, damping=damping
+        )  # fmt: skip
     raise CalibrationError(
         "the Gram matrix of the inputs is not positive definite, whatever is added to its diagonal: its "
         "numbers lie too far apart; give the layer method mse_weighted"

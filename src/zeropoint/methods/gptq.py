@@ -24,7 +24,7 @@ import torch
 from ..errors import UnsupportedError
 from ..formats.torch_dtypes import format_of
 from ..functional import quantize
-from ..ops.feedback import feed_back
+from ..ops.feedback import descend, feed_back
 from ..ops.ggml import block_types
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
@@ -33,7 +33,7 @@ from ..stats import Accumulator, GramMatrix, MeanSquare, Statistics
 from ..tensor import QuantizedTensor
 from .factored import factored, gram_of
 from .ggml import METHOD as GGML
-from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Scope
+from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Scope
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED
 from .nearest import METHOD as NEAREST
@@ -45,11 +45,15 @@ _VALUE_BYTES = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorFeedback:
-    """Round columns in turn, and feed each error into those that follow."""
+    """Round columns in turn, and feed each error into those that follow.
 
-    name: ClassVar[str] = "gptq"
-    formula: ClassVar[str] = "q_j = nearest(w_j + sum_k<j (w_k - q_k) M_kj), with X^T X = M D M^T"
-    source: ClassVar[str] = "GPTQ (arXiv:2210.17323), in the feedback form of QuIP (arXiv:2307.13304)"
+    name, formula, source: see :class:`~.method.Method`. sweeps: how often codes are chosen again afterwards.
+    """
+
+    name: str = "gptq"
+    formula: str = "q_j = nearest(w_j + sum_k<j (w_k - q_k) M_kj), with X^T X = M D M^T"
+    source: str = "GPTQ (arXiv:2210.17323), in the feedback form of QuIP (arXiv:2307.13304)"
+    sweeps: int = 0
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
         {GRAM: lambda features: GramMatrix(features=features)}
     )
@@ -74,7 +78,7 @@ class ErrorFeedback:
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return ``weight`` in codes of little output error.
 
-        weight: (rows, columns). data: with ``gram``, of columns inputs. Raises UnsupportedError for a scheme
+        weight: (..., columns). data: with ``gram``, of columns inputs. Raises UnsupportedError for a scheme
         with a refusal, CalibrationError for absent statistics, and what :func:`zeropoint.quantize` raises.
 
         >>> from zeropoint.stats import Statistics
@@ -105,9 +109,13 @@ class ErrorFeedback:
         own = _explicit(scheme, weight.dtype)
         params = _scales(wide, own, data, whole.diagonal, gram).params
         with gradual_underflow():
-            values, _ = feed_back(target, whole.upper, whole.pivots, whole.order, grid_of(params))
-        q = quantize(values.to(wide.dtype), params)
+            rows = target.reshape(-1, target.shape[-1]).to(torch.promote_types(target.dtype, torch.float32))
+            grid = grid_of(params)
+            values, _ = feed_back(rows, whole.upper, whole.pivots, whole.order, grid)
+            if self.sweeps:
+                values, _ = descend(rows, values, whole.damped, whole.order, grid, sweeps=self.sweeps)
         shape = tuple(weight.shape)
+        q = quantize(values.reshape(shape).to(wide.dtype), params)
         params = QuantizationParams.of(scheme, shape, weight.dtype, q.params.stored)
         return LayerResult(
             q=QuantizedTensor(data=q.data, params=params, shape=shape, dtype=weight.dtype, own_params=True),
@@ -136,6 +144,7 @@ def _scales(
     square = MeanSquare(features=len(diagonal))
     state = {"squares": diagonal * int(gram["vectors"]), **counts}
     known = replace(data, statistics={NEED: Statistics(accumulator=square, state=state)}, out=None)
-    searches = [] if block_types.refusal(scheme, tuple(target.shape)) else [GGML]
-    method = next((m for m in (*searches, MSE_WEIGHTED) if m.refusal(scheme) is None), NEAREST)
+    blocks = block_types.refusal(scheme, tuple(target.shape))
+    searches: list[Method] = [MSE_WEIGHTED] if blocks else [GGML, MSE_WEIGHTED]
+    method = next((each for each in searches if each.refusal(scheme) is None), NEAREST)
     return method.quantize(target, scheme, known).q

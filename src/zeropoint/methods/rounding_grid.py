@@ -27,23 +27,24 @@ def ungridded(name: str, scheme: Scheme) -> str | None:
 
 
 def grid_of(params: QuantizationParams) -> Grid:
-    """Return how numbers are rounded under the parameters of a matrix."""
-    scheme, (rows, columns) = params.scheme, params.shape
-    blocks = scheme.granularity
-    height, width = blocks.block_shape(params.shape)
+    """Return how numbers are rounded under parameters, of a tensor whose rows are those of its last axis."""
+    scheme, shape = params.scheme, params.shape
+    *extents, width = scheme.granularity.block_shape(shape)
 
     def by_row(numbers: torch.Tensor | None) -> torch.Tensor | None:
         if numbers is None:
             return None
-        wide = numbers.reshape(blocks.grid(params.shape)).to(wide_dtype(params.dtype))
-        return wide.repeat_interleave(height, 0)[:rows].contiguous()
+        wide = numbers.reshape(scheme.granularity.grid(shape)).to(wide_dtype(params.dtype))
+        for axis, extent in enumerate(extents):
+            wide = wide.repeat_interleave(extent, axis).narrow(axis, 0, shape[axis])
+        return wide.reshape(-1, wide.shape[-1]).contiguous()
 
     scale = by_row(params.effective_scale())
     assert scale is not None
     levels, ties_up = _levels(scheme)
     return Grid(
         levels=levels, ties_up=ties_up, scale=scale, offset=by_row(params.effective_offset()),
-        zero=by_row(params.zero_point), block_of=torch.arange(columns) // width,
+        zero=by_row(params.zero_point), block_of=torch.arange(shape[-1]) // width,
     )  # fmt: skip
 
 

@@ -110,15 +110,16 @@ class SiteInputs:
         return self._batches >= EVERY and batch % EVERY == EVERY - 1
 
     def _learn(self, name: str, wave: Sequence[Seen]) -> None:
-        made = self._accumulators[name]
-        for seen in wave:
-            if not self._held(seen.batch):
-                state = self._states[name]
-                self._states[name] = (
-                    made.update_pair(state, seen.floats, seen.inputs)
-                    if isinstance(made, CrossGram)
-                    else made.update(state, seen.inputs)
-                )
+        made, state = self._accumulators[name], self._states[name]
+        learned = [seen for seen in wave if not self._held(seen.batch)]
+        if not learned:
+            return
+        inputs = torch.cat([seen.inputs for seen in learned])
+        if isinstance(made, CrossGram):
+            floats = torch.cat([seen.floats for seen in learned])
+            self._states[name] = made.update_pair(state, floats, inputs)
+        else:
+            self._states[name] = made.update(state, inputs)
 
     def _sample(self, wave: Sequence[Seen]) -> None:
         most = max(1, SAMPLED // -(-self._batches // EVERY))

@@ -28,7 +28,7 @@ from .calibrate import evaluating
 from .layer import quantized_inputs
 from .part_memo import PartMemo
 from .sequential import Steps, blocks_of
-from .site_inputs import Seen, Shelf, SiteInputs, kin_of, loss_on
+from .site_inputs import EVERY, Seen, Shelf, SiteInputs, kin_of, loss_on
 from .sites import Site, sites_of
 
 
@@ -306,8 +306,8 @@ class _Block:
         if order == sorted(order) and self._own is not None:
             hooks |= dict.fromkeys(later, stop)
         with self._hooked(hooks):
-            for first in range(0, len(self._batches), self._steps.workers):
-                together = range(first, min(first + self._steps.workers, len(self._batches)))
+            for first in range(0, len(self._batches), EVERY):
+                together = range(first, min(first + EVERY, len(self._batches)))
                 self._visit(lambda _: None, together)
                 jobs: list[Callable[[], None]] = []
                 for name, each in watched.items():

@@ -1,0 +1,23 @@
+r"""GPTQ, and then each code once more: the one of least error while all others stay, column after column.
+
+    minimize over q_j:  (w - q) H (w - q)^T    =>    q_j = nearest(q_j + ((w - q) H)_j / H_jj)
+
+H is the Gram matrix of the inputs. Error feedback chooses a code before it knows those that follow; a sweep
+over all columns does know them, and no step makes the error larger. It ends after `SWEEPS` sweeps, or when
+one changes nothing.
+
+Source: coordinate descent on the least squares problem of GPTQ, as in QuantEase, arXiv:2309.01885.
+"""
+
+from __future__ import annotations
+
+from .gptq import ErrorFeedback
+
+SWEEPS = 4
+
+METHOD = ErrorFeedback(
+    name="descent",
+    formula="gptq, then q_j = nearest(q_j + ((w - q) H)_j / H_jj) for each column, four times",
+    source="QuantEase (arXiv:2309.01885), from the codes of GPTQ",
+    sweeps=SWEEPS,
+)
