@@ -16,8 +16,8 @@ from zeropoint.methods import LayerData, LayerResult, Scope, method_named, metho
 from zeropoint.methods.method import NO_DATA
 from zeropoint.methods.nearest import METHOD as NEAREST
 from zeropoint.models import calibrate, calibrate_sequential, dequantize_model, prepare, quantize_model
+from zeropoint.models.block_chain import Steps
 from zeropoint.models.graph import prepare_graph, quantize_graph
-from zeropoint.models.sequential import Steps
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
 from zeropoint.schemes import Scheme
 from zeropoint.stats import Accumulator, GramMatrix, Statistics

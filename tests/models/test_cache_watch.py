@@ -8,8 +8,9 @@ import pytest
 import torch
 from tests.peers import transformers
 
+from zeropoint.models.block_chain import Steps
 from zeropoint.models.cache_watch import CacheWatch
-from zeropoint.models.sequential import Steps, observe_blocks
+from zeropoint.models.sequential import observe_blocks
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,

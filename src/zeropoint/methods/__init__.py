@@ -4,7 +4,7 @@ A method sees the weight of one layer, its scheme, and statistics of the data th
 no model, file or recipe.
 """
 
-from .method import Bound, LayerData, LayerResult, Method, Report, Samples, Scope
+from .method import Bound, LayerData, LayerResult, Loss, Method, Report, Samples, Scope
 from .registry import (
     LOSSLESS,
     LOSSLESS_OR_NEAREST,
@@ -18,5 +18,5 @@ from .registry import (
 
 __all__ = [
     "LOSSLESS", "LOSSLESS_OR_NEAREST", "NEAREST", "OF_CODES", "OF_TABLES", "ROTATING", "Bound", "LayerData",
-    "LayerResult", "Method", "Report", "Samples", "Scope", "method_named", "methods",
+    "LayerResult", "Loss", "Method", "Report", "Samples", "Scope", "method_named", "methods",
 ]  # fmt: skip

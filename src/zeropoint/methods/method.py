@@ -161,6 +161,22 @@ class LayerResult:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """How far the outputs of a layer are from those in the float model, as a share of their squares.
+
+    Args:
+        vectors: of inputs that were learned from.
+        seen, held_out: the loss on some of these, and on others; None where there are none.
+        notes: what the steps of a chain found.
+    """
+
+    vectors: int = 0
+    seen: float | None = None
+    held_out: float | None = None
+    notes: tuple[str, ...] = ()
+
+
 class Method(Protocol):
     """An algorithm that quantizes the weight of one layer; a stateless value.
 

@@ -1,6 +1,7 @@
 """Whole models: layers with quantizers that train, layers with packed weights, and how models get them."""
 
 from .attention import SplitAttention
+from .block_chain import Steps
 from .calibrate import Calibration, calibrate
 from .conversion import Conversion, Converted
 from .convert import convert, quantize_model
@@ -16,7 +17,7 @@ from .packed_weight import PackedWeight
 from .parameter_groups import parameter_groups
 from .prepare import prepare
 from .qat_config import QAT_CONFIGS, QATConfig
-from .sequential import Steps, calibrate_sequential
+from .sequential import calibrate_sequential
 
 __all__ = [
     "QAT_CONFIGS",

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import CalibrationError, UnsupportedError
-from ..methods import LayerData
+from ..methods import LayerData, LayerResult, Loss
 from ..params import QuantizationParams
 from ..progress import counted
 from ..recipes import Activation, Assignment, Recipe
@@ -46,6 +46,8 @@ class Calibration:
         statistics: of the inputs of layers whose method needs them, by layer and by the names in
             :attr:`~zeropoint.methods.Method.needs`.
         batches: how many batches there were.
+        solved, losses: codes of weights that were solved in the order in which they run, by layer, and how
+            far the outputs are that they give.
         borrowed: layers of experts that no token reached, whose inputs have the largest parameters among
             those of the other experts of their layer.
     """
@@ -53,6 +55,8 @@ class Calibration:
     params: Mapping[str, QuantizationParams] = field(default_factory=dict)
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
     batches: int = 0
+    solved: Mapping[str, LayerResult] = field(default_factory=dict)
+    losses: Mapping[str, Loss] = field(default_factory=dict)
     borrowed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -469,6 +473,8 @@ def method_data(calibration: Calibration | None, name: str, gives: Assignment) -
     Raises CalibrationError where the method needs statistics that are missing.
     """
     method = gives.weight_method
+    if calibration is not None and name in calibration.solved:
+        return LayerData(solved=calibration.solved[name].q)
     found = {} if calibration is None else calibration.statistics.get(name, {})
     missing = [need for need in method.needs if need not in found]
     if missing:

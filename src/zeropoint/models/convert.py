@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from .prepare import ENTRIES, preparing
 from .recipe_layers import as_recipe, require_model
 from .saving_guard import guarded
 from .shared_linear import TRANSPOSED
+from .solved_model import solved
 from .unfuse import replace_modules
 
 _TILE_VALUES = 1 << 22
@@ -76,7 +78,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
 
 def quantize_model(
     model: nn.Module, recipe: Recipe | str, *, method: str | None = None, ignore: Iterable[str] | str = (),
-    calibration: Calibration | None = None, inplace: bool = False,
+    calibration: Calibration | Iterable[Any] | None = None, inplace: bool = False,
 ) -> Conversion:  # fmt: skip
     """Return ``model`` with the layers that ``recipe`` names replaced by layers with packed weights.
 
@@ -94,7 +96,9 @@ def quantize_model(
         method: that of all weights whose rule names none, such as ``"mse"``; ``nearest`` unless given.
         ignore: patterns of layers to keep, before any rule decides: globs, or ``re:`` and a regular
             expression.
-        calibration: ranges of static inputs and outputs, and statistics that methods need.
+        calibration: ranges of static inputs and outputs, and statistics that methods need; or batches, each
+            as the model takes it, on which weights are solved in the order in which they run, each on the
+            inputs that the quantized layers before it give.
         inplace: whether ``model`` itself is changed; otherwise a copy is.
 
     Raises:
@@ -107,6 +111,8 @@ def quantize_model(
     """
     target = model if inplace else copy.deepcopy(model)
     rules = as_recipe(recipe).with_method(method).ignoring(ignore)
+    if not isinstance(calibration, Calibration | None):
+        calibration = solved(target, rules, calibration)
     with preparing(target, rules, qat="minmax", calibration=calibration) as made:
         layers = {prepared.decision.subject.name: prepared for prepared in made.prepared.values()}
         packed, records = _converted(made.entries, layers, calibration)
@@ -196,6 +202,8 @@ def squares_of(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float
 
 def _quantized(matrix: torch.Tensor, quantizer: nn.Module, gives: Assignment, data: LayerData) -> LayerResult:
     """Return the codes of a weight: its method's, or those under the parameters that its quantizer holds."""
+    if data.solved is not None:
+        return LayerResult(q=data.solved)
     if isinstance(quantizer, DynamicQuantize):
         return gives.weight_method.quantize(matrix, quantizer.activation.scheme, data)
     return LayerResult(q=with_params(matrix, _params(quantizer)))

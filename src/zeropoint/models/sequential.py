@@ -9,60 +9,23 @@ those before that one by NaN, which shows where a model is no chain. The run end
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from ..errors import CalibrationError, near_misses
+from ..errors import CalibrationError
 from ..progress import counted
 from ..recipes import Recipe, Rule
 from ..stats import StatisticFor
-from .block_chain import BlockChain, BlockStage, Watching, keeping
+from .block_chain import BlockChain, BlockStage, Steps, Watching, blocks_of, keeping
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
 from .convert import quantize_model
 from .recipe_layers import require_model
 from .unfuse import replace_modules, unfused
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """How :func:`calibrate_sequential` goes through a model.
-
-    Args:
-        blocks: names of the blocks in the order in which they run; if empty, the children of the longest
-            ModuleList or Sequential.
-        quantized_inputs: whether a block is calibrated on what the quantized blocks before it give; layers
-            outside of blocks stay as they are.
-        folder: where what comes out of blocks is kept, in a temporary folder inside; in memory if None.
-        dtype: floats are kept in this dtype, which may round them; in their own if None.
-        loaded: takes the name of a block and returns a context in which it has its weights; outside of it
-            they are not read.
-        workers: threads, each of which runs other batches, where weights are solved.
-        memo: bytes of what parts of a block give that are kept until it is solved, not computed again.
-
-    Raises:
-        CalibrationError: for a dtype that is not one of floats.
-    """
-
-    blocks: tuple[str, ...] = ()
-    quantized_inputs: bool = False
-    folder: Path | None = None
-    dtype: torch.dtype | None = None
-    loaded: Callable[[str], AbstractContextManager[Any]] = nullcontext
-    workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    memo: int = 1 << 30
-
-    def __post_init__(self) -> None:
-        if self.dtype is not None and not self.dtype.is_floating_point:
-            raise CalibrationError(f"dtype (={self.dtype}) must be one of floats, such as torch.bfloat16")
 
 
 def calibrate_sequential(
@@ -198,39 +161,6 @@ def run_rest(root: nn.Module, batch: Any, value: Any, steps: Steps) -> Any:
             return run_model(root, batch)
     finally:
         replace_modules(root, {stage: block for block, stage in stages.items()})
-
-
-def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn.Module]]:
-    """Return blocks by name: those in ``names``, else the children of the longest ModuleList or Sequential.
-
-    Raises CalibrationError for a name that is not in the model, inside of another or there twice, for names
-    in one text, and where nothing is named and there is no list of at least two.
-
-    >>> [name for name, _ in blocks_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))]
-    ['0', '1']
-    """
-    modules = dict(model.named_modules())
-    if not names:
-        lists = [n for n, m in modules.items() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-        longest = max(lists, key=lambda name: len(list(modules[name].children())), default=None)
-        found = [] if longest is None else list(modules[longest].named_children())
-        if len(found) < 2:
-            raise CalibrationError(
-                f"model (a {type(model).__name__}) has no ModuleList or Sequential of at least two blocks; "
-                "name its blocks"
-            )
-        return [(f"{longest}.{key}".lstrip("."), child) for key, child in found]
-    if isinstance(names, str):
-        raise CalibrationError(f"blocks (={names!r}) must be a tuple of names; put the text in one")
-    for name in names:
-        if name not in modules or not name:
-            raise CalibrationError(f"block {name!r} is not in the model; {near_misses(name, modules)}")
-        if list(names).count(name) > 1:
-            raise CalibrationError(f"block {name!r} is named {list(names).count(name)} times; name it once")
-        inside = next((other for other in names if name.startswith(f"{other}.")), None)
-        if inside is not None:
-            raise CalibrationError(f"block {name!r} lies inside of block {inside!r}; name either")
-    return [(name, modules[name]) for name in names]
 
 
 def _quantized(watch: Watch, name: str, block: nn.Module) -> nn.Module:

@@ -19,15 +19,14 @@ import torch
 from torch import nn
 
 from ..errors import CalibrationError, ZeropointError
-from ..methods import LayerData, LayerResult, Method
+from ..methods import LayerData, LayerResult, Loss, Method
 from ..methods.method import CROSS, GRAM
 from ..progress import counted
 from ..schemes import Scheme
-from .block_chain import BlockChain, in_threads, keeping
+from .block_chain import BlockChain, Steps, blocks_of, in_threads, keeping
 from .calibrate import evaluating
 from .layer import quantized_inputs
 from .part_memo import PartMemo
-from .sequential import Steps, blocks_of
 from .site_inputs import EVERY, Seen, Shelf, SiteInputs, kin_of, loss_on
 from .sites import Site, sites_of
 
@@ -51,20 +50,6 @@ class WeightTask:
     dtype: torch.dtype | None = None
     share: str | None = None
     source: nn.Module | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """How far the outputs of a layer are from those in the float model, as a share of their squares.
-
-    vectors: of inputs that were learned from. seen, held_out: the loss on some of these, and on others; None
-    where there are none. notes: what the steps of a chain found.
-    """
-
-    vectors: int = 0
-    seen: float | None = None
-    held_out: float | None = None
-    notes: tuple[str, ...] = ()
 
 
 See = Callable[[str, torch.Tensor], None]

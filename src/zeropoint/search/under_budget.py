@@ -285,6 +285,7 @@ def quantize_checkpoint(
         made = with_ranges(made, calibration, progress=progress is True)
     elif calibration is not None and in_order(made):
         with folder_for(target, spool, restart=restart) as folder:
+            made = with_ranges(made, calibration, progress=progress is True)
             made = solved(made, calibration, folder, progress=progress is True)
             return writing.write(made, out, "quantizing")
     elif calibration is not None:

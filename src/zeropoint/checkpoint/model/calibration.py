@@ -22,8 +22,9 @@ from ...declared_models import transformers_package
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...libraries import reading
 from ...methods import method_named
+from ...methods.method import GRAM
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
-from ...models.sequential import Steps
+from ...models.block_chain import Steps
 from ...models.unfuse import unfused
 from ...params import QuantizationParams
 from ...recipes import Assignment, Recipe, Rule
@@ -59,7 +60,7 @@ def calibrated(
     """
     plan = weighted(plan)
     static = static_inputs(plan)
-    wanted = {w.module: w for w in plan.weights if method_named(w.method).takes or w.layer in static}
+    wanted = {w.module: w for w in plan.weights if _takes(w.method) or w.layer in static}
     if not wanted:
         raise CalibrationError(
             "no method of this plan takes calibration data, and no inputs take scales from them; leave them "
@@ -246,7 +247,14 @@ def _recipe(
 
 def _assignment(weight: Placement, *, static: bool) -> Assignment:
     layer = weight.layer
-    return Assignment(weight=layer.weight, input=layer.input if static else None, method=weight.method)
+    method = weight.method if _takes(weight.method) else None
+    return Assignment(weight=layer.weight, input=layer.input if static else None, method=method)
+
+
+def _takes(method: str) -> bool:
+    """Return whether a method takes statistics that are held for all weights at once."""
+    takes = method_named(method).takes
+    return bool(takes) and GRAM not in takes
 
 
 def _rows(root: nn.Module) -> list[WeightRows]:

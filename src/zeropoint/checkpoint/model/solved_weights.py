@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from ...errors import CheckpointError, UnsupportedError, option, printable
-from ...methods import LayerResult, method_named
+from ...methods import LayerResult, Loss, method_named
 from ...methods.method import GRAM
 from ...models import DynamicQuantize
-from ...models.solving import Loss, WeightTask, solve
+from ...models.solving import WeightTask, solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, require_same

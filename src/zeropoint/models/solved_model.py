@@ -1,0 +1,77 @@
+"""A model in memory, solved in the order in which its layers run, for :func:`quantize_model` with data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ..errors import CalibrationError
+from ..recipes import Assignment, Recipe
+from .block_chain import Steps
+from .calibrate import Calibration, calibrate, require_batches
+from .dynamic_quantize import DynamicQuantize
+from .recipe_layers import as_recipe, decisions_of
+from .solving import Solved, WeightTask, solve
+from .unfuse import unfused
+
+
+def solved(
+    model: nn.Module, recipe: Recipe | str, data: Iterable[Any], *, steps: Steps | None = None,
+    progress: bool = False,
+) -> Calibration:  # fmt: skip
+    """Return the codes of the weights of ``model``, each solved on what the quantized layers before it give.
+
+    Args:
+        model: a model with a list of blocks that run one after the other; unchanged afterwards.
+        recipe: rules, or the name of a preset for all Linear layers.
+        data: batches, each as the model takes it; of eight and more, every eighth is held out.
+        steps: blocks, and how they run.
+        progress: whether to show a progress bar, on a terminal.
+
+    Returns:
+        The codes and their losses, and the parameters of static inputs and outputs.
+
+    Raises:
+        ZeropointError: what :func:`~zeropoint.models.calibrate_sequential` raises.
+    """
+    require_batches(data)
+    batches = data if isinstance(data, (list, tuple)) else list(data)
+    if not batches:
+        raise CalibrationError("calibration data are empty; pass at least one batch")
+    rules, found = as_recipe(recipe), Solved()
+    with unfused(model) as root:
+        tasks, static = [], False
+        for name, module, decision in decisions_of(root, rules):
+            gives = decision.gives
+            if gives is None:
+                continue
+            static |= any(each is not None and not each.dynamic for each in (gives.input, gives.output))
+            if gives.weight is not None and type(module) is nn.Linear:
+                tasks.append(_task(name, gives))
+        if tasks:
+            solve(root, batches, tasks, steps or Steps(), found, progress=progress)
+    ranges = (
+        calibrate(model, _without_methods(rules), batches, progress=progress) if static else Calibration()
+    )
+    return replace(ranges, solved=found, losses=found.losses, batches=len(batches))
+
+
+def _task(name: str, gives: Assignment) -> WeightTask:
+    assert gives.weight is not None
+    dynamic = gives.input is not None and gives.input.dynamic
+    return WeightTask(
+        name=name, layer=name, scheme=gives.weight, method=gives.weight_method,
+        source=DynamicQuantize(gives.input) if dynamic and gives.input is not None else None,
+    )  # fmt: skip
+
+
+def _without_methods(recipe: Recipe) -> Recipe:
+    """Return a recipe whose weights need no data."""
+    *rules, default = (
+        rule if rule.gives is None else replace(rule, gives=replace(rule.gives, method=None))
+        for rule in (*recipe.rules, recipe.default)
+    )
+    return replace(recipe, rules=tuple(rules), default=default)

@@ -1,0 +1,1 @@
+"""Sites: which layers read one tensor, and what they depend on."""

@@ -1,0 +1,193 @@
+"""Sites, and weights that are solved in the order in which they run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.oracles import tiny_models
+from tests.peers import transformers
+from torch import nn
+
+import zeropoint as zp
+from zeropoint.methods import LayerResult, Loss, method_named
+from zeropoint.models import Steps
+from zeropoint.models.sites import Site, sites_of
+from zeropoint.models.solving import Solved, WeightTask, solve
+from zeropoint.models.unfuse import unfused
+from zeropoint.schemes import Scheme
+
+Readers = Callable[[str], bool]
+
+
+@pytest.fixture(scope="module")
+def llama() -> nn.Module:
+    return tiny_models.llama(layers=3, initializer_range=0.15)
+
+
+@pytest.fixture(scope="module")
+def mixture() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, vocab_size=64, num_experts=8, num_experts_per_tok=2,
+        initializer_range=0.15,
+    )  # fmt: skip
+    return transformers.Qwen3MoeForCausalLM(config).eval()
+
+
+def data(batches: int = 16) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 64, (2, 32), generator=draw) for _ in range(batches)]
+
+
+def linears(root: nn.Module, keep: Readers = lambda name: name != "lm_head") -> dict[str, nn.Module]:
+    return {name: m for name, m in root.named_modules() if type(m) is nn.Linear and keep(name)}
+
+
+def tasks_of(root: nn.Module, method: str, scheme: str = "int3:g32") -> list[WeightTask]:
+    made, parsed = method_named(method), Scheme.parse(scheme)
+    return [WeightTask(name=name, layer=name, scheme=parsed, method=made) for name in linears(root)]
+
+
+def solved(model: nn.Module, method: str, steps: Steps | None = None, into: Solved | None = None) -> Solved:
+    found = Solved() if into is None else into
+    with unfused(model) as root:
+        solve(root, data(), tasks_of(root, method), steps or Steps(), found)
+    return found
+
+
+def divergence(model: nn.Module, method: str) -> float:
+    """KL divergence of a quantized model from the float one, on tokens that nothing has seen."""
+    unseen = torch.randint(0, 64, (8, 32), generator=torch.Generator().manual_seed(9))
+    quantized = zp.quantize_model(
+        model, "int3:g32", method=method, ignore="lm_head", calibration=data()
+    ).model
+    with torch.no_grad():
+        own, base = (each(unseen).logits.log_softmax(-1) for each in (quantized, model))
+    return float(nn.functional.kl_div(own, base, log_target=True, reduction="none").sum(-1).mean())
+
+
+def sites(model: nn.Module, inner: Iterable[str]) -> list[tuple[tuple[str, ...], int]]:
+    with unfused(model) as root, torch.no_grad():
+        layers = linears(root, lambda _: True)
+        found = sites_of(lambda: root(data(1)[0]), layers, [name for name in layers if name != "lm_head"])
+    wanted = tuple(inner)
+    return [
+        (tuple(name.rpartition(".")[2] for name in site.readers), site.stage)
+        for site in found
+        if site.readers[0].startswith(wanted)
+    ]
+
+
+def test_layers_that_read_one_tensor_share_a_site(llama: nn.Module) -> None:
+    assert sites(llama, ["model.layers.0."]) == [
+        (("q_proj", "k_proj", "v_proj"), 0), (("o_proj",), 1), (("gate_proj", "up_proj"), 2),
+        (("down_proj",), 3),
+    ]  # fmt: skip
+    assert [stage for _, stage in sites(llama, ["lm_head"])] == [12]
+
+
+def test_experts_have_sites_of_their_own_in_two_stages(mixture: nn.Module) -> None:
+    found = sites(mixture, ["model.layers.0.mlp.experts."])
+    assert len(found) > 2
+    assert {stage for _, stage in found} == {2, 3}
+
+
+def test_a_gate_that_reads_the_same_tensor_is_a_reader() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.router, self.down = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.router(x).softmax(-1)
+            out = torch.zeros_like(x)
+            out[:, :4] += self.up(x)[:, :4] * weight[:, :1]  # written in place
+            return self.down(out)
+
+    model = Gated()
+    layers = dict(model.named_children())
+    found = sites_of(lambda: model(torch.ones(3, 8)), layers, ["up", "down"])
+    assert found == (Site(readers=("router", "up"), stage=0), Site(readers=("down",), stage=1))
+
+
+def test_methods_that_know_more_of_inputs_come_closer(llama: nn.Module, mixture: nn.Module) -> None:
+    for model in (llama, mixture):
+        before = [p.clone() for p in model.parameters()]
+        nearest, gptq, shifted = (divergence(model, each) for each in ("nearest", "gptq", "shift+gptq"))
+        assert gptq < 0.9 * nearest
+        assert shifted < gptq
+        assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_threads_folders_and_what_is_kept_change_no_byte(llama: nn.Module, tmp_path: Path) -> None:
+    first = solved(llama, "shift+gptq", Steps(workers=1, memo=0))
+    for steps in (Steps(workers=2), Steps(workers=3, memo=1 << 16), Steps(folder=tmp_path)):
+        again = solved(llama, "shift+gptq", steps)
+        assert first.losses == again.losses
+        for name, result in first.items():
+            assert torch.equal(result.q.data, again[name].q.data), name
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_known_is_not_solved_again_and_changes_no_byte(llama: nn.Module) -> None:
+    class Broken(Solved):
+        """Fails after some results."""
+
+        def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
+            if len(self) == 10:
+                raise KeyboardInterrupt
+            super().add(task, result, loss)
+
+    first, broken = solved(llama, "shift+gptq"), Broken()
+    with pytest.raises(KeyboardInterrupt):
+        solved(llama, "shift+gptq", into=broken)
+    resumed = Solved()
+    resumed.update(broken)
+    solved(llama, "shift+gptq", into=resumed)
+    assert len(resumed.losses) == len(first) - 10
+    assert all(torch.equal(first[name].q.data, resumed[name].q.data) for name in first)
+
+
+def test_losses_say_how_much_was_learned_and_what_is_left(llama: nn.Module) -> None:
+    losses = solved(llama, "shift+gptq").losses.values()
+    assert {loss.vectors for loss in losses} == {14 * 2 * 32}
+    assert all(re.fullmatch(r"shift strength [\d.]+", loss.notes[0]) for loss in losses)
+    seen, held_out = ([getattr(loss, which) for loss in losses] for which in ("seen", "held_out"))
+    assert min(seen) > 0
+    assert sum(seen) < sum(held_out) < 0.5 * len(losses)
+
+
+def test_experts_without_tokens_take_what_is_known_of_the_others(mixture: nn.Module) -> None:
+    few = [torch.tensor([[3, 3, 3, 3]])]
+    found = Solved()
+    with unfused(mixture) as root:
+        tasks = tasks_of(root, "gptq")
+        solve(root, few, tasks, Steps(), found)
+    assert found.keys() == {task.name for task in tasks}
+    experts = [loss for name, loss in found.losses.items() if ".experts." in name]
+    assert min(loss.vectors for loss in experts) > 0
+
+
+def test_a_layer_that_nothing_reaches_is_named(llama: nn.Module) -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+            self.blocks[1].idle = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.blocks[1](self.blocks[0](x))
+
+    model = Idle()
+    task = WeightTask(
+        name="blocks.1.idle", layer="blocks.1.idle", scheme=Scheme.parse("int8:channel"),
+        method=method_named("gptq"),
+    )  # fmt: skip
+    with pytest.raises(zp.CalibrationError, match=r"blocks\.1\.idle received no calibration data"):
+        solve(model, [torch.ones(2, 8)] * 2, [task], Steps(), Solved())
