@@ -29,6 +29,7 @@ from ..ops.ggml import block_types
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import ScaleLevel, Scheme
+from ..schemes.scale_rules import Pick
 from ..stats import Accumulator, GramMatrix, MeanSquare, Statistics
 from ..tensor import QuantizedTensor
 from .factored import factored, gram_of
@@ -144,7 +145,9 @@ def _scales(
     square = MeanSquare(features=len(diagonal))
     state = {"squares": diagonal * int(gram["vectors"]), **counts}
     known = replace(data, statistics={NEED: Statistics(accumulator=square, state=state)}, out=None)
-    blocks = block_types.refusal(scheme, tuple(target.shape))
-    searches: list[Method] = [MSE_WEIGHTED] if blocks else [GGML, MSE_WEIGHTED]
+    # llama.cpp's search takes scales of either sign, where they are the only ones.
+    signed = len(scheme.levels) > 1 or scheme.scales[0].picks(Pick.SIGNED)
+    fits = signed and block_types.refusal(scheme, tuple(target.shape)) is None
+    searches: list[Method] = [GGML, MSE_WEIGHTED] if fits else [MSE_WEIGHTED]
     method = next((each for each in searches if each.refusal(scheme) is None), NEAREST)
     return method.quantize(target, scheme, known).q

@@ -23,6 +23,7 @@ from ..checkpoint.choose.asked import codec_for
 from ..checkpoint.choose.selection import Selection
 from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.importance import with_importance
+from ..checkpoint.model.short_run import compared
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
@@ -286,8 +287,9 @@ def quantize_checkpoint(
     elif calibration is not None and in_order(made):
         with folder_for(target, spool, restart=restart) as folder:
             made = with_ranges(made, calibration, progress=progress is True)
-            made = solved(made, calibration, folder, progress=progress is True)
-            return writing.write(made, out, "quantizing")
+            made, held_out = solved(made, calibration, folder, progress=progress is True)
+            result = writing.write(made, out, "quantizing")
+        return compared(result, made.source, held_out, limits)
     elif calibration is not None:
         made = calibrated(made, calibration, progress=progress is True)
     elif imatrix is not None:

@@ -23,6 +23,7 @@ from ...errors import CheckpointError, UnsupportedError, option, printable
 from ...methods import LayerResult, Loss, method_named
 from ...methods.method import GRAM
 from ...models import DynamicQuantize
+from ...models.site_inputs import EVERY
 from ...models.solving import WeightTask, solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan
@@ -67,8 +68,10 @@ def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterat
 
 def solved(
     plan: CheckpointPlan, given: torch.Tensor | Path | str, folder: Path, *, progress: bool = False
-) -> CheckpointPlan:
+) -> tuple[CheckpointPlan, torch.Tensor]:
     """Return ``plan`` with the codes of its weights, solved on calibration data one block after another.
+
+    With it come token ids, (1, tokens), that are held out where some are.
 
     given, progress: as for :func:`~.calibration.calibrated`, which says what is raised. folder: keeps the
     codes; what an earlier run of the same plan on the same data left there is used.
@@ -79,7 +82,9 @@ def solved(
         kept.begin({**identity(plan), "tokens": hashlib.sha256(ids).hexdigest()})
         tasks = _tasks(plan, model.rows)
         solve(model.root, model.batches, tasks, replace(model.steps, folder=folder), kept, progress=progress)
-    return replace(plan, solved=kept.digests(tasks), notes=(*plan.notes, *_said(kept.losses)))
+        held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
+    plan = replace(plan, solved=kept.digests(tasks), notes=(*plan.notes, *_said(kept.losses)))
+    return plan, held_out
 
 
 def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]:

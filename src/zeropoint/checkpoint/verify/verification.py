@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...codecs.registry import claiming, codec_of
-from ...errors import CheckpointError, ZeropointError, count, option, printable
-from ...methods import OF_CODES, Bound, methods
+from ...errors import CheckpointError, RecipeError, ZeropointError, count, option, printable
+from ...methods import OF_CODES, Bound, method_named
 from ...progress import Progress
 from ...results import PROBLEMS, Result
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
 from ..read.problems import Problem, listed
-from ..read.quantized_layers import StoredLayers, configuration, find_layers
+from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import CONFIG, Source, open_source
 from ..read.storage import Place, exists, shown
 from ..run.tensor_error import TensorError
@@ -332,9 +332,7 @@ class _Work:
         for number, layer in enumerate(self._stored.layers):
             weight = None if original is None else original.weight_of(layer)
             method = None if manifest is None else manifest.method(layer.module)
-            known = None if method is None else methods().get(method)
-            unknown = Bound.SCHEME if method is None else Bound.ROUNDING
-            yield LayerCheck(number, layer, weight, known.bound(layer.weight) if known else unknown)
+            yield LayerCheck(number, layer, weight, _bound_of(method, layer))
 
     def _tasks(self) -> Iterator[Check]:
         """Yield all work: the hashes of a layer's tensors before its parts, in the cache by then."""
@@ -373,3 +371,13 @@ def _chunk(limits: Limits) -> int:
     """Return how many bytes of each of two files a thread looks at within its share of the memory."""
     share = (limits.max_memory - limits.base_memory) // limits.workers
     return max(1, min(_CHUNK, share // 2))
+
+
+def _bound_of(method: str | None, layer: StoredLayer) -> Bound:
+    """Return what limits the errors of a layer, by the method that its manifest names."""
+    if method is None:
+        return Bound.SCHEME
+    try:
+        return method_named(method).bound(layer.weight)
+    except RecipeError:  # of a version that has more of them
+        return Bound.ROUNDING

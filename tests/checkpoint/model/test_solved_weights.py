@@ -1,0 +1,127 @@
+"""Checkpoints whose weights are solved in order: resumed runs, layouts, and what is said of the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.checkpoint.written import digests, tensors_of
+from tests.oracles import synthetic_llama
+from tests.peers import transformers
+
+import zeropoint as zp
+from zeropoint.checkpoint.model import solved_weights as door
+from zeropoint.recipes import Assignment, Recipe, Rule
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic_llama.write(tmp_path_factory.mktemp("source") / "in")
+
+
+def ids(windows: int = 8, length: int = 24) -> torch.Tensor:
+    return torch.randint(0, 512, (windows, length), generator=torch.Generator().manual_seed(0))
+
+
+def quantize(source: Path, out: Path, to: str = "int4:g64", **options: object) -> zp.RunResult:
+    given = {"method": "shift+gptq", "calibration": ids(), "ignore": "lm_head", **options}
+    return zp.quantize_checkpoint(source, out, to, **given)
+
+
+@pytest.fixture(scope="module")
+def golden(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    out = tmp_path_factory.mktemp("golden") / "out"
+    quantize(source, out)
+    return digests(out)
+
+
+@pytest.mark.parametrize("after", [0, 3, 13])
+def test_a_command_that_is_interrupted_anywhere_resumes_to_the_same_bytes(
+    source: Path, tmp_path: Path, golden: dict[str, str], after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, left = door._Solutions.add, iter(range(after))
+
+    def stop(self: door._Solutions, *given: object) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        add(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(door._Solutions, "add", stop)
+        with pytest.raises(KeyboardInterrupt):
+            quantize(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert len(list((tmp_path / ".out.solved").glob("*.safetensors"))) == after
+    quantize(source, tmp_path / "out", workers=1)
+    assert digests(tmp_path / "out") == golden
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_was_solved_on_other_data_is_not_used(
+    source: Path, tmp_path: Path, golden: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(door, "solve", stop)
+        with pytest.raises(KeyboardInterrupt):
+            quantize(source, tmp_path / "out", calibration=ids(4))
+    with pytest.raises(zp.CheckpointError, match=r"what is solved in .* differs in 'tokens'.* restart"):
+        quantize(source, tmp_path / "out")
+    quantize(source, tmp_path / "out", restart=True)
+    assert digests(tmp_path / "out") == golden
+
+
+def test_the_model_in_memory_has_the_codes_of_the_files(source: Path, tmp_path: Path) -> None:
+    result = quantize(source, tmp_path / "files")
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    gives = Assignment(weight=result.plan.weights[0].layer.weight, method="shift+gptq")
+    recipe = Recipe(rules=(Rule(name="lm_head", gives=None),), default=Rule(gives=gives))
+    data = [{"input_ids": window[None]} for window in ids()]
+    made = zp.quantize_model(model, recipe, calibration=data)
+    zp.save_checkpoint(made, tmp_path / "model")
+    files, memory = tensors_of(tmp_path / "files"), tensors_of(tmp_path / "model")
+    assert result.plan.solved.keys() <= {name.rpartition(".")[0] for name in files}
+    assert files.keys() == memory.keys()
+    assert [name for name, tensor in files.items() if not torch.equal(tensor, memory[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("to", "layout"),
+    [
+        ("nvfp4a16", None),
+        ("mxfp4a16", None),
+        ("int4:g32", "gptq"),
+        ("w8a8", None),
+        ("fp8", None),
+        ("q4_k", "gguf"),
+    ],
+)
+def test_every_layout_takes_what_is_solved(source: Path, tmp_path: Path, to: str, layout: str | None) -> None:
+    result = quantize(source, tmp_path / "out", to, format=layout)
+    assert result.plan.solved
+    assert zp.verify_checkpoint(tmp_path / "out", source).ok
+    assert any("of their squares where it was learned" in note for note in result.notes)
+    assert result.notes[-1].startswith("KL divergence")
+
+
+def test_experts_are_solved_from_few_random_tokens(tmp_path: Path) -> None:
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=64, intermediate_size=64, moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32, vocab_size=512,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "in")
+    result = quantize(tmp_path / "in", tmp_path / "out", "int4:g64", calibration=ids(2, 8))
+    assert len(result.plan.solved) == len(result.plan.weights) == 2 * (4 + 3 * 4)
+    assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").ok
+
+
+def test_a_result_that_is_another_model_is_said_to_be_one(source: Path, tmp_path: Path) -> None:
+    from zeropoint.checkpoint.model import short_run
+
+    result = quantize(source, tmp_path / "out", "int2:g64", method="gptq")
+    own = short_run.compared(result, result.plan.source, ids(1), result.plan.limits)
+    assert own.notes[-1].startswith("KL divergence")
