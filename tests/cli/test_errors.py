@@ -120,11 +120,11 @@ def test_an_error_is_a_document_where_one_was_asked_for(
     assert plain.out == ""
 
 
-@pytest.mark.parametrize("name", ["gptq", "AWQ"])
+@pytest.mark.parametrize("name", ["awq", "AWQ"])
 def test_a_layout_in_the_place_of_a_method_names_its_option_and_the_closest_method(
     call: Call, name: str
 ) -> None:
-    said = f"--format {name.lower()} writes, and its own method is not here; --method mse_weighted"
+    said = f"--format {name.lower()} writes, and its own method is not here; --method shift+gptq"
     assert_one_line(call("quantize", "a", "b", "--to", "w4a16", "--method", name), 2, said)
 
 

@@ -186,7 +186,7 @@ def parse_method(text: str) -> str:
     if text.lower() in layers.CODECS and text.lower() not in layers.methods():
         raise typer.BadParameter(
             f"{text} is a layout of files, which --format {text.lower()} writes, and its own method is not "
-            "here; --method mse_weighted --calibration random is the closest"
+            "here; --method shift+gptq --calibration TEXT.txt is the closest"
         )
     try:
         return str(layers.method_named(text, of_files=True).name)

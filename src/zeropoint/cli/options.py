@@ -74,16 +74,17 @@ Method = Annotated[
     str | None,
     typer.Option(
         metavar="NAME", parser=parse_method,
-        help="How weights are quantized: nearest (the default), ggml, hqq, mse or mse_weighted, in place "
-        "of the method of a recipe.",
+        help="How weights are quantized: nearest (the default), descent, ggml, gptq, hqq, mse or "
+        "mse_weighted, in place of the method of a recipe. With --calibration, shift+gptq and shift+descent "
+        "come closest.",
     ),
 ]  # fmt: skip
 Calibration = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|random", parser=parse_path,
-        help="Text, token ids in .safetensors, or random tokens: shows mse_weighted, ggml and a budget which "
-        "inputs are large, and gives static inputs their scales.",
+        help="Text, token ids in .safetensors, or random tokens: shows gptq, mse_weighted, ggml and a budget "
+        "what inputs are like, and gives static inputs their scales.",
     ),
 ]  # fmt: skip
 Imatrix = Annotated[

@@ -106,7 +106,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to mxfp4 --ignore '*.down_proj' --max-memory 1G
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
       zeropoint quantize SRC OUT --to w4a16 --method mse
-      zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --calibration TEXT.txt
+      zeropoint quantize SRC OUT --to w4a16 --method shift+gptq --calibration TEXT.txt
+      zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --calibration random
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --imatrix imatrix.dat
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -111,11 +111,14 @@ def quantize_model(
     """
     target = model if inplace else copy.deepcopy(model)
     rules = as_recipe(recipe).with_method(method).ignoring(ignore)
-    if not isinstance(calibration, Calibration | None):
-        calibration = solved(target, rules, calibration)
-    with preparing(target, rules, qat="minmax", calibration=calibration) as made:
+    # What is no calibration and gives no batches is refused with the first layer that needs one.
+    if calibration is None or isinstance(calibration, Calibration | Mapping):
+        learned = cast(Calibration | None, calibration)
+    else:
+        learned = solved(target, rules, calibration)
+    with preparing(target, rules, qat="minmax", calibration=learned) as made:
         layers = {prepared.decision.subject.name: prepared for prepared in made.prepared.values()}
-        packed, records = _converted(made.entries, layers, calibration)
+        packed, records = _converted(made.entries, layers, learned)
         result = made.installed({layer: packed[prepared] for layer, prepared in made.prepared.items()})
     return Conversion(model=guarded(result) if packed else result, layers=records)
 

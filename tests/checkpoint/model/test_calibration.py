@@ -31,11 +31,6 @@ from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError
 from zeropoint.recipes import Assignment, Recipe, Rule
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic_llama.write(tmp_path_factory.mktemp("source") / "in")
-
-
 def ids(*shape: int) -> torch.Tensor:
     return torch.randint(0, 512, shape or (4, 24), generator=torch.Generator().manual_seed(0))
 

@@ -7,17 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.checkpoint.written import digests, tensors_of
-from tests.oracles import synthetic_llama
 from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.model import solved_weights as door
 from zeropoint.recipes import Assignment, Recipe, Rule
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic_llama.write(tmp_path_factory.mktemp("source") / "in")
 
 
 def ids(windows: int = 8, length: int = 24) -> torch.Tensor:

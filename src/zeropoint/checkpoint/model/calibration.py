@@ -177,7 +177,7 @@ class RunningModel:
     floats: the checkpoint as if it were not quantized. root: with experts apart. rows: where the rows of its
     Linear layers lie in the files. steps: its blocks, which have their weights while they run. batches: what
     it runs on. vocabulary: number of tokens that it knows. longest: most tokens that it takes at once. width:
-    numbers that a block gives for a token.
+    numbers that a block gives for a token. spare: bytes of memory that the process may take beyond that.
     """
 
     floats: Floats
@@ -188,6 +188,7 @@ class RunningModel:
     vocabulary: int
     longest: int
     width: int
+    spare: int
 
 
 @contextmanager
@@ -215,7 +216,9 @@ def running(
         ]  # fmt: skip
         model.config.use_cache = config.use_cache = False
         blocks = _blocks(model, remedy)
-        _require_memory(limits, model, blocks, batches, hidden=config.hidden_size, vocabulary=vocabulary)
+        spare = _spare_memory(
+            limits, model, blocks, batches, hidden=config.hidden_size, vocabulary=vocabulary
+        )
         weights = _Weights(model, floats, files, remedy)
         root = stack.enter_context(unfused(model))
         weights.release()
@@ -225,6 +228,7 @@ def running(
             yield RunningModel(
                 floats=floats, root=root, rows=rows, steps=Steps(blocks=blocks, loaded=weights.block),
                 batches=batches, vocabulary=vocabulary, longest=longest, width=config.hidden_size,
+                spare=spare,
             )  # fmt: skip
 
 
@@ -283,11 +287,14 @@ def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:
     return tuple(f"{name}.{key}" for key, _ in outer[name].named_children())
 
 
-def _require_memory(
+def _spare_memory(
     limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches,
     *, hidden: int, vocabulary: int,
-) -> None:  # fmt: skip
-    """Raise CheckpointError where a block, what is outside of blocks, and what runs take too much memory."""
+) -> int:  # fmt: skip
+    """Return the memory that is left to other things than a block, what is outside of blocks, and what runs.
+
+    Raises CheckpointError where these take too much.
+    """
     every = sum(p.nbytes for p in model.parameters())
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
     item = next(model.parameters()).dtype.itemsize
@@ -300,6 +307,7 @@ def _require_memory(
             f"between blocks), more than the process may take; use "
             f"{option('max_memory', str(-(-needed >> 20)) + 'M')}, or fewer tokens"
         )
+    return limits.max_memory - needed
 
 
 class _Weights:

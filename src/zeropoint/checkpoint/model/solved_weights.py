@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -19,17 +20,18 @@ from pathlib import Path
 
 import torch
 
-from ...errors import CheckpointError, UnsupportedError, option, printable
+from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...methods import LayerResult, Loss, method_named
 from ...methods.method import GRAM
 from ...models import DynamicQuantize
-from ...models.site_inputs import EVERY
+from ...models.site_inputs import EVERY, kin_of
 from ...models.solving import WeightTask, solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, require_same
+from ..plan.limits import Limits
 from ..read.storage import Place, shown
-from .calibration import running
+from .calibration import RunningModel, running
 from .parameter_names import WeightRows
 
 _RECORD = "zeropoint_solved.json"
@@ -81,10 +83,39 @@ def solved(
         ids = b"".join(batch["input_ids"].numpy().tobytes() for batch in model.batches)
         kept.begin({**identity(plan), "tokens": hashlib.sha256(ids).hexdigest()})
         tasks = _tasks(plan, model.rows)
-        solve(model.root, model.batches, tasks, replace(model.steps, folder=folder), kept, progress=progress)
+        memo = model.spare - _memory_of(tasks, model, plan.limits)
+        if memo < 0:
+            needed = f"{-(-(plan.limits.max_memory - memo) >> 20)}M"
+            raise CheckpointError(
+                f"solving weights takes about {size_of(-memo)} more than the process may take: Gram matrices "
+                f"of {_LARGEST}, and a weight of each worker in float64; use {option('max_memory', needed)}"
+            )
+        steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=memo // 2)
+        solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
     plan = replace(plan, solved=kept.digests(tasks), notes=(*plan.notes, *_said(kept.losses)))
     return plan, held_out
+
+
+_LARGEST = "the widest layers that run together"
+
+
+def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits) -> int:
+    """Return the bytes that solving takes, without a block and what runs.
+
+    These are Gram matrices, at the same time where layers are experts of one block, factors and weights in
+    float64 of as many layers as there are workers, and the vectors of a few batches.
+    """
+    shapes = {task.layer: model.root.get_parameter(f"{task.layer}.weight").shape for task in tasks}
+    together: Counter[tuple[str, str]] = Counter()
+    for name, (_, columns) in shapes.items():
+        block = next((each for each in model.steps.blocks if name.startswith(f"{each}.")), "")
+        together[block, kin_of(name)] += 2 * columns**2
+    widest = max((columns for _, columns in shapes.values()), default=0)
+    values = max((rows * columns for rows, columns in shapes.values()), default=0)
+    tokens = EVERY * max(batch["input_ids"].numel() for batch in model.batches)
+    numbers = max(together.values(), default=0) + limits.workers * (4 * widest**2 + 5 * values)
+    return 8 * numbers + 4 * 3 * tokens * widest
 
 
 def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]:
