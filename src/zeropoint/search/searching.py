@@ -18,6 +18,8 @@ from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, option, size_of
+from ..methods import method_named
+from ..methods.method import GRAM
 from ..own_files import FileKind, OwnFile
 from ..progress import Bar, silent
 from ..results import Result
@@ -222,6 +224,11 @@ def search(
         limits=asked.limits,
     )  # fmt: skip
     require_choice(found)
+    if asked.method is not None and GRAM in method_named(asked.method).takes:
+        raise UnsupportedError(
+            f"method {asked.method} solves weights in the order in which they run, and a search tries them "
+            f"alone; search by mse_weighted, and quantize by its recipe with {option('method', asked.method)}"
+        )
     kept = None if state is None else OwnFile(state, STATE, source.places)
     with SearchState(kept, source_fields(found.plans[0])) as known:
         seen = None if asked.inputs is None else asked.inputs(found)

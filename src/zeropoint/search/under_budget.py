@@ -285,6 +285,11 @@ def quantize_checkpoint(
     if budget is not None:
         made = with_ranges(made, calibration, progress=progress is True)
     elif calibration is not None and in_order(made):
+        if executor != LOCAL:
+            raise OptionError(
+                f"method {method or made.weights[0].method} solves weights on one machine, where their codes "
+                f"are; leave {option('executor', str(executor))} out"
+            )
         with folder_for(target, spool, restart=restart) as folder:
             made = with_ranges(made, calibration, progress=progress is True)
             made, held_out = solved(made, calibration, folder, progress=progress is True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,11 +56,15 @@ def test_a_command_that_is_interrupted_anywhere_resumes_to_the_same_bytes(
 def test_what_was_solved_on_other_data_is_not_used(
     source: Path, tmp_path: Path, golden: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+    add, left = door._Solutions.add, iter(range(2))
+
+    def stop(self: door._Solutions, *given: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        add(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(door, "solve", stop)
+        patch.setattr(door._Solutions, "add", stop)
         with pytest.raises(KeyboardInterrupt):
             quantize(source, tmp_path / "out", calibration=ids(4))
     with pytest.raises(zp.CheckpointError, match=r"what is solved in .* differs in 'tokens'.* restart"):
@@ -119,3 +124,19 @@ def test_a_result_that_is_another_model_is_said_to_be_one(source: Path, tmp_path
     result = quantize(source, tmp_path / "out", "int2:g64", method="gptq")
     own = short_run.compared(result, result.plan.source, ids(1), result.plan.limits)
     assert own.notes[-1].startswith("KL divergence")
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(zp.CalibrationError, match="method gptq needs the gram of its inputs; pass"):
+        quantize(source, out, method="gptq", calibration=None)
+    with pytest.raises(zp.OptionError, match="solves weights on one machine"):
+        quantize(source, out, executor="ray")
+    with pytest.raises(zp.UnsupportedError, match=r"a search tries them alone; search by mse_weighted"):
+        zp.search_checkpoint(source, "5bpw", method="shift+gptq")
+    monkeypatch.setattr(door, "_memory_of", lambda *_: 1 << 40)
+    with pytest.raises(zp.CheckpointError, match=r"solving weights takes about .* use max_memory='\d+M'"):
+        quantize(source, out)
+    assert list(tmp_path.iterdir()) == []

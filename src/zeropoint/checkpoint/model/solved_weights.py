@@ -64,7 +64,12 @@ def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterat
         raise CheckpointError(
             f"{shown(folder)} cannot be made: {error.strerror}; name another output"
         ) from error
-    yield folder
+    try:
+        yield folder
+    except BaseException:
+        if not any(folder.glob("*.safetensors")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     shutil.rmtree(folder, ignore_errors=True)
 
 

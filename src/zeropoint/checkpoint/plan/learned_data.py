@@ -6,6 +6,7 @@ from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
 from ...errors import CalibrationError, option, printable
 from ...methods import LayerData, method_named
+from ...methods.mse_weighted import NEED
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan
 from .placement import Placement
@@ -49,11 +50,12 @@ def require_statistics_of_methods(plan: CheckpointPlan) -> None:
         needs = method_named(weight.method).needs
         if weight.module not in plan.solved and needs.keys() - plan.statistics.get(weight.module, {}).keys():
             data = option("calibration", metavar="FILE"), option("imatrix", metavar="FILE")
+            others = f", or {data[1]}" if needs.keys() == {NEED} else ""
             remedy = (
                 "which the data do not have; give it another method by a rule, or name it in "
                 f"{option('ignore')}"
                 if plan.statistics
-                else f"pass {data[0]} with text, or random, or {data[1]}"
+                else f"pass {data[0]} with text, or random{others}"
             )
             raise CalibrationError(
                 f"{printable(weight.module)}: method {weight.method} needs the {' and '.join(needs)} of its "
