@@ -101,6 +101,8 @@ def test_the_model_in_memory_has_the_codes_of_the_files(source: Path, tmp_path: 
 def test_every_layout_takes_what_is_solved(source: Path, tmp_path: Path, to: str, layout: str | None) -> None:
     result = quantize(source, tmp_path / "out", to, format=layout)
     assert result.plan.solved
+    losses = [weight["loss"] for weight in result.to_dict()["weights"]]
+    assert all(0 < loss["seen"] < 1 and 0 < loss["held_out"] < 1 and loss["vectors"] for loss in losses)
     assert zp.verify_checkpoint(tmp_path / "out", source).ok
     assert any("of their squares where it was learned" in note for note in result.notes)
     assert result.notes[-1].startswith("KL divergence")

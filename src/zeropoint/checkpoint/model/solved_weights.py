@@ -27,7 +27,7 @@ from ...models import DynamicQuantize
 from ...models.site_inputs import EVERY, kin_of
 from ...models.solving import WeightTask, solve
 from ...tensor import QuantizedTensor
-from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight
 from ..plan.identity import identity, require_same
 from ..plan.limits import Limits
 from ..read.storage import Place, shown
@@ -98,7 +98,7 @@ def solved(
         steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=memo // 2)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
-    plan = replace(plan, solved=kept.digests(tasks), notes=(*plan.notes, *_said(kept.losses)))
+    plan = replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *_said(kept.losses)))
     return plan, held_out
 
 
@@ -197,12 +197,14 @@ class _Solutions:
         self.losses[task.name] = Loss(**json.loads(self._loss(task).read_text(encoding="utf-8")))
         return LayerResult(q=q)
 
-    def digests(self, tasks: Iterable[WeightTask]) -> dict[str, tuple[Path, str]]:
-        """Return the file of each weight, and its SHA-256."""
-        return {
-            task.name: (self._codes(task), hashlib.sha256(self._codes(task).read_bytes()).hexdigest())
-            for task in tasks
-        }
+    def weights(self, tasks: Iterable[WeightTask]) -> dict[str, SolvedWeight]:
+        """Return what is known of each weight, by name."""
+        found = {}
+        for task in tasks:
+            path = self._codes(task)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[task.name] = SolvedWeight(path, digest, self.losses[task.name])
+        return found
 
     def _codes(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.safetensors"

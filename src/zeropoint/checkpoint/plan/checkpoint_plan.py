@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...architectures import is_expert, is_transposed
 from ...codecs.engines import MERGING
@@ -49,7 +49,16 @@ from .plan_document import plan_document
 from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
+    from ...methods import Loss
     from ...stats import Statistics
+
+
+class SolvedWeight(NamedTuple):
+    """The codes of a weight that was solved on data: their file, its SHA-256, and the loss of its outputs."""
+
+    path: Path
+    digest: str
+    loss: Loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -58,8 +67,8 @@ class CheckpointPlan(Result):
 
     codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
     the small files that are written, the index and the configuration. companions: path to bytes of the files
-    that are copied. notes: sentences for the report. solved: by module, the file of its codes and their
-    SHA-256. earlier: what an earlier run said of each weight, which is copied, as ``[module, record]`` in a
+    that are copied. notes: sentences for the report. solved: codes of weights, by module.
+    earlier: what an earlier run said of each weight, which is copied, as ``[module, record]`` in a
     line of JSON each.
     """
 
@@ -74,7 +83,7 @@ class CheckpointPlan(Result):
     notes: tuple[str, ...]
     limits: Limits
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
-    solved: Mapping[str, tuple[Path, str]] = field(default_factory=dict)
+    solved: Mapping[str, SolvedWeight] = field(default_factory=dict)
     earlier: Text | None = None
 
     @property

@@ -69,8 +69,8 @@ def _learned(plan: CheckpointPlan) -> Iterator[str | bytes]:
     for added in plan.placements.added:
         yield f"{added.entry.name}\0"
         yield added.data or b""
-    for module, (_, digest) in sorted(plan.solved.items()):
-        yield f"{module}\0{digest}\0"
+    for module, weight in sorted(plan.solved.items()):
+        yield f"{module}\0{weight.digest}\0"
     for module, needs in sorted(plan.statistics.items()):
         for need, statistics in sorted(needs.items()):
             for name, tensor in sorted(statistics.state.items()):

@@ -18,7 +18,7 @@ def layer_data(
     """Return what the method of a weight of ``plan`` is given; what was scanned is of its group, if any."""
     known = plan.solved.get(weight.module)
     if known is not None:
-        return LayerData(solved=QuantizedTensor.load(known[0]))
+        return LayerData(solved=QuantizedTensor.load(known.path))
     statistics = plan.statistics.get(weight.module, {})
     return LayerData(statistics=statistics, extremes=extremes if mean is None else None, mean=mean)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..plan.plan_document import decision_document, engine_documents, scheme_document
@@ -11,6 +12,7 @@ from .tensor_error import TensorError
 from .worst import Keeping, keeping, worst
 
 if TYPE_CHECKING:
+    from ..plan.checkpoint_plan import CheckpointPlan
     from .loop import Outcome, RunResult
 
 
@@ -32,8 +34,8 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "resumed_units": result.resumed,
         "error": error_document(result.error) if result.outcomes else None,
         "tensors": [decision_document(decision) for decision in plan.decisions],
-        "weights": [_outcome(outcome) for outcome in result.outcomes],
-        "worst": [_outcome(outcome) for outcome in worst(result.outcomes, lambda o: o.error)],
+        "weights": [_outcome(outcome, plan) for outcome in result.outcomes],
+        "worst": [_outcome(outcome, plan) for outcome in worst(result.outcomes, lambda o: o.error)],
         "keeping": _keeping(keeping(result)),
         "engines": engine_documents(plan),
         "notes": list(result.notes),
@@ -41,12 +43,14 @@ def run_document(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: Outcome, plan: CheckpointPlan) -> dict[str, Any]:
     weight = outcome.weight
+    solved = plan.solved.get(weight.module)
+    loss = {} if solved is None else {"loss": asdict(solved.loss)}
     return {
         "module": weight.module, "tensor": weight.source.name, "shape": list(weight.shape),
         "bytes": outcome.nbytes, "outputs": [placed.name for placed in weight.outputs],
-        "error": error_document(outcome.error),
+        "error": error_document(outcome.error), **loss,
     }  # fmt: skip
 
 
