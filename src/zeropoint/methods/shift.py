@@ -3,9 +3,10 @@ r"""The weight that best makes up for inputs which the quantized layers before h
     minimize over V:  |W X - V X~|^2     =>     V = W + W (X - X~) X~^T (X~ X~^T)^-1
     target = W + a W (X - X~) X~^T (X~ X~^T + damping)^-1,      0 <= a <= 1
 
-X are the inputs in the float model, X~ those where the layers before are quantized. The strength a is the one
-of least error on vectors that are held out, where there are any: the full correction follows the calibration
-data closely, and overshoots on others. Codes that come close to the target on X~ then come close to W X.
+X are the inputs in the float model, X~ those where the layers before are quantized. Codes that come close to
+the target on X~ then come close to W X. The strength a is half of the one that has the least error on vectors
+that are held out: the correction that is best for each layer alone is too much for the model, since every layer
+makes up for the same error, and other texts differ more than held-out parts of one (docs/methods.md).
 
 GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629) and Qronos (arXiv:2505.11695) minimize the same error, with
 strengths of 0.25, 0.5 and 1.
@@ -27,8 +28,10 @@ from .factored import factored, gram_of
 from .method import CROSS, GRAM, LayerData, Samples
 from .step import Moved
 
-UNKNOWN = 0.5
-"""The strength where nothing is held out."""
+UNKNOWN = 0.25
+"""The strength where nothing is held out: GPTAQ's."""
+_CAUTION = 0.5
+"""Share of the best strength that is taken."""
 _STEPS = 16
 """Strengths are multiples of its inverse, so that no rounding of a sum decides about codes."""
 
@@ -70,7 +73,9 @@ STEP = Shift()
 
 
 def _strength(weight: torch.Tensor, full: torch.Tensor, held_out: Samples | None) -> float:
-    """Return the strength of least error on vectors that are held out: where the error's slope is zero.
+    """Return half of the strength of least error on vectors that are held out.
+
+    The error is least where its slope is zero.
 
     weight, full: the weight and the full correction, (rows, columns).
     """
@@ -80,7 +85,7 @@ def _strength(weight: torch.Tensor, full: torch.Tensor, held_out: Samples | None
     moved = _product(full, held_out.inputs.T)
     size = float(moved.square().sum())
     best = float((missed * moved).sum()) / size if size > 0 else 0.0
-    return round(min(1.0, max(0.0, best)) * _STEPS) / _STEPS
+    return round(min(1.0, max(0.0, best)) * _CAUTION * _STEPS) / _STEPS
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
