@@ -87,7 +87,7 @@ class ErrorFeedback:
         >>> state = gram.update(gram.start(), torch.tensor([[1.0, 1.0], [2.0, 2.0]]))
         >>> data = LayerData(statistics={"gram": Statistics(accumulator=gram, state=state)})
         >>> METHOD.quantize(torch.tensor([[0.4, 0.4], [7.0, 0.0]]), Scheme.parse("int4:tensor"), data).q.codes
-        tensor([[1, 0],
+        tensor([[0, 1],
                 [7, 0]], dtype=torch.int8)
         """
         return self.solve(weight, weight, scheme, data)

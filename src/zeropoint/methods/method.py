@@ -22,6 +22,8 @@ from ..tensor import QuantizedTensor
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ..stats import Accumulator, Statistics
 
+MEAN_SQUARE = "mean_square"
+"""The name of statistics that an importance matrix of llama.cpp holds."""
 GRAM, CROSS = "gram", "cross_gram"
 """The names of statistics of which methods ask that are solved in the order in which layers run."""
 NO_CHANGES: Mapping[str, torch.Tensor] = MappingProxyType({})

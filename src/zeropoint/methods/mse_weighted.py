@@ -19,12 +19,12 @@ import torch
 from ..errors import CalibrationError, UnsupportedError
 from ..schemes import Scheme
 from ..stats import Accumulator, MeanSquare
-from .method import NO_DATA, Bound, LayerData, LayerResult, Scope
+from .method import MEAN_SQUARE, NO_DATA, Bound, LayerData, LayerResult, Scope
 from .mse import METHOD as MSE
 from .mse import searched, unsearchable
 from .nearest import METHOD as NEAREST
 
-NEED = "mean_square"
+NEED = MEAN_SQUARE
 """The name of the statistics."""
 _VALUE_BYTES = 8
 """Memory that the importance of a value takes, should whole blocks have to be held."""

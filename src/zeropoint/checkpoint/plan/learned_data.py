@@ -6,7 +6,7 @@ from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
 from ...errors import CalibrationError, option, printable
 from ...methods import LayerData, method_named
-from ...methods.mse_weighted import NEED
+from ...methods.method import MEAN_SQUARE
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan
 from .placement import Placement
@@ -50,7 +50,7 @@ def require_statistics_of_methods(plan: CheckpointPlan) -> None:
         needs = method_named(weight.method).needs
         if weight.module not in plan.solved and needs.keys() - plan.statistics.get(weight.module, {}).keys():
             data = option("calibration", metavar="FILE"), option("imatrix", metavar="FILE")
-            others = f", or {data[1]}" if needs.keys() == {NEED} else ""
+            others = f", or {data[1]}" if needs.keys() == {MEAN_SQUARE} else ""
             remedy = (
                 "which the data do not have; give it another method by a rule, or name it in "
                 f"{option('ignore')}"
