@@ -29,7 +29,7 @@ from ...models.solving import WeightTask, solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight
 from ..plan.identity import identity, require_same
-from ..plan.limits import Limits
+from ..plan.limits import Limits, give_back
 from ..read.storage import Place, shown
 from .calibration import RunningModel, running
 from .parameter_names import WeightRows
@@ -95,13 +95,16 @@ def solved(
                 f"solving weights takes about {size_of(-memo)} more than the process may take: Gram matrices "
                 f"of {_LARGEST}, and a weight of each worker in float64; use {option('max_memory', needed)}"
             )
-        steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=memo // 2)
+        kept_at_once = max(0, memo - _OVERHEAD) // 2
+        steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
     plan = replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *_said(kept.losses)))
     return plan, held_out
 
 
+_OVERHEAD = 768 << 20
+"""Bytes that threads of torch, transformers and memory in pieces take, as measured; not held for results."""
 _LARGEST = "the widest layers that run together"
 
 
@@ -182,6 +185,7 @@ class _Solutions:
 
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep the codes of a weight."""
+        give_back()
         self.losses[task.name] = loss
         self._write(
             self._loss(task), lambda draft: draft.write_text(json.dumps(asdict(loss)), encoding="utf-8")
