@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -191,3 +193,78 @@ def test_a_layer_that_nothing_reaches_is_named(llama: nn.Module) -> None:
     )  # fmt: skip
     with pytest.raises(zp.CalibrationError, match=r"blocks\.1\.idle received no calibration data"):
         solve(model, [torch.ones(2, 8)] * 2, [task], Steps(), Solved())
+
+
+def test_a_part_that_reads_what_is_solved_later_is_computed_again() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor, late: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * late
+
+    class Block(nn.Module):
+        """Its part holds a layer of the first stage, and multiplies with what one of the second gives."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.down = (nn.Linear(32, 32) for _ in range(3))
+            self.part = Part()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(self.part(x, self.second(torch.relu(self.first(x)))))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block()).eval()
+    x = [torch.randn(8, 32) for _ in range(16)]
+    found = []
+    for memo in (0, 1 << 30):
+        into, tasks = Solved(), tasks_of(model, "shift+gptq", "int2:g32")
+        solve(model, x, tasks, Steps(memo=memo), into)
+        found.append(into)
+    for name, result in found[0].items():
+        assert torch.equal(result.q.data, found[1][name].q.data), name
+
+
+def test_layers_with_numbers_for_names_that_are_no_experts_share_nothing() -> None:
+    class Two(nn.Module):
+        def __init__(self, names: tuple[str, str]) -> None:
+            super().__init__()
+            self.branches = nn.ModuleDict({name: nn.Linear(32, 32) for name in names})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = self.branches.values()
+            return x + first(x[:, :32]) + second(x.square())
+
+    torch.manual_seed(0)
+    x, found = [torch.randn(8, 32) for _ in range(16)], []
+    for names in (("0", "1"), ("a", "b")):
+        torch.manual_seed(1)
+        model, into = nn.Sequential(Two(names), Two(names)).eval(), Solved()
+        solve(model, x, tasks_of(model, "gptq"), Steps(), into)
+        found.append([result.q.data for result in into.values()])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.slow  # two processes load torch and transformers and solve models of 8 and 32 blocks
+def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path: Path) -> None:
+    peaks = []
+    for layers in (8, 32):
+        folder = tmp_path / str(layers)
+        tiny_models.llama(layers=layers, hidden_size=512, intermediate_size=1024).save_pretrained(folder)
+        done = subprocess.run(
+            [sys.executable, "-c", SOLVES, str(folder), str(tmp_path / f"out{layers}")],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        peaks.append(int(done.stdout.split()[-1]))
+    block = 4 * (2 * 512**2 + 2 * 512 * 256 + 3 * 512 * 1024)
+    assert peaks[1] - peaks[0] < 4 * block, peaks  # 24 blocks more
+
+
+SOLVES = """
+import resource, sys, torch, zeropoint as zp
+ids = torch.randint(0, 64, (16, 128), generator=torch.Generator().manual_seed(0))
+zp.quantize_checkpoint(sys.argv[1], sys.argv[2], "int4:g64", method="shift+gptq", calibration=ids)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""

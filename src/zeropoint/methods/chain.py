@@ -22,13 +22,15 @@ from .method import NO_DATA, Bound, LayerData, LayerResult, Scope
 from .registry import steps
 from .step import Step
 
+_TARGET_BYTES = 24
+"""Memory of a value of the target, of its change, and of a product on the way, in float64."""
 ENDS = {GPTQ.name: GPTQ, DESCENT.name: DESCENT}
-"""Methods that round to what steps made of a weight."""
+"""Methods that round a target of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChain:
-    """Steps that move what a method rounds to, and the method."""
+    """Steps, and the method that rounds their target."""
 
     steps: tuple[Step, ...]
     end: ErrorFeedback
@@ -73,7 +75,7 @@ class MethodChain:
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of a value: that of the end, and of targets."""
-        return self.end.value_bytes(scheme) + 24
+        return self.end.value_bytes(scheme) + _TARGET_BYTES
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return codes of ``weight`` that come close to its target; raises what steps and the end raise."""

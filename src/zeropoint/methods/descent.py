@@ -1,4 +1,4 @@
-r"""GPTQ, and then each code once more: the one of least error while all others stay, column after column.
+r"""GPTQ followed by coordinate descent: each code is chosen again while all others stay.
 
     minimize over q_j:  (w - q) H (w - q)^T    =>    q_j = nearest(q_j + ((w - q) H)_j / H_jj)
 

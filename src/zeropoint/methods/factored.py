@@ -1,4 +1,4 @@
-"""The Gram matrix of a layer's inputs, damped, ordered and factored once for all weights that read them.
+"""The factors of a damped Gram matrix, computed once for all layers that read the same inputs.
 
     H = X^T X / n + damping mean(diag) I          H[order][:, order] = M diag(D) M^T,  M unit upper triangular
 
@@ -17,8 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import CalibrationError, RangeError
 from ..ops.feedback import factor
-from ..stats import GramMatrix, Statistics
-from .method import GRAM, LayerData
+from ..stats import Statistics
 
 DAMPING, _TRIES = 0.01, 4
 """Share of the mean of the diagonal that is added to it, tenfold each time where that is too little."""
@@ -44,27 +43,6 @@ class Factored:
 _LOCK = threading.Lock()
 _KNOWN: Any = WeakIdKeyDictionary()
 """By the Gram matrix that it was made of."""
-
-
-def gram_of(weight: torch.Tensor, data: LayerData, method: str) -> Statistics:
-    """Return the Gram matrix of the inputs of ``weight``.
-
-    method: the name of the one that asks. Raises CalibrationError for absent statistics, and for those of
-    another number of inputs.
-    """
-    found = data.statistics.get(GRAM)
-    if found is None or not isinstance(found.accumulator, GramMatrix):
-        raise CalibrationError(
-            f"method {method} needs the {GRAM} of the layer's inputs; pass calibration data"
-        )
-    found.require_data()
-    features = found.accumulator.features
-    if weight.ndim == 0 or weight.shape[-1] != features:
-        raise CalibrationError(
-            f"{GRAM} is of {features} inputs, and the weight has shape {tuple(weight.shape)}; calibrate the "
-            "model that is quantized"
-        )
-    return found
 
 
 def factored(gram: Statistics) -> Factored:

@@ -32,8 +32,9 @@ from ..schemes import ScaleLevel, Scheme
 from ..schemes.scale_rules import Pick
 from ..stats import Accumulator, GramMatrix, MeanSquare, Statistics
 from ..tensor import QuantizedTensor
-from .factored import factored, gram_of
+from .factored import factored
 from .ggml import METHOD as GGML
+from .input_statistics import statistics_of
 from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Scope
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED
@@ -105,7 +106,7 @@ class ErrorFeedback:
             raise UnsupportedError(refusal)
         if weight.numel() == 0:
             return NEAREST.quantize(weight, scheme, data)
-        gram = gram_of(weight, data, self.name)
+        gram = statistics_of(weight, data, GRAM, GramMatrix, self.name)
         whole, wide = factored(gram), target.to(torch.promote_types(weight.dtype, torch.float32))
         own = _explicit(scheme, weight.dtype)
         params = _scales(wide, own, data, whole.diagonal, gram).params

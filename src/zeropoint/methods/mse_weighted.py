@@ -16,9 +16,10 @@ from typing import ClassVar
 
 import torch
 
-from ..errors import CalibrationError, UnsupportedError
+from ..errors import UnsupportedError
 from ..schemes import Scheme
 from ..stats import Accumulator, MeanSquare
+from .input_statistics import statistics_of
 from .method import MEAN_SQUARE, NO_DATA, Bound, LayerData, LayerResult, Scope
 from .mse import METHOD as MSE
 from .mse import searched, unsearchable
@@ -90,16 +91,6 @@ def importance_of(weight: torch.Tensor, data: LayerData, method: str) -> torch.T
     method: the name of the one that asks. Raises CalibrationError for absent statistics, and for those of
     another number of inputs.
     """
-    found = data.statistics.get(NEED)
-    if found is None or not isinstance(found.accumulator, MeanSquare):
-        raise CalibrationError(
-            f"method {method} needs the {NEED} of the layer's inputs; pass calibration data"
-        )
-    found.require_data()
-    features = found.accumulator.features
-    if weight.ndim == 0 or weight.shape[-1] != features:
-        raise CalibrationError(
-            f"{NEED} is of {features} inputs, and the weight has shape {tuple(weight.shape)}; calibrate "
-            "the model that is quantized"
-        )
-    return found.accumulator.mean(found.state).to(weight.device)
+    found = statistics_of(weight, data, NEED, MeanSquare, method)
+    square: MeanSquare = found.accumulator  # type: ignore[assignment]
+    return square.mean(found.state).to(weight.device)

@@ -1,4 +1,4 @@
-"""Parameters as grids: how one number after another is rounded to the values of a scheme."""
+"""The rounding grid of a weight: representable values and scales, for rounding column by column."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ungridded(name: str, scheme: Scheme) -> str | None:
 
 
 def grid_of(params: QuantizationParams) -> Grid:
-    """Return how numbers are rounded under parameters, of a tensor whose rows are those of its last axis."""
+    """Return the rounding grid of parameters; a row of the grid is a line of the last axis."""
     scheme, shape = params.scheme, params.shape
     *extents, width = scheme.granularity.block_shape(shape)
 

@@ -1,4 +1,4 @@
-r"""The weight that best makes up for inputs which the quantized layers before have changed.
+r"""Change a weight to compensate for input errors from the quantized layers before it.
 
     minimize over V:  |W X - V X~|^2     =>     V = W + W (X - X~) X~^T (X~ X~^T)^-1
     target = W + a W (X - X~) X~^T (X~ X~^T + damping)^-1,      0 <= a <= 1
@@ -24,7 +24,8 @@ import torch
 from ..errors import CalibrationError
 from ..ops.feedback import gram, solve
 from ..stats import Accumulator, CrossGram, GramMatrix
-from .factored import factored, gram_of
+from .factored import factored
+from .input_statistics import statistics_of
 from .method import CROSS, GRAM, LayerData, Samples
 from .step import Moved
 
@@ -38,11 +39,11 @@ _STEPS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """Move a weight to make up for changed inputs."""
+    """Compensate for errors of the inputs."""
 
     name: ClassVar[str] = "shift"
     rank: ClassVar[int] = 4
-    reason: ClassVar[str] = "it makes up for errors of the inputs that the codes will see"
+    reason: ClassVar[str] = "it compensates for errors of the inputs that the codes will see"
     formula: ClassVar[str] = "W + a W (X - X~) X~^T (X~ X~^T + damping)^-1"
     source: ClassVar[str] = "GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629), Qronos (arXiv:2505.11695)"
     takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
@@ -54,7 +55,7 @@ class Shift:
 
     def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData) -> Moved:
         """Return the shifted target; raises CalibrationError without statistics of both inputs."""
-        seen = gram_of(weight, data, self.name)
+        seen = statistics_of(weight, data, GRAM, GramMatrix, self.name)
         cross = data.statistics.get(CROSS)
         if cross is None:
             raise CalibrationError(

@@ -1,4 +1,4 @@
-"""What a step is: a pure change of what a weight is to be rounded to, before a method gives it codes.
+"""Steps: pure functions that change the target which a method rounds.
 
 To add one, write a module in this package that defines ``STEP``; its name is that of the module. A chain is
 spelled with the names of its steps and of the method that ends it: ``shift+gptq``.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """What a step makes of a weight.
+    """The result of a step.
 
     Args:
         target: what the method rounds, in float64.

@@ -1,4 +1,4 @@
-"""What the parts of a block give once their weights are solved, kept so that they do not compute it again."""
+"""Keep the outputs of those parts of a block whose weights are solved, which need not compute them again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 class PartMemo:
-    """What the parts of a block gave whose weights are solved, by batch: they are not computed again.
+    """Outputs of parts of a block whose weights are solved, by batch, for the inputs that gave them.
 
     block: inside of which parts are. layers: those that are solved, by name. batch: returns the number of the
     batch that runs. limit: most bytes that are kept.
@@ -25,13 +27,10 @@ class PartMemo:
         self._layers = {module: name for name, module in layers.items()}
         self._solved: set[str] = set()
         self._kept: dict[nn.Module, dict[int, _Result]] = {}
-        self._again: set[nn.Module] = set()
-        self._pass = 0
 
     def finish(self, readers: Iterable[str]) -> None:
-        """Keep from now on what parts give all of whose layers are solved with these."""
+        """Count more layers as solved, and keep the outputs of parts that hold only solved layers."""
         self._solved |= set(readers)
-        self._pass += 1
         if self._block is None or self._left <= 0:
             return
         for part in self._parts(self._block):
@@ -60,12 +59,12 @@ class PartMemo:
 
     def _call(self, part: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
         known, batch = self._kept[part], self._batch()
+        # A part may also read what layers give that are not solved yet, and may run twice on a batch.
+        mark = _mark((args, named))
         found = known.get(batch)
-        if found is not None and found.made == self._pass:
-            self._again.add(part)  # it runs several times on a batch
-        if found is not None and part not in self._again and found.is_unchanged():
+        if found is not None and found.mark == mark and found.is_unchanged():
             return found.value
-        result = _Result(forward(*args, **named), self._pass)
+        result = _Result(forward(*args, **named), mark)
         if found is None and result.nbytes <= self._left:
             self._left -= result.nbytes
             known[batch] = result
@@ -73,10 +72,10 @@ class PartMemo:
 
 
 class _Result:
-    """What a part of a block gave, in the pass of a number."""
+    """The output of a part of a block, and the mark of its inputs."""
 
-    def __init__(self, value: Any, made: int) -> None:
-        self.value, self.made = value, made
+    def __init__(self, value: Any, mark: tuple[Any, ...]) -> None:
+        self.value, self.mark = value, mark
         self._tensors = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
         self._versions = [x._version for x in self._tensors]
         self.nbytes = sum(x.nbytes for x in self._tensors)
@@ -84,3 +83,13 @@ class _Result:
     def is_unchanged(self) -> bool:
         """Return whether nothing was written into it since."""
         return [x._version for x in self._tensors] == self._versions
+
+
+def _mark(value: Any) -> tuple[Any, ...]:
+    """Return a fingerprint of inputs: the shape of each tensor, and the sum of its bits read as integers."""
+    return tuple(
+        (tuple(x.shape), int(x.contiguous().view(_WORDS[x.element_size()]).sum()))
+        if isinstance(x, torch.Tensor) and x.numel() and not x.is_complex()
+        else str(type(x))
+        for x in tree_leaves(value)
+    )

@@ -1,4 +1,4 @@
-"""What is learned of the inputs of a site: statistics, and vectors to measure losses on."""
+"""Statistics of the inputs of a site, and some input vectors to measure losses on."""
 
 from __future__ import annotations
 
@@ -80,13 +80,15 @@ class Seen:
 
 
 class SiteInputs:
-    """What is learned of one site: statistics of most batches, and vectors of some to measure losses on.
+    """Statistics of the inputs of one site, from most batches, and input vectors of some batches.
 
-    accumulators: by the names under which methods ask for them. batches: how many there are.
+    accumulators: by the names under which methods ask for them. features: of a vector. batches: how many
+    there are.
     """
 
-    def __init__(self, accumulators: Mapping[str, Accumulator], batches: int) -> None:
-        self._accumulators, self._batches = accumulators, batches
+    def __init__(self, accumulators: Mapping[str, Accumulator], features: int, batches: int) -> None:
+        self._accumulators, self._batches, self.features = accumulators, batches, features
+        self._vectors = 0
         self._states = {name: made.start() for name, made in accumulators.items()}
         self._samples: dict[bool, list[tuple[torch.Tensor, torch.Tensor]]] = {False: [], True: []}
 
@@ -94,14 +96,15 @@ class SiteInputs:
     def of(methods: Iterable[Method], features: int, batches: int) -> SiteInputs:
         """Return the statistics that methods take of so many features, of no data."""
         made = {need: make(features) for method in methods for need, make in method.takes.items()}
-        return SiteInputs(made, batches)
+        return SiteInputs(made, features, batches)
 
     def jobs(self, wave: Sequence[Seen]) -> list[Callable[[], None]]:
-        """Return what takes in the vectors of some batches, in order; each part may run in another thread.
+        """Return functions that add the vectors of some batches; each may run in another thread.
 
         Args:
             wave: the batches that come next.
         """
+        self._vectors += sum(len(seen.inputs) for seen in wave)
         named = (functools.partial(self._learn, name, wave) for name in self._accumulators)
         return [*named, functools.partial(self._sample, wave)]
 
@@ -132,9 +135,15 @@ class SiteInputs:
                 self._samples[held].append((x[good], pair[good]))
 
     def data(self, kin: Sequence[SiteInputs]) -> LayerData:
-        """Return it as methods take it, drawn toward what was learned of ``kin`` where vectors are few."""
+        """Return statistics and vectors for methods; those of experts are drawn toward all experts'.
+
+        Args:
+            kin: sites that differ in a number of their names alone, this one among them: experts where a
+                router sent them different numbers of vectors.
+        """
+        experts = kin if len({other._vectors for other in kin}) > 1 else ()
         states = {
-            name: _drawn(state, [other._states[name] for other in kin])
+            name: _drawn(state, [other._states[name] for other in experts])
             for name, state in self._states.items()
         }
         statistics = {
@@ -171,11 +180,11 @@ def _joined(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Samples | None
 
 
 FEW = 0.25
-"""Vectors for each feature, as many as which what was learned of kin counts."""
+"""Vectors for each feature: what was learned of all experts counts as much as so many of one's own."""
 
 
 def _drawn(state: State, kin: Sequence[State]) -> State:
-    """Return sums over vectors, joined by those of kin as if there had been ``FEW`` of them a feature.
+    """Return sums over vectors of one expert, plus those of all as ``FEW`` vectors for each feature.
 
     Experts of which a router sends few tokens have Gram matrices that are nearly singular, and those without
     any have none: they take that of all experts of their layer.
@@ -198,7 +207,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def kin_of(name: str) -> str:
-    """Return what the name of a layer has in common with those of other experts.
+    """Return the name of a layer with ``*`` for numbers, which other experts share.
 
     >>> kin_of("mlp.experts.7.up_proj")
     'mlp.experts.*.up_proj'

@@ -1,4 +1,4 @@
-"""A model in memory, solved in the order in which its layers run, for :func:`quantize_model` with data."""
+"""Quantize the layers of a model in memory in the order in which they run, for :func:`quantize_model`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights solved in the order in which they run, each on the inputs that the quantized layers before it give.
+"""Quantize layers in the order in which they run, each on inputs from the quantized layers before it.
 
 Blocks run one at a time, as in :mod:`.sequential`, on two streams: that of the float model, and that of the
 model as it will be deployed. In each block the sites (:mod:`.sites`) of one stage are observed on all
@@ -33,7 +33,7 @@ from .sites import Site, sites_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTask:
-    """A weight to solve: some rows of a linear layer's weight, or all.
+    """A weight to quantize: the weight of a linear layer, or some rows of it.
 
     name: of the weight, for results. number: of the weight among others. layer: of the module in the model.
     rows: numbers of its rows; all if None. dtype: of the weight as it is quantized; that of the module if
@@ -57,7 +57,7 @@ See = Callable[[str, torch.Tensor], None]
 
 
 class Solutions(Protocol):
-    """What is solved."""
+    """A store of quantized weights."""
 
     def known(self, task: WeightTask) -> LayerResult | None:
         """Return the result of a task, or None where it is to be solved."""
@@ -67,7 +67,7 @@ class Solutions(Protocol):
 
 
 class Solved(dict[str, LayerResult]):
-    """What is solved, by the names of tasks, in memory.
+    """Quantized weights in memory, by the names of tasks.
 
     Attributes:
         losses: by the same names.
@@ -78,11 +78,11 @@ class Solved(dict[str, LayerResult]):
         self.losses: dict[str, Loss] = {}
 
     def known(self, task: WeightTask) -> LayerResult | None:
-        """Return what is there."""
+        """Return the result of a task, or None."""
         return self.get(task.name)
 
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
-        """Keep it."""
+        """Keep a result and its loss."""
         self[task.name], self.losses[task.name] = result, loss
 
 
@@ -127,10 +127,12 @@ def solve(
 def narrow_products() -> Iterator[None]:
     """Let products of float32 matrices round their factors to bfloat16 where the processor multiplies these.
 
-    Sums are float32. It is several times as fast, and what is learned of inputs differs by less than from one
-    calibration text to another (docs/methods.md).
+    Sums are float32. Releases of torch before 2.9 have no such setting, and multiply in float32.
     """
-    matmul: Any = getattr(torch.backends.mkldnn, "matmul")  # noqa: B009 (it has no types)
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if matmul is None:
+        yield
+        return
     before = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
     try:
@@ -216,7 +218,7 @@ class _Block:
         sites: list[Site] = []
         missing = dict(self._layers)
         for batch in range(len(self._batches)):
-            run = functools.partial(self._visit, lambda _: None, [batch])
+            run = functools.partial(self._visit, [batch])
             for site in sites_of(run, self._layers, self._layers.keys()):
                 fresh = tuple(name for name in site.readers if name in missing)
                 for name in fresh:
@@ -237,17 +239,13 @@ class _Block:
                 )
             yield Site(readers=(name,), stage=stages[kin_of(name)])
 
-    def _visit(self, after: Callable[[int], None], numbers: Sequence[int]) -> None:
-        """Run the block as deployed on the batches with the given numbers, as far as hooks let it.
+    def _visit(self, numbers: Sequence[int]) -> None:
+        """Run the block as deployed on the batches with the given numbers, as far as hooks let it."""
 
-        after: called with each number when its batch has run.
-        """
-
-        def act(batch: int, *args: Any, **named: Any) -> None:
+        def act(_: int, *args: Any, **named: Any) -> None:
             if self._own is not None:
                 with suppress(_StopError):
                     self._own(*args, **named)
-            after(batch)
 
         self._deployed.visit(
             self._step, self._batches, act, numbers, workers=min(self._steps.workers, len(numbers))
@@ -268,7 +266,7 @@ class _Block:
                 self._float.visit(self._step, self._batches, lambda *_: None, workers=self._steps.workers)
 
     def _observed(self, own: Sequence[Site], sites: Sequence[Site], inputs: Shelf) -> dict[str, LayerData]:
-        """Return what is known of the inputs of each layer of some sites, as the deployed model has them."""
+        """Return the statistics of the inputs of some sites in the deployed model, by layer."""
         watched = {
             site.readers[0]: SiteInputs.of(
                 (task.method for task in self._tasks if task.layer in site.readers),
@@ -277,6 +275,9 @@ class _Block:
             )
             for site in own
         }
+        kin: dict[tuple[str, int], list[SiteInputs]] = {}
+        for name, each in watched.items():
+            kin.setdefault((kin_of(name), each.features), []).append(each)
         later = {name for site in sites if site.stage > own[0].stage for name in site.readers}
         passing: dict[tuple[str, int], list[torch.Tensor]] = {}
 
@@ -293,20 +294,25 @@ class _Block:
         with self._hooked(hooks):
             for first in range(0, len(self._batches), EVERY):
                 together = range(first, min(first + EVERY, len(self._batches)))
-                self._visit(lambda _: None, together)
+                self._visit(together)
                 jobs: list[Callable[[], None]] = []
                 for name, each in watched.items():
                     parts = {
                         batch: passing.pop((name, batch)) for batch in together if (name, batch) in passing
                     }
+                    # Experts get other tokens in the float model, so that their vectors make no pairs.
+                    alone = len(kin[kin_of(name), each.features]) == 1
                     jobs += each.jobs(
-                        [Seen.of(batch, x, inputs.get((name, batch))) for batch, x in parts.items()]
+                        [
+                            Seen.of(batch, x, inputs.get((name, batch)) if alone else None)
+                            for batch, x in parts.items()
+                        ]
                     )
                 in_threads(lambda job: job(), jobs, self._steps.workers)
         found: dict[str, LayerData] = {}
         for site in own:
-            kin = [each for name, each in watched.items() if kin_of(name) == kin_of(site.readers[0])]
-            found |= dict.fromkeys(site.readers, watched[site.readers[0]].data(kin if len(kin) > 1 else ()))
+            each = watched[site.readers[0]]
+            found |= dict.fromkeys(site.readers, each.data(kin[kin_of(site.readers[0]), each.features]))
         return found
 
     def _features(self, site: Site) -> int:
@@ -364,7 +370,7 @@ class _Block:
                 handle.remove()
 
     def _extremes(self) -> dict[str | None, tuple[float, float]]:
-        """Return the extremes of the weights that take one scale together."""
+        """Return the smallest and largest value of weights that share a tensor scale, by ``share``."""
         found: dict[str | None, tuple[float, float]] = {}
         for task in self._tasks:
             if task.share is not None:

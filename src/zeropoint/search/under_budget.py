@@ -32,7 +32,7 @@ from ..checkpoint.plan.verdicts import require_loadable
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place
 from ..checkpoint.run.executor import Executor
-from ..checkpoint.run.loop import RunResult
+from ..checkpoint.run.loop import RunResult, require_free
 from ..errors import OptionError, all_of, count, option, require_one
 from ..own_files import OwnFile
 from ..progress import bars
@@ -290,6 +290,7 @@ def quantize_checkpoint(
                 f"method {method or made.weights[0].method} solves weights on one machine, where their codes "
                 f"are; leave {option('executor', str(executor))} out"
             )
+        require_free(made, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
         with folder_for(target, spool, restart=restart) as folder:
             made = with_ranges(made, calibration, progress=progress is True)
             made, held_out = solved(made, calibration, folder, progress=progress is True)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import digests, tensors_of
 from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.model import solved_weights as door
+from zeropoint.checkpoint.model.short_run import compared
+from zeropoint.checkpoint.read.source import open_source
 from zeropoint.recipes import Assignment, Recipe, Rule
 
 
@@ -31,21 +37,39 @@ def golden(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return digests(out)
 
 
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContextManager[None]]:
+    """A context in which a command ends as Ctrl-C does once so many weights are solved."""
+
+    @contextmanager
+    def stop_after(count: int) -> Iterator[None]:
+        add, left = door._Solutions.add, iter(range(count))
+
+        def stop(self: door._Solutions, *given: Any) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            add(self, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(door._Solutions, "add", stop)
+            try:
+                yield
+            except KeyboardInterrupt:
+                return
+        pytest.fail("nothing ended the command")
+
+    return stop_after
+
+
+Stopping = Callable[[int], AbstractContextManager[None]]
+
+
 @pytest.mark.parametrize("after", [0, 3, 13])
 def test_a_command_that_is_interrupted_anywhere_resumes_to_the_same_bytes(
-    source: Path, tmp_path: Path, golden: dict[str, str], after: int, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, golden: dict[str, str], after: int, stopping: Stopping
 ) -> None:
-    add, left = door._Solutions.add, iter(range(after))
-
-    def stop(self: door._Solutions, *given: object) -> None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        add(self, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(door._Solutions, "add", stop)
-        with pytest.raises(KeyboardInterrupt):
-            quantize(source, tmp_path / "out")
+    with stopping(after):
+        quantize(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert len(list((tmp_path / ".out.solved").glob("*.safetensors"))) == after
     quantize(source, tmp_path / "out", workers=1)
@@ -53,24 +77,57 @@ def test_a_command_that_is_interrupted_anywhere_resumes_to_the_same_bytes(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_was_solved_on_other_data_is_not_used(
-    source: Path, tmp_path: Path, golden: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_what_a_kill_or_a_bad_disk_left_is_solved_again(
+    source: Path, tmp_path: Path, golden: dict[str, str], stopping: Stopping
 ) -> None:
-    add, left = door._Solutions.add, iter(range(2))
+    with stopping(5):
+        quantize(source, tmp_path / "out")
+    folder = tmp_path / ".out.solved"
+    codes, losses = sorted(folder.glob("*.safetensors")), sorted(folder.glob("[0-9]*.json"))
+    codes[0].write_bytes(codes[0].read_bytes()[:100])
+    losses[1].write_text("{")
+    losses[2].unlink()
+    (folder / "zeropoint-killed").mkdir()
+    (folder / "zeropoint-killed" / "0.pt").write_bytes(b"what passed between blocks")
+    quantize(source, tmp_path / "out")
+    assert digests(tmp_path / "out") == golden
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
-    def stop(self: door._Solutions, *given: Any) -> None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        add(self, *given)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(door._Solutions, "add", stop)
-        with pytest.raises(KeyboardInterrupt):
-            quantize(source, tmp_path / "out", calibration=ids(4))
+def test_what_was_solved_on_other_data_or_another_source_is_not_used(
+    source: Path, tmp_path: Path, golden: dict[str, str], stopping: Stopping
+) -> None:
+    with stopping(2):
+        quantize(source, tmp_path / "out", calibration=ids(4))
     with pytest.raises(zp.CheckpointError, match=r"what is solved in .* differs in 'tokens'.* restart"):
         quantize(source, tmp_path / "out")
     quantize(source, tmp_path / "out", restart=True)
     assert digests(tmp_path / "out") == golden
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    with stopping(2):
+        quantize(copy, tmp_path / "other")
+    shard = next(copy.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-2] + b"\x01\x3c")  # the header stays
+    with pytest.raises(zp.CheckpointError, match=rf"differs in '{shard.name}'"):
+        quantize(copy, tmp_path / "other")
+
+
+def test_nothing_is_solved_for_an_output_that_holds_files_of_others(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "solve", lambda *_, **__: pytest.fail("it was solved"))
+    for name in ("out", ".new.solved"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.txt").write_text("keep")
+    (tmp_path / ".link.solved").symlink_to(tmp_path / "out")
+    with pytest.raises(zp.CheckpointError, match=r"mine\.txt"):
+        quantize(source, tmp_path / "out")
+    for name in ("new", "link"):
+        with pytest.raises(zp.CheckpointError, match=r"is no folder of solved weights.*move it away"):
+            quantize(source, tmp_path / name, restart=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".link.solved", ".new.solved", "out"]
+    assert (tmp_path / ".new.solved" / "mine.txt").read_text() == "keep"
 
 
 def test_the_model_in_memory_has_the_codes_of_the_files(source: Path, tmp_path: Path) -> None:
@@ -121,11 +178,14 @@ def test_experts_are_solved_from_few_random_tokens(tmp_path: Path) -> None:
 
 
 def test_a_result_that_is_another_model_is_said_to_be_one(source: Path, tmp_path: Path) -> None:
-    from zeropoint.checkpoint.model import short_run
-
-    result = quantize(source, tmp_path / "out", "int2:g64", method="gptq")
-    own = short_run.compared(result, result.plan.source, ids(1), result.plan.limits)
-    assert own.notes[-1].startswith("KL divergence")
+    result = quantize(source, tmp_path / "out")
+    for head, said in ((1.0, "KL divergence"), (1e4, "THE RESULT IS ANOTHER MODEL: KL divergence")):
+        shutil.copytree(source, tmp_path / f"{head}")
+        for path in (tmp_path / f"{head}").glob("*.safetensors"):
+            tensors = load_file(path)
+            save_file({n: t * (head if n == "lm_head.weight" else 1) for n, t in tensors.items()}, path)
+        original = open_source(tmp_path / f"{head}")
+        assert compared(result, original, ids(1), result.plan.limits).notes[-1].startswith(said)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_written(

@@ -291,9 +291,10 @@ def _spare_memory(
     limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches,
     *, hidden: int, vocabulary: int,
 ) -> int:  # fmt: skip
-    """Return the memory that is left to other things than a block, what is outside of blocks, and what runs.
+    """Return the bytes of ``max_memory`` that running the model leaves free.
 
-    Raises CheckpointError where these take too much.
+    Running takes one block, the layers outside of blocks, and activations. Raises CheckpointError where that
+    is too much.
     """
     every = sum(p.nbytes for p in model.parameters())
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]

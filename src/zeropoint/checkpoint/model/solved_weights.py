@@ -1,7 +1,7 @@
-"""A checkpoint's weights solved in the order in which its model runs, and kept until they are written.
+"""Solve the weights of a checkpoint on calibration data, and keep the codes until they are written.
 
-What was solved lies there weight by weight, complete or absent, so that a command that is interrupted
-resumes. Its digests are in the identity of the run.
+A folder has a file of codes for each weight, complete or absent, so that an interrupted command resumes.
+The digests of these files are part of the identity of the run.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -28,13 +30,15 @@ from ...models.site_inputs import EVERY, kin_of
 from ...models.solving import WeightTask, solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight
-from ..plan.identity import identity, require_same
+from ..plan.identity import identity, require_same, stamps
 from ..plan.limits import Limits, give_back
 from ..read.storage import Place, shown
 from .calibration import RunningModel, running
 from .parameter_names import WeightRows
 
 _RECORD = "zeropoint_solved.json"
+_OWN = re.compile(rf"{re.escape(_RECORD)}|\d+\.(safetensors|json)|\..+\.\d+")
+"""Names of files in the folder: the record, those of weights, and drafts of either."""
 _REMEDY = "quantize it by method mse, which needs no data"
 
 
@@ -45,7 +49,7 @@ def in_order(plan: CheckpointPlan) -> bool:
 
 @contextmanager
 def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterator[Path]:
-    """Return a context with the folder that keeps what is solved for an output, removed where all is written.
+    """Return a context with the folder of solved weights of an output, which is removed at the end.
 
     out: the output directory, next to which it lies, or a URL, for which it is in ``spool`` or in the
     system's directory for temporary files. restart: whether what an earlier run left there is discarded.
@@ -56,10 +60,11 @@ def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterat
     else:
         name = hashlib.sha256(str(out).encode()).hexdigest()[:16]
         folder = Path(tempfile.gettempdir() if spool is None else spool) / f".{name}.solved"
-    if restart:
-        shutil.rmtree(folder, ignore_errors=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(folder):
+            _require_own(folder)
+            _remove(folder, finished=restart)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(
             f"{shown(folder)} cannot be made: {error.strerror}; name another output"
@@ -67,10 +72,35 @@ def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterat
     try:
         yield folder
     except BaseException:
-        if not any(folder.glob("*.safetensors")):
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, finished=not any(folder.glob("*.safetensors")))
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder, finished=True)
+
+
+def _require_own(folder: Path) -> None:
+    """Raise CheckpointError unless a folder is a user's own and holds nothing, or what was solved."""
+    found = folder.lstat()
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not ours or (any(folder.iterdir()) and not (folder / _RECORD).is_file()):
+        raise CheckpointError(
+            f"{shown(folder)} is no folder of solved weights, which would lie there; move it away, or name "
+            "another output"
+        )
+
+
+def _remove(folder: Path, *, finished: bool) -> None:
+    """Remove what is kept while a model runs, of runs that were killed, too.
+
+    finished: whether solved weights are removed with it, and then the folder.
+    """
+    for kept in folder.glob("zeropoint-*"):
+        shutil.rmtree(kept, ignore_errors=True)
+    if finished:
+        for path in folder.iterdir():
+            if _OWN.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def solved(
@@ -86,7 +116,7 @@ def solved(
     kept = _Solutions(folder)
     with running(plan.source, given, plan.limits, remedy=_REMEDY) as model:
         ids = b"".join(batch["input_ids"].numpy().tobytes() for batch in model.batches)
-        kept.begin({**identity(plan), "tokens": hashlib.sha256(ids).hexdigest()})
+        kept.begin({**identity(plan), **stamps(plan), "tokens": hashlib.sha256(ids).hexdigest()})
         tasks = _tasks(plan, model.rows)
         memo = model.spare - _memory_of(tasks, model, plan.limits)
         if memo < 0:
@@ -104,7 +134,7 @@ def solved(
 
 
 _OVERHEAD = 768 << 20
-"""Bytes that threads of torch, transformers and memory in pieces take, as measured; not held for results."""
+"""Bytes for threads of torch, transformers and fragmented memory, as measured; none of it keeps results."""
 _LARGEST = "the widest layers that run together"
 
 
@@ -127,9 +157,9 @@ def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits)
 
 
 def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]:
-    """Return the weights of a plan that the model has as rows of Linear layers, to be solved.
+    """Return a task for each weight of a plan that is a Linear layer of the model.
 
-    Raises UnsupportedError where one needs statistics of inputs and is none.
+    Raises UnsupportedError for another weight whose method needs statistics of inputs.
     """
     places = {found.module: found for found in rows}
     tasks = []
@@ -159,7 +189,7 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
 
 
 class _Solutions:
-    """What is solved, in a folder: a file for each weight, and what is known of its losses in its header.
+    """Solved weights in a folder: a file of codes for each weight, and a file with its loss.
 
     losses: by the names of weights.
     """
@@ -169,7 +199,10 @@ class _Solutions:
         self.losses: dict[str, Loss] = {}
 
     def begin(self, fields: Mapping[str, str]) -> None:
-        """Say what is solved here; raises CheckpointError where it was something else."""
+        """Write the identity of the run, or compare it with the one that is there.
+
+        Raises CheckpointError where they differ.
+        """
         record = self._folder / _RECORD
         if record.exists():
             try:
@@ -193,16 +226,17 @@ class _Solutions:
         self._write(self._codes(task), result.q.save)
 
     def known(self, task: WeightTask) -> LayerResult | None:
-        """Return the codes of a weight that an earlier run kept, or None."""
-        path = self._codes(task)
-        if not path.exists():
+        """Return the codes of a weight that an earlier run kept, or None; what is damaged is solved again."""
+        try:
+            q = QuantizedTensor.load(self._codes(task))
+            loss = Loss(**json.loads(self._loss(task).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return None
-        q = QuantizedTensor.load(path)
-        self.losses[task.name] = Loss(**json.loads(self._loss(task).read_text(encoding="utf-8")))
+        self.losses[task.name] = replace(loss, notes=tuple(loss.notes))
         return LayerResult(q=q)
 
     def weights(self, tasks: Iterable[WeightTask]) -> dict[str, SolvedWeight]:
-        """Return what is known of each weight, by name."""
+        """Return file, digest and loss of each weight, by name."""
         found = {}
         for task in tasks:
             path = self._codes(task)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 
 class SolvedWeight(NamedTuple):
-    """The codes of a weight that was solved on data: their file, its SHA-256, and the loss of its outputs."""
+    """The file with the codes of a weight that was solved on data, its SHA-256, and the loss of the layer."""
 
     path: Path
     digest: str

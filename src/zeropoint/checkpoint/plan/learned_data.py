@@ -1,4 +1,4 @@
-"""What of a plan follows from data: statistics and solved codes of weights, and scales of static inputs."""
+"""The results of calibration in a plan: statistics and codes of weights, and scales of static inputs."""
 
 from __future__ import annotations
 

@@ -85,6 +85,11 @@ class DirectoryTarget:
         """See :class:`Target`; a complete output has no journal."""
         return not self._directory.overwrite and not os.path.lexists(self.path / JOURNAL)
 
+    def require_free(self) -> None:
+        """See :class:`Target`."""
+        if not os.path.lexists(self.path / JOURNAL) and not os.path.lexists(self.path / MANIFEST):
+            self._directory.require_free(published=False)
+
     def begin(self, *, restart: bool) -> None:
         """See :class:`Target`."""
         state = begin(self._directory, self._plan, self._units, restart=restart)

@@ -154,6 +154,17 @@ def run(
     )  # fmt: skip
 
 
+def require_free(
+    plan: CheckpointPlan, out: Place | str, *, overwrite: bool = False, spool: Path | None = None
+) -> None:
+    """Raise CheckpointError where :func:`run` would refuse the output, before anything long is done for it.
+
+    overwrite, spool: as for :func:`run`.
+    """
+    with _target(plan, units(plan), place(out), overwrite=overwrite, spool=spool) as target:
+        target.require_free()
+
+
 def _target(
     plan: CheckpointPlan, all_units: Units, out: Place, *, overwrite: bool, spool: Path | None
 ) -> DirectoryTarget | StoreTarget:

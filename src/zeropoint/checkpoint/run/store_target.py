@@ -160,18 +160,26 @@ class StoreTarget:
             self._remove_own(found)
             found = set(object_store.everything(self.path))
         begun = _IDENTITY in found
-        own = self._own() if begun else set()
+        self._require_only(found, self._own() if begun else set())
+        state = stamps(self._plan)
+        if begun:
+            self._resume(found, state)
+        self._write(_IDENTITY, {"identity": self._identity, "stamps": state})
+        _require_own(self._spool)
+
+    def require_free(self) -> None:
+        """See :class:`Target`."""
+        found = set(object_store.everything(self.path))
+        if not found & {_IDENTITY, MANIFEST}:
+            self._require_only(found, set())
+
+    def _require_only(self, found: set[str], own: set[str]) -> None:
         if found - own:
             listed = ", ".join(map(shown, sorted(found - own)[:3]))
             rest = f" and {len(found - own) - 3} more" if len(found - own) > 3 else ""
             raise CheckpointError(
                 f"output {shown(self.path)} holds {listed}{rest}; remove them, or write elsewhere"
             )
-        state = stamps(self._plan)
-        if begun:
-            self._resume(found, state)
-        self._write(_IDENTITY, {"identity": self._identity, "stamps": state})
-        _require_own(self._spool)
 
     def _resume(self, found: set[str], state: Mapping[str, str]) -> None:
         begun = self._read(_IDENTITY)

@@ -45,6 +45,9 @@ class Target(Protocol):
     def may_be_complete(self) -> bool:
         """Return whether a run may have ended well here, so that it is worth comparing all bytes."""
 
+    def require_free(self) -> None:
+        """Raise CheckpointError where the place holds files of others, and no run has begun or ended here."""
+
     def begin(self, *, restart: bool) -> None:
         """Begin a run, or resume the one that was interrupted here.
 

@@ -1,1 +1,0 @@
-"""Sites: which layers read one tensor, and what they depend on."""
