@@ -1,7 +1,7 @@
-"""Chains: steps that move the target of a weight, one after the other, and the method that rounds it.
+"""Chains: steps that rescale channels or move the target of a weight, and the method that rounds it.
 
-Spelled ``STEP+...+METHOD``, such as ``shift+gptq`` or ``shift+descent``. Each step says where in a
-chain it stands, and why.
+Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``awq+shift+descent``. Each step
+says where in a chain it stands, and why.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -18,8 +19,10 @@ from ..stats import Accumulator
 from .descent import METHOD as DESCENT
 from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback
-from .method import NO_DATA, Bound, LayerData, LayerResult, Scope
-from .registry import steps
+from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Scope
+from .mse_weighted import METHOD as MSE_WEIGHTED
+from .registry import OF_MODELS, methods, steps
+from .rescaling import Rescaling
 from .step import Step
 
 _TARGET_BYTES = 24
@@ -30,36 +33,44 @@ ENDS = {GPTQ.name: GPTQ, DESCENT.name: DESCENT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChain:
-    """Steps, and the method that rounds their target."""
+    """Steps that rescale channels, steps that move the target, and the method that rounds it.
 
-    steps: tuple[Step, ...]
-    end: ErrorFeedback
+    The first ones are for whoever has the layers on both sides; here they are known by name.
+    """
+
+    rescalings: tuple[Rescaling, ...] = ()
+    steps: tuple[Step, ...] = ()
+    end: Method
+
+    @property
+    def _parts(self) -> tuple[Rescaling | Step | Method, ...]:
+        return (*self.rescalings, *self.steps, self.end)
 
     @property
     def name(self) -> str:
         """Return the spelling."""
-        return "+".join([*(step.name for step in self.steps), self.end.name])
+        return "+".join(part.name for part in self._parts)
 
     @property
     def formula(self) -> str:
         """Return the formulas, in order."""
-        return "; then ".join([*(step.formula for step in self.steps), self.end.formula])
+        return "; then ".join(part.formula for part in self._parts)
 
     @property
     def source(self) -> str:
         """Return the sources, in order."""
-        return "; ".join([*(step.source for step in self.steps), self.end.source])
+        return "; ".join(part.source for part in self._parts)
 
     @property
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
         """Return what its steps and its end need."""
-        found = [*(step.takes for step in self.steps), self.end.takes]
+        found = [*(step.takes for step in self.steps), self.end.needs]
         return {need: make for takes in found for need, make in takes.items()}
 
     @property
     def takes(self) -> Mapping[str, Callable[[int], Accumulator]]:
-        """Return what it needs."""
-        return self.needs
+        """Return what it needs, and what its end can use."""
+        return {**self.end.takes, **self.needs}
 
     def scope(self, scheme: Scheme) -> Scope:
         """See its end."""
@@ -75,14 +86,14 @@ class MethodChain:
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of a value: that of the end, and of targets."""
-        return self.end.value_bytes(scheme) + _TARGET_BYTES
+        return self.end.value_bytes(scheme) + (_TARGET_BYTES if self.steps else 0)
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return codes of ``weight`` that come close to its target; raises what steps and the end raise."""
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
-        if weight.numel() == 0:
+        if weight.numel() == 0 or not isinstance(self.end, ErrorFeedback):
             return self.end.quantize(weight, scheme, data)
         target, notes = weight.double(), list[str]()
         for step in self.steps:
@@ -100,17 +111,49 @@ def spelled(text: str) -> MethodChain | None:
     'shift+gptq'
     """
     *names, last = text.split("+")
-    if not names or any(name not in steps() for name in names):
+    every = steps()
+    if text in every:
+        follows = DEFAULT_END if _rescales(text) else GPTQ.name
+        raise RecipeError(f"{text!r} is a step, and a method has to follow it; write {text}+{follows}")
+    if not names or any(name not in every for name in names):
         return None
-    end = ENDS.get(last)
-    if end is None:
-        ends = " or ".join(ENDS)
+    moves = [name for name in names if not _rescales(name)]
+    end = ENDS.get(last) if moves else methods().get(last)
+    if end is None or last.startswith(OF_MODELS):
+        ends = " or ".join(ENDS) if moves else f"{DEFAULT_END}, {GPTQ.name} or another method of checkpoints"
         raise RecipeError(
-            f"method {text!r} ends with {last!r}, and steps end with {ends}: {'+'.join(names)}+gptq"
+            f"method {text!r} ends with {last!r}, and these steps end with {ends}: {'+'.join(names)}+gptq"
         )
-    for before, after in itertools.pairwise(steps()[name] for name in names):
-        if before.rank >= after.rank:
-            right = "+".join(sorted({*names}, key=lambda name: steps()[name].rank))
+    for before, after in itertools.pairwise(every[name] for name in names):
+        if before.rank == after.rank:
+            raise RecipeError(f"method {text!r}: {before.name} and {after.name} do the same; leave one out")
+        if before.rank > after.rank:
+            right = "+".join(sorted({*names}, key=lambda name: every[name].rank))
             reason = f"{after.name} stands before {before.name}, since {after.reason}"
             raise RecipeError(f"method {text!r}: {reason}; write {right}+{last}")
-    return MethodChain(steps=tuple(steps()[name] for name in names), end=end)
+    rescalings = tuple(cast(Rescaling, every[name]) for name in names if _rescales(name))
+    return MethodChain(rescalings=rescalings, steps=tuple(cast(Step, every[name]) for name in moves), end=end)
+
+
+DEFAULT_END = "mse_weighted"
+"""What follows steps that rescale channels, in messages."""
+
+
+def _rescales(name: str) -> bool:
+    return hasattr(steps()[name], "candidates")
+
+
+def rescalings_of(method: Method) -> tuple[Rescaling, ...]:
+    """Return the steps of a method that rescale channels."""
+    return method.rescalings if isinstance(method, MethodChain) else ()
+
+
+def in_order(method: Method) -> bool:
+    """Return whether a method is solved in the order in which layers run, on what those before it give."""
+    return isinstance(method, MethodChain) or GRAM in method.takes
+
+
+def rounding_of(method: Method) -> Method:
+    """Return the method by which candidates of rescalings are compared: its end, or that of its scales."""
+    end = method.end if isinstance(method, MethodChain) else method
+    return MSE_WEIGHTED if isinstance(end, ErrorFeedback) else end

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import RecipeError, near_misses
 from .method import Method
+from .rescaling import Rescaling
 from .step import Step
 
 NEAREST = "nearest"
@@ -23,8 +24,8 @@ OF_TABLES = ("kmeans",)
 
 ROTATING = "hadamard"
 """What the names of methods that rotate weights begin with: what has their codes rotates inputs."""
-_OF_MODELS = (*OF_CODES, *OF_TABLES, ROTATING)
-"""Methods that no checkpoint is quantized by."""
+OF_MODELS = (*OF_CODES, *OF_TABLES, ROTATING)
+"""What the names of methods begin with that no checkpoint is quantized by."""
 
 
 def _modules() -> Iterator[Any]:
@@ -45,7 +46,7 @@ def methods() -> Mapping[str, Method]:
 
 
 @functools.cache
-def steps() -> Mapping[str, Step]:
+def steps() -> Mapping[str, Step | Rescaling]:
     """Return all steps by name, each from a module of this package that defines ``STEP``.
 
     >>> [name for name in steps() if name == "shift"]
@@ -69,7 +70,7 @@ def method_named(name: str, *, of_files: bool = False) -> Method:
     text = str(name)  # of anything, a list too, which is no key of a mapping
     found = _of_module(text) or methods().get(text) or _spelled(text)
     if found is None:
-        offered = [each for each in methods() if not (of_files and each in _OF_MODELS)]
+        offered = [each for each in methods() if not (of_files and each in OF_MODELS)]
         near = near_misses(text, offered)
         data = "; of these, mse_weighted takes data, for which random tokens are enough"
         raise RecipeError(f"method {name!r} is unknown; {near}{'' if near.endswith('?') else data}")

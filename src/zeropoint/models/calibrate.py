@@ -18,6 +18,7 @@ from torch import nn
 
 from ..errors import CalibrationError, UnsupportedError
 from ..methods import LayerData, LayerResult, Loss
+from ..methods.rescaling import ChannelFold
 from ..params import QuantizationParams
 from ..progress import counted
 from ..recipes import Activation, Assignment, Recipe
@@ -48,6 +49,7 @@ class Calibration:
         batches: how many batches there were.
         solved, losses: codes of weights that were solved in the order in which they run, by layer, and how
             far the outputs are that they give.
+        folds: what rescaled channels mean for parameters of the model, by the names of these.
         borrowed: layers of experts that no token reached, whose inputs have the largest parameters among
             those of the other experts of their layer.
     """
@@ -57,6 +59,7 @@ class Calibration:
     batches: int = 0
     solved: Mapping[str, LayerResult] = field(default_factory=dict)
     losses: Mapping[str, Loss] = field(default_factory=dict)
+    folds: Mapping[str, ChannelFold] = field(default_factory=dict)
     borrowed: tuple[str, ...] = ()
 
     def __str__(self) -> str:

@@ -27,6 +27,7 @@ from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
 from .prepare import ENTRIES, preparing
 from .recipe_layers import as_recipe, require_model
+from .rescale import rescaled_channels
 from .saving_guard import guarded
 from .shared_linear import TRANSPOSED
 from .solved_model import solved
@@ -116,7 +117,11 @@ def quantize_model(
         learned = cast(Calibration | None, calibration)
     else:
         learned = solved(target, rules, calibration)
-    with preparing(target, rules, qat="minmax", calibration=learned) as made:
+    folds = {} if learned is None else learned.folds
+    with (
+        rescaled_channels(target, folds, kept=True),
+        preparing(target, rules, qat="minmax", calibration=learned) as made,
+    ):
         layers = {prepared.decision.subject.name: prepared for prepared in made.prepared.values()}
         packed, records = _converted(made.entries, layers, learned)
         result = made.installed({layer: packed[prepared] for layer, prepared in made.prepared.items()})

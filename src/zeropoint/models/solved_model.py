@@ -14,6 +14,7 @@ from .block_chain import Steps
 from .calibrate import Calibration, calibrate, require_batches
 from .dynamic_quantize import DynamicQuantize
 from .recipe_layers import as_recipe, decisions_of
+from .rescale import rescaled_channels
 from .solving import Solved, WeightTask, solve
 from .unfuse import unfused
 
@@ -53,10 +54,12 @@ def solved(
                 tasks.append(_task(name, gives))
         if tasks:
             solve(root, batches, tasks, steps or Steps(), found, progress=progress)
-    ranges = (
-        calibrate(model, _without_methods(rules), batches, progress=progress) if static else Calibration()
-    )
-    return replace(ranges, solved=found, losses=found.losses, batches=len(batches))
+    folds = {name: fold for block in found.rescaled.values() for name, fold in block.folds.items()}
+    ranges = Calibration()
+    if static:
+        with rescaled_channels(model, folds):
+            ranges = calibrate(model, _without_methods(rules), batches, progress=progress)
+    return replace(ranges, solved=found, losses=found.losses, batches=len(batches), folds=folds)
 
 
 def _task(name: str, gives: Assignment) -> WeightTask:

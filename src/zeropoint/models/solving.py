@@ -20,13 +20,26 @@ from torch import nn
 
 from ..errors import CalibrationError, ZeropointError
 from ..methods import LayerData, LayerResult, Loss, Method
+from ..methods.chain import rescalings_of, rounding_of
 from ..methods.method import CROSS, GRAM
+from ..methods.rescaling import Reader
 from ..progress import counted
 from ..schemes import Scheme
+from .absorbers import Probe
 from .block_chain import BlockChain, Steps, blocks_of, in_threads, keeping
 from .calibrate import evaluating
 from .layer import quantized_inputs
 from .part_memo import PartMemo
+from .rescale import (
+    Absorbers,
+    QuantizedReader,
+    RescaledBlock,
+    folded,
+    require_same_outputs,
+    rescalable,
+    rescale,
+    two_sided,
+)
 from .site_inputs import EVERY, Seen, Shelf, SiteInputs, kin_of, loss_on
 from .sites import Site, sites_of
 
@@ -65,17 +78,25 @@ class Solutions(Protocol):
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Take the result of a task."""
 
+    def known_rescaling(self, block: str) -> RescaledBlock | None:
+        """Return how the channels of a block are rescaled, or None where that is to be found."""
+
+    def add_rescaling(self, block: str, found: RescaledBlock) -> None:
+        """Take how the channels of a block are rescaled."""
+
 
 class Solved(dict[str, LayerResult]):
     """Quantized weights in memory, by the names of tasks.
 
     Attributes:
         losses: by the same names.
+        rescaled: how the channels of blocks are rescaled, by the names of these.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.losses: dict[str, Loss] = {}
+        self.rescaled: dict[str, RescaledBlock] = {}
 
     def known(self, task: WeightTask) -> LayerResult | None:
         """Return the result of a task, or None."""
@@ -84,6 +105,14 @@ class Solved(dict[str, LayerResult]):
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep a result and its loss."""
         self[task.name], self.losses[task.name] = result, loss
+
+    def known_rescaling(self, block: str) -> RescaledBlock | None:
+        """Return how a block is rescaled, or None."""
+        return self.rescaled.get(block)
+
+    def add_rescaling(self, block: str, found: RescaledBlock) -> None:
+        """Keep how a block is rescaled."""
+        self.rescaled[block] = found
 
 
 def solve(
@@ -113,6 +142,7 @@ def solve(
         blocks = blocks_of(root, steps.blocks)
         of_float, of_deployed = BlockChain(root, blocks, floats), BlockChain(root, blocks, deployed)
         groups = _by_block(tasks, [name for name, _ in blocks])
+        absorbers = Absorbers()
         for step in counted(range(len(blocks) + bool(groups[-1])), "Solving blocks", shown=progress):
             name = blocks[step][0] if step < len(blocks) else ""
             with ExitStack() as stack:
@@ -120,6 +150,7 @@ def solve(
                     stack.enter_context(steps.loaded(name))
                 block = _Block(root, batches, groups[step], (of_float, of_deployed, step), steps)
                 stack.enter_context(block.restoring())
+                stack.enter_context(block.rescaled(solutions, absorbers))
                 block.solve(solutions)
 
 
@@ -177,6 +208,58 @@ class _Block:
         finally:
             for name, module in self._layers.items():
                 _weight(module).copy_(before[name])
+
+    @contextmanager
+    def rescaled(self, solutions: Solutions, absorbers: Absorbers) -> Iterator[None]:
+        """Rescale channels where a method says so, until the end of the block."""
+        wanted = self._own is not None and any(rescalings_of(task.method) for task in self._tasks)
+        if not wanted:
+            yield
+            return
+        name = self._deployed.blocks[self._step][0]
+        found = solutions.known_rescaling(name)
+        if found is None:
+            found = self._rescaling(f"{name}.", absorbers)
+            solutions.add_rescaling(name, found)
+        with folded(self._root, found.folds):
+            yield
+
+    def _rescaling(self, prefix: str, absorbers: Absorbers) -> RescaledBlock:
+        """Return how the channels of the block are best rescaled, on what the blocks before it give."""
+        inside = {n: m for n, m in self._root.named_modules() if n.startswith(prefix)}
+        probe = Probe(self._once, rescalable(inside))
+        readers = {name: probe.modules[name] for name in two_sided(probe.modules)}
+        wanted = {task.layer for task in self._tasks if rescalings_of(task.method)}
+        sites = [site for site in sites_of(self._once, readers, ()) if not wanted.isdisjoint(site.readers)]
+        known = absorbers.of(prefix, probe, sites)
+        first = [Site(readers=found.readers, stage=0) for found in known]
+        observed = self._observed(first, first, Shelf(None), statistics=False)
+        inputs = {
+            site.readers[0]: data.seen.inputs
+            for site in first
+            if (data := observed[site.readers[0]]).seen is not None
+        }
+        quantized = [
+            QuantizedReader(
+                layer=task.layer, rows=task.rows, steps=rescalings_of(task.method),
+                reader=functools.partial(
+                    _reader, scheme=task.scheme, method=rounding_of(task.method), source=task.source
+                ),
+            )
+            for task in self._tasks
+        ]  # fmt: skip
+        return require_same_outputs(probe, rescale(probe, known, quantized, inputs), self._root)
+
+    def _once(self) -> Any:
+        """Run the block on the first batch, and return what it gives."""
+        given: list[Any] = []
+
+        def act(_: int, *args: Any, **named: Any) -> None:
+            assert self._own is not None
+            given.append(self._own(*args, **named))
+
+        self._deployed.visit(self._step, self._batches, act, [0])
+        return given[0]
 
     def solve(self, solutions: Solutions) -> None:
         """Solve all tasks, and run both streams to the end of the block."""
@@ -265,11 +348,13 @@ class _Block:
             else:
                 self._float.visit(self._step, self._batches, lambda *_: None, workers=self._steps.workers)
 
-    def _observed(self, own: Sequence[Site], sites: Sequence[Site], inputs: Shelf) -> dict[str, LayerData]:
-        """Return the statistics of the inputs of some sites in the deployed model, by layer."""
+    def _observed(
+        self, own: Sequence[Site], sites: Sequence[Site], inputs: Shelf, *, statistics: bool = True
+    ) -> dict[str, LayerData]:
+        """Return the statistics of the inputs of some sites in the deployed model, or vectors, by layer."""
         watched = {
             site.readers[0]: SiteInputs.of(
-                (task.method for task in self._tasks if task.layer in site.readers),
+                (task.method for task in self._tasks if statistics and task.layer in site.readers),
                 self._features(site),
                 len(self._batches),
             )
@@ -316,7 +401,7 @@ class _Block:
         return found
 
     def _features(self, site: Site) -> int:
-        return _weight(self._layers[site.readers[0]]).shape[1]
+        return _weight(self._root.get_submodule(site.readers[0])).shape[1]
 
     @contextmanager
     def _memo(self, sites: Sequence[Site]) -> Iterator[PartMemo]:
@@ -345,7 +430,7 @@ class _Block:
 
         try:
             for name in see:
-                module = self._layers[name]
+                module = self._root.get_submodule(name)
                 handles.append(module.register_forward_pre_hook(hook(name), with_kwargs=True))
             yield
         finally:
@@ -414,6 +499,12 @@ def _rounds(source: nn.Module) -> Callable[..., tuple[tuple[Any, ...], dict[str,
         return quantized_inputs(module, source, args, named)
 
     return before
+
+
+def _reader(
+    weight: torch.Tensor, *, scheme: Scheme, method: Method, source: nn.Module | None
+) -> Reader:  # fmt: skip
+    return Reader(weight=weight, scheme=scheme, method=method, source=source)
 
 
 def _weight(module: nn.Module) -> torch.Tensor:

@@ -19,7 +19,7 @@ from ..checkpoint.read.source import Source
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, option, size_of
 from ..methods import method_named
-from ..methods.method import GRAM
+from ..methods.chain import in_order
 from ..own_files import FileKind, OwnFile
 from ..progress import Bar, silent
 from ..results import Result
@@ -224,7 +224,7 @@ def search(
         limits=asked.limits,
     )  # fmt: skip
     require_choice(found)
-    if asked.method is not None and GRAM in method_named(asked.method).takes:
+    if asked.method is not None and in_order(method_named(asked.method)):
         raise UnsupportedError(
             f"method {asked.method} solves weights in the order in which they run, and a search tries them "
             f"alone; search by mse_weighted, and quantize by its recipe with {option('method', asked.method)}"

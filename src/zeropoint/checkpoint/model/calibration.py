@@ -22,7 +22,7 @@ from ...declared_models import transformers_package
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...libraries import reading
 from ...methods import method_named
-from ...methods.method import GRAM
+from ...methods.chain import in_order
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
 from ...models.block_chain import Steps
 from ...models.unfuse import unfused
@@ -258,7 +258,7 @@ def _assignment(weight: Placement, *, static: bool) -> Assignment:
 def _takes(method: str) -> bool:
     """Return whether a method takes statistics that are held for all weights at once."""
     takes = method_named(method).takes
-    return bool(takes) and GRAM not in takes
+    return bool(takes) and not in_order(method_named(method))
 
 
 def _rows(root: nn.Module) -> list[WeightRows]:

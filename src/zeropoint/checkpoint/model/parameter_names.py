@@ -9,7 +9,7 @@ lie.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,20 @@ def file_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[
     modeling = importlib.import_module("transformers.modeling_utils")
     untied = getattr(modeling, "remove_tied_weights_from_state_dict", None)
     return _reverted(model, dict(tensors) if untied is None else untied(dict(tensors), model))
+
+
+def file_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Return the names in files of parameters that files have as they are, by their names in the model.
+
+    Raises UnsupportedError for a parameter that files have otherwise.
+    """
+    numbers = {name: torch.tensor([[float(number)]]) for number, name in enumerate(names)}
+    every, found = list(numbers), dict[str, str]()
+    for name, value in (_reverted(model, numbers) if is_pretrained(model) else numbers).items():
+        if value.shape != (1, 1) or not 0 <= int(value) < len(every):
+            raise UnsupportedError(f"{printable(name)} is stored together with others; leave the step out")
+        found[every[int(value)]] = name
+    return found
 
 
 def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[WeightRows]:

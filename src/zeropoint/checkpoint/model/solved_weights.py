@@ -24,27 +24,31 @@ import torch
 
 from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...methods import LayerResult, Loss, method_named
-from ...methods.method import GRAM
+from ...methods.chain import in_order as is_in_order
+from ...methods.chain import rescalings_of
+from ...methods.rescaling import ChannelFold
 from ...models import DynamicQuantize
+from ...models.rescale import RescaledBlock
 from ...models.site_inputs import EVERY, kin_of
 from ...models.solving import WeightTask, solve
 from ...tensor import QuantizedTensor
-from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight
+from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import identity, require_same, stamps
 from ..plan.limits import Limits, give_back
+from ..plan.rescaled import RESCALED, folds_text, parsed_folds
 from ..read.storage import Place, shown
 from .calibration import RunningModel, running
-from .parameter_names import WeightRows
+from .parameter_names import WEIGHT, WeightRows, file_names
 
 _RECORD = "zeropoint_solved.json"
-_OWN = re.compile(rf"{re.escape(_RECORD)}|\d+\.(safetensors|json)|\..+\.\d+")
+_OWN = re.compile(rf"{re.escape(_RECORD)}|\d+\.(safetensors|json)|rescaled-\w+\.json|\..+\.\d+")
 """Names of files in the folder: the record, those of weights, and drafts of either."""
 _REMEDY = "quantize it by method mse, which needs no data"
 
 
 def in_order(plan: CheckpointPlan) -> bool:
     """Return whether a method of ``plan`` is solved in the order in which layers run."""
-    return any(GRAM in method_named(weight.method).takes for weight in plan.weights)
+    return any(is_in_order(method_named(weight.method)) for weight in plan.weights)
 
 
 @contextmanager
@@ -129,8 +133,33 @@ def solved(
         steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
-    plan = replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *_said(kept.losses)))
-    return plan, held_out
+        folds = _in_files(model, kept.folds)
+    if folds:
+        plan = with_folds(plan, folds)
+    notes = (*plan.notes, *_of_rescaling(kept.rescalings), *_said(kept.losses))
+    return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
+
+
+def _in_files(model: RunningModel, folds: Mapping[str, ChannelFold]) -> dict[str, ChannelFold]:
+    """Return what tensors of files are multiplied with, from what parameters of the model are."""
+    found, left = dict[str, ChannelFold](), dict(folds)
+    for own in model.rows:
+        fold = folds.get(f"{own.layer}{WEIGHT}")
+        left.pop(f"{own.layer}{WEIGHT}", None)
+        if fold is not None:
+            rows = None if fold.rows is None else fold.rows[own.index]
+            found[f"{own.module}{WEIGHT}"] = replace(fold, rows=rows)
+    names = file_names(model.root, left)
+    return found | {names[name]: fold for name, fold in left.items()}
+
+
+def _of_rescaling(found: Iterable[RescaledBlock]) -> Iterator[str]:
+    """Yield a sentence about sites whose channels are rescaled."""
+    notes = [note for block in found for note in block.notes]
+    if notes:
+        idle = sum("none better" in note for note in notes)
+        done = f"{len(notes) - idle} of {len(notes)}"
+        yield f"channels of {done} inputs whose channels can be rescaled are, as {RESCALED} says"
 
 
 _OVERHEAD = 768 << 20
@@ -178,6 +207,11 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
                 f"follows from the whole weight; {_REMEDY}"
             )
         source = layer.input
+        if source is not None and not source.dynamic and rescalings_of(method):
+            raise UnsupportedError(
+                f"{printable(weight.module)}: inputs {source} are static, and their scales are those of a "
+                "model without rescaled channels; make inputs dynamic, or leave the step out"
+            )
         tasks.append(
             WeightTask(
                 name=weight.module, number=number, layer=own.layer, scheme=layer.weight, method=method,
@@ -197,6 +231,7 @@ class _Solutions:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.losses: dict[str, Loss] = {}
+        self._rescaled: dict[str, RescaledBlock] = {}
 
     def begin(self, fields: Mapping[str, str]) -> None:
         """Write the identity of the run, or compare it with the one that is there.
@@ -235,6 +270,31 @@ class _Solutions:
         self.losses[task.name] = replace(loss, notes=tuple(loss.notes))
         return LayerResult(q=q)
 
+    def known_rescaling(self, block: str) -> RescaledBlock | None:
+        """Return how an earlier run rescaled a block, or None."""
+        try:
+            folds, notes = parsed_folds(self._rescaling(block).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        self._rescaled[block] = RescaledBlock(folds=folds, notes=notes)
+        return self._rescaled[block]
+
+    def add_rescaling(self, block: str, found: RescaledBlock) -> None:
+        """Keep how a block is rescaled."""
+        self._rescaled[block] = found
+        text = folds_text(found.folds, found.notes)
+        self._write(self._rescaling(block), lambda draft: draft.write_text(text, encoding="utf-8"))
+
+    @property
+    def rescalings(self) -> tuple[RescaledBlock, ...]:
+        """How blocks were rescaled."""
+        return tuple(self._rescaled.values())
+
+    @property
+    def folds(self) -> dict[str, ChannelFold]:
+        """What parameters of the model are multiplied with, by name."""
+        return {name: fold for block in self.rescalings for name, fold in block.folds.items()}
+
     def weights(self, tasks: Iterable[WeightTask]) -> dict[str, SolvedWeight]:
         """Return file, digest and loss of each weight, by name."""
         found = {}
@@ -246,6 +306,9 @@ class _Solutions:
 
     def _codes(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.safetensors"
+
+    def _rescaling(self, block: str) -> Path:
+        return self._folder / f"rescaled-{hashlib.sha256(block.encode()).hexdigest()[:16]}.json"
 
     def _loss(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.json"

@@ -50,13 +50,14 @@ class Actions:
         the place of what.
         """
         origins, entries = floats.origins, floats.source.entries
-        held, plain, copies = [], array("I"), {}
+        held, folded = list[TensorDecision](), list[TensorDecision]()
+        plain, copies = array("I"), dict[str, str]()
         for number, decision in enumerate(decisions):
             name = decision.entry.name
             if decision.quantized:
                 continue
             if name in origins:
-                held.append(decision)
+                (held if origins[name].layer is not None else folded).append(decision)
             elif name in tied:
                 copies[name] = tied[name]
             elif name not in more.gone:
@@ -64,7 +65,9 @@ class Actions:
         staying = () if every else tuple(held)
         codes = [entry for d in staying for entry in origins[d.entry.name].stored]
         alone = not any(d.quantized for d in decisions)
-        words = {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
+        restored = (*folded, *held) if every else folded
+        words = {d.entry.name: "its channels are rescaled" for d in folded}
+        words |= {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
         said = (
             replace(d, reason=more.gone[d.entry.name])
             if d.entry.name in more.gone
@@ -74,7 +77,7 @@ class Actions:
         return Actions(
             floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
             added=more.added,
-            restored=tuple(origins[d.entry.name] for d in held) if every else (),
+            restored=tuple(origins[d.entry.name] for d in restored),
             kept=Made(
                 len(plain) + len(codes),
                 lambda n: entries.at(plain[n]) if n < len(plain) else codes[n - len(plain)],

@@ -46,10 +46,12 @@ from .origin import Floats, as_floats, unquantized
 from .output_shards import OutputShard, SharedScale
 from .placement import Placement, Placements
 from .plan_document import plan_document
+from .rescaled import RESCALED, folds_text, rescaled_floats
 from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ...methods import Loss
+    from ...methods.rescaling import ChannelFold
     from ...stats import Statistics
 
 
@@ -144,7 +146,8 @@ class CheckpointPlan(Result):
             values = count(self.quantized_values, "value")
             lines.append(f"{values} at {self.bits_per_value:.3f} bits in {self.codec.name} ({layouts})")
         if self.restored:
-            values, done = count(self.restored_values, "value"), "rotated" if self.rotated else "decoded"
+            values = count(self.restored_values, "value")
+            done = "rotated" if self.rotated else "rescaled" if RESCALED in self.texts else "decoded"
             lines.append(f"{values} {done} in {count(len(self.restored), 'tensor')}")
         return tuple(lines)
 
@@ -231,11 +234,11 @@ def kinds_of(items: Iterable[Placement]) -> list[Placement]:
 
 def make_plan(
     source: Source, to: str | RecipeText, *, selection: Selection | None = None, limits: Limits | None = None,
-    codec: Codec = DEFAULT,
+    codec: Codec = DEFAULT, folds: Mapping[str, ChannelFold] | None = None,
 ) -> CheckpointPlan:  # fmt: skip
     """Return the plan that quantizes ``source`` to a layer preset or weight scheme, or by a recipe.
 
-    codec: what the files are written in.
+    codec: what the files are written in. folds: what rescaled channels mean for tensors, by name.
 
     Raises CheckpointError when the source is an adapter, has a config.json that cannot be read or is
     quantized already, a pattern matches nothing, two output tensors
@@ -253,7 +256,7 @@ def make_plan(
     _require_streaming(recipe)
     floats = _floats(source, selection)
     placeless = floats.placeless(codec)
-    floats = floats.without(placeless)
+    floats = rescaled_floats(floats.without(placeless), folds or {})
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
@@ -282,6 +285,8 @@ def make_plan(
     texts, remarks_of_files = index_and_config(
         floats, decisions, placements, codec, staying=actions.staying, cache=more.cache
     )
+    if folds:
+        texts = {**texts, RESCALED: Text.of(folds_text(folds))}
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
@@ -296,6 +301,18 @@ def make_plan(
     for weight in kinds_of(plan.worked):
         tile_shape(weight, limits)
     return plan
+
+
+def with_folds(plan: CheckpointPlan, folds: Mapping[str, ChannelFold]) -> CheckpointPlan:
+    """Return the same plan for the model with rescaled channels.
+
+    folds: what tensors are multiplied with, by name. Raises what :func:`make_plan` and
+    :func:`~.rescaled.rescaled_floats` raise.
+    """
+    made = make_plan(
+        plan.source, plan.recipe, selection=plan.selection, limits=plan.limits, codec=plan.codec, folds=folds
+    )
+    return replace(made, statistics=plan.statistics, solved=plan.solved, limits=plan.limits, notes=plan.notes)
 
 
 def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:

@@ -10,10 +10,11 @@ the end. A piece holds whole blocks of both sides, so no bit depends on how a ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
+from ...methods.rescaling import ChannelFold
 from ...ops.rotation import Rotation
 from ..read.tensor_entries import TensorEntry
 
@@ -31,6 +32,30 @@ class RotatedSide(NamedTuple):
         """Return ``x`` with its last axis rotated, which are whole blocks from number ``first`` on."""
         places = torch.arange(first, first + x.shape[-1]) % self.width
         return self.rotation.rotate(x, self.rotation.signs(self.width)[places])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedChannels:
+    """What rescaled channels mean for a tensor, which may hold the matrices of all experts.
+
+    matrices: of each matrix, in order. height: rows of each.
+    """
+
+    matrices: tuple[ChannelFold | None, ...]
+    height: int
+
+    block_rows: ClassVar[int] = 1
+    norm: ClassVar[TensorEntry | None] = None
+
+    def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:  # noqa: ARG002 (as below)
+        """Write into ``out`` what becomes of ``x``, rows from row ``first`` on; see :meth:`Folded.fill`."""
+        done = 0
+        while done < len(x):
+            number, row = divmod(first + done, self.height)
+            end = done + min(len(x) - done, self.height - row)
+            fold = self.matrices[number]
+            out[done:end] = x[done:end] if fold is None else fold.of(x[done:end], row)
+            done = end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

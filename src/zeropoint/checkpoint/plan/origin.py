@@ -36,7 +36,7 @@ from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, fi
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_pieces, shown
 from ..read.tensor_entries import Entries, TensorEntry
-from .folded import Folded
+from .folded import Folded, FoldedChannels
 from .limits import decoding_bytes
 from .parts_of_codes import rows_of, under_one_scale
 
@@ -60,7 +60,7 @@ class Origin:
     says next to what it is written. raw: floats of another dtype that it is converted from. form: how its
     rows are wanted, where that is not as the model has them. step: the distance of its numbers in the file,
     of a vector that others lie between. one_scale: whether each matrix of fused experts has one scale.
-    folded: what is folded into a matrix of floats.
+    folded: what is folded into a tensor of floats.
     """
 
     entry: TensorEntry
@@ -72,7 +72,7 @@ class Origin:
     form: StoredForm | None = None
     step: int = 1
     one_scale: bool = False
-    folded: Folded | None = None
+    folded: Folded | FoldedChannels | None = None
 
     def in_form(self, form: StoredForm) -> Origin:
         """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
@@ -263,7 +263,9 @@ class Origin:
         x = plain.read(files, begin, count, bytearray(count * self.columns * plain.dtype.itemsize))
         out.copy_(self._reordered(x.to(self.dtype))[start - begin : start - begin + len(out)])
 
-    def _fold(self, folded: Folded, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
+    def _fold(
+        self, folded: Folded | FoldedChannels, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor
+    ) -> None:
         """Fill ``out`` with rows from ``start`` on, with what is folded into them."""
         plain = replace(self, entry=self.raw or self.entry, raw=None, folded=None)
         same, weight = plain.dtype == self.dtype, None

@@ -18,6 +18,7 @@ from ..choose.expert_stacks import with_stacks
 from ..choose.selection import WEIGHT, Why, is_fused_experts
 from ..plan.carried_scales import carried
 from ..plan.origin import Floats, Origin, as_floats
+from ..plan.rescaled import folds_of, folds_text, rescaled_floats
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place
@@ -84,6 +85,13 @@ class Original:
         more = carried(self.floats, list(made.values()), codec, requantize=True)
         floats = self.floats.without(more.gone)
         return replace(self, floats=floats, carried={origin.entry.name: origin for origin in more.added})
+
+    def rescaled(self, source: Source) -> Original:
+        """Return the same, with channels rescaled as those of ``source`` were, which is made of it."""
+        folds = folds_of(source)
+        if not folds or folds_text(folds) == folds_text(folds_of(self.source)):
+            return self
+        return replace(self, floats=rescaled_floats(self.floats, folds))
 
     def matrix(self, module: str) -> OriginalWeight | None:
         """Return the matrix of a module, which may be one of fused experts, or None."""

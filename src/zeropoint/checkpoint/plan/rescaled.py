@@ -1,0 +1,166 @@
+"""A checkpoint with rescaled channels: its floats as they are then, and the file that says so.
+
+The model computes what it did before, and its tensors differ from those of the source.
+``zeropoint_rescaled.json`` next to the weights says what each was multiplied with, so that the result can be
+compared with the source:
+
+    {"zeropoint_rescaled": 1, "tensors": {NAME: {"rows": STEPS, "columns": STEPS, "one": 0.0}, ...}}
+
+STEPS are signed bytes in base64, one for each row or column: ``k`` stands for ``2^(k / 8)``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...errors import CheckpointError, UnsupportedError, printable
+from ...layout.packing import flat_bytes
+from ...methods.rescaling import ChannelFold
+from ..choose.expert_matrices import matrices
+from ..choose.selection import WEIGHT
+from ..read.source import Source
+from ..read.storage import exists, open_file, shown
+from ..read.tensor_entries import TensorEntry
+from .folded import FoldedChannels
+from .origin import Floats, Origin
+
+RESCALED = "zeropoint_rescaled.json"
+_VERSION, _MOST_BYTES = 1, 1 << 30
+
+
+def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
+    """Return a checkpoint of floats as it is with channels rescaled.
+
+    folds: by the names of tensors, ``.weight`` after the module of a matrix among those of all experts.
+    Raises UnsupportedError for tensors that are stored transposed, CheckpointError for names and sizes that
+    are not those of the checkpoint.
+    """
+    left, origins = dict(folds), dict(floats.origins)
+    for entry in floats.source.entries.values():
+        if entry.name in left:
+            own: tuple[ChannelFold | None, ...] = (left.pop(entry.name),)
+        elif entry.stack is not None or len(entry.shape) > 2:
+            own = _of_experts(entry, left)
+        else:
+            continue
+        if any(fold is not None for fold in own):
+            origins[entry.name] = _origin(floats.origin(entry), own)
+    if left:
+        raise CheckpointError(
+            f"channels of {printable(min(left))} are rescaled, which is not in the checkpoint"
+        )
+    return replace(floats, origins=origins)
+
+
+def _of_experts(entry: TensorEntry, left: dict[str, ChannelFold]) -> tuple[ChannelFold | None, ...]:
+    """Return the folds of the matrices of all experts, whose parts are rows of these, and take them."""
+    height = entry.shape[-2]
+    found: list[ChannelFold | None] = [None] * math.prod(entry.shape[:-2])
+    for matrix in matrices(entry):
+        fold = left.pop(f"{matrix.module}{WEIGHT}", None)
+        if fold is None:
+            continue
+        number, first = divmod(matrix.first, height)
+        rows = None
+        if fold.rows is not None:
+            rows = torch.zeros(height, dtype=torch.int64)
+            rows[first : first + matrix.shape[0] * matrix.step : matrix.step] = fold.rows
+        before = found[number]
+        if before is not None and before.rows is not None:
+            rows = before.rows if rows is None else rows + before.rows
+        found[number] = replace(fold, rows=rows)
+    return tuple(found)
+
+
+def _origin(origin: Origin, folds: tuple[ChannelFold | None, ...]) -> Origin:
+    entry = origin.entry
+    if origin.transposed:
+        raise UnsupportedError(
+            f"{printable(entry.name)} is stored transposed, and its channels cannot be rescaled; leave the "
+            "step out"
+        )
+    height = math.prod(entry.shape[:-1]) // max(1, len(folds)) if len(entry.shape) > 1 else entry.shape[0]
+    for fold in filter(None, folds):
+        if (fold.rows is not None and len(fold.rows) != height) or (
+            fold.columns is not None and len(fold.columns) != entry.shape[-1]
+        ):
+            raise CheckpointError(
+                f"the rescaling of {printable(entry.name)} has another size than the tensor"
+            )
+    return replace(origin, folded=FoldedChannels(matrices=folds, height=height))
+
+
+def folds_text(folds: Mapping[str, ChannelFold], notes: Iterable[str] = ()) -> str:
+    """Return the text of the file."""
+    tensors = {
+        name: {"rows": _packed(fold.rows), "columns": _packed(fold.columns), "one": fold.one}
+        for name, fold in folds.items()
+    }
+    return (
+        json.dumps({"zeropoint_rescaled": _VERSION, "notes": list(notes), "tensors": tensors}, indent=1)
+        + "\n"
+    )
+
+
+def _packed(steps: torch.Tensor | None) -> str | None:
+    if steps is None:
+        return None
+    return base64.b64encode(flat_bytes(steps.to(torch.int8)).numpy().tobytes()).decode()
+
+
+def parsed_folds(text: str) -> tuple[dict[str, ChannelFold], tuple[str, ...]]:
+    """Return what such a text says, and its notes; raises ValueError for another text."""
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("zeropoint_rescaled") != _VERSION:
+        raise ValueError("it does not say how channels are rescaled")
+    tensors, notes = document.get("tensors"), document.get("notes", [])
+    if not isinstance(tensors, dict) or not isinstance(notes, list):
+        raise ValueError("it names no tensors")
+    return {str(name): _fold(found) for name, found in tensors.items()}, tuple(map(str, notes))
+
+
+def _fold(found: Any) -> ChannelFold:
+    one = found.get("one") if isinstance(found, dict) else None
+    if one not in (0.0, 1.0):
+        raise ValueError("a tensor has no number that its module adds")
+    return ChannelFold(
+        rows=_unpacked(found.get("rows")), columns=_unpacked(found.get("columns")), one=float(one)
+    )
+
+
+def _unpacked(text: Any) -> torch.Tensor | None:
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise ValueError("steps are not a text")
+    data = base64.b64decode(text, validate=True)
+    return torch.frombuffer(bytearray(data), dtype=torch.int8).long() if data else torch.empty(0).long()
+
+
+def folds_of(source: Source) -> dict[str, ChannelFold]:
+    """Return how the channels of a checkpoint were rescaled, as the file next to its weights says.
+
+    Raises CheckpointError for a damaged file.
+    """
+    path = source.root / RESCALED
+    if source.given != source.root or not exists(path):
+        return {}
+    file = open_file(path)
+    try:
+        if file.stamp.size > _MOST_BYTES:
+            raise CheckpointError(f"{shown(path)} is too large; it is damaged")
+        buffer = bytearray(file.stamp.size)
+        file.read_into(memoryview(buffer), 0)
+    finally:
+        file.close()
+    try:
+        return parsed_folds(buffer.decode("utf-8"))[0]
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{shown(path)} is damaged: {error}; quantize again") from error

@@ -1,0 +1,226 @@
+r"""Rescaling of channels: what gives the input of a layer is divided by a vector, and its weight multiplied.
+
+    y = x W^T = (x / s) (W diag(s))^T          s_c > 0, one number for each input channel
+
+The float model stays the same, and the quantized one changes: channels with large inputs get more of the
+range of the weight, and less of that of a quantized input. A step gives candidates for ``s``. The one whose
+outputs have the least error on some input vectors is taken, and no rescaling is one of them.
+
+Numbers of ``s`` are eighths of powers of two, ``2^(k / 8)``, so that no rounding of a sum decides about codes
+and steps that follow each other are exact, and lie within `LARGEST` around their geometric mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from ..ops.feedback import gram
+from ..schemes import Scheme
+from ..stats import MeanSquare, Statistics
+from .method import MEAN_SQUARE, LayerData, Method
+
+LARGEST = 4.0
+PARTS = 8
+"""Steps of a power of two."""
+_VECTORS = 512
+"""Input vectors on which candidates are compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A layer that reads the channels.
+
+    Args:
+        weight: (rows, channels) float32.
+        scheme: of the weight; None where it stays as it is.
+        method: quantizes the weight, where it has a scheme.
+        source: how inputs are quantized, or None.
+    """
+
+    weight: torch.Tensor
+    scheme: Scheme | None = None
+    method: Method | None = None
+    source: nn.Module | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """Channels that may be rescaled.
+
+    Args:
+        inputs: some input vectors, (vectors, channels) float32.
+        readers: the layers that read them.
+        place: (channels,), the channel of the layer before that each comes from; several may come from one.
+        given: the largest magnitude in the rows of the layer before, (channels,); None for a norm.
+    """
+
+    inputs: torch.Tensor
+    readers: tuple[Reader, ...]
+    place: torch.Tensor
+    given: torch.Tensor | None = None
+
+    @property
+    def largest_weights(self) -> torch.Tensor:
+        """The largest magnitude of all weights that read a channel, (channels,) float64."""
+        return torch.stack([reader.weight.abs().amax(0) for reader in self.readers]).amax(0).double()
+
+
+class Rescaling(Protocol):
+    """A step that rescales channels; a stateless value.
+
+    name, rank, reason, formula, source: as for a :class:`~.step.Step`.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 (see the class)
+
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+
+    @property
+    def reason(self) -> str: ...  # noqa: D102
+
+    @property
+    def formula(self) -> str: ...  # noqa: D102
+
+    @property
+    def source(self) -> str: ...  # noqa: D102
+
+    def candidates(self, channels: Channels) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield candidates for ``s``, (channels,) float64, each with what tells it from others.
+
+        Args:
+            channels: what is rescaled; numbers that are not positive leave their channel as it is.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescaled:
+    """The candidate of least error.
+
+    Args:
+        steps: (channels,) int64, ``k`` of each number; zeros where none is better than no rescaling.
+        note: what tells it from others, with the error as a share of that without rescaling.
+    """
+
+    steps: torch.Tensor
+    note: str
+
+
+def numbers_of(steps: torch.Tensor) -> torch.Tensor:
+    """Return ``2^(k / 8)`` for each ``k``, float64.
+
+    >>> numbers_of(torch.tensor([-8, 0, 16]))
+    tensor([0.5000, 1.0000, 4.0000], dtype=torch.float64)
+    """
+    found = {k: 2.0 ** (k / PARTS) for k in set(steps.tolist())}
+    return torch.tensor([found[k] for k in steps.tolist()], dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFold:
+    """What a parameter of a model is multiplied with when channels are rescaled.
+
+        W' = diag(rows) (W + one) diag(columns) - one
+
+
+    Args:
+        rows: a number for each row, as int64 steps of :func:`numbers_of`, or None for ones.
+        columns: likewise for each column.
+        one: what the module adds to its weight.
+    """
+
+    rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    one: float = 0.0
+
+    def of(self, x: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Return what becomes of ``x``, whole rows from row ``first`` on, rounded once to its dtype."""
+        y = x.double() + self.one
+        if self.rows is not None:
+            y = y * numbers_of(self.rows[first : first + len(x)]).reshape(-1, *[1] * (x.ndim - 1))
+        if self.columns is not None:
+            y = y * numbers_of(self.columns)
+        return (y - self.one).to(x.dtype)
+
+    def then(self, other: ChannelFold) -> ChannelFold:
+        """Return both as one."""
+        return ChannelFold(
+            rows=_both(self.rows, other.rows), columns=_both(self.columns, other.columns),
+            one=max(self.one, other.one),
+        )  # fmt: skip
+
+
+def _both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def rescaled(step: Rescaling, channels: Channels) -> Rescaled:
+    """Return the candidate of ``step`` under which outputs have the least error.
+
+    >>> from zeropoint.methods.awq import STEP
+    >>> x = torch.tensor([[8.0, 0.1], [-8.0, 0.1]])
+    >>> from zeropoint.methods.nearest import METHOD
+    >>> scheme = Scheme.parse("int2:channel")
+    >>> reader = Reader(weight=torch.tensor([[0.3, 1.0]]), scheme=scheme, method=METHOD)
+    >>> rescaled(STEP, Channels(inputs=x, readers=(reader,), place=torch.arange(2))).steps
+    tensor([ 5, -5])
+    """
+    x = channels.inputs[:: max(1, -(-len(channels.inputs) // _VECTORS))]
+    readers = [reader for reader in channels.readers if reader.scheme is not None]
+    same = torch.zeros(len(channels.place), dtype=torch.int64)
+    base = _error(x, readers, same)
+    best, found = base, Rescaled(steps=same, note="none better than no rescaling")
+    for note, wanted in step.candidates(channels) if readers and len(x) and base > 0 else ():
+        steps = _snapped(wanted, channels.place)
+        error = _error(x, readers, steps)
+        if error < best:
+            best, found = error, Rescaled(steps=steps, note=f"{note}, error {error / base:.3f} times")
+    return found
+
+
+def _snapped(wanted: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Return a candidate as one that can be folded: one number for what has one source, and within bounds."""
+    good = torch.isfinite(wanted) & (wanted > 0)
+    if not good.any():
+        return torch.zeros_like(wanted).long()
+    logs = torch.where(good, wanted, torch.ones_like(wanted)).log2()
+    logs = torch.where(good, logs - logs[good].mean(), torch.zeros_like(logs))
+    size = int(place.max()) + 1
+    sums = torch.zeros(size, dtype=logs.dtype).index_add_(0, place, logs)
+    counts = torch.zeros(size, dtype=logs.dtype).index_add_(0, place, torch.ones_like(logs))
+    mean = (sums / counts.clamp_min(1))[place]
+    most = math.log2(LARGEST)
+    return (mean.clamp(-most, most) * PARTS).round().long()
+
+
+def _error(x: torch.Tensor, readers: Sequence[Reader], steps: torch.Tensor) -> float:
+    """Return the squared error of the outputs of quantized readers, whose channels are rescaled."""
+    narrow = numbers_of(steps).float()
+    divided = x / narrow
+    square = MeanSquare(features=len(steps))
+    statistics = {MEAN_SQUARE: Statistics(accumulator=square, state=square.update(square.start(), divided))}
+    total = 0.0
+    for reader in readers:
+        assert reader.scheme is not None
+        assert reader.method is not None
+        weight = (reader.weight * narrow).contiguous()
+        values = reader.method.quantize(weight, reader.scheme, LayerData(statistics=statistics)).dequantize()
+        missed = _product(divided, weight - values)
+        if reader.source is not None:
+            missed += _product(divided - reader.source(divided), values)
+        total += float(missed.square().sum())
+    return total
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return ``x @ weight.T``, with sums in a fixed order."""
+    return gram(x.T.contiguous(), weight.T.contiguous())

@@ -1,0 +1,206 @@
+"""Rescale the channels of a block's sites: which numbers, and what becomes of the parameters on both sides.
+
+The block computes what it did before, but for rounding. A parameter may be on the far side of one site and on
+the near side of another, as values of attention are, so that both vectors are kept for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ..errors import CalibrationError
+from ..methods.rescaling import ChannelFold, Channels, Reader, Rescaling, numbers_of, rescaled
+from .absorbers import Absorber, Probe, absorber_of, outputs_differ
+from .sites import Site
+from .unfuse import unfused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescaledBlock:
+    """What is folded into the parameters of a block, by name, and a sentence for each site."""
+
+    folds: Mapping[str, ChannelFold]
+    notes: tuple[str, ...] = ()
+
+
+class Absorbers:
+    """The absorbers of the sites of blocks; blocks of one structure are probed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[Absorber, ...]] = {}
+
+    def of(self, prefix: str, probe: Probe, sites: Sequence[Site]) -> tuple[Absorber, ...]:
+        """Return the absorbers of some sites of a block, whose names begin with ``prefix``."""
+        cut = len(prefix)
+        key = (
+            tuple((name[cut:], type(m), tuple(m.get_parameter("weight").shape))
+                  for name, m in probe.modules.items()),
+            tuple(tuple(name[cut:] for name in site.readers) for site in sites),
+        )  # fmt: skip
+        if key not in self._known:
+            found = _absorbers(probe, sites)
+            self._known[key] = tuple(_renamed(each, lambda name: name[cut:]) for each in found)
+        return tuple(_renamed(each, lambda name: prefix + name) for each in self._known[key])
+
+
+def _renamed(found: Absorber, name: Callable[[str], str]) -> Absorber:
+    return replace(found, name=name(found.name), readers=tuple(map(name, found.readers)))
+
+
+def _absorbers(probe: Probe, sites: Sequence[Site]) -> Iterator[Absorber]:
+    """Yield the absorber of each site that has one; a layer is a reader of one site."""
+    taken: set[str] = set()
+    for site in sites:
+        found = None if taken.intersection(site.readers) else absorber_of(site, probe)
+        if found is not None and taken.isdisjoint(found.readers):
+            taken |= set(found.readers)
+            yield found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedReader:
+    """Some rows of a layer that are quantized: by which steps they are rescaled, and how they are rounded.
+
+    layer: its name. rows: their numbers; all if None. steps: that rescale. reader: without its weight.
+    """
+
+    layer: str
+    rows: torch.Tensor | None
+    steps: tuple[Rescaling, ...]
+    reader: Callable[[torch.Tensor], Reader]
+
+
+def rescale(
+    probe: Probe, absorbers: Sequence[Absorber], quantized: Sequence[QuantizedReader],
+    inputs: Mapping[str, torch.Tensor],
+) -> RescaledBlock:  # fmt: skip
+    """Return what is folded into the parameters of a block.
+
+    Args:
+        probe: has the modules of the block.
+        absorbers: of its sites.
+        quantized: the layers that are quantized.
+        inputs: some input vectors of each site, (vectors, channels) float32, by its first reader.
+    """
+    folds: dict[str, ChannelFold] = {}
+    notes = []
+
+    def now(name: str) -> torch.Tensor:
+        weight = probe.modules[name].get_parameter("weight").detach().float()
+        fold = folds.get(f"{name}.weight")
+        return weight if fold is None else fold.of(weight)
+
+    for found in absorbers:
+        own = [each for each in quantized if each.layer in found.readers]
+        steps = {step.name: step for each in own for step in each.steps}
+        x = inputs.get(found.readers[0])
+        if x is None or not len(x) or not steps:
+            continue
+        for step in sorted(steps.values(), key=lambda step: step.rank):
+            readers = [
+                each.reader(now(each.layer) if each.rows is None else now(each.layer)[each.rows])
+                if step in each.steps
+                else Reader(weight=now(each.layer))
+                for each in own
+            ]
+            given = now(found.name)[found.first :]
+            channels = Channels(
+                inputs=x, readers=tuple(readers), place=found.place,
+                given=given.abs().amax(1)[found.place] if given.ndim > 1 else None,
+            )  # fmt: skip
+            best = rescaled(step, channels)
+            notes.append(f"{found.readers[0]}: {step.name} {best.note}")
+            x = x / numbers_of(best.steps).float()
+            _fold(folds, probe.modules, found, best.steps)
+    return RescaledBlock(folds=folds, notes=tuple(notes))
+
+
+def _fold(
+    folds: dict[str, ChannelFold], modules: Mapping[str, nn.Module], found: Absorber, steps: torch.Tensor
+) -> None:
+    """Add what rescaling a site means for the parameters on its sides."""
+    if not bool(steps.any()):
+        return
+    module = modules[found.name]
+    rows = torch.zeros(len(module.get_parameter("weight")), dtype=torch.int64)
+    rows[found.first + found.place] = -steps
+    more = {f"{found.name}.weight": ChannelFold(rows=rows, one=found.one)}
+    if module._parameters.get("bias") is not None:
+        more[f"{found.name}.bias"] = ChannelFold(rows=rows)
+    more |= {f"{name}.weight": ChannelFold(columns=steps) for name in found.readers}
+    for name, fold in more.items():
+        folds[name] = folds[name].then(fold) if name in folds else fold
+
+
+@contextmanager
+def folded(root: nn.Module, folds: Mapping[str, ChannelFold], *, kept: bool = False) -> Iterator[None]:
+    """Return a context in which parameters have what is folded into them; ``kept`` beyond it, but for errors.
+
+    Raises CalibrationError for a parameter that overflows its dtype.
+    """
+    parameters = {name: root.get_parameter(name).detach() for name in folds}
+    before = {name: parameter.clone() for name, parameter in parameters.items()}
+    done = False
+    try:
+        for name, fold in folds.items():
+            parameter = parameters[name]
+            parameter.copy_(fold.of(parameter))
+            if not bool(torch.isfinite(parameter).all()):
+                raise CalibrationError(
+                    f"{name} overflows {parameter.dtype} when its channels are rescaled; leave the step out, "
+                    "or use a checkpoint of bfloat16 or float32"
+                )
+        yield
+        done = kept
+    finally:
+        for name, value in before.items() if not done else ():
+            parameters[name].copy_(value)
+
+
+@contextmanager
+def rescaled_channels(
+    model: nn.Module, folds: Mapping[str, ChannelFold], *, kept: bool = False
+) -> Iterator[None]:
+    """Return :func:`folded` of a model, whose parameters are called as those of the unfused one."""
+    with ExitStack() as stack:
+        with unfused(model) as root:
+            stack.enter_context(folded(root, folds, kept=kept))
+        yield
+
+
+def require_same_outputs(probe: Probe, found: RescaledBlock, root: nn.Module) -> RescaledBlock:
+    """Return ``found`` if the block gives the same outputs with it, or else nothing, with a sentence.
+
+    Blocks of one structure have one kind of absorbers, and this is where that is checked for each.
+    """
+    with folded(root, found.folds):
+        outputs, _ = probe.seen()
+    if not outputs_differ(probe.outputs, outputs, _ROUNDING):
+        return found
+    block = next(iter(found.folds), "")
+    return RescaledBlock(
+        folds={}, notes=(f"{block}: no rescaling, since the block would give other outputs",)
+    )
+
+
+_ROUNDING = 0.03
+"""Largest difference of outputs over their size, which rounding parameters to 16 bits may cause."""
+
+
+def rescalable(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules with a weight, of any kind."""
+    return {
+        name: module
+        for name, module in modules.items()
+        if isinstance(module._parameters.get("weight"), nn.Parameter)
+    }
+
+
+def two_sided(modules: Mapping[str, nn.Module]) -> Collection[str]:
+    """Return the names of the modules whose weight is a matrix."""
+    return [name for name, module in modules.items() if module.get_parameter("weight").ndim == 2]
