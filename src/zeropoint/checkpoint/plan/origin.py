@@ -187,7 +187,7 @@ class Origin:
             count = (rows - 1) * step + 1
             every = self.read(files, start, count, bytearray(count * self.columns * self.dtype.itemsize))
             return out.copy_(every[::step])
-        if self.folded is not None:
+        if self.folded is not None and self.same:
             self._fold(self.folded, files, start, out)
         elif not self.same or self.raw is not None:
             self._convert(files, start, out)

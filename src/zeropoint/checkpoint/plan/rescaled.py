@@ -46,7 +46,7 @@ def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
     for entry in floats.source.entries.values():
         if entry.name in left:
             own: tuple[ChannelFold | None, ...] = (left.pop(entry.name),)
-        elif entry.stack is not None or len(entry.shape) > 2:
+        elif entry.stack is not None:
             own = _of_experts(entry, left)
         else:
             continue
