@@ -14,6 +14,7 @@ from .choose.asked import codec_for
 from .choose.recipe import KEEP
 from .choose.selection import FLOATS, DequantizePolicy, Selection
 from .model.cache_scales import with_cache_scales
+from .model.tokens import Windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.file import write_plan
 from .plan.limits import Limits
@@ -244,7 +245,8 @@ def _float(dtype: str | None) -> str | None:
 @by_signature
 def add_kv_scales(
     source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
-    *, workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
+    *, samples: int | None = None, length: int | None = None, workers: int | None = None,
+    max_memory: int | str | None = None, overwrite: bool = False,
     restart: bool = False, break_lock: bool = False, skip_finished: bool = False, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Copy a quantized checkpoint and add scales for a float8 cache of keys and values.
@@ -256,7 +258,9 @@ def add_kv_scales(
     Args:
         source: the directory of a quantized checkpoint whose layout has a place for such scales, or its URL.
         out: the output directory or URL.
-        calibration: a file of text, token ids (windows, length), or a .safetensors file that holds them.
+        calibration: a file of text, token ids (windows, length) or (tokens,), a .safetensors file that holds
+            them, or ``"self"`` for tokens that the model generates.
+        samples, length: of windows of it, as for :func:`~zeropoint.quantize_checkpoint`.
         workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
         overwrite, restart, break_lock, skip_finished: likewise.
 
@@ -278,7 +282,8 @@ def add_kv_scales(
     )
     writing.require_target(out)
     limits = Limits.default(workers, max_memory)
-    plan = with_cache_scales(open_source(source), calibration, limits=limits, progress=progress is True)
+    data = Windows(given=calibration, samples=samples, length=length)
+    plan = with_cache_scales(open_source(source), data, limits=limits, progress=progress is True)
     return writing.write(plan, out, "copying")
 
 

@@ -25,6 +25,7 @@ from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.importance import with_importance
 from ..checkpoint.model.short_run import compared
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
+from ..checkpoint.model.tokens import Windows, asked_windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.limits import Limits
@@ -40,7 +41,7 @@ from ..signatures import by_signature
 from .budgets import Budget
 from .curve import SVG, curve_svg
 from .evolution import by_evolution
-from .inputs import Calibration, inputs_by, with_ranges
+from .inputs import inputs_by, with_ranges
 from .searching import EQUAL, RECIPE, SearchResult, asked, search
 from .weighing import weigh_by
 
@@ -77,7 +78,7 @@ class _Budgeted:
     def search(
         self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
         method: str | None, selection: Selection, limits: Limits,
-        calibration: Calibration | None, imatrix: Path | str | None, out: Path | None, progress: Shown,
+        calibration: Windows | None, imatrix: Path | str | None, out: Path | None, progress: Shown,
     ) -> SearchResult:  # fmt: skip
         """Return the best choice. out: where the state lies next to, unless it has a place of its own."""
         assert self.budget is not None
@@ -101,7 +102,8 @@ def search_checkpoint(
     *, out: Path | str | None = None, state: Path | str | None = None,
     format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, importance: str = EQUAL, text: Path | str | None = None,
-    calibration: Calibration | None = None, imatrix: Path | str | None = None, refine: int = 0,
+    calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
+    length: int | None = None, imatrix: Path | str | None = None, refine: int = 0,
     include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
     workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
     plot: Path | str | None = None, progress: Shown = False,
@@ -123,9 +125,10 @@ def search_checkpoint(
         importance: how much layers matter: ``"equal"``; ``"linearity"``, for which noise in one layer at a
             time is run through the model; or ``"divergence"``, for which each candidate in one layer is.
         text: a file of text, or of token ids, that the model runs on; random tokens if None.
-        calibration: text, token ids or ``"random"``, as for :func:`quantize_checkpoint`: the errors of
-            columns count by the mean squares of their inputs on it, and so does the search of methods that
+        calibration: text, token ids, ``"random"`` or ``"self"``, as for :func:`quantize_checkpoint`: errors
+            of columns count by the mean squares of their inputs on it, and so does the search of methods that
             take these, such as ``"mse_weighted"``.
+        samples, length: of windows of it, as there.
         imatrix: an importance matrix of llama.cpp, in its place.
         refine: generations of an evolution by the measured KL divergence of the model.
         include, ignore, dequantize_first, workers, max_memory, progress: as for :func:`quantize_checkpoint`.
@@ -163,8 +166,8 @@ def search_checkpoint(
     result = what.search(
         opened, format=format, method=method,
         selection=selection_of(include, ignore, dequantize_first=dequantize_first),
-        limits=Limits.default(workers, max_memory), calibration=calibration, imatrix=imatrix, out=written,
-        progress=progress,
+        limits=Limits.default(workers, max_memory), calibration=asked_windows(calibration, samples, length),
+        imatrix=imatrix, out=written, progress=progress,
     )  # fmt: skip
     if drawn is not None:
         drawn.write([curve_svg(result).encode("utf-8")], overwrite=overwrite)
@@ -190,7 +193,8 @@ def quantize_checkpoint(
     budget: Budget | str | None = None, candidates: Iterable[str] | str | None = None,
     state: Path | str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     refine: int = 0, format: str | None = None, method: str | None = None,  # noqa: A002 (the option's name)
-    calibration: torch.Tensor | Path | str | None = None, imatrix: Path | str | None = None,
+    calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
+    length: int | None = None, imatrix: Path | str | None = None,
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, force: bool = False,
     dequantize_first: bool = False, dequantize_kept: bool = False, workers: int | None = None,
     max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
@@ -217,8 +221,10 @@ def quantize_checkpoint(
         method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
             if neither says.
         calibration: for methods that need data, and for a budget: a file of text, token ids (windows,
-            length), a .safetensors file that holds them, or ``"random"`` for random tokens. The model runs on
-            it, a block in memory at a time.
+            length) or (tokens,), a .safetensors file that holds them, ``"random"`` for random tokens, or
+            ``"self"`` for tokens that the model generates. The model runs on it, a block in memory at a time.
+        samples: windows of it; at most 128 of a file, 8 random ones and 32 of the model's own if None.
+        length: tokens of a window; 512, or what the model takes at most, if None.
         imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
             have none.
         include: patterns of tensors to quantize although they are kept by default: globs, or ``re:`` and a
@@ -256,7 +262,8 @@ def quantize_checkpoint(
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
-    if calibration is not None and imatrix is not None:
+    data = asked_windows(calibration, samples, length)
+    if data is not None and imatrix is not None:
         raise OptionError(
             f"{option('calibration')} and {option('imatrix')} both say what inputs are; give one of them"
         )
@@ -277,14 +284,14 @@ def quantize_checkpoint(
     else:
         made = what.search(
             open_source(source), format=format, method=method, selection=selection, limits=limits,
-            calibration=calibration, imatrix=imatrix, out=target if isinstance(target, Path) else None,
+            calibration=data, imatrix=imatrix, out=target if isinstance(target, Path) else None,
             progress=progress,
         ).plan  # fmt: skip
     if not force:
         require_loadable(made)
     if budget is not None:
-        made = with_ranges(made, calibration, progress=progress is True)
-    elif calibration is not None and in_order(made):
+        made = with_ranges(made, data, progress=progress is True)
+    elif data is not None and in_order(made):
         if executor != LOCAL:
             raise OptionError(
                 f"method {method or made.weights[0].method} solves weights on one machine, where their codes "
@@ -292,12 +299,12 @@ def quantize_checkpoint(
             )
         require_free(made, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
         with folder_for(target, spool, restart=restart) as folder:
-            made = with_ranges(made, calibration, progress=progress is True)
-            made, held_out = solved(made, calibration, folder, progress=progress is True)
+            made = with_ranges(made, data, progress=progress is True)
+            made, held_out = solved(made, data, folder, progress=progress is True)
             result = writing.write(made, out, "quantizing")
         return compared(result, made.source, held_out, limits)
-    elif calibration is not None:
-        made = calibrated(made, calibration, progress=progress is True)
+    elif data is not None:
+        made = calibrated(made, data, progress=progress is True)
     elif imatrix is not None:
         made = _important(made, imatrix)
     return writing.write(made, out, "quantizing")

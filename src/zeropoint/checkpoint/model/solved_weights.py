@@ -35,6 +35,7 @@ from ..plan.limits import Limits, give_back
 from ..read.storage import Place, shown
 from .calibration import RunningModel, running
 from .parameter_names import WeightRows
+from .tokens import Given
 
 _RECORD = "zeropoint_solved.json"
 _OWN = re.compile(rf"{re.escape(_RECORD)}|\d+\.(safetensors|json)|\..+\.\d+")
@@ -104,7 +105,7 @@ def _remove(folder: Path, *, finished: bool) -> None:
 
 
 def solved(
-    plan: CheckpointPlan, given: torch.Tensor | Path | str, folder: Path, *, progress: bool = False
+    plan: CheckpointPlan, given: Given, folder: Path, *, progress: bool = False
 ) -> tuple[CheckpointPlan, torch.Tensor]:
     """Return ``plan`` with the codes of its weights, solved on calibration data one block after another.
 
