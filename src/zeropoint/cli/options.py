@@ -105,6 +105,13 @@ Imatrix = Annotated[
         help="Importance matrix of llama.cpp, .dat or GGUF, in place of --calibration.",
     ),
 ]  # fmt: skip
+StatisticsFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--statistics", metavar="FILE", parser=parse_path,
+        help="File of `zeropoint statistics`, in place of --calibration. Repeatable: files are added.",
+    ),
+]  # fmt: skip
 Include = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Quantize these too: a glob, or re:REGEX. Repeatable."),

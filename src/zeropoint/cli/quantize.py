@@ -29,6 +29,7 @@ from .options import (
     Samples,
     Sort,
     SortOrder,
+    StatisticsFiles,
     Strict,
     To,
     Workers,
@@ -69,6 +70,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     samples: Samples = None,
     length: Length = None,
     imatrix: Imatrix = None,
+    statistics: StatisticsFiles = None,
     plan: Annotated[
         Any,
         typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
@@ -114,6 +116,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --calibration random
       zeropoint quantize SRC OUT --to w4a16 --method gptq --calibration self --samples 16 --length 256
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --imatrix imatrix.dat
+      zeropoint quantize SRC OUT --to w4a16 --method gptq --statistics gram.safetensors
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize SRC OUT --budget 4.5bpw --candidates mxfp4a16,w4a16,w8a16
@@ -133,8 +136,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
             source, out, to, recipe=recipe, plan=plan, budget=budget, candidates=candidates, state=state,
             importance=importance.value, text=text, refine=refine, format=format, method=method,
             calibration=calibration, samples=samples, length=length, imatrix=imatrix,
-            include=include or (), ignore=ignore or (), strict=strict, force=force,
-            dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, workers=workers,
+            statistics=statistics or (), include=include or (), ignore=ignore or (), strict=strict,
+            force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, workers=workers,
             max_memory=max_memory, overwrite=overwrite, restart=restart, break_lock=break_lock,
             skip_finished=skip_finished, executor=executor.value, address=address, spool=spool,
             progress=True,

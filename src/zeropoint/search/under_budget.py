@@ -13,9 +13,11 @@ import torch
 from ..checkpoint.call_options import (
     LOCAL,
     AnyRecipe,
+    Paths,
     Patterns,
     Shown,
     Writing,
+    paths,
     planned,
     selection_of,
 )
@@ -23,8 +25,10 @@ from ..checkpoint.choose.asked import codec_for
 from ..checkpoint.choose.selection import Selection
 from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.importance import with_importance
+from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.short_run import compared
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
+from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Windows, asked_windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
@@ -35,6 +39,7 @@ from ..checkpoint.read.storage import Place
 from ..checkpoint.run.executor import Executor
 from ..checkpoint.run.loop import RunResult, require_free
 from ..errors import OptionError, all_of, count, option, require_one
+from ..methods import method_named
 from ..own_files import OwnFile
 from ..progress import bars
 from ..signatures import by_signature
@@ -194,7 +199,7 @@ def quantize_checkpoint(
     state: Path | str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     refine: int = 0, format: str | None = None, method: str | None = None,  # noqa: A002 (the option's name)
     calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
-    length: int | None = None, imatrix: Path | str | None = None,
+    length: int | None = None, imatrix: Path | str | None = None, statistics: Paths = (),
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, force: bool = False,
     dequantize_first: bool = False, dequantize_kept: bool = False, workers: int | None = None,
     max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
@@ -227,6 +232,8 @@ def quantize_checkpoint(
         length: tokens of a window; 512, or what the model takes at most, if None.
         imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
             have none.
+        statistics: files of :func:`~zeropoint.gather_statistics` in its place, added where there are several:
+            weights are solved from their Gram matrices without running the model.
         include: patterns of tensors to quantize although they are kept by default: globs, or ``re:`` and a
             regular expression.
         ignore: patterns of tensors to keep.
@@ -262,11 +269,8 @@ def quantize_checkpoint(
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
-    data = asked_windows(calibration, samples, length)
-    if data is not None and imatrix is not None:
-        raise OptionError(
-            f"{option('calibration')} and {option('imatrix')} both say what inputs are; give one of them"
-        )
+    data, files = asked_windows(calibration, samples, length), paths(statistics)
+    _require_one_source(data, imatrix, files)
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
         executor=executor, address=address,
@@ -292,22 +296,55 @@ def quantize_checkpoint(
     if budget is not None:
         made = with_ranges(made, data, progress=progress is True)
     elif data is not None and in_order(made):
-        if executor != LOCAL:
-            raise OptionError(
-                f"method {method or made.weights[0].method} solves weights on one machine, where their codes "
-                f"are; leave {option('executor', str(executor))} out"
-            )
+        _require_local(writing, made)
         require_free(made, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
         with folder_for(target, spool, restart=restart) as folder:
             made = with_ranges(made, data, progress=progress is True)
             made, held_out = solved(made, data, folder, progress=progress is True)
             result = writing.write(made, out, "quantizing")
         return compared(result, made.source, held_out, limits)
+    elif files:
+        return _by_statistics(made, files, out, writing, overwrite=overwrite)
     elif data is not None:
         made = calibrated(made, data, progress=progress is True)
     elif imatrix is not None:
         made = _important(made, imatrix)
     return writing.write(made, out, "quantizing")
+
+
+def _require_one_source(data: Windows | None, imatrix: Path | str | None, files: Iterable[Path]) -> None:
+    """Raise OptionError where more than one option says what inputs are."""
+    given = {"calibration": data is not None, "imatrix": imatrix is not None, "statistics": bool(files)}
+    named = [option(name) for name, there in given.items() if there]
+    if len(named) > 1:
+        raise OptionError(f"{all_of(named)} all say what inputs are; give one of them")
+
+
+def _by_statistics(
+    plan: CheckpointPlan, files: Iterable[Path], out: Place | str, writing: Writing, *, overwrite: bool
+) -> RunResult:
+    """Write a plan by files of statistics; weights are solved where its methods take Gram matrices."""
+    target, progress = writing.require_target(out), writing.progress is True
+    with SavedStatistics(files, plan.source) as saved:
+        made = with_mean_squares(plan, saved)
+        if not in_order(made):
+            return writing.write(made, out, "quantizing")
+        _require_local(writing, made)
+        require_free(
+            made, target, overwrite=overwrite, spool=None if writing.spool is None else Path(writing.spool)
+        )
+        with folder_for(target, writing.spool, restart=writing.restart) as folder:
+            return writing.write(solved_from(made, saved, folder, progress=progress), out, "quantizing")
+
+
+def _require_local(writing: Writing, plan: CheckpointPlan) -> None:
+    """Raise OptionError where weights are solved and other machines would write them."""
+    if writing.executor != LOCAL:
+        method = next(weight.method for weight in plan.weights if method_named(weight.method).takes)
+        raise OptionError(
+            f"method {method} solves weights on one machine, where their codes are; leave "
+            f"{option('executor', str(writing.executor))} out"
+        )
 
 
 def _important(plan: CheckpointPlan, path: Path | str) -> CheckpointPlan:

@@ -43,15 +43,15 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContext
 
     @contextmanager
     def stop_after(count: int) -> Iterator[None]:
-        add, left = door._Solutions.add, iter(range(count))
+        add, left = door.SolvedFolder.add, iter(range(count))
 
-        def stop(self: door._Solutions, *given: Any) -> None:
+        def stop(self: door.SolvedFolder, *given: Any) -> None:
             if next(left, None) is None:
                 raise KeyboardInterrupt
             add(self, *given)
 
         with monkeypatch.context() as patch:
-            patch.setattr(door._Solutions, "add", stop)
+            patch.setattr(door.SolvedFolder, "add", stop)
             try:
                 yield
             except KeyboardInterrupt:

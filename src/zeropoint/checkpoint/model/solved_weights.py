@@ -114,7 +114,7 @@ def solved(
     given, progress: as for :func:`~.calibration.calibrated`, which says what is raised. folder: keeps the
     codes; what an earlier run of the same plan on the same data left there is used.
     """
-    kept = _Solutions(folder)
+    kept = SolvedFolder(folder)
     with running(plan.source, given, plan.limits, remedy=_REMEDY) as model:
         ids = b"".join(batch["input_ids"].numpy().tobytes() for batch in model.batches)
         kept.begin({**identity(plan), **stamps(plan), "tokens": hashlib.sha256(ids).hexdigest()})
@@ -130,7 +130,7 @@ def solved(
         steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
-    plan = replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *_said(kept.losses)))
+    plan = replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.said()))
     return plan, held_out
 
 
@@ -189,7 +189,7 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
     return tasks
 
 
-class _Solutions:
+class SolvedFolder:
     """Solved weights in a folder: a file of codes for each weight, and a file with its loss.
 
     losses: by the names of weights.
@@ -245,6 +245,10 @@ class _Solutions:
             found[task.name] = SolvedWeight(path, digest, self.losses[task.name])
         return found
 
+    def said(self) -> tuple[str, ...]:
+        """Return sentences about the losses of all weights."""
+        return tuple(_said(self.losses))
+
     def _codes(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.safetensors"
 
@@ -272,7 +276,10 @@ def _said(losses: Mapping[str, Loss]) -> Iterator[str]:
     seen = math.fsum(loss.seen or 0.0 for loss in known.values()) / len(known)
     held = [loss.held_out for loss in known.values() if loss.held_out is not None]
     if not held:
-        yield f"loss of outputs {seen:.3%} of their squares where it was learned; no tokens were held out"
+        yield (
+            f"loss of outputs {seen:.3%} of their squares where it was learned; no tokens were held out; the "
+            f"most is {printable(worst)} with {known[worst].seen:.3%}"
+        )
         return
     mean = math.fsum(held) / len(held)
     ratio = mean / seen if seen else 1.0
