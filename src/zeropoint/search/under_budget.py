@@ -317,7 +317,8 @@ def _require_one_source(data: Windows | None, imatrix: Path | str | None, files:
     given = {"calibration": data is not None, "imatrix": imatrix is not None, "statistics": bool(files)}
     named = [option(name) for name, there in given.items() if there]
     if len(named) > 1:
-        raise OptionError(f"{all_of(named)} all say what inputs are; give one of them")
+        many = "both" if len(named) == 2 else "all"
+        raise OptionError(f"{all_of(named)} {many} say what inputs are; give one of them")
 
 
 def _by_statistics(

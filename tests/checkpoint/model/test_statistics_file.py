@@ -198,7 +198,7 @@ def test_what_statistics_do_not_hold_is_said(source: Path, tmp_path: Path, gram:
         ({"statistics": plain}, r"has no Gram matrices.*gram=True"),
         ({"statistics": [gram, gram]}, "are of the same data, which would count twice"),
         ({"statistics": [gram, plain]}, "has no Gram matrices, and another file has"),
-        ({"statistics": gram, "calibration": "random"}, "all say what inputs are; give one of them"),
+        ({"statistics": gram, "calibration": "random"}, "both say what inputs are; give one of them"),
         ({"statistics": gram, "method": "nearest"}, "no method of this plan takes statistics"),
     ):
         with pytest.raises(zp.ZeropointError, match=message):

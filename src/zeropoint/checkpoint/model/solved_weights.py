@@ -32,6 +32,7 @@ from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight
 from ..plan.identity import identity, require_same, stamps
 from ..plan.limits import Limits, give_back
+from ..plan.placement import Placement
 from ..read.storage import Place, shown
 from .calibration import RunningModel, running
 from .parameter_names import WeightRows
@@ -182,11 +183,17 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
         tasks.append(
             WeightTask(
                 name=weight.module, number=number, layer=own.layer, scheme=layer.weight, method=method,
-                rows=own.index, dtype=weight.dtype, share=weight.share,
+                rows=_in_file(weight, own.index), dtype=weight.dtype, share=weight.share,
                 source=DynamicQuantize(source) if source is not None and source.dynamic else None,
             )
         )  # fmt: skip
     return tasks
+
+
+def _in_file(weight: Placement, index: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of rows in the order in which the output has them, which some layouts change."""
+    form = weight.origin.form
+    return index if form is None else form.stored(index.double().unsqueeze(1)).squeeze(1).long()
 
 
 class SolvedFolder:
