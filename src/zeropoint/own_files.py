@@ -106,12 +106,10 @@ class OwnFile:
 
     def _holds(self, pieces: Sequence[Bytes]) -> bool:
         """Return whether the file that is there has this content."""
-        views = [memoryview(piece).cast("B") for piece in pieces]
+        views = (memoryview(piece).cast("B") for piece in pieces)  # one in memory at a time
         with open(os.open(self.path, _TO_READ), "rb") as file:
-            if os.fstat(file.fileno()).st_size != sum(map(len, views)):
-                return False
             parts = (view[at : at + _PIECE] for view in views for at in range(0, len(view), _PIECE))
-            return all(file.read(len(part)) == part for part in parts)
+            return all(file.read(len(part)) == part for part in parts) and not file.read(1)
 
     def _require_apart(self) -> None:
         folder = Path(os.path.realpath(self.path.parent))

@@ -30,6 +30,8 @@ from .run.loop import RunResult, run
 
 Patterns: TypeAlias = Iterable[str] | str
 """Globs or ``re:`` expressions, or one of them."""
+Paths: TypeAlias = Iterable[Path | str] | Path | str
+"""Files, or one of them."""
 AnyRecipe: TypeAlias = RecipeText | Recipe | Path | str
 """A recipe: an object, a file, its text, or the name of a family."""
 Shown: TypeAlias = bool | Progress
@@ -116,6 +118,11 @@ def patterns(given: Patterns) -> tuple[str, ...]:
     (('*.down_proj',), ('a', 'b'))
     """
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def paths(given: Paths) -> tuple[Path, ...]:
+    """Return files, or the one that is given by itself."""
+    return (Path(given),) if isinstance(given, Path | str) else tuple(map(Path, given))
 
 
 def planned(

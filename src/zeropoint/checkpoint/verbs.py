@@ -9,11 +9,24 @@ import torch
 from ..errors import DtypeError, OptionError, option, require_one, size_of
 from ..progress import bars
 from ..signatures import by_signature
-from .call_options import LOCAL, AnyRecipe, Patterns, Shown, Writing, patterns, planned, selection_of
+from .call_options import (
+    LOCAL,
+    AnyRecipe,
+    Paths,
+    Patterns,
+    Shown,
+    Writing,
+    paths,
+    patterns,
+    planned,
+    selection_of,
+)
 from .choose.asked import codec_for
 from .choose.recipe import KEEP
 from .choose.selection import FLOATS, DequantizePolicy, Selection
 from .model.cache_scales import with_cache_scales
+from .model.gathered_statistics import StatisticsResult, gathered, merged, require_ending
+from .model.tokens import Windows, asked_windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.file import write_plan
 from .plan.limits import Limits
@@ -31,6 +44,7 @@ __all__ = [
     "compare_checkpoints",
     "convert_checkpoint",
     "dequantize_checkpoint",
+    "gather_statistics",
     "plan_checkpoint",
     "rotate_checkpoint",
     "verify_checkpoint",
@@ -244,7 +258,8 @@ def _float(dtype: str | None) -> str | None:
 @by_signature
 def add_kv_scales(
     source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
-    *, workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
+    *, samples: int | None = None, length: int | None = None, workers: int | None = None,
+    max_memory: int | str | None = None, overwrite: bool = False,
     restart: bool = False, break_lock: bool = False, skip_finished: bool = False, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Copy a quantized checkpoint and add scales for a float8 cache of keys and values.
@@ -256,7 +271,9 @@ def add_kv_scales(
     Args:
         source: the directory of a quantized checkpoint whose layout has a place for such scales, or its URL.
         out: the output directory or URL.
-        calibration: a file of text, token ids (windows, length), or a .safetensors file that holds them.
+        calibration: a file of text, token ids (windows, length) or (tokens,), a .safetensors file that holds
+            them, or ``"self"`` for tokens that the model generates.
+        samples, length: of windows of it, as for :func:`~zeropoint.quantize_checkpoint`.
         workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
         overwrite, restart, break_lock, skip_finished: likewise.
 
@@ -278,8 +295,56 @@ def add_kv_scales(
     )
     writing.require_target(out)
     limits = Limits.default(workers, max_memory)
-    plan = with_cache_scales(open_source(source), calibration, limits=limits, progress=progress is True)
+    data = Windows(given=calibration, samples=samples, length=length)
+    plan = with_cache_scales(open_source(source), data, limits=limits, progress=progress is True)
     return writing.write(plan, out, "copying")
+
+
+@by_signature
+def gather_statistics(
+    source: Place | str, file: Path | str, calibration: torch.Tensor | Path | str | None = None,
+    *, samples: int | None = None, length: int | None = None, statistics: Paths = (), gram: bool = False,
+    workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
+    progress: Shown = False,
+) -> StatisticsResult:  # fmt: skip
+    """Write statistics of the inputs of a checkpoint's layers to a file, from which weights are quantized.
+
+    This is ``zeropoint statistics``. The float model runs once, a block in memory at a time. Of each input
+    there are the sums of squares and, on request, the Gram matrix; layers that read one input share them.
+
+    Args:
+        source: a checkpoint's directory, or the URL of one.
+        file: a new file: .safetensors, or with ``statistics`` an importance matrix of llama.cpp, .gguf or
+            .dat.
+        calibration: what the model runs on, as for :func:`~zeropoint.quantize_checkpoint`.
+        samples, length: of windows of it, likewise.
+        statistics: files of this function in its place, which are added in their order.
+        gram: whether to sum Gram matrices, which method gptq takes.
+        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+        overwrite: replace a file of statistics that is there.
+
+    Returns:
+        The sites with their readers and counts.
+
+    Raises:
+        OptionError: unless one of ``calibration`` and ``statistics`` is given, and where the name of ``file``
+            says no kind of file.
+        CalibrationError: for bad data, and for files of another checkpoint or of the same data.
+        CheckpointError: for damaged files, when ``file`` exists or cannot be written, and for too little
+            ``max_memory``.
+        UnsupportedError: for a model that is not run here.
+    """
+    parts, path = paths(statistics), Path(file)
+    require_one(calibration=calibration, statistics=parts or None)
+    require_ending(path, of_files=bool(parts))
+    data, limits = asked_windows(calibration, samples, length), Limits.default(workers, max_memory)
+    if data is None:
+        if gram:
+            raise OptionError(f"{option('gram', True)} is for a run of the model; leave it out")
+        return merged(open_source(source), parts, path, overwrite=overwrite)
+    return gathered(
+        open_source(source), data, path, limits, gram=gram, overwrite=overwrite, progress=progress is True
+    )
 
 
 @by_signature

@@ -21,6 +21,7 @@ from .compare import compare
 from .convert import convert
 from .dequantize import dequantize
 from .eval import evaluate
+from .gather import statistics
 from .kv_scales import kv_scales
 from .main import fail
 from .options import (
@@ -54,6 +55,7 @@ app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
 app.command(short_help="Compare the values of two checkpoints.")(compare)
 app.command("eval", short_help="Measure how far models are from a reference.")(evaluate)
 app.command(short_help="Add scales for a float8 cache of keys and values.")(kv_scales)
+app.command(short_help="Write statistics of the inputs of layers to a file.")(statistics)
 app.command(short_help="Write a quantized checkpoint in another layout, its values unchanged.")(convert)
 app.command(short_help="Write the same model in a rotated space, to quantize it from there.")(rotate)
 app.command(short_help="Compile the kernels for this machine.")(warmup)
@@ -191,7 +193,7 @@ def call(arguments: Sequence[str]) -> int | None:
 
 _INSTEAD = {
     "quantize": "--to", "plan": "--to", "verify": "--against", "inspect": "", "dequantize": "",
-    "kv-scales": "--calibration", "convert": "--format", "search": "--budget",
+    "kv-scales": "--calibration", "statistics": "--calibration", "convert": "--format", "search": "--budget",
 }  # fmt: skip
 """The option that a word too many was most likely meant for, by command."""
 

@@ -13,6 +13,7 @@ FUNCTIONS = {
     "compare": "compare_checkpoints",
     "eval": "evaluate_checkpoint",
     "kv-scales": "add_kv_scales",
+    "statistics": "gather_statistics",
     "convert": "convert_checkpoint",
     "rotate": "rotate_checkpoint",
     "inspect": "inspect_checkpoint",

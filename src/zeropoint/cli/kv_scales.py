@@ -9,7 +9,7 @@ import typer
 
 from . import layers
 from .arguments import parse_path
-from .options import AsJson, Checkpoint, Everything, Memory, Workers
+from .options import AsJson, Checkpoint, Everything, Length, Memory, Samples, Workers
 from .writing import BreakLock, Overwrite, Restart, SkipFinished, Target, parent_noted, show_run
 
 
@@ -19,9 +19,13 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     calibration: Annotated[
         str,
         typer.Option(
-            metavar="FILE", parser=parse_path, help="Text, or token ids in .safetensors, to run the model on."
+            metavar="FILE|self",
+            parser=parse_path,
+            help="Text, token ids in .safetensors, or tokens that the model generates, to run the model on.",
         ),
     ],
+    samples: Samples = None,
+    length: Length = None,
     workers: Workers = None,
     max_memory: Memory = None,
     overwrite: Overwrite = False,
@@ -46,7 +50,8 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     start = time.perf_counter()
     with parent_noted(out):
         result = layers.add_kv_scales(
-            source, out, calibration, workers=workers, max_memory=max_memory, overwrite=overwrite,
-            restart=restart, break_lock=break_lock, skip_finished=skip_finished, progress=True,
+            source, out, calibration, samples=samples, length=length, workers=workers,
+            max_memory=max_memory, overwrite=overwrite, restart=restart, break_lock=break_lock,
+            skip_finished=skip_finished, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, as_json=as_json)

@@ -82,16 +82,34 @@ Method = Annotated[
 Calibration = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|random", parser=parse_path,
-        help="Text, token ids in .safetensors, or random tokens: shows gptq, mse_weighted, ggml and a budget "
-        "what inputs are like, and gives static inputs their scales.",
+        metavar="FILE|random|self", parser=parse_path,
+        help="Text, token ids in .safetensors, random tokens, or those that the model generates: shows gptq, "
+        "mse_weighted, ggml and a budget what inputs are like, and gives static inputs their scales.",
     ),
 ]  # fmt: skip
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1,
+        help="Windows of --calibration; default: up to 128 of a file, 8 random ones, 32 of the model's own.",
+    ),
+]  # fmt: skip
+Length = Annotated[
+    int | None,
+    typer.Option(metavar="L", min=1, help="Tokens of a window; default: 512, or what the model takes."),
+]
 Imatrix = Annotated[
     str | None,
     typer.Option(
         metavar="FILE", parser=parse_path,
         help="Importance matrix of llama.cpp, .dat or GGUF, in place of --calibration.",
+    ),
+]  # fmt: skip
+StatisticsFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--statistics", metavar="FILE", parser=parse_path,
+        help="File of `zeropoint statistics`, in place of --calibration. Repeatable: files are added.",
     ),
 ]  # fmt: skip
 Include = Annotated[

@@ -22,11 +22,14 @@ from .options import (
     Ignore,
     Imatrix,
     Include,
+    Length,
     Memory,
     Method,
     Recipe,
+    Samples,
     Sort,
     SortOrder,
+    StatisticsFiles,
     Strict,
     To,
     Workers,
@@ -64,7 +67,10 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     format: Format = None,  # noqa: A002 (the option's name)
     method: Method = None,
     calibration: Calibration = None,
+    samples: Samples = None,
+    length: Length = None,
     imatrix: Imatrix = None,
+    statistics: StatisticsFiles = None,
     plan: Annotated[
         Any,
         typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
@@ -108,7 +114,9 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to w4a16 --method mse
       zeropoint quantize SRC OUT --to w4a16 --method shift+gptq --calibration TEXT.txt
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --calibration random
+      zeropoint quantize SRC OUT --to w4a16 --method gptq --calibration self --samples 16 --length 256
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --imatrix imatrix.dat
+      zeropoint quantize SRC OUT --to w4a16 --method gptq --statistics gram.safetensors
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize SRC OUT --budget 4.5bpw --candidates mxfp4a16,w4a16,w8a16
@@ -127,11 +135,12 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
         result = layers.quantize_checkpoint(
             source, out, to, recipe=recipe, plan=plan, budget=budget, candidates=candidates, state=state,
             importance=importance.value, text=text, refine=refine, format=format, method=method,
-            calibration=calibration, imatrix=imatrix, include=include or (), ignore=ignore or (),
-            strict=strict, force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept,
-            workers=workers, max_memory=max_memory, overwrite=overwrite, restart=restart,
-            break_lock=break_lock, skip_finished=skip_finished, executor=executor.value, address=address,
-            spool=spool, progress=True,
+            calibration=calibration, samples=samples, length=length, imatrix=imatrix,
+            statistics=statistics or (), include=include or (), ignore=ignore or (), strict=strict,
+            force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, workers=workers,
+            max_memory=max_memory, overwrite=overwrite, restart=restart, break_lock=break_lock,
+            skip_finished=skip_finished, executor=executor.value, address=address, spool=spool,
+            progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, order=sort, as_json=as_json)
 

@@ -20,8 +20,10 @@ from .options import (
     Ignore,
     Imatrix,
     Include,
+    Length,
     Memory,
     Method,
+    Samples,
     Workers,
 )
 from .output import note, show, show_json
@@ -92,6 +94,8 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     importance: ImportanceOption = ImportanceName.EQUAL,
     text: TextOption = None,
     calibration: Calibration = None,
+    samples: Samples = None,
+    length: Length = None,
     imatrix: Imatrix = None,
     refine: RefineOption = 0,
     include: Include = None,
@@ -129,7 +133,8 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     """  # noqa: D301
     result = layers.search_checkpoint(
         source, budget, candidates, out=out, state=state, format=format, method=method,
-        importance=importance.value, text=text, calibration=calibration, imatrix=imatrix, refine=refine,
+        importance=importance.value, text=text, calibration=calibration, samples=samples,
+        length=length, imatrix=imatrix, refine=refine,
         include=include or (), ignore=ignore or (), dequantize_first=dequantize_first, workers=workers,
         max_memory=max_memory, overwrite=overwrite, plot=plot, progress=True,
     )  # fmt: skip

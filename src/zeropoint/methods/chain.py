@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
-from ..errors import RecipeError, UnsupportedError
+from ..errors import CalibrationError, RecipeError, UnsupportedError, option
 from ..schemes import Scheme
 from ..stats import Accumulator
 from .descent import METHOD as DESCENT
@@ -89,7 +89,12 @@ class MethodChain:
         return self.end.value_bytes(scheme) + (_TARGET_BYTES if self.steps else 0)
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
-        """Return codes of ``weight`` that come close to its target; raises what steps and the end raise."""
+        """Return codes of ``weight`` that come close to its target; raises what steps and the end raise.
+
+        Raises CalibrationError for steps that rescale channels, which are of a model.
+        """
+        if self.rescalings:
+            raise CalibrationError(needs_model(self))
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
@@ -141,6 +146,19 @@ DEFAULT_END = "mse_weighted"
 
 def _rescales(name: str) -> bool:
     return hasattr(steps()[name], "candidates")
+
+
+def needs_model(method: Method) -> str:
+    """Return why a method with steps that rescale channels needs data of a model."""
+    return (
+        f"method {method.name} rescales channels together with the layers on their other side, for which the "
+        f"model runs on data; pass {option('calibration', metavar='DATA')}"
+    )
+
+
+def without_rescalings(method: Method) -> Method:
+    """Return what a method does once channels are rescaled."""
+    return replace(method, rescalings=()) if isinstance(method, MethodChain) else method
 
 
 def rescalings_of(method: Method) -> tuple[Rescaling, ...]:

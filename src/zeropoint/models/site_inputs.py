@@ -143,7 +143,7 @@ class SiteInputs:
         """
         experts = kin if len({other._vectors for other in kin}) > 1 else ()
         states = {
-            name: _drawn(state, [other._states[name] for other in experts])
+            name: drawn(state, _sum([other._states[name] for other in experts])) if experts else state
             for name, state in self._states.items()
         }
         statistics = {
@@ -183,14 +183,19 @@ FEW = 0.25
 """Vectors for each feature: what was learned of all experts counts as much as so many of one's own."""
 
 
-def _drawn(state: State, kin: Sequence[State]) -> State:
+def _sum(states: Sequence[State]) -> State:
+    return {name: functools.reduce(torch.add, (state[name] for state in states)) for name in states[0]}
+
+
+def drawn(state: State, pooled: State) -> State:
     """Return sums over vectors of one expert, plus those of all as ``FEW`` vectors for each feature.
 
     Experts of which a router sends few tokens have Gram matrices that are nearly singular, and those without
     any have none: they take that of all experts of their layer.
+
+    pooled: sums over all experts of the layer.
     """
-    pooled = {name: sum(other[name] for other in kin) for name in state} if kin else {}
-    if not kin or not int(pooled["vectors"]):
+    if not int(pooled["vectors"]):
         return state
     features = next(t.shape[-1] for name, t in state.items() if t.ndim)
     share = min(1.0, FEW * features / int(pooled["vectors"]))

@@ -20,7 +20,7 @@ from torch import nn
 
 from ..errors import CalibrationError, ZeropointError
 from ..methods import LayerData, LayerResult, Loss, Method
-from ..methods.chain import rescalings_of, rounding_of
+from ..methods.chain import rescalings_of, rounding_of, without_rescalings
 from ..methods.method import CROSS, GRAM
 from ..methods.rescaling import Reader
 from ..progress import counted
@@ -471,7 +471,8 @@ class _Block:
 
     def _solved(self, task: WeightTask, data: LayerData, extremes: tuple[float, float] | None) -> LayerResult:
         try:
-            return task.method.quantize(self._matrix(task), task.scheme, replace(data, extremes=extremes))
+            method = without_rescalings(task.method)
+            return method.quantize(self._matrix(task), task.scheme, replace(data, extremes=extremes))
         except ZeropointError as error:
             raise type(error)(f"{task.name}: {error}") from error
 

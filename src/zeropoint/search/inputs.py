@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from ..checkpoint.model.calibration import (
     StatisticsOfModules,
     calibrated,
@@ -20,6 +18,7 @@ from ..checkpoint.model.calibration import (
     require_text,
 )
 from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_importance
+from ..checkpoint.model.tokens import Given
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import static_inputs
 from ..checkpoint.plan.limits import Limits
@@ -28,9 +27,6 @@ from ..errors import OptionError, count, option, printable
 from ..stats import MeanSquare, Statistics
 from .measuring import Importance, Weights
 from .offers import Choices
-
-Calibration = torch.Tensor | Path | str
-"""Token ids, a file of these or of text, or the word ``random``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +81,7 @@ TakeInputs = Callable[[Choices], Inputs]
 
 
 def inputs_by(
-    imatrix: Path | str | None, calibration: Calibration | None, limits: Limits, *, progress: bool = False
+    imatrix: Path | str | None, calibration: Given | None, limits: Limits, *, progress: bool = False
 ) -> TakeInputs | None:
     """Return what finds out about inputs as users ask for it, or None where they do not.
 
@@ -115,7 +111,7 @@ def of_imatrix(path: Path | str) -> TakeInputs:
     return take
 
 
-def of_calibration(given: Calibration, limits: Limits, *, progress: bool = False) -> TakeInputs:
+def of_calibration(given: Given, limits: Limits, *, progress: bool = False) -> TakeInputs:
     """Return what runs the model on data, and raises what :func:`~..calibration.calibrated` raises."""
 
     def take(found: Choices) -> Inputs:
@@ -138,6 +134,6 @@ def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Placement]]:
             yield plan, found.placement(weight, text)
 
 
-def with_ranges(plan: CheckpointPlan, given: Calibration | None, *, progress: bool = False) -> CheckpointPlan:
+def with_ranges(plan: CheckpointPlan, given: Given | None, *, progress: bool = False) -> CheckpointPlan:
     """Return the plan of a search with the scales of static inputs, if it has such, from calibration data."""
     return calibrated(plan, given, progress=progress) if given is not None and static_inputs(plan) else plan

@@ -13,9 +13,11 @@ import torch
 from ..checkpoint.call_options import (
     LOCAL,
     AnyRecipe,
+    Paths,
     Patterns,
     Shown,
     Writing,
+    paths,
     planned,
     selection_of,
 )
@@ -23,8 +25,11 @@ from ..checkpoint.choose.asked import codec_for
 from ..checkpoint.choose.selection import Selection
 from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.importance import with_importance
+from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.short_run import compared
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
+from ..checkpoint.model.statistics_file import SavedStatistics
+from ..checkpoint.model.tokens import Windows, asked_windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.limits import Limits
@@ -34,13 +39,14 @@ from ..checkpoint.read.storage import Place
 from ..checkpoint.run.executor import Executor
 from ..checkpoint.run.loop import RunResult, require_free
 from ..errors import OptionError, all_of, count, option, require_one
+from ..methods import method_named
 from ..own_files import OwnFile
 from ..progress import bars
 from ..signatures import by_signature
 from .budgets import Budget
 from .curve import SVG, curve_svg
 from .evolution import by_evolution
-from .inputs import Calibration, inputs_by, with_ranges
+from .inputs import inputs_by, with_ranges
 from .searching import EQUAL, RECIPE, SearchResult, asked, search
 from .weighing import weigh_by
 
@@ -77,7 +83,7 @@ class _Budgeted:
     def search(
         self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
         method: str | None, selection: Selection, limits: Limits,
-        calibration: Calibration | None, imatrix: Path | str | None, out: Path | None, progress: Shown,
+        calibration: Windows | None, imatrix: Path | str | None, out: Path | None, progress: Shown,
     ) -> SearchResult:  # fmt: skip
         """Return the best choice. out: where the state lies next to, unless it has a place of its own."""
         assert self.budget is not None
@@ -101,7 +107,8 @@ def search_checkpoint(
     *, out: Path | str | None = None, state: Path | str | None = None,
     format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, importance: str = EQUAL, text: Path | str | None = None,
-    calibration: Calibration | None = None, imatrix: Path | str | None = None, refine: int = 0,
+    calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
+    length: int | None = None, imatrix: Path | str | None = None, refine: int = 0,
     include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
     workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
     plot: Path | str | None = None, progress: Shown = False,
@@ -123,9 +130,10 @@ def search_checkpoint(
         importance: how much layers matter: ``"equal"``; ``"linearity"``, for which noise in one layer at a
             time is run through the model; or ``"divergence"``, for which each candidate in one layer is.
         text: a file of text, or of token ids, that the model runs on; random tokens if None.
-        calibration: text, token ids or ``"random"``, as for :func:`quantize_checkpoint`: the errors of
-            columns count by the mean squares of their inputs on it, and so does the search of methods that
+        calibration: text, token ids, ``"random"`` or ``"self"``, as for :func:`quantize_checkpoint`: errors
+            of columns count by the mean squares of their inputs on it, and so does the search of methods that
             take these, such as ``"mse_weighted"``.
+        samples, length: of windows of it, as there.
         imatrix: an importance matrix of llama.cpp, in its place.
         refine: generations of an evolution by the measured KL divergence of the model.
         include, ignore, dequantize_first, workers, max_memory, progress: as for :func:`quantize_checkpoint`.
@@ -163,8 +171,8 @@ def search_checkpoint(
     result = what.search(
         opened, format=format, method=method,
         selection=selection_of(include, ignore, dequantize_first=dequantize_first),
-        limits=Limits.default(workers, max_memory), calibration=calibration, imatrix=imatrix, out=written,
-        progress=progress,
+        limits=Limits.default(workers, max_memory), calibration=asked_windows(calibration, samples, length),
+        imatrix=imatrix, out=written, progress=progress,
     )  # fmt: skip
     if drawn is not None:
         drawn.write([curve_svg(result).encode("utf-8")], overwrite=overwrite)
@@ -190,7 +198,8 @@ def quantize_checkpoint(
     budget: Budget | str | None = None, candidates: Iterable[str] | str | None = None,
     state: Path | str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     refine: int = 0, format: str | None = None, method: str | None = None,  # noqa: A002 (the option's name)
-    calibration: torch.Tensor | Path | str | None = None, imatrix: Path | str | None = None,
+    calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
+    length: int | None = None, imatrix: Path | str | None = None, statistics: Paths = (),
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, force: bool = False,
     dequantize_first: bool = False, dequantize_kept: bool = False, workers: int | None = None,
     max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
@@ -217,10 +226,14 @@ def quantize_checkpoint(
         method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
             if neither says.
         calibration: for methods that need data, and for a budget: a file of text, token ids (windows,
-            length), a .safetensors file that holds them, or ``"random"`` for random tokens. The model runs on
-            it, a block in memory at a time.
+            length) or (tokens,), a .safetensors file that holds them, ``"random"`` for random tokens, or
+            ``"self"`` for tokens that the model generates. The model runs on it, a block in memory at a time.
+        samples: windows of it; at most 128 of a file, 8 random ones and 32 of the model's own if None.
+        length: tokens of a window; 512, or what the model takes at most, if None.
         imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
             have none.
+        statistics: files of :func:`~zeropoint.gather_statistics` in its place, added where there are several:
+            weights are solved from their Gram matrices without running the model.
         include: patterns of tensors to quantize although they are kept by default: globs, or ``re:`` and a
             regular expression.
         ignore: patterns of tensors to keep.
@@ -256,10 +269,8 @@ def quantize_checkpoint(
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
-    if calibration is not None and imatrix is not None:
-        raise OptionError(
-            f"{option('calibration')} and {option('imatrix')} both say what inputs are; give one of them"
-        )
+    data, files = asked_windows(calibration, samples, length), paths(statistics)
+    _require_one_source(data, imatrix, files)
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
         executor=executor, address=address,
@@ -277,30 +288,64 @@ def quantize_checkpoint(
     else:
         made = what.search(
             open_source(source), format=format, method=method, selection=selection, limits=limits,
-            calibration=calibration, imatrix=imatrix, out=target if isinstance(target, Path) else None,
+            calibration=data, imatrix=imatrix, out=target if isinstance(target, Path) else None,
             progress=progress,
         ).plan  # fmt: skip
     if not force:
         require_loadable(made)
     if budget is not None:
-        made = with_ranges(made, calibration, progress=progress is True)
-    elif calibration is not None and in_order(made):
-        if executor != LOCAL:
-            raise OptionError(
-                f"method {method or made.weights[0].method} solves weights on one machine, where their codes "
-                f"are; leave {option('executor', str(executor))} out"
-            )
+        made = with_ranges(made, data, progress=progress is True)
+    elif data is not None and in_order(made):
+        _require_local(writing, made)
         require_free(made, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
         with folder_for(target, spool, restart=restart) as folder:
-            made = with_ranges(made, calibration, progress=progress is True)
-            made, held_out = solved(made, calibration, folder, progress=progress is True)
+            made = with_ranges(made, data, progress=progress is True)
+            made, held_out = solved(made, data, folder, progress=progress is True)
             result = writing.write(made, out, "quantizing")
         return compared(result, made.source, held_out, limits)
-    elif calibration is not None:
-        made = calibrated(made, calibration, progress=progress is True)
+    elif files:
+        return _by_statistics(made, files, out, writing, overwrite=overwrite)
+    elif data is not None:
+        made = calibrated(made, data, progress=progress is True)
     elif imatrix is not None:
         made = _important(made, imatrix)
     return writing.write(made, out, "quantizing")
+
+
+def _require_one_source(data: Windows | None, imatrix: Path | str | None, files: Iterable[Path]) -> None:
+    """Raise OptionError where more than one option says what inputs are."""
+    given = {"calibration": data is not None, "imatrix": imatrix is not None, "statistics": bool(files)}
+    named = [option(name) for name, there in given.items() if there]
+    if len(named) > 1:
+        many = "both" if len(named) == 2 else "all"
+        raise OptionError(f"{all_of(named)} {many} say what inputs are; give one of them")
+
+
+def _by_statistics(
+    plan: CheckpointPlan, files: Iterable[Path], out: Place | str, writing: Writing, *, overwrite: bool
+) -> RunResult:
+    """Write a plan by files of statistics; weights are solved where its methods take Gram matrices."""
+    target, progress = writing.require_target(out), writing.progress is True
+    with SavedStatistics(files, plan.source) as saved:
+        made = with_mean_squares(plan, saved)
+        if not in_order(made):
+            return writing.write(made, out, "quantizing")
+        _require_local(writing, made)
+        require_free(
+            made, target, overwrite=overwrite, spool=None if writing.spool is None else Path(writing.spool)
+        )
+        with folder_for(target, writing.spool, restart=writing.restart) as folder:
+            return writing.write(solved_from(made, saved, folder, progress=progress), out, "quantizing")
+
+
+def _require_local(writing: Writing, plan: CheckpointPlan) -> None:
+    """Raise OptionError where weights are solved and other machines would write them."""
+    if writing.executor != LOCAL:
+        method = next(weight.method for weight in plan.weights if method_named(weight.method).takes)
+        raise OptionError(
+            f"method {method} solves weights on one machine, where their codes are; leave "
+            f"{option('executor', str(writing.executor))} out"
+        )
 
 
 def _important(plan: CheckpointPlan, path: Path | str) -> CheckpointPlan:

@@ -19,7 +19,9 @@ import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.model import calibration as door
+from zeropoint.checkpoint.model import own_tokens
 from zeropoint.checkpoint.model.calibration import calibrated
+from zeropoint.checkpoint.model.tokens import Windows
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.plan.limits import Limits
@@ -27,7 +29,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.cli.app import app
 from zeropoint.codecs.registry import get_codec
-from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError, ZeropointError
+from zeropoint.errors import CalibrationError, CheckpointError, OptionError, UnsupportedError, ZeropointError
 from zeropoint.recipes import Assignment, Recipe, Rule
 
 
@@ -386,3 +388,91 @@ def test_static_inputs_have_no_place_in_layouts_that_hold_none(source: Path, tmp
     recipe = RecipeText(text="default: {weight: 'int4:g32:scale=float16', input: 'int8:tensor static'}")
     with pytest.raises(ZeropointError, match="have no place in the layout of GPTQ; make it dynamic"):
         zp.quantize_checkpoint(source, tmp_path / "out", recipe, format="gptq", calibration=ids())
+
+
+def windows(source: Path, given: object, **asked: int) -> list[torch.Tensor]:
+    """The windows that a model runs on."""
+    data = Windows(given=given, **asked)  # type: ignore[arg-type]
+    with door.running(open_source(source), data, Limits.default(max_memory="4G"), remedy="stop") as model:
+        return [batch["input_ids"].clone() for batch in model.batches]
+
+
+def test_samples_and_length_say_what_windows_there_are(source: Path) -> None:
+    row = torch.arange(100)
+    found = windows(source, row, samples=3, length=20)
+    assert torch.equal(torch.cat(found), row[:60].reshape(3, 20))
+    assert torch.equal(torch.cat(windows(source, row, length=30)), row[:90].reshape(3, 30))
+    drawn = windows(source, "random", samples=5, length=16)
+    assert torch.cat(drawn).shape == (5, 16)
+    assert len(windows(source, "random", length=16)) == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "message"),
+    [
+        (
+            torch.arange(100),
+            {"samples": 6, "length": 20},
+            "has 100 tokens, 5 windows of 20, and samples=6 asks",
+        ),
+        (
+            torch.zeros(2, 8).long(),
+            {"samples": 1},
+            "holds 2 windows of 8 tokens each, which samples=1 cannot",
+        ),
+        ("random", {"length": 1 << 20}, "length=1048576 is more than the [0-9]+ tokens that the model takes"),
+    ],
+)
+def test_windows_that_data_or_model_do_not_have_are_refused(
+    source: Path, given: object, asked: dict[str, int], message: str
+) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        windows(source, given, **asked)
+
+
+def test_numbers_of_windows_that_make_no_sense_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for asked, message in (
+        ({"samples": 2}, "samples= and length= are of windows of calibration=; add that"),
+        ({"calibration": "random", "length": 0}, "length=0 must be at least 1"),
+        ({"calibration": "random", "samples": 1 << 30}, "are 1073741824 tokens, above the limit"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            zp.quantize_checkpoint(tmp_path, tmp_path / "out", "w4a16", **asked)
+
+
+def test_a_model_generates_the_tokens_that_it_makes_likely(source: Path) -> None:
+    found = torch.cat(windows(source, "self", samples=20, length=12))
+    again = torch.cat(windows(source, "self", samples=20, length=12))
+    assert torch.equal(found, again)
+    assert torch.equal(found[:, 0], torch.cat(windows(source, "random", samples=20, length=12))[:, 0])
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
+    generator = torch.Generator().manual_seed(1)  # of the second group, windows 16 to 19
+    with torch.no_grad():
+        for at in range(1, 12):
+            # Without keys and values that are kept: the whole window up to here.
+            chances = model(found[16:, :at]).logits[:, -1].float().softmax(-1)
+            assert torch.equal(found[16:, at], torch.multinomial(chances, 1, generator=generator)[:, 0])
+
+
+def test_own_tokens_need_a_model_that_predicts_and_memory_for_all_of_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bert"
+    tiny_bert(folder)
+    with pytest.raises(UnsupportedError, match=r"BertModel predicts no next token.*give calibration=FILE"):
+        zp.quantize_checkpoint(
+            folder, tmp_path / "out", "int4:g16", method="mse_weighted", calibration="self"
+        )
+    monkeypatch.setattr(own_tokens, "TOGETHER", 1 << 20)
+    options = {"method": "mse_weighted", "calibration": "self", "samples": 1 << 12, "length": 64}
+    with pytest.raises(
+        CheckpointError, match=r"'self' takes the whole model.*more than the process may take"
+    ):
+        zp.quantize_checkpoint(source, tmp_path / "out", "w4a16", max_memory="700M", workers=1, **options)
+
+
+def tiny_bert(folder: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    transformers.BertModel(config).save_pretrained(folder)

@@ -7,9 +7,6 @@ that of the format. Engines take 1 where a scale is missing, so nothing is writt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-
-import torch
 
 from ...codecs.data_scales import CacheScales
 from ...codecs.known import CACHE_SCALES, cache_scheme
@@ -28,7 +25,7 @@ from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
 from .calibration import RunningModel, running
 from .parameter_names import WEIGHT
-from .tokens import is_random
+from .tokens import OWN, Given, Windows
 
 _REMEDY = "calibrate it with the tool that wrote it"
 _PROJECTIONS = ("k_proj", "qkv_proj")
@@ -38,19 +35,19 @@ _LATENT = "kv_b_proj"
 
 
 def with_cache_scales(
-    source: Source, given: torch.Tensor | Path | str, *, limits: Limits | None = None, progress: bool = False
+    source: Source, given: Given, *, limits: Limits | None = None, progress: bool = False
 ) -> CheckpointPlan:
     """Return the plan that copies a quantized checkpoint and adds scales of its cache, learned from data.
 
-    given: token ids, or a file of these or of text; see :func:`~.tokens.windows_of`. progress: whether to
+    given: token ids, or a file of these or of text; see :class:`~.tokens.Windows`. progress: whether to
     show a bar, on a terminal. Raises UnsupportedError for a layout that has no place for scales, and for a
     model that is not run here; CalibrationError for bad data, and for a layer of which no scale follows;
     CheckpointError for a checkpoint that is not quantized, or has such scales.
     """
-    if is_random(given):
+    if Windows.of(given).is_random:
         raise CalibrationError(
             "scales of a cache need keys and values of text, which random tokens do not have; pass "
-            f"{option('calibration', metavar='FILE')} with text"
+            f"{option('calibration', metavar='FILE')} with text, or the word {OWN}"
         )
     codec, limits = _codec(source), limits or Limits.default()
     texts, place = with_cache(source, codec), codec.cache

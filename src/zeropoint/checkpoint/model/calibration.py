@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -42,21 +41,20 @@ from ..read.storage import shown
 from .empty_model import empty_model
 from .importance import weighted
 from .loading import Files, fill, read_tensor
+from .own_tokens import generate, require_memory
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
 from .parts import input_tensors
-from .tokens import is_random, windows_of
+from .tokens import Given, Windows, windows_of
 
 
-def calibrated(
-    plan: CheckpointPlan, given: torch.Tensor | Path | str, *, progress: bool = False
-) -> CheckpointPlan:
+def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) -> CheckpointPlan:
     """Return ``plan`` with what its methods and static inputs need, of the inputs of layers under ``given``.
 
-    given: token ids, a file of these or of text, or ``"random"``; see :func:`~.tokens.windows_of`. progress:
-    whether to show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need of any, a
-    layer that no token reached, and static inputs under random tokens; UnsupportedError for a checkpoint
-    that is not run here; CheckpointError where its tensors are not those of its model, or --max-memory is too
-    little.
+    given: token ids, a file of these or of text, ``"random"`` or ``"self"``; see :class:`~.tokens.Windows`.
+    progress: whether to show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need
+    of any, a layer that no token reached, and static inputs under random tokens; UnsupportedError for a
+    checkpoint that is not run here; CheckpointError where its tensors are not those of its model, or
+    --max-memory is too little.
     """
     plan = weighted(plan)
     static = static_inputs(plan)
@@ -82,9 +80,9 @@ def calibrated(
     return with_added(plan, _scales_of_inputs((w, found.inputs.get(w.module)) for w in wanted.values()))
 
 
-def require_text(plan: CheckpointPlan, given: torch.Tensor | Path | str) -> None:
+def require_text(plan: CheckpointPlan, given: Given) -> None:
     """Raise CalibrationError where static inputs of a plan would take their scales from random tokens."""
-    if is_random(given) and static_inputs(plan):
+    if Windows.of(given).is_random and static_inputs(plan):
         raise CalibrationError(
             "static inputs take their scales from calibration, and random tokens are not what the model will "
             "see; give text, or make inputs dynamic"
@@ -92,7 +90,7 @@ def require_text(plan: CheckpointPlan, given: torch.Tensor | Path | str) -> None
 
 
 def mean_squares(
-    source: Source, weights: Iterable[Placement], given: torch.Tensor | Path | str, limits: Limits,
+    source: Source, weights: Iterable[Placement], given: Given, limits: Limits,
     *, progress: bool = False,
 ) -> StatisticsOfModules:  # fmt: skip
     """Return the mean squares of the inputs of weights, by module, whatever the methods of these are.
@@ -125,7 +123,7 @@ class _Observed:
 
 
 def _observed(
-    source: Source, wanted: Mapping[str, Placement], given: torch.Tensor | Path | str, limits: Limits,
+    source: Source, wanted: Mapping[str, Placement], given: Given, limits: Limits,
     *, static: Collection[LayerScheme] = (), progress: bool = False,
 ) -> _Observed:  # fmt: skip
     """Run the model on ``given`` and return what the methods and static inputs of ``wanted`` need."""
@@ -193,7 +191,7 @@ class RunningModel:
 
 @contextmanager
 def running(
-    source: Source, given: torch.Tensor | Path | str | Batches, limits: Limits, *, remedy: str,
+    source: Source, given: Given | Batches, limits: Limits, *, remedy: str,
     dtype: torch.dtype | None = None,
 ) -> Iterator[RunningModel]:  # fmt: skip
     """Return a context in which the model of a checkpoint runs, on decoded weights where it is quantized.
@@ -219,12 +217,18 @@ def running(
         spare = _spare_memory(
             limits, model, blocks, batches, hidden=config.hidden_size, vocabulary=vocabulary
         )
+        windows = [batch["input_ids"] for batch in batches]
+        own = not isinstance(given, list) and Windows.of(given).is_own
+        if own:
+            require_memory(model, blocks, windows, limits, spare)
         weights = _Weights(model, floats, files, remedy)
         root = stack.enter_context(unfused(model))
         weights.release()
         rows = _rows(root)
         weights.split(root, rows)
         with weights.outside(blocks):
+            if own:
+                generate(root, weights.block, blocks, windows, workers=limits.workers)
             yield RunningModel(
                 floats=floats, root=root, rows=rows, steps=Steps(blocks=blocks, loaded=weights.block),
                 batches=batches, vocabulary=vocabulary, longest=longest, width=config.hidden_size,

@@ -35,10 +35,12 @@ from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import identity, require_same, stamps
 from ..plan.limits import Limits, give_back
+from ..plan.placement import Placement
 from ..plan.rescaled import RESCALED, folds_text, parsed_folds
 from ..read.storage import Place, shown
 from .calibration import RunningModel, running
 from .parameter_names import WEIGHT, WeightRows, file_names
+from .tokens import Given
 
 _RECORD = "zeropoint_solved.json"
 _OWN = re.compile(rf"{re.escape(_RECORD)}|\d+\.(safetensors|json)|rescaled-\w+\.json|\..+\.\d+")
@@ -108,7 +110,7 @@ def _remove(folder: Path, *, finished: bool) -> None:
 
 
 def solved(
-    plan: CheckpointPlan, given: torch.Tensor | Path | str, folder: Path, *, progress: bool = False
+    plan: CheckpointPlan, given: Given, folder: Path, *, progress: bool = False
 ) -> tuple[CheckpointPlan, torch.Tensor]:
     """Return ``plan`` with the codes of its weights, solved on calibration data one block after another.
 
@@ -117,7 +119,7 @@ def solved(
     given, progress: as for :func:`~.calibration.calibrated`, which says what is raised. folder: keeps the
     codes; what an earlier run of the same plan on the same data left there is used.
     """
-    kept = _Solutions(folder)
+    kept = SolvedFolder(folder)
     with running(plan.source, given, plan.limits, remedy=_REMEDY) as model:
         ids = b"".join(batch["input_ids"].numpy().tobytes() for batch in model.batches)
         kept.begin({**identity(plan), **stamps(plan), "tokens": hashlib.sha256(ids).hexdigest()})
@@ -136,7 +138,7 @@ def solved(
         folds = _in_files(model, kept.folds)
     if folds:
         plan = with_folds(plan, folds)
-    notes = (*plan.notes, *_of_rescaling(kept.rescalings), *_said(kept.losses))
+    notes = (*plan.notes, *_of_rescaling(kept.rescalings), *kept.said())
     return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
 
 
@@ -215,14 +217,20 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
         tasks.append(
             WeightTask(
                 name=weight.module, number=number, layer=own.layer, scheme=layer.weight, method=method,
-                rows=own.index, dtype=weight.dtype, share=weight.share,
+                rows=_in_file(weight, own.index), dtype=weight.dtype, share=weight.share,
                 source=DynamicQuantize(source) if source is not None and source.dynamic else None,
             )
         )  # fmt: skip
     return tasks
 
 
-class _Solutions:
+def _in_file(weight: Placement, index: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of rows in the order in which the output has them, which some layouts change."""
+    form = weight.origin.form
+    return index if form is None else form.stored(index.double().unsqueeze(1)).squeeze(1).long()
+
+
+class SolvedFolder:
     """Solved weights in a folder: a file of codes for each weight, and a file with its loss.
 
     losses: by the names of weights.
@@ -304,6 +312,10 @@ class _Solutions:
             found[task.name] = SolvedWeight(path, digest, self.losses[task.name])
         return found
 
+    def said(self) -> tuple[str, ...]:
+        """Return sentences about the losses of all weights."""
+        return tuple(_said(self.losses))
+
     def _codes(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.safetensors"
 
@@ -334,7 +346,10 @@ def _said(losses: Mapping[str, Loss]) -> Iterator[str]:
     seen = math.fsum(loss.seen or 0.0 for loss in known.values()) / len(known)
     held = [loss.held_out for loss in known.values() if loss.held_out is not None]
     if not held:
-        yield f"loss of outputs {seen:.3%} of their squares where it was learned; no tokens were held out"
+        yield (
+            f"loss of outputs {seen:.3%} of their squares where it was learned; no tokens were held out; the "
+            f"most is {printable(worst)} with {known[worst].seen:.3%}"
+        )
         return
     mean = math.fsum(held) / len(held)
     ratio = mean / seen if seen else 1.0

@@ -1,4 +1,4 @@
-"""Calibration data of models: windows of token ids, from a tensor, a file of them, plain text, or at random.
+"""Calibration data of models: windows of token ids of a file, of text, random ones, or the model's own.
 
 Text is cut by the tokenizer of the checkpoint, without special tokens, into windows of equal length that
 follow each other; what is left at the end is dropped. Code of a checkpoint is never executed.
@@ -7,23 +7,129 @@ follow each other; what is left at the end is dropped. Code of a checkpoint is n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from ...declared_models import transformers_package
-from ...errors import CalibrationError, UnsupportedError
+from ...errors import CalibrationError, OptionError, UnsupportedError, count, option
 from ...libraries import quiet, reading
 from ..read.source import Source
 from ..read.storage import shown
-from .data_files import TEXT_OF_IDS, as_ids, read_ids, read_text
+from .data_files import TEXT_BYTES, TEXT_OF_IDS, as_ids, read_ids, read_text
 from .model_folder import model_folder
 
 WINDOW, MOST = 512, 128
 """Tokens of a window, and windows: those of llama.cpp's imatrix, and of GPTQ (arXiv:2210.17323)."""
-RANDOM, _RANDOM_WINDOWS = "random", 8
-"""The word for random tokens in place of a file, and how many windows of them there are."""
+RANDOM, OWN = "random", "self"
+"""The words for random tokens, and for those that the model generates, in place of a file."""
+_WINDOWS = {RANDOM: 8, OWN: 32}
+"""Windows of tokens that no file bounds, where nobody says how many."""
+_MOST_TOKENS = 1 << 24
+_TOKEN_BYTES = 64
+"""Bytes of text that are read for each token that is wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Windows:
+    """Windows of tokens, as users ask for them.
+
+    given: (windows, length) or (tokens,) integers; a .safetensors file that holds one such tensor; a file of
+    text in UTF-8; :data:`RANDOM` or :data:`OWN`. samples: how many windows. length: their tokens. Raises
+    OptionError for numbers that are out of range.
+    """
+
+    given: torch.Tensor | Path | str
+    samples: int | None = None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in (("samples", self.samples), ("length", self.length)):
+            if number is not None and number < 1:
+                raise OptionError(f"{option(name, number)} must be at least 1")
+        tokens = (self.samples or 1) * (self.length or 1)
+        if tokens > _MOST_TOKENS:
+            raise OptionError(
+                f"{self._asked} are {tokens} tokens, above the limit of {_MOST_TOKENS}; ask for fewer"
+            )
+
+    @staticmethod
+    def of(given: Given) -> Windows:
+        """Return what is asked for, where it may be data alone."""
+        return given if isinstance(given, Windows) else Windows(given=given)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether random tokens are asked for."""
+        return isinstance(self.given, str) and self.given == RANDOM
+
+    @property
+    def is_own(self) -> bool:
+        """Whether tokens are asked for that the model generates."""
+        return isinstance(self.given, str) and self.given == OWN
+
+    @property
+    def _asked(self) -> str:
+        """The numbers that are asked for, as options."""
+        numbers = (("samples", self.samples), ("length", self.length))
+        return " and ".join(option(name, number) for name, number in numbers if number is not None)
+
+    def window(self, longest: int) -> int:
+        """Return the tokens of a window; raises CalibrationError where the model takes fewer.
+
+        longest: most tokens that the model takes at once.
+        """
+        if self.length is None:
+            return min(WINDOW, longest)
+        if self.length > longest:
+            raise CalibrationError(
+                f"{option('length', self.length)} is more than the {longest} tokens that the model takes at "
+                f"once; use {option('length', longest)} or less"
+            )
+        return self.length
+
+    def cut(self, ids: torch.Tensor, length: int, name: str) -> torch.Tensor:
+        """Return windows, (samples, length): the first ones of token ids, or all of them if they are windows.
+
+        ids: (tokens,), or (windows, tokens). length: of a window. name: of the ids, for messages. Raises
+        CalibrationError where there are fewer windows than are asked for, and for windows that have another
+        number and length already.
+        """
+        if ids.ndim == 2:
+            if self._asked:
+                raise CalibrationError(
+                    f"{name} holds {count(len(ids), 'window')} of {ids.shape[1]} tokens each, which "
+                    f"{self._asked} cannot change; leave it out, or give ids in one row"
+                )
+            return ids
+        found = len(ids) // length
+        if self.samples is not None and 0 < found < self.samples:
+            raise CalibrationError(
+                f"{name} has {len(ids)} tokens, {count(found, 'window')} of {length}, and "
+                f"{option('samples', self.samples)} asks for more; give more text, or use "
+                f"{option('samples', found)}"
+            )
+        return ids[: found * length][: (self.samples or MOST) * length].reshape(-1, length)
+
+
+Given: TypeAlias = torch.Tensor | Path | str | Windows
+"""Calibration data, with or without the number and length of windows."""
+
+
+def asked_windows(
+    given: torch.Tensor | Path | str | None, samples: int | None, length: int | None
+) -> Windows | None:
+    """Return the windows that options ask for, or None; raises OptionError for numbers without data."""
+    if given is not None:
+        return Windows(given=given, samples=samples, length=length)
+    if samples is not None or length is not None:
+        raise OptionError(
+            f"{option('samples')} and {option('length')} are of windows of {option('calibration')}; add "
+            "that, or leave them out"
+        )
+    return None
 
 
 def random_tokens(vocabulary: int, windows: int, length: int) -> torch.Tensor:
@@ -33,11 +139,6 @@ def random_tokens(vocabulary: int, windows: int, length: int) -> torch.Tensor:
     belong to the model.
     """
     return torch.randint(0, vocabulary, (windows, length), generator=torch.Generator().manual_seed(0))
-
-
-def is_random(given: object) -> bool:
-    """Return whether random tokens are asked for."""
-    return isinstance(given, str) and given == RANDOM
 
 
 class CheckpointTokenizer:
@@ -67,30 +168,38 @@ class CheckpointTokenizer:
 _NO_TOKENIZER = f"copy its files there, or give token ids in a {TEXT_OF_IDS} file"
 
 
-def windows_of(
-    given: torch.Tensor | Path | str, source: Source, *, vocabulary: int, longest: int
-) -> list[torch.Tensor]:
+def windows_of(given: Given, source: Source, *, vocabulary: int, longest: int) -> list[torch.Tensor]:
     """Return windows of token ids, each (1, length) int64.
 
     Args:
-        given: (windows, length) or (tokens,) integers; a .safetensors file that holds one such tensor; a file
-            of text in UTF-8, of which the first :data:`~.data_files.TEXT_BYTES` are read; or :data:`RANDOM`.
+        given: see :class:`Windows`. Of those that the model generates, each window begins with a random
+            token, and its others are 0 (own_tokens.py).
         source: the checkpoint, for its tokenizer.
         vocabulary: number of tokens that the model knows.
         longest: most tokens that the model takes at once.
 
     Raises:
-        CalibrationError: for what is no such thing, for ids that the model does not know, and for less than
-            one window.
+        CalibrationError: for what is no such thing, for ids that the model does not know, for less than one
+            window or fewer than are asked for, and for longer windows than the model takes.
         UnsupportedError: where text is given and the checkpoint has no tokenizer.
     """
-    length = min(WINDOW, longest)
-    if is_random(given):
-        return list(random_tokens(vocabulary, _RANDOM_WINDOWS, length).unsqueeze(1))
-    name = "calibration" if isinstance(given, torch.Tensor) else shown(given)
-    ids = as_ids(given, name) if isinstance(given, torch.Tensor) else _ids(Path(given), source)
-    if ids.ndim == 1:
-        ids = ids[: len(ids) // length * length][: MOST * length].reshape(-1, length)
+    asked = Windows.of(given)
+    length = asked.window(longest)
+    for word, windows in _WINDOWS.items():
+        if isinstance(asked.given, str) and asked.given == word:
+            ids = random_tokens(vocabulary, asked.samples or windows, length)
+            if asked.is_own:
+                ids[:, 1:] = 0
+            return list(ids.unsqueeze(1))
+    if isinstance(asked.given, torch.Tensor):
+        name, ids = "calibration", as_ids(asked.given, "calibration")
+    else:
+        wanted = (asked.samples or MOST) * length
+        name, ids = (
+            shown(asked.given),
+            _ids(Path(asked.given), source, max(TEXT_BYTES, _TOKEN_BYTES * wanted)),
+        )
+    ids = asked.cut(ids, length, name)
     if not ids.numel():
         raise CalibrationError(
             f"{name} has fewer tokens than one window of {length}; give more text, some {16 * length} tokens"
@@ -108,11 +217,11 @@ def windows_of(
     return list(ids.unsqueeze(1))
 
 
-_REMEDY = f"give text in UTF-8, token ids in a {TEXT_OF_IDS} file, or the word {RANDOM}"
+_REMEDY = f"give text in UTF-8, token ids in a {TEXT_OF_IDS} file, or the word {RANDOM} or {OWN}"
 
 
-def _ids(path: Path, source: Source) -> torch.Tensor:
+def _ids(path: Path, source: Source, most: int) -> torch.Tensor:
     if path.suffix == TEXT_OF_IDS:
         return read_ids(path, what="calibration", remedy=_REMEDY)
-    text = read_text(path, what="calibration", remedy=_REMEDY)
+    text = read_text(path, what="calibration", remedy=_REMEDY, most=most)
     return torch.tensor(CheckpointTokenizer(source)(text, add_special_tokens=False)["input_ids"])

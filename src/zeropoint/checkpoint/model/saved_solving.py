@@ -1,0 +1,230 @@
+"""Weights from statistics in files: solved one by one from Gram matrices, without running the model."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ...errors import CalibrationError, CheckpointError, ZeropointError, option, printable, size_of
+from ...methods import LayerData, LayerResult, Loss, method_named
+from ...methods.chain import needs_model, rescalings_of
+from ...methods.method import GRAM, MEAN_SQUARE
+from ...models.block_chain import in_threads
+from ...models.site_inputs import drawn
+from ...models.solving import Solutions, WeightTask
+from ...progress import counted
+from ...stats import State, Statistics
+from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.identity import identity, stamps
+from ..plan.learned_data import static_inputs
+from ..plan.limits import Limits
+from ..plan.placement import Placement
+from .importance import weighted
+from .loading import Files
+from .solved_weights import SolvedFolder
+from .statistics_file import SavedStatistics
+
+_HELD = frozenset((GRAM, MEAN_SQUARE))
+
+
+def with_mean_squares(plan: CheckpointPlan, saved: SavedStatistics) -> CheckpointPlan:
+    """Return ``plan`` with the mean squares of inputs, where its methods take these.
+
+    A mixture is planned anew, as it is with importance. Raises CalibrationError where no method takes any, or
+    one needs more.
+    """
+    plan = weighted(plan)
+    wanted = [weight for weight in plan.weights if MEAN_SQUARE in method_named(weight.method).takes]
+    if not wanted and not any(GRAM in method_named(weight.method).takes for weight in plan.weights):
+        raise CalibrationError(
+            f"no method of this plan takes statistics of inputs; leave {option('statistics')} out, or pass "
+            f"{option('method', 'gptq')} or mse_weighted"
+        )
+    _require_held(plan)
+    found = {weight.module: saved.mean_square(weight.module) for weight in wanted}
+    known = {module: {MEAN_SQUARE: own} for module, own in found.items() if own is not None}
+    plan = replace(plan, statistics=known)
+    missing = [module for module, own in found.items() if own is None]
+    if not missing:
+        return plan
+    without = f"{len(missing)} of {len(plan.weights)} weights have no statistics"
+    note = f"{without}, {printable(missing[0])} the first"
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _require_held(plan: CheckpointPlan) -> None:
+    """Raise CalibrationError for methods and inputs that learn from more than such files hold."""
+    if static_inputs(plan):
+        raise CalibrationError(
+            f"static inputs take their scales from a run of the model, which {option('statistics')} does not "
+            f"hold; pass {option('calibration', metavar='FILE')} in its place, or make inputs dynamic"
+        )
+    for weight in plan.weights:
+        if rescalings_of(method_named(weight.method)):
+            raise CalibrationError(needs_model(method_named(weight.method)))
+        more = sorted(method_named(weight.method).needs.keys() - _HELD)
+        if more:
+            raise CalibrationError(
+                f"method {weight.method} needs the {' and '.join(more)} of inputs of the quantized model, "
+                f"and {option('statistics')} has those of the float model alone; pass "
+                f"{option('calibration', metavar='FILE')} in its place, or use method gptq"
+            )
+
+
+def solved_from(
+    plan: CheckpointPlan, saved: SavedStatistics, folder: Path, *, progress: bool = False
+) -> CheckpointPlan:
+    """Return ``plan`` with the codes of weights whose methods take Gram matrices, from those that are saved.
+
+    folder: keeps the codes; what an earlier run left there is used. Raises CalibrationError for statistics
+    that have no such matrices or not those of a weight; CheckpointError where memory is too little.
+    """
+    if not saved.has_gram:
+        raise CalibrationError(
+            f"{str(saved.paths[0])!r} has no Gram matrices, of which its method solves weights; make it with "
+            f"{option('gram', True)}"
+        )
+    kept = SolvedFolder(folder)
+    kept.begin({**identity(plan), **stamps(plan), "statistics": saved.digest})
+    numbered = [
+        (number, weight)
+        for number, weight in enumerate(plan.weights)
+        if GRAM in method_named(weight.method).takes
+    ]
+    _require_memory([weight for _, weight in numbered], plan.limits)
+    groups = defaultdict[str, list[tuple[WeightTask, Placement]]](list)
+    for number, weight in numbered:
+        site = saved.owners.get(weight.module)
+        if site is None or saved.sites[site].features != weight.shape[-1]:
+            raise CalibrationError(
+                f"{printable(weight.module)} is no Linear layer of which there are statistics; give it "
+                f"another method by a rule, or name it in {option('ignore')}"
+            )
+        task = WeightTask(
+            name=weight.module, number=number, layer=weight.module, scheme=weight.layer.weight,
+            method=method_named(weight.method), dtype=weight.dtype, share=weight.share,
+        )  # fmt: skip
+        groups[site].append((task, weight))
+    extremes = _extremes(weight for _, weight in numbered)
+    pool = _Pool(saved)
+    with Files() as files:
+        for site in counted(list(groups), "Solving weights", shown=progress):
+            todo = [(task, weight) for task, weight in groups[site] if kept.known(task) is None]
+            if todo:
+                gram = saved.gram_of(pool.gram(site), site)
+                _solve(todo, gram, extremes, kept, files, workers=plan.limits.workers)
+    tasks = [task for group in groups.values() for task, _ in group]
+    return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.said()))
+
+
+def _solve(
+    todo: list[tuple[WeightTask, Placement]], gram: Statistics, extremes: Mapping[str, tuple[float, float]],
+    kept: Solutions, files: Files, *, workers: int,
+) -> None:  # fmt: skip
+    """Solve weights that read one input. extremes: of weights that share a scale, by ``share``."""
+    found: dict[str, tuple[LayerResult, Loss]] = {}
+    # Files are opened in this thread.
+    matrices = {task.name: _matrix(weight, files) for task, weight in todo}
+
+    def solve_one(item: tuple[WeightTask, Placement]) -> None:
+        task, matrix = item[0], matrices[item[0].name]
+        data = LayerData(statistics={GRAM: gram}, extremes=extremes.get(task.share or ""))
+        try:
+            result = task.method.quantize(matrix, task.scheme, data)
+        except ZeropointError as error:
+            raise type(error)(f"{task.name}: {error}") from error
+        loss = Loss(vectors=int(gram["vectors"]), seen=_loss_by(gram, matrix, result), notes=result.notes)
+        found[task.name] = result, loss
+
+    in_threads(solve_one, todo, min(len(todo), workers))
+    for task, _ in todo:
+        kept.add(task, *found[task.name])
+
+
+def _loss_by(gram: Statistics, weight: torch.Tensor, result: LayerResult) -> float:
+    """Return how far outputs are from those of the weight, as a share of their squares: of all vectors."""
+    matrix, own = gram["gram"], weight.double()
+    error = result.dequantize(torch.float32).double() - own
+    lost, whole = (float(((x @ matrix) * x).sum()) for x in (error, own))
+    return max(0.0, lost) / max(whole, 1e-30)
+
+
+def _matrix(weight: Placement, files: Files) -> torch.Tensor:
+    rows, columns = weight.shape
+    buffer = bytearray(rows * columns * weight.value_bytes)
+    return weight.read(files, range(rows), range(columns), buffer).clone()
+
+
+def _extremes(weights: Iterable[Placement]) -> dict[str, tuple[float, float]]:
+    """Return the smallest and largest value of weights that share a tensor scale, by ``share``."""
+    found: dict[str, tuple[float, float]] = {}
+    with Files() as files:
+        for weight in weights:
+            if weight.share is not None:
+                low, high = (float(end) for end in torch.aminmax(_matrix(weight, files)))
+                before = found.get(weight.share, (low, high))
+                found[weight.share] = min(low, before[0]), max(high, before[1])
+    return found
+
+
+def _require_memory(weights: Iterable[Placement], limits: Limits) -> None:
+    """Raise CheckpointError where solving takes more than the process may take.
+
+    That is a Gram matrix, its sum over experts, its factors, and a weight of each worker, all in float64.
+    """
+    needed = max(
+        (8 * (6 * w.shape[1] ** 2 + 6 * limits.workers * w.shape[0] * w.shape[1]) for w in weights), default=0
+    )
+    needed += limits.base_memory
+    if needed > limits.max_memory:
+        raise CheckpointError(
+            f"solving weights takes about {size_of(needed)}, more than the process may take: Gram matrices "
+            f"of the widest layer; use {option('max_memory', f'{-(-needed >> 20)}M')}"
+        )
+
+
+class _Pool:
+    """Gram matrices of sites, those of experts drawn toward the sum over all experts of their layer.
+
+    saved: where they are from. The sum of one layer is kept.
+    """
+
+    def __init__(self, saved: SavedStatistics) -> None:
+        self._saved = saved
+        self._kin = defaultdict[tuple[str, int], list[str]](list)
+        for name, site in saved.sites.items():
+            self._kin[_place_of(name), site.features].append(name)
+        self._last: tuple[tuple[str, int], State] | None = None
+
+    def gram(self, name: str) -> State:
+        """Return the state of a site."""
+        saved, own = self._saved, self._saved.gram(name)
+        key = _place_of(name), saved.sites[name].features
+        kin = self._kin[key]
+        if len({saved.sites[each].vectors for each in kin}) < 2:
+            return own
+        if self._last is None or self._last[0] != key:
+            total: State | None = None
+            for each in kin:
+                state = saved.gram(each)
+                total = state if total is None else {n: t + state[n] for n, t in total.items()}
+            assert total is not None
+            self._last = key, total
+        return drawn(own, self._last[1])
+
+
+def _place_of(name: str) -> str:
+    """Return the name of a module with ``*`` for the number of an expert, which comes after that of a block.
+
+    >>> _place_of("model.layers.3.mlp.experts.7.up_proj"), _place_of("model.layers.3.mlp.up_proj")
+    ('model.layers.3.mlp.experts.*.up_proj', 'model.layers.3.mlp.up_proj')
+    """
+    numbers = list(re.finditer(r"(?<=\.)\d+(?=\.|$)", name))
+    if len(numbers) < 2:
+        return name
+    return f"{name[: numbers[-1].start()]}*{name[numbers[-1].end() :]}"
