@@ -299,8 +299,8 @@ def quantize_checkpoint(
         _require_local(writing, made)
         require_free(made, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
         with folder_for(target, spool, restart=restart) as folder:
-            made = with_ranges(made, data, progress=progress is True)
             made, held_out = solved(made, data, folder, progress=progress is True)
+            made = with_ranges(made, data, progress=progress is True)
             result = writing.write(made, out, "quantizing")
         return compared(result, made.source, held_out, limits)
     elif files:

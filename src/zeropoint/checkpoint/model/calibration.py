@@ -22,6 +22,7 @@ from ...errors import CalibrationError, CheckpointError, UnsupportedError, count
 from ...libraries import reading
 from ...methods import method_named
 from ...methods.chain import in_order
+from ...methods.rescaling import ChannelFold
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
 from ...models.block_chain import Steps
 from ...models.unfuse import unfused
@@ -36,6 +37,7 @@ from ..plan.limits import Limits
 from ..plan.new_tensor import NewTensor
 from ..plan.origin import Floats, as_floats
 from ..plan.placement import Placement
+from ..plan.rescaled import rescaled_floats
 from ..read.source import Source
 from ..read.storage import shown
 from .empty_model import empty_model
@@ -65,7 +67,9 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
     require_text(plan, given)
-    found = _observed(plan.source, wanted, given, plan.limits, static=static, progress=progress)
+    found = _observed(
+        plan.source, wanted, given, plan.limits, static=static, progress=progress, folds=plan.folds
+    )
     plan = replace(plan, statistics=found.statistics)
     if found.missing:
         without = f"{len(found.missing)} of {len(plan.weights)} weights have no importance"
@@ -122,15 +126,16 @@ class _Observed:
     borrowed: tuple[str, ...]
 
 
-def _observed(
+def _observed(  # noqa: PLR0913 (a source, how it is seen, what is wanted of it and on what)
     source: Source, wanted: Mapping[str, Placement], given: Given, limits: Limits,
     *, static: Collection[LayerScheme] = (), progress: bool = False,
+    folds: Mapping[str, ChannelFold] | None = None,
 ) -> _Observed:  # fmt: skip
     """Run the model on ``given`` and return what the methods and static inputs of ``wanted`` need."""
     odd = next((module for module in wanted if is_transposed(module, source.config or {})), None)
     if odd is not None:
         raise UnsupportedError(f"{printable(odd)} is stored transposed, its columns are outputs; {_REMEDY}")
-    with running(source, given, limits, remedy=_REMEDY) as model:
+    with running(source, given, limits, remedy=_REMEDY, folds=folds) as model:
         rows = [found for found in model.rows if found.module in wanted]
         missing = sorted(wanted.keys() - {found.module for found in rows})
         needed = [module for module in missing if method_named(wanted[module].method).needs]
@@ -192,19 +197,20 @@ class RunningModel:
 @contextmanager
 def running(
     source: Source, given: Given | Batches, limits: Limits, *, remedy: str,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None, folds: Mapping[str, ChannelFold] | None = None,
 ) -> Iterator[RunningModel]:  # fmt: skip
     """Return a context in which the model of a checkpoint runs, on decoded weights where it is quantized.
 
     given: as for :func:`calibrated`, which says what is raised, or batches. remedy: what to do instead, for
-    messages. dtype: of weights and activations; that of the configuration if None.
+    messages. dtype: of weights and activations; that of the configuration if None. folds: of
+    rescaled channels.
     """
     _require_runnable(source, remedy)
     transformers = transformers_package()
     what = f"transformers {transformers.__version__} does not run the model of {shown(source.root)}"
     with reading(what, remedy, UnsupportedError, system=True), torch.no_grad(), ExitStack() as stack:
         files = stack.enter_context(Files())
-        floats = as_floats(source, dtype=dtype)
+        floats = rescaled_floats(as_floats(source, dtype=dtype), folds or {})
         model = empty_model(floats.source, limits, remedy, dtype)
         config, vocabulary = model.config.get_text_config(), model.get_input_embeddings().num_embeddings
         longest = getattr(config, "max_position_embeddings", None) or 1 << 30
@@ -389,5 +395,5 @@ class _Weights:
         origin = self._floats.origin(entry)
         if origin.copied:
             return read_tensor(entry, self._files)
-        count = math.prod(entry.shape[:-1])
+        count = math.prod(entry.shape) // max(1, origin.width)
         return origin.read_as_written(self._files, 0, count, bytearray(entry.nbytes)).reshape(entry.shape)

@@ -25,7 +25,6 @@ import torch
 from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...methods import LayerResult, Loss, method_named
 from ...methods.chain import in_order as is_in_order
-from ...methods.chain import rescalings_of
 from ...methods.rescaling import ChannelFold
 from ...models import DynamicQuantize
 from ...models.rescale import RescaledBlock
@@ -209,11 +208,6 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
                 f"follows from the whole weight; {_REMEDY}"
             )
         source = layer.input
-        if source is not None and not source.dynamic and rescalings_of(method):
-            raise UnsupportedError(
-                f"{printable(weight.module)}: inputs {source} are static, and their scales are those of a "
-                "model without rescaled channels; make inputs dynamic, or leave the step out"
-            )
         tasks.append(
             WeightTask(
                 name=weight.module, number=number, layer=own.layer, scheme=layer.weight, method=method,

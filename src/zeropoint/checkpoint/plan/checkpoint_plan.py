@@ -70,7 +70,7 @@ class CheckpointPlan(Result):
     codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
     the small files that are written, the index and the configuration. companions: path to bytes of the files
     that are copied. notes: sentences for the report. solved: codes of weights, by module.
-    earlier: what an earlier run said of each weight, which is copied, as ``[module, record]`` in a
+    folds: what rescaled channels mean for tensors, by name. earlier: what an earlier run said of each weight, which is copied, as ``[module, record]`` in a
     line of JSON each.
     """
 
@@ -86,6 +86,7 @@ class CheckpointPlan(Result):
     limits: Limits
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
     solved: Mapping[str, SolvedWeight] = field(default_factory=dict)
+    folds: Mapping[str, ChannelFold] = field(default_factory=dict)
     earlier: Text | None = None
 
     @property
@@ -290,7 +291,7 @@ def make_plan(
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
-        placements=placements, texts=texts, limits=limits,
+        placements=placements, texts=texts, limits=limits, folds=folds or {},
         notes=(
             *source.notes, *_notes(floats.source, decisions), *_of_configuration(texts), *split,
             *actions.notes(), *remarks, *remarks_of_files,
