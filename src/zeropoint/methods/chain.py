@@ -15,6 +15,7 @@ import torch
 from ..errors import RecipeError, UnsupportedError
 from ..schemes import Scheme
 from ..stats import Accumulator
+from .adaround import METHOD as ADAROUND
 from .descent import METHOD as DESCENT
 from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback
@@ -24,7 +25,7 @@ from .step import Step
 
 _TARGET_BYTES = 24
 """Memory of a value of the target, of its change, and of a product on the way, in float64."""
-ENDS = {GPTQ.name: GPTQ, DESCENT.name: DESCENT}
+ENDS = {end.name: end for end in (GPTQ, DESCENT, ADAROUND)}
 """Methods that round a target of steps."""
 
 
