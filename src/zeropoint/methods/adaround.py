@@ -21,6 +21,7 @@ import torch
 from ..ops.feedback import Grid, gram, output_errors
 from .factored import Factored
 from .gptq import ErrorFeedback
+from .method import Bound
 
 STEPS = 200
 _RATE, _MOMENTUM, _SQUARES = 0.05, 0.9, 0.99
@@ -103,4 +104,5 @@ METHOD = ErrorFeedback(
     formula="min over h in [0, 1] of (w - q) H (w - q)^T + pull of h to 0 or 1, q = low + h (high - low)",
     source="AdaRound (arXiv:2004.10568), on the Gram matrix of the inputs",
     refine=_softly,
+    limit=Bound.NONE,
 )

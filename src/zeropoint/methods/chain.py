@@ -70,9 +70,9 @@ class MethodChain:
         """See its end."""
         return self.end.refusal(scheme)
 
-    def bound(self, scheme: Scheme) -> Bound:
-        """See its end."""
-        return self.end.bound(scheme)
+    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (as the protocol)
+        """Return none: the bound of its end is of the target, which no file holds."""
+        return Bound.NONE
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of a value: that of the end, and of targets."""

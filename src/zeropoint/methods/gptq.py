@@ -40,6 +40,7 @@ from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Scope
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED
 from .nearest import METHOD as NEAREST
+from .output_bound import output_error
 from .rounding_grid import grid_of, ungridded
 
 _VALUE_BYTES = 40
@@ -53,13 +54,14 @@ class ErrorFeedback:
     """Round columns in turn, and feed each error into those that follow.
 
     name, formula, source: see :class:`~.method.Method`. refine: from the target, the values that feedback
-    chose, factors and grid to the values that are kept.
+    chose, factors and grid to the values that are kept. limit: of its errors.
     """
 
     name: str = "gptq"
     formula: str = "q_j = nearest(w_j + sum_k<j (w_k - q_k) M_kj), with X^T X = M D M^T"
     source: str = "GPTQ (arXiv:2210.17323), in the feedback form of QuIP (arXiv:2307.13304)"
     refine: Refine | None = None
+    limit: Bound = Bound.OUTPUT
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
         {GRAM: lambda features: GramMatrix(features=features)}
     )
@@ -74,8 +76,8 @@ class ErrorFeedback:
         return ungridded(self.name, scheme)
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (as the protocol)
-        """Return none: codes are closest to what was fed into them, not to the weight."""
-        return Bound.NONE
+        """Return that of outputs: codes are closest to what was fed into them, not to the weight."""
+        return self.limit
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of a solved value, and of the search for its scale."""
@@ -121,12 +123,13 @@ class ErrorFeedback:
             if self.refine is not None:
                 values = self.refine(rows, values, whole, grid)
         shape = tuple(weight.shape)
+        outputs = output_error(rows, values, gram, grid)
         q = quantize(values.reshape(shape).to(wide.dtype), params)
         params = QuantizationParams.of(scheme, shape, weight.dtype, q.params.stored)
         return LayerResult(
             q=QuantizedTensor(data=q.data, params=params, shape=shape, dtype=weight.dtype, own_params=True),
-            notes=notes,
-        )
+            notes=notes, outputs=outputs,
+        )  # fmt: skip
 
 
 METHOD = ErrorFeedback()

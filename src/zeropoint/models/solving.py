@@ -396,6 +396,7 @@ class _Block:
         return Loss(
             vectors=0 if gram is None else int(gram["vectors"]), seen=loss_on(data.seen, weight, values),
             held_out=loss_on(data.held_out, weight, values), notes=result.notes,
+            outputs=result.outputs,
         )  # fmt: skip
 
     def _install(self, task: WeightTask, result: LayerResult) -> None:

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...methods import LayerResult, Loss, method_named
-from ...methods.method import GRAM
+from ...methods.method import GRAM, OutputError
 from ...models import DynamicQuantize
 from ...models.site_inputs import EVERY, kin_of
 from ...models.solving import WeightTask, solve
@@ -129,7 +130,8 @@ def solved(
         steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
-    plan = replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *_said(kept.losses)))
+    notes = *plan.notes, *_said(kept.losses), *_bounded(kept.losses)
+    plan = replace(plan, solved=kept.weights(tasks), notes=notes)
     return plan, held_out
 
 
@@ -232,7 +234,9 @@ class _Solutions:
             loss = Loss(**json.loads(self._loss(task).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        self.losses[task.name] = replace(loss, notes=tuple(loss.notes))
+        known: Any = loss.outputs
+        outputs = None if known is None else OutputError(**known)
+        self.losses[task.name] = replace(loss, notes=tuple(loss.notes), outputs=outputs)
         return LayerResult(q=q)
 
     def weights(self, tasks: Iterable[WeightTask]) -> dict[str, SolvedWeight]:
@@ -279,6 +283,21 @@ def _said(losses: Mapping[str, Loss]) -> Iterator[str]:
     yield (
         f"loss of outputs {seen:.3%} of their squares where it was learned, {mean:.3%} on held-out tokens "
         f"({ratio:.2f} times: {enough}); the most is {printable(worst)} with {known[worst].held_out:.3%}"
+    )
+
+
+def _bounded(losses: Mapping[str, Loss]) -> Iterator[str]:
+    """Yield a sentence about the bounds of errors of outputs."""
+    known = [loss.outputs for loss in losses.values() if loss.outputs is not None]
+    if not known:
+        return
+    loss = math.fsum(each.loss for each in known) / len(known)
+    bound = math.fsum(each.bound for each in known) / len(known)
+    over = sum(each.over for each in known)
+    rows = f"; {over:,} rows that clip are over theirs" if over else ""
+    yield (
+        f"outputs on all that was learned are off by {loss:.3%} of their squares from those of what was "
+        f"rounded, for which error feedback proves at most {bound:.3%} where nothing clips{rows}"
     )
 
 
