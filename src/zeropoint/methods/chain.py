@@ -87,7 +87,7 @@ class MethodChain:
             return self.end.quantize(weight, scheme, data)
         target, notes = weight.double(), list[str]()
         for step in self.steps:
-            moved = step(weight, target, data)
+            moved = step(weight, target, data, scheme)
             target, notes = moved.target, [*notes, f"{step.name} {moved.note}".strip()]
         return self.end.solve(weight, target, scheme, data, notes=tuple(notes))
 
