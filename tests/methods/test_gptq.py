@@ -7,10 +7,13 @@ import pytest
 import torch
 
 import zeropoint as zp
+from zeropoint.functional import quantize
 from zeropoint.methods import LayerData, Samples, method_named
-from zeropoint.methods.factored import DAMPING
+from zeropoint.methods.factored import DAMPING, factored
+from zeropoint.methods.rounding_grid import grid_of
+from zeropoint.ops.feedback import feed_back, output_errors
 from zeropoint.schemes import Scheme
-from zeropoint.stats import CrossGram, GramMatrix, Statistics
+from zeropoint.stats import CrossGram, GramMatrix, MeanSquare, Statistics
 
 SCHEMES = (
     "int4:g32", "int3:g32", "int2:g32", "uint4:g32:asym", "int8:channel", "int4:tensor", "int4:block16x16",
@@ -162,7 +165,7 @@ def test_nothing_shifts_where_inputs_have_not_changed() -> None:
     ("text", "words"),
     [
         ("shift+shift+gptq", r"write shift\+gptq"),
-        ("shift+mse", "steps end with gptq or descent"),
+        ("shift+mse", "steps end with gptq or descent or adaround"),
         ("gptq+shift", "did you mean gptq"),
     ],
 )
@@ -178,3 +181,46 @@ def test_what_cannot_be_solved_is_refused_with_what_to_do() -> None:
         zp.quantize(weights(), "int4:g64", method="gptq")
     with pytest.raises(zp.CalibrationError, match="inputs of the float and of the quantized model"):
         method_named("shift+gptq").quantize(weights(), Scheme.parse("int4:g64"), seen(inputs()))
+
+
+def test_scales_heed_what_later_columns_make_up_for() -> None:
+    draw, weight = torch.Generator().manual_seed(5), weights()
+    common = torch.randn(1024, 16, generator=draw) @ torch.randn(16, 256, generator=draw)
+    x = common * torch.logspace(-1, 1, 256).flip(0)[torch.randperm(256, generator=draw)]
+    x = x + torch.randn(1024, 256, generator=draw)
+    data = seen(x)
+    whole = factored(data.statistics["gram"])
+    gram = data.statistics["gram"]["gram"] / int(data.statistics["gram"]["vectors"])
+    square = MeanSquare(features=256)
+    count = {name: torch.tensor(1, dtype=torch.int64) for name in ("vectors", "seen", "left_out")}
+    known = LayerData(
+        statistics={
+            "mean_square": Statistics(accumulator=square, state={"squares": gram.diagonal().clone(), **count})
+        }
+    )
+    scheme = Scheme.parse("int3:g32:scale=float32")
+    params = method_named("mse_weighted").quantize(weight, scheme, known).q.params
+    plain, _ = feed_back(weight, whole.upper, whole.pivots, whole.order, grid_of(params))
+    own = method_named("gptq").quantize(weight, scheme, data).q.dequantize()
+    assert loss(weight, own, x) < 0.95 * loss(weight, plain, x)
+
+
+def test_inputs_that_are_always_zero_have_no_say_in_scales() -> None:
+    data = seen(inputs() * (torch.arange(256) % 3 > 0))
+    assert bool((factored(data.statistics["gram"]).costs[::3] == 0).all())
+
+
+@pytest.mark.parametrize("scheme", ["int4:g64", "uint3:g64:asym", "nf4:g64", "int2:g64"])
+def test_soft_rounding_is_close_to_feedback_and_no_row_is_behind_nearest_codes(scheme: str) -> None:
+    x, weight = inputs(), weights()
+    whole = factored(seen(x).statistics["gram"])
+    q = zp.quantize(weight, scheme, method="adaround", inputs=x)
+    near = quantize(weight, q.params).dequantize()
+    factors = whole.upper, whole.pivots, whole.order
+    soft, nearest = (output_errors(weight, v, *factors) for v in (q.dequantize(), near))
+    assert bool((soft <= nearest).all())
+    assert float(soft.sum()) < 0.8 * float(nearest.sum())
+    levels = (q.dequantize() - weight).abs() / q.scales[0].repeat_interleave(64, 1)
+    if scheme.startswith("int"):
+        inside = (weight / q.scales[0].repeat_interleave(64, 1)).abs() < 2 ** (int(scheme[3]) - 1) - 1
+        assert float(levels[inside].max()) < 1.001  # one of the values on either side

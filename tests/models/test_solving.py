@@ -19,7 +19,8 @@ import zeropoint as zp
 from zeropoint.methods import LayerResult, Loss, method_named
 from zeropoint.models import Steps
 from zeropoint.models.sites import Site, sites_of
-from zeropoint.models.solving import Solved, WeightTask, solve
+from zeropoint.models.solutions import Solved, WeightTask
+from zeropoint.models.solving import solve
 from zeropoint.models.unfuse import unfused
 from zeropoint.schemes import Scheme
 

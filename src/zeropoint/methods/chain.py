@@ -16,6 +16,7 @@ import torch
 from ..errors import CalibrationError, RecipeError, UnsupportedError, option
 from ..schemes import Scheme
 from ..stats import Accumulator
+from .adaround import METHOD as ADAROUND
 from .descent import METHOD as DESCENT
 from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback
@@ -27,7 +28,7 @@ from .step import Step
 
 _TARGET_BYTES = 24
 """Memory of a value of the target, of its change, and of a product on the way, in float64."""
-ENDS = {GPTQ.name: GPTQ, DESCENT.name: DESCENT}
+ENDS = {end.name: end for end in (GPTQ, DESCENT, ADAROUND)}
 """Methods that round a target of steps."""
 
 
@@ -81,8 +82,8 @@ class MethodChain:
         return self.end.refusal(scheme)
 
     def bound(self, scheme: Scheme) -> Bound:
-        """See its end."""
-        return self.end.bound(scheme)
+        """Return that of its end, or none where that is of a target, which no file holds."""
+        return Bound.NONE if self.steps else self.end.bound(scheme)
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of a value: that of the end, and of targets."""
@@ -102,7 +103,7 @@ class MethodChain:
             return self.end.quantize(weight, scheme, data)
         target, notes = weight.double(), list[str]()
         for step in self.steps:
-            moved = step(weight, target, data)
+            moved = step(weight, target, data, scheme)
             target, notes = moved.target, [*notes, f"{step.name} {moved.note}".strip()]
         return self.end.solve(weight, target, scheme, data, notes=tuple(notes))
 

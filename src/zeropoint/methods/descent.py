@@ -11,13 +11,23 @@ Source: coordinate descent on the least squares problem of GPTQ, as in QuantEase
 
 from __future__ import annotations
 
+import torch
+
+from ..ops.feedback import Grid, descend
+from .factored import Factored
 from .gptq import ErrorFeedback
 
 SWEEPS = 4
+
+
+def _swept(target: torch.Tensor, values: torch.Tensor, whole: Factored, grid: Grid) -> torch.Tensor:
+    """Return values of less error, after some sweeps."""
+    return descend(target, values, whole.damped, whole.order, grid, sweeps=SWEEPS)[0]
+
 
 METHOD = ErrorFeedback(
     name="descent",
     formula="gptq, then q_j = nearest(q_j + ((w - q) H)_j / H_jj) for each column, four times",
     source="QuantEase (arXiv:2309.01885), from the codes of GPTQ",
-    sweeps=SWEEPS,
+    refine=_swept,
 )

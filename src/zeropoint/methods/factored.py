@@ -27,12 +27,13 @@ DAMPING, _TRIES = 0.01, 4
 class Factored:
     """A factored Gram matrix, whose columns are in the order in which they are processed.
 
-    damped: the matrix, its columns in their original order. diagonal: that of the matrix, undamped. upper,
-    pivots: M and D. order: numbers of original columns. damping: what was added, as a share of the mean of
-    the diagonal.
+    damped: the matrix, its columns in their original order. upper, pivots: M and D. order: numbers of
+    original columns. costs: the pivots by original column, which are what an error costs once later columns
+    make up for it; 0 for inputs that are always zero. damping: what was added, as a share of the mean of the
+    diagonal.
     """
 
-    diagonal: torch.Tensor
+    costs: torch.Tensor
     damped: torch.Tensor
     upper: torch.Tensor
     pivots: torch.Tensor
@@ -76,8 +77,11 @@ def _factored(mean: torch.Tensor) -> Factored:
         except RangeError:
             damping *= 10
             continue
+        costs = torch.empty_like(pivots)
+        costs[order] = pivots
+        costs[dead] = 0.0
         return Factored(
-            diagonal=diagonal, damped=damped, upper=upper, pivots=pivots, order=order, damping=damping
+            costs=costs, damped=damped, upper=upper, pivots=pivots, order=order, damping=damping
         )  # fmt: skip
     raise CalibrationError(
         "the Gram matrix of the inputs is not positive definite, whatever is added to its diagonal: its "

@@ -4,9 +4,10 @@ r"""GPTQ in feedback form: columns are rounded in turn, and each error is fed in
     H = M diag(D) M^T:      (w - q) H (w - q)^T = sum_j D_j (t_j - q_j)^2
 
 H is the Gram matrix of the inputs, so that the left side is the squared error of the output. Columns run in
-descending order of its diagonal; scales, and groups with them, are those of the original order, found
-beforehand by the search of ``mse_weighted`` with that diagonal (that of ``ggml`` for types of GGUF), so that
-files hold no order. Codes and errors are those of GPTQ with the same order; no inverse is formed.
+descending order of its diagonal; scales, and groups with them, are those of the original order, so that files
+hold no order. They are found beforehand by the search of ``mse_weighted`` (that of ``ggml`` for types of
+GGUF) with the pivots D as weights: D_j is what an error of column j costs once later columns make up for it.
+Codes and errors are those of GPTQ with the same order and scales; no inverse is formed.
 
 Source: Frantar et al., GPTQ, arXiv:2210.17323; Chee et al., QuIP, arXiv:2307.13304, section 3 (feedback, and
 that the two agree).
@@ -24,7 +25,7 @@ import torch
 from ..errors import UnsupportedError
 from ..formats.torch_dtypes import format_of
 from ..functional import quantize
-from ..ops.feedback import descend, feed_back
+from ..ops.feedback import Grid, feed_back
 from ..ops.ggml import block_types
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
@@ -32,30 +33,35 @@ from ..schemes import ScaleLevel, Scheme
 from ..schemes.scale_rules import Pick
 from ..stats import Accumulator, GramMatrix, MeanSquare, Statistics
 from ..tensor import QuantizedTensor
-from .factored import factored
+from .factored import Factored, factored
 from .ggml import METHOD as GGML
 from .input_statistics import statistics_of
 from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Scope
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED
 from .nearest import METHOD as NEAREST
+from .output_bound import output_error
 from .rounding_grid import grid_of, ungridded
 
 _VALUE_BYTES = 40
 """Memory of a value while a weight is solved: float64 of it, of its codes' value and of its error."""
+
+Refine = Callable[[torch.Tensor, torch.Tensor, Factored, Grid], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorFeedback:
     """Round columns in turn, and feed each error into those that follow.
 
-    name, formula, source: see :class:`~.method.Method`. sweeps: how often codes are chosen again afterwards.
+    name, formula, source: see :class:`~.method.Method`. refine: from the target, the values that feedback
+    chose, factors and grid to the values that are kept. limit: of its errors.
     """
 
     name: str = "gptq"
     formula: str = "q_j = nearest(w_j + sum_k<j (w_k - q_k) M_kj), with X^T X = M D M^T"
     source: str = "GPTQ (arXiv:2210.17323), in the feedback form of QuIP (arXiv:2307.13304)"
-    sweeps: int = 0
+    refine: Refine | None = None
+    limit: Bound = Bound.OUTPUT
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
         {GRAM: lambda features: GramMatrix(features=features)}
     )
@@ -70,8 +76,8 @@ class ErrorFeedback:
         return ungridded(self.name, scheme)
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (as the protocol)
-        """Return none: codes are closest to what was fed into them, not to the weight."""
-        return Bound.NONE
+        """Return that of outputs: codes are closest to what was fed into them, not to the weight."""
+        return self.limit
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of a solved value, and of the search for its scale."""
@@ -109,20 +115,21 @@ class ErrorFeedback:
         gram = statistics_of(weight, data, GRAM, GramMatrix, self.name)
         whole, wide = factored(gram), target.to(torch.promote_types(weight.dtype, torch.float32))
         own = _explicit(scheme, weight.dtype)
-        params = _scales(wide, own, data, whole.diagonal, gram).params
+        params = _scales(wide, own, data, whole.costs, gram).params
         with gradual_underflow():
             rows = target.reshape(-1, target.shape[-1]).to(torch.promote_types(target.dtype, torch.float32))
             grid = grid_of(params)
             values, _ = feed_back(rows, whole.upper, whole.pivots, whole.order, grid)
-            if self.sweeps:
-                values, _ = descend(rows, values, whole.damped, whole.order, grid, sweeps=self.sweeps)
+            if self.refine is not None:
+                values = self.refine(rows, values, whole, grid)
         shape = tuple(weight.shape)
+        outputs = output_error(rows, values, gram, grid)
         q = quantize(values.reshape(shape).to(wide.dtype), params)
         params = QuantizationParams.of(scheme, shape, weight.dtype, q.params.stored)
         return LayerResult(
             q=QuantizedTensor(data=q.data, params=params, shape=shape, dtype=weight.dtype, own_params=True),
-            notes=notes,
-        )
+            notes=notes, outputs=outputs,
+        )  # fmt: skip
 
 
 METHOD = ErrorFeedback()
@@ -139,12 +146,12 @@ def _explicit(scheme: Scheme, dtype: torch.dtype) -> Scheme:
 
 
 def _scales(
-    target: torch.Tensor, scheme: Scheme, data: LayerData, diagonal: torch.Tensor, gram: Statistics
+    target: torch.Tensor, scheme: Scheme, data: LayerData, costs: torch.Tensor, gram: Statistics
 ) -> QuantizedTensor:
-    """Return ``target`` under scales of little error, weighted by the mean squares of inputs."""
+    """Return ``target`` under scales of little error, weighted by the costs of columns."""
     counts = {name: gram[name] for name in ("vectors", "seen", "left_out")}
-    square = MeanSquare(features=len(diagonal))
-    state = {"squares": diagonal * int(gram["vectors"]), **counts}
+    square = MeanSquare(features=len(costs))
+    state = {"squares": costs * int(gram["vectors"]), **counts}
     known = replace(data, statistics={NEED: Statistics(accumulator=square, state=state)}, out=None)
     # llama.cpp's search takes scales of either sign, where they are the only ones.
     signed = len(scheme.levels) > 1 or scheme.scales[0].picks(Pick.SIGNED)

@@ -47,12 +47,14 @@ class Scope(enum.Enum):
 
 
 class Bound(enum.Enum):
-    """What limits the errors of a method's codes, as follows from the stored scales alone."""
+    """What limits the errors of a method's codes, as follows from the stored scales."""
 
     SCHEME = "scheme"
     """The scheme: its rules pick the scales, and the closest codes are taken."""
     ROUNDING = "rounding"
     """Rounding, beyond what is clipped: the closest codes under scales that the method picks."""
+    OUTPUT = "output"
+    """Error feedback: of outputs on the statistics, where nothing clips (:mod:`.output_bound`)."""
     NONE = "none"
     """Nothing: codes are not always the closest under the scales as they are stored."""
 
@@ -119,6 +121,28 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputError:
+    """The error of outputs on statistics, and its bound, as shares of the squares of outputs.
+
+    Args:
+        loss: of the codes, against the target.
+        bound: the most that it can be where no row clips.
+        over: rows of more than their bound, in which something clips.
+        statistics: SHA-256 of the sums of the Gram matrix.
+    """
+
+    loss: float
+    bound: float
+    over: int
+    statistics: str
+
+    @property
+    def text(self) -> str:
+        """The error and its bound, in words."""
+        return f"{self.loss:.3%} of the squares of outputs, and at most {self.bound:.3%} where nothing clips"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
     """What a method makes of a layer.
 
@@ -129,6 +153,7 @@ class LayerResult:
             layers.
         errors: how far each row is from the weight, where the method had to find that out.
         notes: what the steps of a chain found.
+        outputs: the error of outputs on the statistics, against the target, and its bound, where it is known.
     """
 
     q: QuantizedTensor
@@ -136,6 +161,7 @@ class LayerResult:
     rotation: Rotation | None = None
     errors: RowErrors | None = None
     notes: tuple[str, ...] = ()
+    outputs: OutputError | None = None
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the codes say of the weight that was quantized: rotated back where they are rotated.
@@ -171,12 +197,15 @@ class Loss:
         vectors: of inputs that were learned from.
         seen, held_out: the loss on some of these, and on others; None where there are none.
         notes: what the steps of a chain found.
+        outputs: the error on all vectors that were learned from, against the target of the codes, and its
+            bound, if known.
     """
 
     vectors: int = 0
     seen: float | None = None
     held_out: float | None = None
     notes: tuple[str, ...] = ()
+    outputs: OutputError | None = None
 
 
 class Method(Protocol):

@@ -23,6 +23,7 @@ import torch
 
 from ..errors import CalibrationError
 from ..ops.feedback import gram, solve
+from ..schemes import Scheme
 from ..stats import Accumulator, CrossGram, GramMatrix
 from .factored import factored
 from .input_statistics import statistics_of
@@ -53,7 +54,13 @@ class Shift:
         }
     )
 
-    def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData) -> Moved:
+    def __call__(
+        self,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        data: LayerData,
+        scheme: Scheme,  # noqa: ARG002 (as the protocol)
+    ) -> Moved:
         """Return the shifted target; raises CalibrationError without statistics of both inputs."""
         seen = statistics_of(weight, data, GRAM, GramMatrix, self.name)
         cross = data.statistics.get(CROSS)

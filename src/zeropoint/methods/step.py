@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from ..schemes import Scheme
 from .method import LayerData
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
@@ -56,13 +57,14 @@ class Step(Protocol):
     @property
     def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
 
-    def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData) -> Moved:
+    def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData, scheme: Scheme) -> Moved:
         """Return the new target.
 
         Args:
             weight: the float weight, (rows, columns).
             target: what the steps before made of it, in float64.
             data: statistics of the inputs.
+            scheme: that of the codes.
 
         Raises:
             CalibrationError: where statistics are missing.

@@ -15,7 +15,8 @@ from .calibrate import Calibration, calibrate, require_batches
 from .dynamic_quantize import DynamicQuantize
 from .recipe_layers import as_recipe, decisions_of
 from .rescale import rescaled_channels
-from .solving import Solved, WeightTask, solve
+from .solutions import Solved, WeightTask
+from .solving import solve
 from .unfuse import unfused
 
 

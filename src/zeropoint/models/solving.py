@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -42,77 +42,10 @@ from .rescale import (
 )
 from .site_inputs import EVERY, Seen, Shelf, SiteInputs, kin_of, loss_on
 from .sites import Site, sites_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightTask:
-    """A weight to quantize: the weight of a linear layer, or some rows of it.
-
-    name: of the weight, for results. number: of the weight among others. layer: of the module in the model.
-    rows: numbers of its rows; all if None. dtype: of the weight as it is quantized; that of the module if
-    None. share: weights with the same text take one scale of the whole tensor. source: how inputs are
-    quantized where the model runs, or None.
-    """
-
-    name: str
-    number: int = 0
-    layer: str
-    scheme: Scheme
-    method: Method
-    rows: torch.Tensor | None = None
-    dtype: torch.dtype | None = None
-    share: str | None = None
-    source: nn.Module | None = None
-
+from .solutions import Solutions, WeightTask
 
 See = Callable[[str, torch.Tensor], None]
 """Takes the name and the input of a layer that is about to run."""
-
-
-class Solutions(Protocol):
-    """A store of quantized weights."""
-
-    def known(self, task: WeightTask) -> LayerResult | None:
-        """Return the result of a task, or None where it is to be solved."""
-
-    def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
-        """Take the result of a task."""
-
-    def known_rescaling(self, block: str) -> RescaledBlock | None:
-        """Return how the channels of a block are rescaled, or None where that is to be found."""
-
-    def add_rescaling(self, block: str, found: RescaledBlock) -> None:
-        """Take how the channels of a block are rescaled."""
-
-
-class Solved(dict[str, LayerResult]):
-    """Quantized weights in memory, by the names of tasks.
-
-    Attributes:
-        losses: by the same names.
-        rescaled: how the channels of blocks are rescaled, by the names of these.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses: dict[str, Loss] = {}
-        self.rescaled: dict[str, RescaledBlock] = {}
-
-    def known(self, task: WeightTask) -> LayerResult | None:
-        """Return the result of a task, or None."""
-        return self.get(task.name)
-
-    def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
-        """Keep a result and its loss."""
-        self[task.name], self.losses[task.name] = result, loss
-
-    def known_rescaling(self, block: str) -> RescaledBlock | None:
-        """Return how a block is rescaled, or None."""
-        return self.rescaled.get(block)
-
-    def add_rescaling(self, block: str, found: RescaledBlock) -> None:
-        """Keep how a block is rescaled."""
-        self.rescaled[block] = found
 
 
 def solve(
@@ -482,6 +415,7 @@ class _Block:
         return Loss(
             vectors=0 if gram is None else int(gram["vectors"]), seen=loss_on(data.seen, weight, values),
             held_out=loss_on(data.held_out, weight, values), notes=result.notes,
+            outputs=result.outputs,
         )  # fmt: skip
 
     def _install(self, task: WeightTask, result: LayerResult) -> None:

@@ -22,7 +22,10 @@ from .library import dense_for
 from .registry import Dense
 from .threads import gradual_underflow
 
-__all__ = ["Grid", "TriangularFactors", "descend", "factor", "feed_back", "gram", "solve", "squares"]
+__all__ = [
+    "Grid", "TriangularFactors", "descend", "factor", "feed_back", "gram", "output_errors", "solve",
+    "squares",
+]  # fmt: skip
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -135,6 +138,30 @@ def feed_back(
     with gradual_underflow():
         values, losses = _backend(weight).feed_back(own, m, d, grid)
         return _restored(values.to(grid.scale.dtype), order), losses
+
+
+def output_errors(
+    weight: torch.Tensor, values: torch.Tensor, m: torch.Tensor, d: torch.Tensor, order: torch.Tensor | None
+) -> torch.Tensor:
+    """Return ``(w - q) h (w - q)^T`` of each row, (rows,) float64, for values ``q`` that are chosen already.
+
+    Args:
+        weight, m, d, order: as of :func:`feed_back`.
+        values: ``q``, of the shape of the weight; finite.
+
+    Example:
+        >>> m, d = factor(torch.tensor([[3.0, 2.0], [2.0, 2.0]], dtype=torch.float64))
+        >>> output_errors(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]), m, d, None)
+        tensor([9.], dtype=torch.float64)
+    """
+    if values.shape != weight.shape:
+        raise ShapeError(f"values (shape {tuple(values.shape)}) must have the shape of {tuple(weight.shape)}")
+    # A grid of one number for each column leaves feedback no choice.
+    only = Grid(
+        levels=torch.zeros(1, dtype=torch.float64, device=weight.device), scale=torch.ones_like(values),
+        block_of=torch.arange(weight.shape[-1], device=weight.device), offset=values.contiguous(),
+    )  # fmt: skip
+    return feed_back(weight, m, d, order, only)[1]
 
 
 def solve(

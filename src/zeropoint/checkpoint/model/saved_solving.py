@@ -16,7 +16,7 @@ from ...methods.chain import needs_model, rescalings_of
 from ...methods.method import GRAM, MEAN_SQUARE
 from ...models.block_chain import in_threads
 from ...models.site_inputs import drawn
-from ...models.solving import Solutions, WeightTask
+from ...models.solutions import Solutions, WeightTask
 from ...progress import counted
 from ...stats import State, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan

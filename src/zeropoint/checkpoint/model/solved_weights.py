@@ -19,17 +19,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...methods import LayerResult, Loss, method_named
 from ...methods.chain import in_order as is_in_order
+from ...methods.method import OutputError
 from ...methods.rescaling import ChannelFold
 from ...models import DynamicQuantize
 from ...models.rescale import RescaledBlock
 from ...models.site_inputs import EVERY, kin_of
-from ...models.solving import WeightTask, solve
+from ...models.solutions import WeightTask
+from ...models.solving import solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import identity, require_same, stamps
@@ -269,7 +272,9 @@ class SolvedFolder:
             loss = Loss(**json.loads(self._loss(task).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        self.losses[task.name] = replace(loss, notes=tuple(loss.notes))
+        known: Any = loss.outputs
+        outputs = None if known is None else OutputError(**known)
+        self.losses[task.name] = replace(loss, notes=tuple(loss.notes), outputs=outputs)
         return LayerResult(q=q)
 
     def known_rescaling(self, block: str) -> RescaledBlock | None:
@@ -308,7 +313,7 @@ class SolvedFolder:
 
     def said(self) -> tuple[str, ...]:
         """Return sentences about the losses of all weights."""
-        return tuple(_said(self.losses))
+        return (*_said(self.losses), *_bounded(self.losses))
 
     def _codes(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.safetensors"
@@ -351,6 +356,21 @@ def _said(losses: Mapping[str, Loss]) -> Iterator[str]:
     yield (
         f"loss of outputs {seen:.3%} of their squares where it was learned, {mean:.3%} on held-out tokens "
         f"({ratio:.2f} times: {enough}); the most is {printable(worst)} with {known[worst].held_out:.3%}"
+    )
+
+
+def _bounded(losses: Mapping[str, Loss]) -> Iterator[str]:
+    """Yield a sentence about the bounds of errors of outputs."""
+    known = [loss.outputs for loss in losses.values() if loss.outputs is not None]
+    if not known:
+        return
+    loss = math.fsum(each.loss for each in known) / len(known)
+    bound = math.fsum(each.bound for each in known) / len(known)
+    over = sum(each.over for each in known)
+    rows = f"; {over:,} rows that clip are over theirs" if over else ""
+    yield (
+        f"outputs on all that was learned are off by {loss:.3%} of their squares from those of what was "
+        f"rounded, for which error feedback proves at most {bound:.3%} where nothing clips{rows}"
     )
 
 

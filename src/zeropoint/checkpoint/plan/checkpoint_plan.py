@@ -70,8 +70,8 @@ class CheckpointPlan(Result):
     codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
     the small files that are written, the index and the configuration. companions: path to bytes of the files
     that are copied. notes: sentences for the report. solved: codes of weights, by module.
-    folds: what rescaled channels mean for tensors, by name. earlier: what an earlier run said of each weight, which is copied, as ``[module, record]`` in a
-    line of JSON each.
+    folds: what rescaled channels mean for tensors, by name. earlier: what an earlier run said of each
+    weight, which is copied, as ``[module, record]`` in a line of JSON each.
     """
 
     source: Source

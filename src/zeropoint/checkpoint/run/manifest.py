@@ -9,7 +9,7 @@
                to {"size", "parts"} of any other file but the manifest itself
     tensors    name to {"file", "parts"}
     weights    quantized module to what quantization did to it, and its method, or the rule that searched its
-               scales, unless that is nearest
+               scales, unless that is nearest; "outputs" of those solved by error feedback, see OutputError
     sha256     SHA-256 of all text before this key
 
 A part is [first byte in the file, bytes, SHA-256]; the parts of a tensor cover it in order. Which parts there
@@ -23,6 +23,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ...codecs.containers import CONTAINERS
@@ -32,7 +33,6 @@ from ...schemes.scale_rules import SIGNED, Search
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import VERSION
-from ..plan.placement import Placement
 from ..plan.texts import Text
 from ..read.source import INDEX_SUFFIX
 from .tensor_error import TensorError
@@ -83,19 +83,23 @@ def _pieces(
     yield from _section("files", sorted(files.items()))
     yield from _section("tensors", _tensors(plan, all_units, done))
     order = ordered(range(len(plan.weights)), plan.placements.module)
-    found = ((plan.weights[n].module, _about(plan.weights[n], n, all_units, done)) for n in order)
+    found = ((plan.weights[n].module, _about(plan, n, all_units, done)) for n in order)
     earlier = () if plan.earlier is None else map(json.loads, plan.earlier.lines())
     yield from _section("weights", itertools.chain(earlier, found))
 
 
-def _about(weight: Placement, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
+def _about(plan: CheckpointPlan, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
+    weight = plan.weights[number]
     layer = weight.layer
     rule = layer.weight.scales[0].rule if layer.weight.scales else None
     # Rules that compare errors clip, as methods do, and so do signed scales, of which some files do not tell.
     clips = isinstance(rule, Search) or (rule == SIGNED and layer.codec.negative_scales)
     chosen = rule.text if rule is not None and clips and weight.method == NEAREST else weight.method
     method = {} if chosen == NEAREST else {"method": chosen}
-    return {**_statistics(error_of(number, all_units, done)), **method}
+    solved = plan.solved.get(weight.module)
+    known = None if solved is None else solved.loss.outputs
+    outputs = {} if known is None else {"outputs": asdict(known)}
+    return {**_statistics(error_of(number, all_units, done)), **method, **outputs}
 
 
 def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorError:

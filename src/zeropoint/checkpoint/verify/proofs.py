@@ -324,9 +324,9 @@ def _of_bound(
     were chosen with, which a code's value multiplies.
 
     Where scales may clip, the bound is that of rounding, and what a number is beyond all codes is no part of
-    its error. Without a bound it is 0.
+    its error. Without a bound of elements it is 0.
     """
-    if kind is Bound.NONE:
+    if kind in (Bound.OUTPUT, Bound.NONE):  # of outputs, which need statistics, or of nothing
         return 0.0
 
     def spread(values: torch.Tensor) -> torch.Tensor:
