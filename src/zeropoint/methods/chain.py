@@ -131,11 +131,12 @@ def spelled(text: str) -> MethodChain | None:
             f"method {text!r} ends with {last!r}, and these steps end with {ends}: {'+'.join(names)}+gptq"
         )
     for before, after in itertools.pairwise(every[name] for name in names):
-        if before.rank == after.rank:
+        if before.rank == after.rank and before != after:
             raise RecipeError(f"method {text!r}: {before.name} and {after.name} do the same; leave one out")
-        if before.rank > after.rank:
+        if before.rank >= after.rank:
             right = "+".join(sorted({*names}, key=lambda name: every[name].rank))
             reason = f"{after.name} stands before {before.name}, since {after.reason}"
+            reason = f"{after.name} stands there twice" if before == after else reason
             raise RecipeError(f"method {text!r}: {reason}; write {right}+{last}")
     rescalings = tuple(cast(Rescaling, every[name]) for name in names if _rescales(name))
     return MethodChain(rescalings=rescalings, steps=tuple(cast(Step, every[name]) for name in moves), end=end)

@@ -16,7 +16,7 @@ that the two agree).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -60,7 +60,7 @@ class ErrorFeedback:
     name: str = "gptq"
     formula: str = "q_j = nearest(w_j + sum_k<j (w_k - q_k) M_kj), with X^T X = M D M^T"
     source: str = "GPTQ (arXiv:2210.17323), in the feedback form of QuIP (arXiv:2307.13304)"
-    refine: Refine | None = None
+    refine: Refine | None = field(default=None, repr=False)
     limit: Bound = Bound.OUTPUT
     needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
         {GRAM: lambda features: GramMatrix(features=features)}

@@ -28,8 +28,8 @@ from .method import MEAN_SQUARE, LayerData, Method
 LARGEST = 4.0
 PARTS = 8
 """Steps of a power of two."""
-_VECTORS = 512
-"""Input vectors on which candidates are compared."""
+_VECTORS = _ROWS = 512
+"""Input vectors, and rows of each weight, on which candidates are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,8 @@ def _error(x: torch.Tensor, readers: Sequence[Reader], steps: torch.Tensor) -> f
     for reader in readers:
         assert reader.scheme is not None
         assert reader.method is not None
-        weight = (reader.weight * narrow).contiguous()
+        rows = reader.weight[:: max(1, len(reader.weight) // _ROWS)]
+        weight = (rows * narrow).contiguous()
         values = reader.method.quantize(weight, reader.scheme, LayerData(statistics=statistics)).dequantize()
         missed = _product(divided, weight - values)
         if reader.source is not None:
