@@ -106,7 +106,7 @@ def parse_size(size: int | str) -> int:
     nbytes = 0 if match is None else int(float(match[1]) * (1 << _POWERS[match[2].upper()]))
     if nbytes < 1:
         raise OptionError(
-            f"size {size!r} must be a positive number with K, M, G or T, for example 2G or 512M"
+            f"size {printable(str(size))} must be a positive number with K, M, G or T, for example 2G or 512M"
         )
     return nbytes
 

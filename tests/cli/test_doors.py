@@ -145,6 +145,8 @@ def test_errors_name_options_as_the_reader_writes_them(call: Call, model: Path, 
     assert "--max-memory 1M is too little" in call("plan", model, "--to", "w4a16", "--max-memory", "1M").err
     with pytest.raises(zp.OptionError, match="size 'lots' must be a positive number with K, M, G or T"):
         zp.verify_checkpoint(tmp_path / "out", max_memory="lots")
+    long = call("plan", model, "--to", "w4a16", "--max-memory", "9" * 400).err
+    assert f"size '{'9' * 199}...' (400 characters) must be a positive number with K" in long
     with pytest.raises(zp.SchemeError, match="int4 has one scale for a whole weight"):
         zp.quantize_checkpoint(model, tmp_path / "other", "int4")
 

@@ -89,6 +89,8 @@ def test_three_commands_have_one_figure_for_an_output_whatever_else_is_in_the_fi
         ("int5", "write int5:g128 or w4a16, or int5:tensor"),
         ("int4:narrow", "write int4:g128:narrow or w4a16, or int4:tensor:narrow"),
         ("int4:scale=float32", "write int4:g128:scale=float32 or w4a16, or int4:tensor:scale=float32"),
+        ("uint4", "write int4:g128 or w4a16\n"),
+        ("int3:asym", "write int3:g128:asym or w4a16_asym\n"),
     ],
 )  # fmt: skip
 def test_an_integer_without_blocks_is_an_error_that_offers_groups(

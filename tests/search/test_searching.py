@@ -102,6 +102,7 @@ def test_errors_of_the_pass_are_those_of_weights_in_memory_bit_for_bit(source: P
 def test_a_search_writes_a_recipe_of_the_size_and_errors_that_it_said(source: Path, tmp_path: Path) -> None:
     result = searched(source, "5bpw", "w4a16,mxfp8a16,w8a16,keep")
     assert result.bits <= 5
+    assert f" bits for each of {result.choices.values:,} weights, budget " in repr(result)
     assert result.plan.placements.weight_bytes == result.allocation.size - sum(
         c.nbytes for c in result.chosen if c.candidate == KEEP
     )

@@ -491,7 +491,7 @@ def summary(result: SearchResult) -> tuple[str, ...]:
         else (f"at most {allocation.loss / max(allocation.bound, math.ulp(0.0)) - 1:.2%} above the least")
     )
     return (
-        f"{result.bits:.3f} bits for each of {result.choices.values:,} numbers, budget {result.budget}",
+        f"{result.bits:.3f} bits for each of {result.choices.values:,} weights, budget {result.budget}",
         f"{size_of(plan.source_bytes)} -> {size_of(plan.output_bytes)}",
         f"loss {allocation.loss:.6g}: {proof}",
     )

@@ -53,6 +53,18 @@ def test_the_ends_of_float32_are_those_of_the_reference(scheme: str, size: float
     assert found.params == expected.params
 
 
+@pytest.mark.parametrize("cols", [20, 24, 3000])
+def test_coarse_blocks_that_end_within_a_byte_are_joined_or_taken_by_rows(cols: int) -> None:
+    scheme = "mx4_element:g2:scale=floor/microexponent:scale2=floor@g4"
+    x = numbers((5, cols), torch.bfloat16)
+    assert microexponents.pair_of(Scheme.parse(scheme), (5, cols), x.dtype) is not None
+    with zp.only_backend("reference"):
+        expected = zp.quantize(x, scheme)
+    found = zp.quantize(x, scheme)
+    assert torch.equal(found.data, expected.data)
+    assert found.params == expected.params
+
+
 def test_the_kernels_know_these_schemes() -> None:
     for text in LEVELS:
         for shape in SHAPES:

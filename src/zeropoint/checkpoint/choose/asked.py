@@ -8,7 +8,7 @@ from ...codecs.protocol import Codec
 from ...codecs.registry import CODECS, DEFAULT, get_codec
 from ...errors import SchemeError, ZeropointError
 from ...formats import IntFormat
-from ...schemes import PRESETS
+from ...schemes import PRESETS, Scheme
 from ...schemes.text import overridden, words
 
 
@@ -29,18 +29,9 @@ def codec_for(name: str | None, to: object = None) -> Codec:
             for codec in CODECS.values()
             if head in codec.presets or head.removesuffix(WEIGHTED) in codec.model_format.mixtures
         ]
-        if len(owners) == 1 and not _is_usual(to):
+        if len(owners) == 1 and not _holds(DEFAULT, to):
             return owners[0]
     return DEFAULT
-
-
-def _is_usual(to: str) -> bool:
-    """Return whether the usual codec holds what is asked for."""
-    try:
-        layer_scheme(to, DEFAULT)
-    except ZeropointError:
-        return False
-    return True
 
 
 _GROUP, _FEW_BITS = "g128", 8
@@ -51,21 +42,40 @@ def require_blocks(text: str, codec: Codec) -> None:
     """Raise SchemeError for an integer of few bits that got one scale for a whole weight without a word.
 
     ``int4`` alone most likely means groups; ``int4:tensor`` is one scale by intent. The message has a scheme
-    with groups and the closest preset. Raises what :func:`layer_scheme` raises.
+    with groups and the closest preset, and names what the layout of ``codec`` holds alone: signed integers in
+    place of ``uint4``. Raises what :func:`layer_scheme` raises.
     """
-    weight, head = layer_scheme(text, codec).weight, text.strip().partition(":")[0].lower()
+    asked, head = text.strip(), text.strip().partition(":")[0].lower()
     if head in codec.presets or head in PRESETS or "granularity" in words(text):
+        layer_scheme(text, codec)
         return
+    weight = Scheme.parse(asked)
     if not isinstance(weight.element, IntFormat) or weight.bits > _FEW_BITS or weight.granularity.extents:
+        layer_scheme(text, codec)
         return
     weights_alone = (layer for layer in preset_layers(codec) if layer.input is None)
     near = sorted(
         weights_alone,
-        key=lambda layer: (layer.weight.element != weight.element, abs(layer.weight.bits - weight.bits)),
+        key=lambda layer: (
+            layer.weight.element != weight.element,
+            layer.weight.zero_point != weight.zero_point,
+            abs(layer.weight.bits - weight.bits),
+        ),
     )
-    groups, whole = (overridden(text.strip(), blocks) for blocks in (_GROUP, "tensor"))
-    others = " or ".join([groups, *(layer.name for layer in near[:1])])
+    signed = asked if weight.element.signed else asked[1:]  # uint4 to int4
+    groups, whole = ([overridden(each, blocks) for each in (asked, signed)] for blocks in (_GROUP, "tensor"))
+    others = [next((each for each in groups if _holds(codec, each)), None), *(each.name for each in near[:1])]
+    offered = " or ".join(each for each in others if each is not None)
+    alone = f", or {whole[0]} where one scale is meant" if _holds(codec, whole[0]) else ""
     raise SchemeError(
-        f"{text.strip()} has one scale for a whole weight, which leaves little of it; write {others}, or "
-        f"{whole} where one scale is meant"
+        f"{asked} has one scale for a whole weight, which leaves little of it; write {offered}{alone}"
     )
+
+
+def _holds(codec: Codec, text: str) -> bool:
+    """Return whether a layout holds a scheme."""
+    try:
+        layer_scheme(text, codec)
+    except ZeropointError:
+        return False
+    return True
