@@ -22,6 +22,7 @@ from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback
 from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Scope
 from .mse_weighted import METHOD as MSE_WEIGHTED
+from .nearest import METHOD as NEAREST
 from .registry import OF_MODELS, methods, steps
 from .rescaling import Rescaling
 from .step import Step
@@ -173,7 +174,9 @@ def in_order(method: Method) -> bool:
     return isinstance(method, MethodChain) or GRAM in method.takes
 
 
-def rounding_of(method: Method) -> Method:
+def rounding_of(method: Method, scheme: Scheme) -> Method:
     """Return the method by which candidates of rescalings are compared: its end, or that of its scales."""
     end = method.end if isinstance(method, MethodChain) else method
-    return MSE_WEIGHTED if isinstance(end, ErrorFeedback) else end
+    if not isinstance(end, ErrorFeedback):
+        return end
+    return NEAREST if MSE_WEIGHTED.refusal(scheme) else MSE_WEIGHTED
