@@ -77,7 +77,7 @@ def absorbers(model: nn.Module, block: str) -> dict[str, Absorber | None]:
     with unfused(model) as root, torch.no_grad():
         own = root.get_submodule(block)
 
-        def keep(module: nn.Module, args: Any, named: Any) -> None:  # noqa: ARG001 (as hooks)
+        def keep(module: nn.Module, args: Any, named: Any) -> None:
             given.update(args=args, named=named)
 
         handle = own.register_forward_pre_hook(keep, with_kwargs=True)
@@ -186,10 +186,11 @@ def uneven() -> nn.Module:
     torch.manual_seed(1)
     with torch.no_grad():
         for layer in model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
             for norm, readers in (
-                (layer.input_layernorm, (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)),
-                (layer.post_attention_layernorm, (layer.mlp.gate_proj, layer.mlp.up_proj)),
-            ):  # fmt: skip
+                (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
+                (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
+            ):
                 factor = torch.exp(torch.randn(norm.weight.shape) * 1.2)
                 norm.weight.mul_(factor)
                 for reader in readers:

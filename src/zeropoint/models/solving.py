@@ -176,7 +176,8 @@ class _Block:
             QuantizedReader(
                 layer=task.layer, rows=task.rows, steps=rescalings_of(task.method),
                 reader=functools.partial(
-                    _reader, scheme=task.scheme, method=rounding_of(task.method, task.scheme), source=task.source
+                    _reader, scheme=task.scheme, method=rounding_of(task.method, task.scheme),
+                    source=task.source,
                 ),
             )
             for task in self._tasks
