@@ -16,6 +16,7 @@ from .test_house import ROOT, SOURCES, read
 
 FILES = {
     "__init__.py": "every package has one",
+    "awq.py": "the step, and the codec of the layout that it gave its name",
     "backend.py": "the BACKEND of a folder of kernels",
     "calibrate.py": "for modules and for graphs",
     "compare.py": "the command, and what it does",

@@ -14,7 +14,7 @@ import zeropoint as zp
 from zeropoint.methods import method_named
 from zeropoint.methods.rescaling import numbers_of
 from zeropoint.models import Steps
-from zeropoint.models.absorbers import Absorber, Probe, absorber_of
+from zeropoint.models.absorbers import Absorber, BlockProbe, absorber_of
 from zeropoint.models.rescale import ChannelFold, folded, rescalable, two_sided
 from zeropoint.models.sites import sites_of
 from zeropoint.models.solutions import Solved, WeightTask
@@ -88,7 +88,7 @@ def absorbers(model: nn.Module, block: str) -> dict[str, Absorber | None]:
         def run() -> Any:
             return own(*given["args"], **given["named"])
 
-        probe = Probe(run, rescalable(dict(own.named_modules())))
+        probe = BlockProbe(run, rescalable(dict(own.named_modules())))
         readers = {name: probe.modules[name] for name in two_sided(probe.modules)}
         return {site.readers[0]: absorber_of(site, probe) for site in sites_of(run, readers, ())}
 

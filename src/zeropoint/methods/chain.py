@@ -37,7 +37,7 @@ ENDS = {end.name: end for end in (GPTQ, DESCENT, ADAROUND)}
 class MethodChain:
     """Steps that rescale channels, steps that move the target, and the method that rounds it.
 
-    The first ones are for whoever has the layers on both sides; here they are known by name.
+    The first ones change layers on both sides, which the driver of a model does; here they are only named.
     """
 
     rescalings: tuple[Rescaling, ...] = ()

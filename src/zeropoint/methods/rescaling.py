@@ -33,7 +33,7 @@ _VECTORS = _ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class ChannelReader:
     """A layer that reads the channels.
 
     Args:
@@ -61,7 +61,7 @@ class Channels:
     """
 
     inputs: torch.Tensor
-    readers: tuple[Reader, ...]
+    readers: tuple[ChannelReader, ...]
     place: torch.Tensor
     given: torch.Tensor | None = None
 
@@ -170,7 +170,7 @@ def rescaled(step: Rescaling, channels: Channels) -> Rescaled:
     >>> x = torch.tensor([[8.0, 0.1], [-8.0, 0.1]])
     >>> from zeropoint.methods.nearest import METHOD
     >>> scheme = Scheme.parse("int2:channel")
-    >>> reader = Reader(weight=torch.tensor([[0.3, 1.0]]), scheme=scheme, method=METHOD)
+    >>> reader = ChannelReader(weight=torch.tensor([[0.3, 1.0]]), scheme=scheme, method=METHOD)
     >>> rescaled(STEP, Channels(inputs=x, readers=(reader,), place=torch.arange(2))).steps
     tensor([ 5, -5])
     """
@@ -202,7 +202,7 @@ def _snapped(wanted: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     return (mean.clamp(-most, most) * PARTS).round().long()
 
 
-def _error(x: torch.Tensor, readers: Sequence[Reader], steps: torch.Tensor) -> float:
+def _error(x: torch.Tensor, readers: Sequence[ChannelReader], steps: torch.Tensor) -> float:
     """Return the squared error of the outputs of quantized readers, whose channels are rescaled."""
     narrow = numbers_of(steps).float()
     divided = x / narrow

@@ -67,7 +67,7 @@ def scale_columns(module: nn.Module, numbers: torch.Tensor) -> None:
     weight.copy_(weight * numbers.to(torch.promote_types(weight.dtype, torch.float32)))
 
 
-class Probe:
+class BlockProbe:
     """Runs a block on one batch, and sees its outputs and the inputs of modules.
 
     run: runs the block and returns what it gives. modules: the modules of the block with weights, by name.
@@ -123,7 +123,7 @@ class Probe:
                 parameter.detach().copy_(value)
 
 
-def absorber_of(site: Site, probe: Probe) -> Absorber | None:
+def absorber_of(site: Site, probe: BlockProbe) -> Absorber | None:
     """Return what gives the channels of a site, or None where nothing can absorb a rescaling of all of them.
 
     site: its readers are modules of the probe.
@@ -164,7 +164,7 @@ _Rows = tuple[str, int, float]
 """A module, the first of its rows, and what it adds to its weight."""
 
 
-def _place(probe: Probe, rows: _Rows, reader: str) -> torch.Tensor | None:
+def _place(probe: BlockProbe, rows: _Rows, reader: str) -> torch.Tensor | None:
     """Return the row that each channel of a reader's input is a multiple of, or None."""
     name, first, one = rows
     module, x = probe.modules[name], probe.inputs[reader].double()
@@ -203,7 +203,9 @@ def _halvings(x: torch.Tensor, y: torch.Tensor, live: torch.Tensor) -> torch.Ten
     return near.long() if bool((close | ~live).all()) else None
 
 
-def _confirmed(probe: Probe, rows: _Rows, place: torch.Tensor, readers: Sequence[str]) -> Absorber | None:
+def _confirmed(
+    probe: BlockProbe, rows: _Rows, place: torch.Tensor, readers: Sequence[str]
+) -> Absorber | None:
     """Return the absorber with all that reads its channels, if the block then gives what it gave."""
     name, first, one = rows
     digits = torch.arange(int(place.max()) + 1) % (_DIGITS - 1) + 1
@@ -228,7 +230,7 @@ def _confirmed(probe: Probe, rows: _Rows, place: torch.Tensor, readers: Sequence
         every += more
 
 
-def _halved(probe: Probe, inputs: Mapping[str, torch.Tensor], digits: torch.Tensor) -> Iterator[str]:
+def _halved(probe: BlockProbe, inputs: Mapping[str, torch.Tensor], digits: torch.Tensor) -> Iterator[str]:
     """Yield the modules with columns whose inputs are halved as often as ``digits`` says."""
     for name, y in inputs.items():
         x, weight = probe.inputs.get(name), probe.modules[name].get_parameter("weight")
@@ -240,7 +242,7 @@ def _halved(probe: Probe, inputs: Mapping[str, torch.Tensor], digits: torch.Tens
             yield name
 
 
-def _unreached(probe: Probe, readers: Sequence[str]) -> list[str] | None:
+def _unreached(probe: BlockProbe, readers: Sequence[str]) -> list[str] | None:
     """Return the experts that no vector reached, and that read the same as all others of their kind.
 
     None where these are too few to tell.

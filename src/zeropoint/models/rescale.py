@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from ..errors import CalibrationError
-from ..methods.rescaling import ChannelFold, Channels, Reader, Rescaling, numbers_of, rescaled
-from .absorbers import Absorber, Probe, absorber_of, outputs_differ
+from ..methods.rescaling import ChannelFold, ChannelReader, Channels, Rescaling, numbers_of, rescaled
+from .absorbers import Absorber, BlockProbe, absorber_of, outputs_differ
 from .sites import Site
 from .unfuse import unfused
 
@@ -34,7 +34,7 @@ class Absorbers:
     def __init__(self) -> None:
         self._known: dict[object, tuple[Absorber, ...]] = {}
 
-    def of(self, prefix: str, probe: Probe, sites: Sequence[Site]) -> tuple[Absorber, ...]:
+    def of(self, prefix: str, probe: BlockProbe, sites: Sequence[Site]) -> tuple[Absorber, ...]:
         """Return the absorbers of some sites of a block, whose names begin with ``prefix``."""
         cut = len(prefix)
         key = (
@@ -52,7 +52,7 @@ def _renamed(found: Absorber, name: Callable[[str], str]) -> Absorber:
     return replace(found, name=name(found.name), readers=tuple(map(name, found.readers)))
 
 
-def _absorbers(probe: Probe, sites: Sequence[Site]) -> Iterator[Absorber]:
+def _absorbers(probe: BlockProbe, sites: Sequence[Site]) -> Iterator[Absorber]:
     """Yield the absorber of each site that has one; a layer is a reader of one site."""
     taken: set[str] = set()
     for site in sites:
@@ -72,11 +72,11 @@ class QuantizedReader:
     layer: str
     rows: torch.Tensor | None
     steps: tuple[Rescaling, ...]
-    reader: Callable[[torch.Tensor], Reader]
+    reader: Callable[[torch.Tensor], ChannelReader]
 
 
 def rescale(
-    probe: Probe, absorbers: Sequence[Absorber], quantized: Sequence[QuantizedReader],
+    probe: BlockProbe, absorbers: Sequence[Absorber], quantized: Sequence[QuantizedReader],
     inputs: Mapping[str, torch.Tensor],
 ) -> RescaledBlock:  # fmt: skip
     """Return what is folded into the parameters of a block.
@@ -105,7 +105,7 @@ def rescale(
             readers = [
                 each.reader(now(each.layer) if each.rows is None else now(each.layer)[each.rows])
                 if step in each.steps
-                else Reader(weight=now(each.layer))
+                else ChannelReader(weight=now(each.layer))
                 for each in own
             ]
             given = now(found.name)[found.first :]
@@ -173,7 +173,7 @@ def rescaled_channels(
         yield
 
 
-def require_same_outputs(probe: Probe, found: RescaledBlock, root: nn.Module) -> RescaledBlock:
+def require_same_outputs(probe: BlockProbe, found: RescaledBlock, root: nn.Module) -> RescaledBlock:
     """Return ``found`` if the block gives the same outputs with it, or else nothing, with a sentence.
 
     Blocks of one structure have one kind of absorbers, and this is where that is checked for each.

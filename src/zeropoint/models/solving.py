@@ -22,10 +22,10 @@ from ..errors import CalibrationError, ZeropointError
 from ..methods import LayerData, LayerResult, Loss, Method
 from ..methods.chain import rescalings_of, rounding_of, without_rescalings
 from ..methods.method import CROSS, GRAM
-from ..methods.rescaling import Reader
+from ..methods.rescaling import ChannelReader
 from ..progress import counted
 from ..schemes import Scheme
-from .absorbers import Probe
+from .absorbers import BlockProbe
 from .block_chain import BlockChain, Steps, blocks_of, in_threads, keeping
 from .calibrate import evaluating
 from .layer import quantized_inputs
@@ -160,7 +160,7 @@ class _Block:
     def _rescaling(self, prefix: str, absorbers: Absorbers) -> RescaledBlock:
         """Return how the channels of the block are best rescaled, on what the blocks before it give."""
         inside = {n: m for n, m in self._root.named_modules() if n.startswith(prefix)}
-        probe = Probe(self._once, rescalable(inside))
+        probe = BlockProbe(self._once, rescalable(inside))
         readers = {name: probe.modules[name] for name in two_sided(probe.modules)}
         wanted = {task.layer for task in self._tasks if rescalings_of(task.method)}
         sites = [site for site in sites_of(self._once, readers, ()) if not wanted.isdisjoint(site.readers)]
@@ -439,8 +439,8 @@ def _rounds(source: nn.Module) -> Callable[..., tuple[tuple[Any, ...], dict[str,
 
 def _reader(
     weight: torch.Tensor, *, scheme: Scheme, method: Method, source: nn.Module | None
-) -> Reader:  # fmt: skip
-    return Reader(weight=weight, scheme=scheme, method=method, source=source)
+) -> ChannelReader:  # fmt: skip
+    return ChannelReader(weight=weight, scheme=scheme, method=method, source=source)
 
 
 def _weight(module: nn.Module) -> torch.Tensor:

@@ -67,9 +67,8 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
     require_text(plan, given)
-    found = _observed(
-        plan.source, wanted, given, plan.limits, static=static, progress=progress, folds=plan.folds
-    )
+    run = running(plan.source, given, plan.limits, remedy=_REMEDY, folds=plan.folds)
+    found = _observed(plan.source, wanted, run, static=static, progress=progress)
     plan = replace(plan, statistics=found.statistics)
     if found.missing:
         without = f"{len(found.missing)} of {len(plan.weights)} weights have no importance"
@@ -103,7 +102,9 @@ def mean_squares(
     layers of the model have none.
     """
     wanted = {weight.module: replace(weight, method=_TAKES_SQUARES) for weight in weights}
-    return _observed(source, wanted, given, limits, progress=progress).statistics
+    return _observed(
+        source, wanted, running(source, given, limits, remedy=_REMEDY), progress=progress
+    ).statistics
 
 
 _TAKES_SQUARES = "ggml"
@@ -126,16 +127,15 @@ class _Observed:
     borrowed: tuple[str, ...]
 
 
-def _observed(  # noqa: PLR0913 (a source, how it is seen, what is wanted of it and on what)
-    source: Source, wanted: Mapping[str, Placement], given: Given, limits: Limits,
+def _observed(
+    source: Source, wanted: Mapping[str, Placement], run: AbstractContextManager[RunningModel],
     *, static: Collection[LayerScheme] = (), progress: bool = False,
-    folds: Mapping[str, ChannelFold] | None = None,
 ) -> _Observed:  # fmt: skip
-    """Run the model on ``given`` and return what the methods and static inputs of ``wanted`` need."""
+    """Run the model and return what the methods and static inputs of ``wanted`` need."""
     odd = next((module for module in wanted if is_transposed(module, source.config or {})), None)
     if odd is not None:
         raise UnsupportedError(f"{printable(odd)} is stored transposed, its columns are outputs; {_REMEDY}")
-    with running(source, given, limits, remedy=_REMEDY, folds=folds) as model:
+    with run as model:
         rows = [found for found in model.rows if found.module in wanted]
         missing = sorted(wanted.keys() - {found.module for found in rows})
         needed = [module for module in missing if method_named(wanted[module].method).needs]

@@ -6,7 +6,7 @@ compared with the source:
 
     {"zeropoint_rescaled": 1, "tensors": {NAME: {"rows": STEPS, "columns": STEPS, "one": 0.0}, ...}}
 
-STEPS are signed bytes in base64, one for each row or column: ``k`` stands for ``2^(k / 8)``.
+STEPS are signed bytes in base64, one for each row or column: ``k`` means ``2^(k / 8)``.
 """
 
 from __future__ import annotations
