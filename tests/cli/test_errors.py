@@ -121,6 +121,12 @@ def test_an_error_is_a_document_where_one_was_asked_for(
 
 
 @pytest.mark.parametrize("name", ["awq", "AWQ"])
+def test_a_step_alone_names_a_chain(call: Call, name: str) -> None:
+    said = "'awq' is a step, and a method has to follow it; write awq+mse_weighted"
+    assert_one_line(call("quantize", "a", "b", "--to", "w4a16", "--method", name), 2, said)
+
+
+@pytest.mark.parametrize("name", ["mlx", "MLX"])
 def test_a_layout_in_the_place_of_a_method_names_its_option_and_the_closest_method(
     call: Call, name: str
 ) -> None:

@@ -183,7 +183,9 @@ def parse_method(text: str) -> str:
     >>> parse_method("mse")
     'mse'
     """
-    if text.lower() in layers.CODECS and text.lower() not in layers.methods():
+    if text.lower() in layers.steps():
+        text = text.lower()
+    elif text.lower() in layers.CODECS and text.lower() not in layers.methods():
         raise typer.BadParameter(
             f"{text} is a layout of files, which --format {text.lower()} writes, and its own method is not "
             "here; --method shift+gptq --calibration TEXT.txt is the closest"

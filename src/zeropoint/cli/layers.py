@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..formats import get_format as get_format
     from ..methods import method_named as method_named
     from ..methods import methods as methods
+    from ..methods import steps as steps
     from ..recipes import recipe_schema as recipe_schema
     from ..report.allocation import search_report as search_report
     from ..report.evaluations import evaluation_report as evaluation_report
@@ -82,7 +83,7 @@ _OWNERS = {
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     "evaluate_checkpoint": "eval",
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
-    **dict.fromkeys(("method_named", "methods"), "methods"),
+    **dict.fromkeys(("method_named", "methods", "steps"), "methods"),
     "recipe_schema": "recipes",
     "search_report": "report.allocation",
     "evaluation_report": "report.evaluations",

@@ -14,9 +14,11 @@ from .registry import (
     ROTATING,
     method_named,
     methods,
+    steps,
 )
 
 __all__ = [
     "LOSSLESS", "LOSSLESS_OR_NEAREST", "NEAREST", "OF_CODES", "OF_TABLES", "ROTATING", "Bound", "LayerData",
     "LayerResult", "Loss", "Method", "Report", "Samples", "Scope", "method_named", "methods",
+    "steps",
 ]  # fmt: skip
