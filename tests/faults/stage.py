@@ -31,6 +31,7 @@ from zeropoint.cli.main import main
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+GRAPH = "model.onnx"
 JOURNAL, LOCK = ".zeropoint.journal", ".zeropoint.lock"
 HIDDEN = (".partial", JOURNAL, LOCK)
 NEIGHBOR = "neighbor.txt"
@@ -165,11 +166,15 @@ class Stage:
         )
         wrong = [name for name, d in final.items() if d not in (self.golden.get(name), self.old.get(name))]
         assert not wrong, f"I3: final names with other bytes: {wrong}"
-        for generation in (self.golden, self.old):
-            says = [n for n in (INDEX, CONFIG) if n in final and final[n] == generation.get(n)]
-            shards = [name for name in generation if name.endswith((".safetensors", ".gguf"))]
-            missing = [name for name in shards if says and final.get(name) != generation[name]]
-            assert not missing, f"I2, I4: {says} stand there without {missing}"
+        for says in (name for name in (INDEX, CONFIG, GRAPH) if name in final):
+            of = [each for each in (self.golden, self.old) if each.get(says) == final[says]]
+            missing = [self._missing(final, generation) for generation in of]
+            assert not all(missing), f"I2, I4: {says} stands there without {missing}"
+
+    @staticmethod
+    def _missing(final: dict[str, str], generation: dict[str, str]) -> list[str]:
+        shards = (name for name in generation if name.endswith((".safetensors", ".gguf", ".onnx.data")))
+        return [name for name in shards if final.get(name) != generation[name]]
 
     def check_failed(self, ran: Ran) -> None:
         """Assert I7 and what must hold of the disk."""

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import torch
 from safetensors.torch import save_file
 from tests.codecs.onnx_models import model, save
 from tests.faults.children import Children
-from tests.faults.stage import Stage, Tally, run_here
+from tests.faults.replay import make, on_disk
+from tests.faults.stage import Stage, Tally, digests, run_here
 from tests.faults.test_concurrent import one_proceeds, together
 from tests.faults.test_errors import lasting, recorded, refused, single
 from tests.faults.test_kills import faults, killed
-from tests.faults.test_power import disk_states, survived
+from tests.faults.test_overwrite import killed as killed_over
+from tests.faults.test_power import checked, disk_states, survived
 from tests.faults.test_power import recorded as with_disk
 from tests.faults.test_signals import interrupted_twice, moments, signaled
 from tests.faults.tiny import CONFIG, HIDDEN, write_tiny
@@ -100,6 +103,21 @@ def test_a_conversion_that_gets_one_signal_or_two_resumes(children: Children, st
 def test_of_two_conversions_at_once_one_proceeds(children: Children, stage: Stage) -> None:
     one_proceeds(stage, together(children, stage, 2, 3))
     assert stage.tally.points == 1
+
+
+@pytest.mark.parametrize("converting", ["gguf"], indirect=True)
+def test_a_gguf_file_that_replaces_another_is_never_mixed_with_it(children: Children, stage: Stage) -> None:
+    ran, _ = replace(stage, scheme="q8_0").run()
+    assert ran.status == 0, ran.err
+    stage.old = digests(stage.out)
+    assert stage.old["model.gguf"] != stage.golden["model.gguf"]
+    before = on_disk(stage.work)
+    checked(stage)
+    points = stage.tally.points
+    assert points > 50
+    make(before, stage.work)
+    killed_over(children, stage, before, 40)
+    assert stage.tally.resumes == stage.tally.points - points >= 40
 
 
 @pytest.mark.slow

@@ -175,6 +175,9 @@ def test_experts_without_tokens_take_what_is_known_of_the_others(mixture: nn.Mod
     assert found.keys() == {task.name for task in tasks}
     experts = [loss for name, loss in found.losses.items() if ".experts." in name]
     assert min(loss.vectors for loss in experts) > 0
+    # One token four times: of the eight experts of each layer, it reaches the same two.
+    assert sorted(loss.own for loss in experts) == [0] * 24 + [4] * 8
+    assert {loss.own for name, loss in found.losses.items() if ".experts." not in name} == {4}
 
 
 def test_a_layer_that_nothing_reaches_is_named(llama: nn.Module) -> None:

@@ -84,6 +84,7 @@ class LayerData:
         out: an earlier result for the same scheme, shape and dtype, whose memory is used again.
         seen, held_out: vectors that are in the statistics, and others, to measure losses on.
         solved: the codes, where they are known already.
+        own: how many vectors of the layer's own are in the statistics, which an expert also borrows.
     """
 
     statistics: Mapping[str, Statistics] = field(default_factory=lambda: NO_STATISTICS)
@@ -94,6 +95,7 @@ class LayerData:
     seen: Samples | None = None
     held_out: Samples | None = None
     solved: QuantizedTensor | None = None
+    own: int = 0
 
 
 NO_DATA = LayerData()
@@ -194,7 +196,8 @@ class Loss:
     """How far the outputs of a layer are from those in the float model, as a share of their squares.
 
     Args:
-        vectors: of inputs that were learned from.
+        vectors: of inputs that were learned from, with those that an expert borrows from all of its layer.
+        own: those without what is borrowed.
         seen, held_out: the loss on some of these, and on others; None where there are none.
         notes: what the steps of a chain found.
         outputs: the error on all vectors that were learned from, against the target of the codes, and its
@@ -202,6 +205,7 @@ class Loss:
     """
 
     vectors: int = 0
+    own: int = 0
     seen: float | None = None
     held_out: float | None = None
     notes: tuple[str, ...] = ()

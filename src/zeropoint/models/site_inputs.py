@@ -151,7 +151,8 @@ class SiteInputs:
             for name, state in states.items()
         }
         samples = {held: _joined(kept) for held, kept in self._samples.items()}
-        return LayerData(statistics=statistics, seen=samples[False], held_out=samples[True])
+        own = max((int(state["vectors"]) for state in self._states.values()), default=0)
+        return LayerData(statistics=statistics, seen=samples[False], held_out=samples[True], own=own)
 
 
 def loss_on(samples: Samples | None, weight: torch.Tensor, values: torch.Tensor) -> float | None:

@@ -414,9 +414,9 @@ class _Block:
         gram = data.statistics.get(GRAM)
         weight, values = self._matrix(task).float(), result.dequantize(torch.float32)
         return Loss(
-            vectors=0 if gram is None else int(gram["vectors"]), seen=loss_on(data.seen, weight, values),
-            held_out=loss_on(data.held_out, weight, values), notes=result.notes,
-            outputs=result.outputs,
+            vectors=0 if gram is None else int(gram["vectors"]), own=data.own,
+            seen=loss_on(data.seen, weight, values), held_out=loss_on(data.held_out, weight, values),
+            notes=result.notes, outputs=result.outputs,
         )  # fmt: skip
 
     def _install(self, task: WeightTask, result: LayerResult) -> None:

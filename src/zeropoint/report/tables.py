@@ -20,6 +20,7 @@ from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.verdicts import verdicts
 from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.equality import Equality
+from ..checkpoint.run.expert_tokens import expert_tokens
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.run.tensor_error import TensorError
 from ..checkpoint.run.worst import keeping, worst
@@ -64,6 +65,7 @@ def run_report(
         decision_table(plan.decisions, everything=everything),
         Text(),
         *errors,
+        *_experts(plan),
         *lines(once(result.notes, everything), "note: "),
         *lines(_doubts(plan), "note: "),
         *lines([*_losses(result.outcomes), *rough(result)], "warning: "),
@@ -122,6 +124,18 @@ def _kept(result: RunResult) -> list[RenderableType]:
     if found is None:
         return []
     return [Text(str(found)), Text(f"  {found.option}", no_wrap=True, overflow="ignore")]
+
+
+def _experts(plan: CheckpointPlan) -> list[RenderableType]:
+    """Return how many tokens the experts of each layer were solved on, where there are any."""
+    found = expert_tokens(plan.solved)
+    if not found:
+        return []
+    table = plain("tokens per expert", "experts", "fewest", "median", "most", "none", numbers=(1, 2, 3, 4, 5))
+    for each in found:
+        numbers = (each.experts, each.fewest, each.median, each.most, each.without)
+        table.add_row(name(each.layer), *(f"{number:,.12g}" for number in numbers))
+    return [table, Text()]
 
 
 def inspection_report(inspection: Inspection, *, everything: bool = False) -> RenderableType:

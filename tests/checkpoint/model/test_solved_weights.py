@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import digests, tensors_of
 from tests.peers import transformers
@@ -19,6 +22,7 @@ from zeropoint.checkpoint.model import solved_weights as door
 from zeropoint.checkpoint.model.short_run import compared
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.recipes import Assignment, Recipe, Rule
+from zeropoint.report.tables import run_report
 
 
 def ids(windows: int = 8, length: int = 24) -> torch.Tensor:
@@ -182,6 +186,62 @@ def test_experts_are_solved_from_few_random_tokens(tmp_path: Path) -> None:
     result = quantize(tmp_path / "in", tmp_path / "out", "int4:g64", calibration=ids(2, 8))
     assert len(result.plan.solved) == len(result.plan.weights) == 2 * (4 + 3 * 4)
     assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").ok
+
+
+def test_the_report_counts_the_tokens_of_each_expert(tmp_path: Path) -> None:
+    config = transformers.MixtralConfig(
+        hidden_size=64, intermediate_size=64, num_local_experts=8, num_experts_per_tok=1, vocab_size=512,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "in")
+    routers = [layer.mlp.gate.weight for layer in model.model.layers]
+    seen: list[torch.Tensor] = []
+    hooks = [
+        layer.mlp.gate.register_forward_pre_hook(lambda _, args: seen.append(args[0].reshape(-1, 64)))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        model(ids(1, 6))
+    for hook in hooks:
+        hook.remove()
+    counts = [
+        torch.bincount((x @ router.T).argmax(1), minlength=8).tolist()
+        for x, router in zip(seen, routers, strict=True)
+    ]
+    expected = [
+        {
+            "layer": f"model.layers.{number}.block_sparse_moe.experts", "experts": 8, "fewest": min(found),
+            "median": statistics.median(found), "most": max(found), "without": found.count(0),
+        }
+        for number, found in enumerate(counts)
+    ]  # fmt: skip
+    first = counts[0]
+    gram = tmp_path / "gram.safetensors"
+    zp.gather_statistics(tmp_path / "in", gram, ids(1, 6), gram=True)
+    saved = quantize(
+        tmp_path / "in", tmp_path / "saved", "int8:g64", method="gptq", calibration=None, statistics=gram
+    )
+    assert saved.to_dict()["experts"] == expected
+    result = quantize(tmp_path / "in", tmp_path / "out", "int8:g64", method="gptq", calibration=ids(1, 6))
+    document = result.to_dict()["experts"]
+    # The second layer sees what the quantized first one gives, so that its router may choose otherwise.
+    assert [each["layer"] for each in document] == [each["layer"] for each in expected]
+    assert document[0] == expected[0]
+    assert first.count(0) >= 2
+    console = Console(file=io.StringIO(), width=120)
+    console.print(run_report(result, seconds=1.0))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    at = lines.index(["tokens", "per", "expert", "experts", "fewest", "median", "most", "none"])
+    cells = [f"{each:g}" for each in (8, min(first), statistics.median(first), max(first), first.count(0))]
+    assert lines[at + 2] == ["model.layers.0.block_sparse_moe.experts", *cells]
+    assert lines[at + 3][0] == "model.layers.1.block_sparse_moe.experts"
+
+
+def test_a_model_without_experts_has_no_tokens_of_any(source: Path, tmp_path: Path) -> None:
+    assert quantize(source, tmp_path / "out").to_dict()["experts"] == []
 
 
 def test_a_result_that_is_another_model_is_said_to_be_one(source: Path, tmp_path: Path) -> None:

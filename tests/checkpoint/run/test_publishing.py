@@ -60,7 +60,9 @@ def test_a_run_that_was_stopped_between_any_two_renames_continues(
         shutil.rmtree(out)
 
 
-def test_a_file_without_an_index_gets_its_name_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_an_index_gets_its_name_after_companions_and_before_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = make_plan(open_source(write_llama(tmp_path / "in")), "q8_0", codec=get_codec("gguf"))
     out = tmp_path / "out"
     with monkeypatch.context() as context:
@@ -78,7 +80,7 @@ def test_a_file_without_an_index_gets_its_name_last(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "rename", noted)
     run(plan, out)
-    assert names[-1] == "model.gguf"
+    assert names[-3:] == ["model.gguf", "zeropoint_manifest.json", "config.json"]
 
 
 @pytest.mark.parametrize(

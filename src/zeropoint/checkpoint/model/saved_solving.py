@@ -117,29 +117,33 @@ def solved_from(
             todo = [(task, weight) for task, weight in groups[site] if kept.known(task) is None]
             if todo:
                 gram = saved.gram_of(pool.gram(site), site)
-                _solve(todo, gram, extremes, kept, files, workers=plan.limits.workers)
+                data = LayerData(statistics={GRAM: gram}, own=saved.sites[site].vectors)
+                _solve(todo, data, extremes, kept, files, workers=plan.limits.workers)
     tasks = [task for group in groups.values() for task, _ in group]
     return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.said()))
 
 
 def _solve(
-    todo: list[tuple[WeightTask, Placement]], gram: Statistics, extremes: Mapping[str, tuple[float, float]],
+    todo: list[tuple[WeightTask, Placement]], data: LayerData, extremes: Mapping[str, tuple[float, float]],
     kept: Solutions, files: Files, *, workers: int,
 ) -> None:  # fmt: skip
     """Solve weights that read one input. extremes: of weights that share a scale, by ``share``."""
     found: dict[str, tuple[LayerResult, Loss]] = {}
+    gram = data.statistics[GRAM]
     # Files are opened in this thread.
     matrices = {task.name: _matrix(weight, files) for task, weight in todo}
 
     def solve_one(item: tuple[WeightTask, Placement]) -> None:
         task, matrix = item[0], matrices[item[0].name]
-        data = LayerData(statistics={GRAM: gram}, extremes=extremes.get(task.share or ""))
+        shared = replace(data, extremes=extremes.get(task.share or ""))
         try:
-            result = task.method.quantize(matrix, task.scheme, data)
+            result = task.method.quantize(matrix, task.scheme, shared)
         except ZeropointError as error:
             raise type(error)(f"{task.name}: {error}") from error
-        loss = Loss(vectors=int(gram["vectors"]), seen=_loss_by(gram, matrix, result), notes=result.notes)
-        found[task.name] = result, loss
+        found[task.name] = result, Loss(
+            vectors=int(gram["vectors"]), own=data.own, seen=_loss_by(gram, matrix, result),
+            notes=result.notes,
+        )  # fmt: skip
 
     in_threads(solve_one, todo, min(len(todo), workers))
     for task, _ in todo:

@@ -2,9 +2,10 @@
 
 Files are written under hidden names, ``.NAME.partial``, in the directory itself, so that the final rename
 never crosses file systems. Publishing renames shards and companions first, then the manifest, config.json and
-the index, whose rename is the commit. A run that ends before leaves the hidden files, from which the next one
-resumes, or removes them, and no other file is touched: what has a final name is removed only where its inode
-says that it is ours. A lock keeps a second run out.
+the index, whose rename is the commit; a file without an index comes between companions and manifest. A run
+that ends before leaves the hidden files, from which the next one resumes, or removes them, and no other file
+is touched: what has a final name is removed only where its inode says that it is ours. A lock keeps a second
+run out.
 """
 
 from __future__ import annotations
@@ -210,16 +211,18 @@ class OutputDirectory:
     def publish(self, last: Sequence[str], *, skip: Collection[str] = ()) -> None:
         """Give every file its name, those of ``last`` at the end, so that no loader sees half of it.
 
+        last: each of these has its name on disk before the next, and loses an old one after it.
         skip: files that have theirs. Raises ObstacleError when a file of somebody else has one.
         """
         order = [name for name in self._sizes if name not in (*last, *skip)] + list(last)
-        for name in last if self.overwrite else ():
+        self.sync_names()
+        for name in reversed(last) if self.overwrite else ():
             # An old index or configuration must not describe new shards, not even for a moment.
             with self.partials.io(name), contextlib.suppress(FileNotFoundError):
                 self._folder.unlink(name)
-        self.sync_names()
+            self.sync_names()
         for number, name in enumerate(order):
-            if number == len(order) - len(last):
+            if number >= len(order) - len(last):
                 self.sync_names(_PARTLY)
             self._require_replaceable(name)
             with self.partials.io(name, "nothing was published" if number == 0 else _PARTLY):

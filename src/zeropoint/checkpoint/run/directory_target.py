@@ -128,9 +128,9 @@ class DirectoryTarget:
         states = directory.settle(skip=state.published)
         with directory.partials.io("."):
             state.journal.append([{"publish": {} if directory.overwrite else states}])
-        # A file that has no index is what loaders look for.
+        # A file without an index is what loaders look for: after companions, before what tells of it.
         shards = () if container_of(self._plan.shards[0].name).indexed else self._plan.shards
-        last = [name for name in (*texts, *(shard.name for shard in shards)) if name not in state.published]
+        last = [name for name in (*(shard.name for shard in shards), *texts) if name not in state.published]
         directory.publish(last, skip=state.published)
 
     def leave(self, error: BaseException) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..plan.plan_document import decision_document, engine_documents, scheme_document
 from .advice import partly, rough
+from .expert_tokens import expert_tokens
 from .tensor_error import TensorError
 from .worst import Keeping, keeping, worst
 
@@ -36,6 +37,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "tensors": [decision_document(decision) for decision in plan.decisions],
         "weights": [_outcome(outcome, plan) for outcome in result.outcomes],
         "worst": [_outcome(outcome, plan) for outcome in worst(result.outcomes, lambda o: o.error)],
+        "experts": [asdict(each) for each in expert_tokens(plan.solved)],
         "keeping": _keeping(keeping(result)),
         "engines": engine_documents(plan),
         "notes": list(result.notes),

@@ -1,0 +1,50 @@
+"""How many tokens of the calibration data each expert of a layer was solved on: few tokens teach little."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..plan.checkpoint_plan import SolvedWeight
+
+_EXPERT = re.compile(r"(?P<layer>(?:.*\.)?experts)\.(?:[^.]+\.)*?(?P<number>\d+)(?:\..*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTokens:
+    """The tokens of the experts of one layer, of those that were learned from.
+
+    layer: the name of its experts. experts: how many were solved. fewest, median, most: tokens of one.
+    without: experts that got none, and have taken all that is known of their inputs from the others.
+    """
+
+    layer: str
+    experts: int
+    fewest: int
+    median: float
+    most: int
+    without: int
+
+
+def expert_tokens(solved: Mapping[str, SolvedWeight]) -> tuple[ExpertTokens, ...]:
+    """Return the tokens of each layer with experts, in the order of the weights.
+
+    solved: weights by module, of which those of one expert may have other counts, where a value of an input
+    was not finite; the least counts.
+    """
+    layers: dict[str, dict[int, int]] = {}
+    for module, weight in solved.items():
+        found = _EXPERT.fullmatch(module)
+        if found is not None:
+            counts = layers.setdefault(found["layer"], {})
+            number = int(found["number"])
+            counts[number] = min(weight.loss.own, counts.get(number, weight.loss.own))
+    return tuple(
+        ExpertTokens(
+            layer=layer, experts=len(counts), fewest=min(counts.values()), most=max(counts.values()),
+            median=statistics.median(counts.values()), without=sum(not n for n in counts.values()),
+        )
+        for layer, counts in layers.items()
+    )  # fmt: skip
