@@ -73,7 +73,7 @@ def test_a_quality_without_data_or_with_a_method_is_one_sentence() -> None:
 
 
 def test_a_model_in_memory_gets_the_same_methods() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(128, 32))
+    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 32))
     fast, mse = (
         zp.quantize_model(model, "w4a16", quality="fast"),
         zp.quantize_model(model, "w4a16", method="mse"),

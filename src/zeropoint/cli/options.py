@@ -74,7 +74,7 @@ Method = Annotated[
     str | None,
     typer.Option(
         metavar="NAME", parser=parse_method,
-        help="How weights are quantized: nearest (the default), descent, ggml, gptq, hqq, mse or "
+        help="How weights are quantized: nearest (the default), adaround, descent, ggml, gptq, hqq, mse or "
         "mse_weighted, in place of the method of a recipe. With --calibration, shift+gptq and shift+descent "
         "come closest.",
     ),
