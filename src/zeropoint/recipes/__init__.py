@@ -16,7 +16,7 @@ from .document import (
 )
 from .family_recipes import FAMILIES
 from .model_preset import model_preset
-from .quality import Pick, Quality, one_name, picked
+from .quality import PickedMethod, Quality, one_name, picked
 from .quark import (
     DeviceType,
     Dtype,
@@ -44,7 +44,7 @@ __all__ = [
     "Activation",
     "Assignment",
     "Decision",
-    "Pick",
+    "PickedMethod",
     "Quality",
     "Recipe",
     "Rule",

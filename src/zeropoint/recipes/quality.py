@@ -36,7 +36,7 @@ LADDER: tuple[tuple[Quality, str, str], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
+class PickedMethod:
     """The method that a quality picks for a scheme.
 
     Args:
@@ -49,7 +49,7 @@ class Pick:
     refusal: str = ""
 
 
-def picked(quality: Quality, weight: Scheme, *, quantized_inputs: bool) -> Pick:
+def picked(quality: Quality, weight: Scheme, *, quantized_inputs: bool) -> PickedMethod:
     """Return the first method from ``quality`` downwards that takes the scheme of a weight.
 
     Args:
@@ -64,14 +64,11 @@ def picked(quality: Quality, weight: Scheme, *, quantized_inputs: bool) -> Pick:
         'ggml'
     """
     start = next(row for row, (own, *_) in enumerate(LADDER) if own is quality)
-    reason = ""
-    for own, alone, with_inputs in LADDER[start:]:
-        method = with_inputs if quantized_inputs else alone
-        refusal = method_named(method).refusal(weight)
-        if refusal is None:
-            return Pick(method=method, refusal="" if own is quality else reason)
-        reason = reason or refusal.partition(";")[0]
-    raise AssertionError("nearest takes every scheme")
+    names = [with_inputs if quantized_inputs else alone for _, alone, with_inputs in LADDER[start:]]
+    refusals = [method_named(name).refusal(weight) for name in names]
+    first = refusals.index(None)
+    fell = LADDER[start + first][0] is not quality
+    return PickedMethod(method=names[first], refusal=str(refusals[0]).partition(";")[0] if fell else "")
 
 
 def method_for(name: str, weight: Scheme, *, quantized_inputs: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...codecs.protocol import LayerScheme
 from ...errors import option
 from ...methods import NEAREST
-from ...recipes import Pick, Quality, picked
+from ...recipes import PickedMethod, Quality, picked
 from .checkpoint_plan import CheckpointPlan, kinds_of
 
 _FEW_BITS = 6
@@ -39,5 +39,5 @@ def offered_quality(plan: CheckpointPlan) -> Iterator[str]:
         yield f"with {options} outputs come closer: {_EXAMPLE}"
 
 
-def _picked(quality: Quality, layer: LayerScheme) -> Pick:
+def _picked(quality: Quality, layer: LayerScheme) -> PickedMethod:
     return picked(quality, layer.weight, quantized_inputs=layer.input is not None)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.oracles import synthetic_llama
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.qualities import offered_quality
@@ -14,12 +13,6 @@ from zeropoint.recipes import Quality
 from zeropoint.recipes.quality import LADDER
 
 GOOD = next((alone, with_inputs) for own, alone, with_inputs in LADDER if own is Quality.GOOD)
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama in shards."""
-    return synthetic_llama.write(tmp_path_factory.mktemp("source") / "in")
 
 
 def weights_of(folder: Path) -> dict[str, bytes]:
