@@ -71,6 +71,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "src/zeropoint/cli/eval.py::evaluate": "typer makes an option of each parameter",
         "src/zeropoint/eval/evaluation.py::evaluate_checkpoint": "the options of a command, each a word",
         "src/zeropoint/cli/plan.py::plan": "typer makes an option of each parameter",
+        "src/zeropoint/models/convert.py::quantize_model": "a model, a recipe, and the options of it",
         "src/zeropoint/prepared/plan.py::can_implement": "takes what the plan takes",
         "src/zeropoint/prepared/plan.py::plan": "all that a plan is made from is named in its call",
         "src/zeropoint/kernels/triton/segments.py::quantize_segments": "a kernel takes pointers",

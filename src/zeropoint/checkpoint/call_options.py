@@ -21,6 +21,7 @@ from .cluster.ray import RayExecutor
 from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.file import PlanFile
 from .plan.limits import Limits
+from .plan.qualities import of_lower_quality
 from .read.object_store import RemotePath
 from .read.source import Source
 from .read.storage import Place, place
@@ -140,7 +141,8 @@ def planned(
             words = ("method", "format", "include", "ignore", "strict", "dequantize_first", "dequantize_kept")
             raise OptionError(f"a plan has its own {all_of(map(option, words))}; leave them out")
         file = plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
-        return file.remake(source, limits=limits)
+        made = file.remake(source, limits=limits)
+        return replace(made, notes=(*of_lower_quality(made), *made.notes))
     if isinstance(to, RecipeText | Recipe | Path):
         to, recipe = None, to
     codec = codec_for(format, to)
@@ -153,6 +155,7 @@ def planned(
             require_blocks(to, codec)
     text = text if method is None else text.by(method)
     made = make_plan(source, text, selection=selection, limits=limits, codec=codec)
+    made = replace(made, notes=(*of_lower_quality(made), *made.notes))
     if format is None and codec != DEFAULT:
         made = replace(made, notes=(f"written in {codec.title}, which alone has {to}", *made.notes))
     return made

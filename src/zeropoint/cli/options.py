@@ -80,6 +80,24 @@ Method = Annotated[
         "awq+mse_weighted.",
     ),
 ]  # fmt: skip
+
+
+class QualityName(enum.StrEnum):
+    """How close outputs are to come; its values are those of ``recipes.quality.Quality``."""
+
+    FAST = "fast"
+    GOOD = "good"
+    BEST = "best"
+
+
+Quality = Annotated[
+    QualityName | None,
+    typer.Option(
+        "--quality",
+        help="The method for each scheme, in place of --method: fast needs no data; good, and best, which "
+        "takes longer, come closer with --calibration.",
+    ),
+]
 Calibration = Annotated[
     str | None,
     typer.Option(

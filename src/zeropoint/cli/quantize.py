@@ -25,6 +25,7 @@ from .options import (
     Length,
     Memory,
     Method,
+    Quality,
     Recipe,
     Samples,
     Sort,
@@ -66,6 +67,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     recipe: Recipe = None,
     format: Format = None,  # noqa: A002 (the option's name)
     method: Method = None,
+    quality: Quality = None,
     calibration: Calibration = None,
     samples: Samples = None,
     length: Length = None,
@@ -111,6 +113,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize Llama-3.2-1B Llama-3.2-1B-W4A16 --to w4a16
       zeropoint quantize SRC OUT --to mxfp4 --ignore '*.down_proj' --max-memory 1G
       zeropoint quantize SRC OUT --to int4:g64:asym --workers 2 --json
+      zeropoint quantize SRC OUT --to w4a16 --quality good --calibration TEXT.txt
       zeropoint quantize SRC OUT --to w4a16 --method mse
       zeropoint quantize SRC OUT --to w4a16 --method shift+gptq --calibration TEXT.txt
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --calibration random
@@ -135,7 +138,8 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
         result = layers.quantize_checkpoint(
             source, out, to, recipe=recipe, plan=plan, budget=budget, candidates=candidates, state=state,
             importance=importance.value, text=text, refine=refine, format=format, method=method,
-            calibration=calibration, samples=samples, length=length, imatrix=imatrix,
+            quality=None if quality is None else quality.value, calibration=calibration, samples=samples,
+            length=length, imatrix=imatrix,
             statistics=statistics or (), include=include or (), ignore=ignore or (), strict=strict,
             force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, workers=workers,
             max_memory=max_memory, overwrite=overwrite, restart=restart, break_lock=break_lock,

@@ -15,7 +15,7 @@ from ..functional import row_errors
 from ..methods import LayerData, LayerResult
 from ..methods.nearest import with_params
 from ..params import QuantizationParams
-from ..recipes import Activation, Assignment, Recipe
+from ..recipes import Activation, Assignment, Recipe, one_name
 from ..training import FakeQuantize, Quantizer
 from .calibrate import Calibration, method_data
 from .conversion import Conversion, Converted, weight_bytes
@@ -77,8 +77,9 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     return Conversion(model=guarded(replaced.get(target, target)), layers=records)
 
 
-def quantize_model(
-    model: nn.Module, recipe: Recipe | str, *, method: str | None = None, ignore: Iterable[str] | str = (),
+def quantize_model(  # noqa: PLR0913 (a model, a recipe, and the options of it)
+    model: nn.Module, recipe: Recipe | str, *, method: str | None = None, quality: str | None = None,
+    ignore: Iterable[str] | str = (),
     calibration: Calibration | Iterable[Any] | None = None, inplace: bool = False,
 ) -> Conversion:  # fmt: skip
     """Return ``model`` with the layers that ``recipe`` names replaced by layers with packed weights.
@@ -95,6 +96,8 @@ def quantize_model(
             layers; others are converted when a rule names them. Weights of several layers that are one tensor
             stay one.
         method: that of all weights whose rule names none, such as ``"mse"``; ``nearest`` unless given.
+        quality: in its place, ``"fast"``, ``"good"`` or ``"best"``: picks the method for each scheme, the
+            last two with batches as ``calibration`` (:data:`zeropoint.recipes.quality.LADDER`).
         ignore: patterns of layers to keep, before any rule decides: globs, or ``re:`` and a regular
             expression.
         calibration: ranges of static inputs and outputs, and statistics that methods need; or batches, each
@@ -111,13 +114,14 @@ def quantize_model(
         (2048, 544)
     """
     target = model if inplace else copy.deepcopy(model)
-    rules = as_recipe(recipe).with_method(method).ignoring(ignore)
+    chosen = one_name(method, quality, has_data=calibration is not None)
+    rules = as_recipe(recipe).with_method(chosen).ignoring(ignore)
     # What is no calibration and gives no batches is refused with the first layer that needs one.
     if calibration is None or isinstance(calibration, Calibration | Mapping):
         learned = cast(Calibration | None, calibration)
     else:
         learned = solved(target, rules, calibration)
-    folds = {} if learned is None else learned.folds
+    folds = learned.folds if isinstance(learned, Calibration) else {}
     with (
         rescaled_channels(target, folds, kept=True),
         preparing(target, rules, qat="minmax", calibration=learned) as made,

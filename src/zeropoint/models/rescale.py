@@ -7,7 +7,7 @@ the near side of another, as values of attention are, so that both vectors are k
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -168,7 +168,7 @@ def rescaled_channels(
 ) -> Iterator[None]:
     """Return :func:`folded` of a model, whose parameters are called as those of the unfused one."""
     with ExitStack() as stack:
-        with unfused(model) as root:
+        with unfused(model) if folds else nullcontext(model) as root:
             stack.enter_context(folded(root, folds, kept=kept))
         yield
 

@@ -7,6 +7,7 @@ from .assignment import Activation, Assignment
 from .document import (
     Vocabulary,
     load_recipe,
+    method_in,
     parse_recipe,
     read_recipe,
     recipe_schema,
@@ -15,6 +16,7 @@ from .document import (
 )
 from .family_recipes import FAMILIES
 from .model_preset import model_preset
+from .quality import PickedMethod, Quality, one_name, picked
 from .quark import (
     DeviceType,
     Dtype,
@@ -42,13 +44,18 @@ __all__ = [
     "Activation",
     "Assignment",
     "Decision",
+    "PickedMethod",
+    "Quality",
     "Recipe",
     "Rule",
     "Subject",
     "Vocabulary",
     "load_recipe",
+    "method_in",
     "model_preset",
+    "one_name",
     "parse_recipe",
+    "picked",
     "read_recipe",
     "recipe_schema",
     "recipe_text",

@@ -8,6 +8,7 @@ from ..errors import RecipeError, SchemeError
 from ..formats import get_format
 from ..methods import NEAREST, Method, method_named
 from ..schemes import Granularity, ScaleLevel, Scheme
+from .quality import method_for
 
 DYNAMIC, STATIC = "dynamic", "static"
 
@@ -169,11 +170,12 @@ class Assignment:
         """Return the assignment with ``method`` for its weight where it names none itself.
 
         Args:
-            method: used where none is set.
+            method: used where none is set; a quality picks one for the weight's scheme.
         """
         if method is None or self.method is not None or self.weight is None:
             return self
-        return replace(self, method=method)
+        chosen = method_for(method, self.weight, quantized_inputs=self.input is not None)
+        return replace(self, method=chosen)
 
     @property
     def needs_calibration(self) -> bool:

@@ -1,7 +1,7 @@
 """Recipes in YAML: parsed with PyYAML, validated here, with errors that point at the line.
 
 default: w4a16                 # a preset, an assignment, or keep; what no rule names
-method: mse                    # how weights are quantized whose rule does not name a method
+method: mse                    # how weights are quantized whose rule names no method; or fast, good, best
 rules:
   - name: "*.lm_head"          # a glob, or re:REGEX
     keep: logits are sensitive # true, or the reason
@@ -212,12 +212,27 @@ def _of_assignment(gives: Assignment) -> dict[str, str]:
     return {key: str(value) for key, value in texts.items() if value is not None}
 
 
+def method_in(text: str) -> str | None:
+    r"""Return the ``method:`` for all weights in the YAML of a recipe, or None.
+
+    Args:
+        text: YAML, well-formed.
+
+    Example:
+        >>> method_in("method: mse\ndefault: w4a16"), method_in("default: w4a16")
+        ('mse', None)
+    """
+    return next(
+        (str(value.value) for key, value in _composed(text, "recipe").value if key.value == _METHOD), None
+    )
+
+
 def with_method(text: str, method: str) -> str:
     r"""Return the YAML of a recipe with another ``method:``, every line in its place; rules keep theirs.
 
     Args:
         text: YAML; one that is malformed stays so.
-        method: a name.
+        method: a name, of a method or a quality.
 
     Example:
         >>> with_method("method: mse\ndefault: w4a16", "nearest")

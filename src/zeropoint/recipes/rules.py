@@ -11,6 +11,7 @@ from ..errors import RecipeError, near_misses, printable
 from ..methods import method_named
 from ..patterns import REGEX, name_pattern
 from .assignment import Assignment
+from .quality import Quality
 
 # As safetensors and others spell dtypes: BF16, F32, fp16.
 _SHORT_DTYPE = re.compile(r"(B?)FP?(16|32|64)", re.IGNORECASE)
@@ -289,14 +290,15 @@ class Recipe:
         """Return the recipe with ``method`` for the weights of all rules that name none themselves.
 
         Args:
-            method: for rules that name none.
+            method: for rules that name none; a quality picks one for the scheme of each.
 
         Raises:
             RecipeError: for an unknown method.
         """
         if method is None:
             return self
-        method_named(method)
+        if method not in set(Quality):
+            method_named(method)
         rules = [
             rule if rule.gives is None else replace(rule, gives=rule.gives.or_method(method))
             for rule in (*self.rules, self.default)

@@ -17,6 +17,7 @@ from rich.text import Text
 from ..checkpoint.choose.decisions import TensorDecision
 from ..checkpoint.choose.selection import Why
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
+from ..checkpoint.plan.qualities import offered_quality
 from ..checkpoint.plan.verdicts import verdicts
 from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.equality import Equality
@@ -67,7 +68,7 @@ def run_report(
         *errors,
         *_experts(plan),
         *lines(once(result.notes, everything), "note: "),
-        *lines(_doubts(plan), "note: "),
+        *lines([*offered_quality(plan), *_doubts(plan)], "note: "),
         *lines([*_losses(result.outcomes), *rough(result)], "warning: "),
         Text("\n".join((f"{sizes} in {seconds:.1f} s", *facts))),
     )

@@ -42,6 +42,7 @@ from ..errors import OptionError, all_of, count, option, require_one
 from ..methods import method_named
 from ..own_files import OwnFile
 from ..progress import bars
+from ..recipes import one_name
 from ..signatures import by_signature
 from .budgets import Budget
 from .curve import SVG, curve_svg
@@ -198,8 +199,9 @@ def quantize_checkpoint(
     budget: Budget | str | None = None, candidates: Iterable[str] | str | None = None,
     state: Path | str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     refine: int = 0, format: str | None = None, method: str | None = None,  # noqa: A002 (the option's name)
-    calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
-    length: int | None = None, imatrix: Path | str | None = None, statistics: Paths = (),
+    quality: str | None = None, calibration: torch.Tensor | Path | str | None = None,
+    samples: int | None = None, length: int | None = None, imatrix: Path | str | None = None,
+    statistics: Paths = (),
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, force: bool = False,
     dequantize_first: bool = False, dequantize_kept: bool = False, workers: int | None = None,
     max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
@@ -225,6 +227,8 @@ def quantize_checkpoint(
             or compressed-tensors, if None.
         method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
             if neither says.
+        quality: in its place, ``"fast"``, ``"good"`` or ``"best"``: picks the method for each scheme, the
+            last two with ``calibration`` (:data:`zeropoint.recipes.quality.LADDER`).
         calibration: for methods that need data, and for a budget: a file of text, token ids (windows,
             length) or (tokens,), a .safetensors file that holds them, ``"random"`` for random tokens, or
             ``"self"`` for tokens that the model generates. The model runs on it, a block in memory at a time.
@@ -266,6 +270,10 @@ def quantize_checkpoint(
             ``force`` is given.
     """
     require_one(to=to, recipe=recipe, plan=plan, budget=budget)
+    if quality is not None and to is None and recipe is None:
+        schemes = f"{option('to', metavar='SCHEME')} or {option('recipe', metavar='FILE')}"
+        raise OptionError(f"{option('quality', quality)} picks methods for {schemes}; leave it out")
+    method = one_name(method, quality, has_data=calibration is not None)
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )

@@ -20,9 +20,11 @@ from ...errors import RecipeError, option, printable
 from ...recipes import (
     FAMILIES,
     Assignment,
+    Quality,
     Recipe,
     Rule,
     Vocabulary,
+    method_in,
     parse_recipe,
     read_recipe,
     recipe_text,
@@ -108,12 +110,29 @@ class RecipeText:
     def by(self, method: str) -> RecipeText:
         r"""Return the recipe with ``method`` for all weights but those whose rule names a method itself.
 
+        method: a name, of a method or a quality.
+
         >>> RecipeText.of("w4a16").by("mse").text
         'default: "w4a16"\nmethod: "mse"'
         >>> RecipeText.named("bert").by("mse_weighted").text
         'method: "mse_weighted"\ndefault: w8a16\n'
         """
         return RecipeText(text=with_method(self.text, method), name=f"{self.name} with method {method}")
+
+    @property
+    def quality(self) -> Quality | None:
+        """The quality that picks the methods of weights, or None."""
+        word = method_in(self.text)
+        return Quality(word) if word in set(Quality) else None
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is one scheme for all linear weights and nothing else.
+
+        >>> RecipeText.of("int4:g64").is_bare, RecipeText.of("int4:g64").by("mse").is_bare
+        (True, False)
+        """
+        return self.text.startswith('default: "') and "\n" not in self.text
 
     def mixture(self, codec: Codec) -> str | None:
         """Return the mixture of ``codec`` that it gives to all weights, or None."""

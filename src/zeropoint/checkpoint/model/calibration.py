@@ -61,6 +61,8 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
     plan = weighted(plan)
     static = static_inputs(plan)
     wanted = {w.module: w for w in plan.weights if _takes(w.method) or w.layer in static}
+    if not wanted and plan.recipe.quality is not None:
+        return replace(plan, notes=(*plan.notes, "no method takes calibration data, which are not read"))
     if not wanted:
         raise CalibrationError(
             "no method of this plan takes calibration data, and no inputs take scales from them; leave them "

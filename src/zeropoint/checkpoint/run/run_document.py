@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..plan.plan_document import decision_document, engine_documents, scheme_document
+from ..plan.qualities import offered_quality
 from .advice import partly, rough
 from .expert_tokens import expert_tokens
 from .tensor_error import TensorError
@@ -40,7 +41,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "experts": [asdict(each) for each in expert_tokens(plan.solved)],
         "keeping": _keeping(keeping(result)),
         "engines": engine_documents(plan),
-        "notes": list(result.notes),
+        "notes": [*result.notes, *offered_quality(plan)],
         "warnings": [*partly(plan), *rough(result)],
     }
 
