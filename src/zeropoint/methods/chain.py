@@ -13,18 +13,18 @@ from typing import cast
 
 import torch
 
-from ..errors import CalibrationError, RecipeError, UnsupportedError, option
+from ..errors import CalibrationError, RecipeError, UnsupportedError
 from ..schemes import Scheme
 from ..stats import Accumulator
 from .adaround import METHOD as ADAROUND
 from .descent import METHOD as DESCENT
 from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback
-from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Scope
+from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Scope
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .nearest import METHOD as NEAREST
 from .registry import OF_MODELS, methods, steps
-from .rescaling import Rescaling
+from .rescaling import Rescaling, needs_model
 from .step import Step
 
 _TARGET_BYTES = 24
@@ -151,27 +151,9 @@ def _rescales(name: str) -> bool:
     return hasattr(steps()[name], "candidates")
 
 
-def needs_model(method: Method) -> str:
-    """Return why a method with steps that rescale channels needs data of a model."""
-    return (
-        f"method {method.name} rescales channels together with the layers on their other side, for which the "
-        f"model runs on data; pass {option('calibration', metavar='DATA')}"
-    )
-
-
 def without_rescalings(method: Method) -> Method:
     """Return what a method does once channels are rescaled."""
     return replace(method, rescalings=()) if isinstance(method, MethodChain) else method
-
-
-def rescalings_of(method: Method) -> tuple[Rescaling, ...]:
-    """Return the steps of a method that rescale channels."""
-    return method.rescalings if isinstance(method, MethodChain) else ()
-
-
-def in_order(method: Method) -> bool:
-    """Return whether a method is solved in the order in which layers run, on what those before it give."""
-    return isinstance(method, MethodChain) or GRAM in method.takes
 
 
 def rounding_of(method: Method, scheme: Scheme) -> Method:

@@ -20,10 +20,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from ..errors import option
 from ..ops.feedback import gram
 from ..schemes import Scheme
-from ..stats import MeanSquare, Statistics
-from .method import MEAN_SQUARE, LayerData, Method
+from .method import GRAM, MEAN_SQUARE, LayerData, Method
 
 LARGEST = 4.0
 PARTS = 8
@@ -98,6 +98,25 @@ class Rescaling(Protocol):
         Args:
             channels: what is rescaled; numbers that are not positive leave their channel as it is.
         """
+
+
+def needs_model(method: Method) -> str:
+    """Return why a method with steps that rescale channels needs data of a model."""
+    return (
+        f"method {method.name} rescales channels together with the layers on their other side, for which the "
+        f"model runs on data; pass {option('calibration', metavar='DATA')}"
+    )
+
+
+def rescalings_of(method: Method) -> tuple[Rescaling, ...]:
+    """Return the steps of a method that rescale channels."""
+    found: tuple[Rescaling, ...] = getattr(method, "rescalings", ())
+    return found
+
+
+def in_order(method: Method) -> bool:
+    """Return whether a method is solved in the order in which layers run, on what those before it give."""
+    return bool(rescalings_of(method)) or GRAM in method.takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +223,8 @@ def _snapped(wanted: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 
 def _error(x: torch.Tensor, readers: Sequence[ChannelReader], steps: torch.Tensor) -> float:
     """Return the squared error of the outputs of quantized readers, whose channels are rescaled."""
+    from ..stats import MeanSquare, Statistics  # loaded where it is needed
+
     narrow = numbers_of(steps).float()
     divided = x / narrow
     square = MeanSquare(features=len(steps))

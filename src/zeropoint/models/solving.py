@@ -20,9 +20,9 @@ from torch import nn
 
 from ..errors import CalibrationError, ZeropointError
 from ..methods import LayerData, LayerResult, Loss, Method
-from ..methods.chain import rescalings_of, rounding_of, without_rescalings
+from ..methods.chain import rounding_of, without_rescalings
 from ..methods.method import CROSS, GRAM
-from ..methods.rescaling import ChannelReader
+from ..methods.rescaling import ChannelReader, rescalings_of
 from ..progress import counted
 from ..schemes import Scheme
 from .absorbers import BlockProbe
