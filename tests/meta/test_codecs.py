@@ -11,7 +11,7 @@ import torch
 
 from zeropoint.codecs.layer_schemes import preset_layers
 from zeropoint.codecs.registry import CODECS
-from zeropoint.methods import methods
+from zeropoint.methods import methods, steps
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
@@ -42,8 +42,10 @@ def words() -> frozenset[str]:
         for layer in preset_layers(codec)
         for spec in codec.tensors(layer, (256, 256), torch.float32)
     }
-    # Some methods have the name of their authors' layout.
-    return frozenset(CODECS) - methods().keys() | {suffix for suffix in suffixes if suffix not in COMMON}
+    # Some methods and steps have the name of their authors' layout.
+    return frozenset(CODECS) - methods().keys() - steps().keys() | {
+        suffix for suffix in suffixes if suffix not in COMMON
+    }
 
 
 def named(text: str, forbidden: Iterable[str]) -> list[str]:

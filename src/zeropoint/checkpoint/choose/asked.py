@@ -49,7 +49,11 @@ def require_blocks(text: str, codec: Codec) -> None:
     if head in codec.presets or head in PRESETS or "granularity" in words(text):
         layer_scheme(text, codec)
         return
-    weight = Scheme.parse(asked)
+    try:
+        weight = Scheme.parse(asked)
+    except ZeropointError:
+        layer_scheme(text, codec)  # knows presets, too, and says which is close
+        raise
     if not isinstance(weight.element, IntFormat) or weight.bits > _FEW_BITS or weight.granularity.extents:
         layer_scheme(text, codec)
         return
