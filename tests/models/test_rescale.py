@@ -12,7 +12,7 @@ from torch import nn
 
 import zeropoint as zp
 from zeropoint.methods import method_named
-from zeropoint.methods.rescaling import numbers_of
+from zeropoint.methods.channels import numbers_of
 from zeropoint.models import Steps
 from zeropoint.models.absorbers import Absorber, BlockProbe, absorber_of
 from zeropoint.models.rescale import ChannelFold, folded, rescalable, two_sided

@@ -17,6 +17,7 @@ from ..errors import CalibrationError, RecipeError, UnsupportedError
 from ..schemes import Scheme
 from ..stats import Accumulator
 from .adaround import METHOD as ADAROUND
+from .channels import needs_model
 from .descent import METHOD as DESCENT
 from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback
@@ -24,7 +25,7 @@ from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Scope
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .nearest import METHOD as NEAREST
 from .registry import OF_MODELS, methods, steps
-from .rescaling import Rescaling, needs_model
+from .rescaling import Rescaling
 from .step import Step
 
 _TARGET_BYTES = 24

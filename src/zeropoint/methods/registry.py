@@ -7,12 +7,14 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RecipeError, near_misses
 from .method import Method
-from .rescaling import Rescaling
 from .step import Step
+
+if TYPE_CHECKING:  # it loads statistics
+    from .rescaling import Rescaling
 
 NEAREST = "nearest"
 """The method where none is named."""

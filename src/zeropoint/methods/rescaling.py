@@ -20,14 +20,13 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from ..errors import option
 from ..ops.feedback import gram
 from ..schemes import Scheme
-from .method import GRAM, MEAN_SQUARE, LayerData, Method
+from ..stats import MeanSquare, Statistics
+from .channels import PARTS, numbers_of
+from .method import MEAN_SQUARE, LayerData, Method
 
 LARGEST = 4.0
-PARTS = 8
-"""Steps of a power of two."""
 _VECTORS = _ROWS = 512
 """Input vectors, and rows of each weight, on which candidates are compared."""
 
@@ -100,25 +99,6 @@ class Rescaling(Protocol):
         """
 
 
-def needs_model(method: Method) -> str:
-    """Return why a method with steps that rescale channels needs data of a model."""
-    return (
-        f"method {method.name} rescales channels together with the layers on their other side, for which the "
-        f"model runs on data; pass {option('calibration', metavar='DATA')}"
-    )
-
-
-def rescalings_of(method: Method) -> tuple[Rescaling, ...]:
-    """Return the steps of a method that rescale channels."""
-    found: tuple[Rescaling, ...] = getattr(method, "rescalings", ())
-    return found
-
-
-def in_order(method: Method) -> bool:
-    """Return whether a method is solved in the order in which layers run, on what those before it give."""
-    return bool(rescalings_of(method)) or GRAM in method.takes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescaled:
     """The candidate of least error.
@@ -130,56 +110,6 @@ class Rescaled:
 
     steps: torch.Tensor
     note: str
-
-
-def numbers_of(steps: torch.Tensor) -> torch.Tensor:
-    """Return ``2^(k / 8)`` for each ``k``, float64.
-
-    >>> numbers_of(torch.tensor([-8, 0, 16]))
-    tensor([0.5000, 1.0000, 4.0000], dtype=torch.float64)
-    """
-    found = {k: 2.0 ** (k / PARTS) for k in set(steps.tolist())}
-    return torch.tensor([found[k] for k in steps.tolist()], dtype=torch.float64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelFold:
-    """What a parameter of a model is multiplied with when channels are rescaled.
-
-        W' = diag(rows) (W + one) diag(columns) - one
-
-
-    Args:
-        rows: a number for each row, as int64 steps of :func:`numbers_of`, or None for ones.
-        columns: likewise for each column.
-        one: what the module adds to its weight.
-    """
-
-    rows: torch.Tensor | None = None
-    columns: torch.Tensor | None = None
-    one: float = 0.0
-
-    def of(self, x: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """Return what becomes of ``x``, whole rows from row ``first`` on, rounded once to its dtype."""
-        y = x.double() + self.one
-        if self.rows is not None:
-            y = y * numbers_of(self.rows[first : first + len(x)]).reshape(-1, *[1] * (x.ndim - 1))
-        if self.columns is not None:
-            y = y * numbers_of(self.columns)
-        return (y - self.one).to(x.dtype)
-
-    def then(self, other: ChannelFold) -> ChannelFold:
-        """Return both as one."""
-        return ChannelFold(
-            rows=_both(self.rows, other.rows), columns=_both(self.columns, other.columns),
-            one=max(self.one, other.one),
-        )  # fmt: skip
-
-
-def _both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
 
 
 def rescaled(step: Rescaling, channels: Channels) -> Rescaled:
@@ -223,8 +153,6 @@ def _snapped(wanted: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 
 def _error(x: torch.Tensor, readers: Sequence[ChannelReader], steps: torch.Tensor) -> float:
     """Return the squared error of the outputs of quantized readers, whose channels are rescaled."""
-    from ..stats import MeanSquare, Statistics  # loaded where it is needed
-
     narrow = numbers_of(steps).float()
     divided = x / narrow
     square = MeanSquare(features=len(steps))

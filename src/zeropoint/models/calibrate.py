@@ -18,7 +18,7 @@ from torch import nn
 
 from ..errors import CalibrationError, UnsupportedError
 from ..methods import LayerData, LayerResult, Loss
-from ..methods.rescaling import ChannelFold
+from ..methods.channels import ChannelFold
 from ..params import QuantizationParams
 from ..progress import counted
 from ..recipes import Activation, Assignment, Recipe

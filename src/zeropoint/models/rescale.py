@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from ..errors import CalibrationError
-from ..methods.rescaling import ChannelFold, ChannelReader, Channels, Rescaling, numbers_of, rescaled
+from ..methods.channels import ChannelFold, numbers_of
+from ..methods.rescaling import ChannelReader, Channels, Rescaling, rescaled
 from .absorbers import Absorber, BlockProbe, absorber_of, outputs_differ
 from .sites import Site
 from .unfuse import unfused

@@ -21,8 +21,9 @@ from torch import nn
 from ..errors import CalibrationError, ZeropointError
 from ..methods import LayerData, LayerResult, Loss, Method
 from ..methods.chain import rounding_of, without_rescalings
+from ..methods.channels import rescalings_of
 from ..methods.method import CROSS, GRAM
-from ..methods.rescaling import ChannelReader, rescalings_of
+from ..methods.rescaling import ChannelReader
 from ..progress import counted
 from ..schemes import Scheme
 from .absorbers import BlockProbe

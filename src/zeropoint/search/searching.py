@@ -19,7 +19,7 @@ from ..checkpoint.read.source import Source
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, option, size_of
 from ..methods import method_named
-from ..methods.rescaling import in_order
+from ..methods.channels import in_order
 from ..own_files import FileKind, OwnFile
 from ..progress import Bar, silent
 from ..results import Result

@@ -21,7 +21,7 @@ from ...declared_models import transformers_package
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...libraries import reading
 from ...methods import method_named
-from ...methods.rescaling import ChannelFold, in_order
+from ...methods.channels import ChannelFold, in_order
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
 from ...models.block_chain import Steps
 from ...models.unfuse import unfused

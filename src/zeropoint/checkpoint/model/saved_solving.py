@@ -12,8 +12,8 @@ import torch
 
 from ...errors import CalibrationError, CheckpointError, ZeropointError, option, printable, size_of
 from ...methods import LayerData, LayerResult, Loss, method_named
+from ...methods.channels import needs_model, rescalings_of
 from ...methods.method import GRAM, MEAN_SQUARE
-from ...methods.rescaling import needs_model, rescalings_of
 from ...models.block_chain import in_threads
 from ...models.site_inputs import drawn
 from ...models.solutions import Solutions, WeightTask

@@ -25,9 +25,9 @@ import torch
 
 from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...methods import LayerResult, Loss, method_named
+from ...methods.channels import ChannelFold
+from ...methods.channels import in_order as is_in_order
 from ...methods.method import OutputError
-from ...methods.rescaling import ChannelFold
-from ...methods.rescaling import in_order as is_in_order
 from ...models import DynamicQuantize
 from ...models.rescale import RescaledBlock
 from ...models.site_inputs import EVERY, kin_of

@@ -51,7 +51,7 @@ from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ...methods import Loss
-    from ...methods.rescaling import ChannelFold
+    from ...methods.channels import ChannelFold
     from ...stats import Statistics
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from ...methods.rescaling import ChannelFold
+from ...methods.channels import ChannelFold
 from ...ops.rotation import Rotation
 from ..read.tensor_entries import TensorEntry
 

@@ -6,8 +6,8 @@ from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
 from ...errors import CalibrationError, option, printable
 from ...methods import LayerData, method_named
+from ...methods.channels import needs_model, rescalings_of
 from ...methods.method import MEAN_SQUARE
-from ...methods.rescaling import needs_model, rescalings_of
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan
 from .placement import Placement

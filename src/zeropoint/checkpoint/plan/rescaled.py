@@ -22,7 +22,7 @@ import torch
 
 from ...errors import CheckpointError, UnsupportedError, printable
 from ...layout.packing import flat_bytes
-from ...methods.rescaling import ChannelFold
+from ...methods.channels import ChannelFold
 from ..choose.expert_matrices import matrices
 from ..choose.selection import WEIGHT
 from ..read.source import Source

@@ -1,0 +1,86 @@
+"""What rescaled channels mean for the parameters of a model, and which methods rescale them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import option
+from .method import GRAM, Method
+
+if TYPE_CHECKING:  # it loads statistics
+    from .rescaling import Rescaling
+
+PARTS = 8
+"""Steps of a power of two."""
+
+
+def numbers_of(steps: torch.Tensor) -> torch.Tensor:
+    """Return ``2^(k / 8)`` for each ``k``, float64.
+
+    >>> numbers_of(torch.tensor([-8, 0, 16]))
+    tensor([0.5000, 1.0000, 4.0000], dtype=torch.float64)
+    """
+    found = {k: 2.0 ** (k / PARTS) for k in set(steps.tolist())}
+    return torch.tensor([found[k] for k in steps.tolist()], dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFold:
+    """What a parameter of a model is multiplied with when channels are rescaled.
+
+        W' = diag(rows) (W + one) diag(columns) - one
+
+
+    Args:
+        rows: a number for each row, as int64 steps of :func:`numbers_of`, or None for ones.
+        columns: likewise for each column.
+        one: what the module adds to its weight.
+    """
+
+    rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    one: float = 0.0
+
+    def of(self, x: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Return what becomes of ``x``, whole rows from row ``first`` on, rounded once to its dtype."""
+        y = x.double() + self.one
+        if self.rows is not None:
+            y = y * numbers_of(self.rows[first : first + len(x)]).reshape(-1, *[1] * (x.ndim - 1))
+        if self.columns is not None:
+            y = y * numbers_of(self.columns)
+        return (y - self.one).to(x.dtype)
+
+    def then(self, other: ChannelFold) -> ChannelFold:
+        """Return both as one."""
+        return ChannelFold(
+            rows=_both(self.rows, other.rows), columns=_both(self.columns, other.columns),
+            one=max(self.one, other.one),
+        )  # fmt: skip
+
+
+def _both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def needs_model(method: Method) -> str:
+    """Return why a method with steps that rescale channels needs data of a model."""
+    return (
+        f"method {method.name} rescales channels together with the layers on their other side, for which the "
+        f"model runs on data; pass {option('calibration', metavar='DATA')}"
+    )
+
+
+def rescalings_of(method: Method) -> tuple[Rescaling, ...]:
+    """Return the steps of a method that rescale channels."""
+    found: tuple[Rescaling, ...] = getattr(method, "rescalings", ())
+    return found
+
+
+def in_order(method: Method) -> bool:
+    """Return whether a method is solved in the order in which layers run, on what those before it give."""
+    return bool(rescalings_of(method)) or GRAM in method.takes
