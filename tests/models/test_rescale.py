@@ -88,7 +88,7 @@ def absorbers(model: nn.Module, block: str) -> dict[str, Absorber | None]:
         def run() -> Any:
             return own(*given["args"], **given["named"])
 
-        probe = BlockProbe(run, rescalable(dict(own.named_modules())))
+        probe = BlockProbe(run, rescalable(own))
         readers = {name: probe.modules[name] for name in two_sided(probe.modules)}
         return {site.readers[0]: absorber_of(site, probe) for site in sites_of(run, readers, ())}
 
@@ -149,6 +149,36 @@ def test_a_function_that_does_not_pass_a_factor_on_absorbs_nothing() -> None:
     assert found["output.dense"] is None  # behind a GELU
     assert found["attention.self.query"] is None  # of a norm in the block before
     assert found["attention.output.dense"] is not None
+
+
+class Block(nn.Module):
+    """A block that adds little to what it is given, of which a part reads a norm without a weight."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.up, self.share = nn.RMSNorm(16), nn.Linear(16, 16), share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return x + 1e-5 * (self.up(y) + self.share * y.roll(1, -1))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01])
+def test_a_reader_without_a_weight_counts_however_little_the_block_adds(share: float) -> None:
+    block, x = Block(share).double(), torch.randn(32, 16, dtype=torch.float64) * 100
+    with torch.no_grad():
+        probe = BlockProbe(lambda: block(x), rescalable(block))
+        (site,) = sites_of(lambda: block(x), {"up": block.up}, ())
+        found = absorber_of(site, probe)
+    assert (found is None) == (share > 0)
+
+
+def test_a_weight_that_two_modules_share_absorbs_nothing() -> None:
+    model = nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4), nn.RMSNorm(4))
+    assert list(rescalable(model)) == ["0", "1", "2"]
+    model[2].weight = model[0].weight
+    assert list(rescalable(model)) == ["1"]
 
 
 def rescaled(model: nn.Module, method: str) -> dict[str, ChannelFold]:

@@ -157,7 +157,7 @@ def _error(x: torch.Tensor, readers: Sequence[ChannelReader], steps: torch.Tenso
     divided = x / narrow
     square = MeanSquare(features=len(steps))
     statistics = {MEAN_SQUARE: Statistics(accumulator=square, state=square.update(square.start(), divided))}
-    total = 0.0
+    total = []
     for reader in readers:
         assert reader.scheme is not None
         assert reader.method is not None
@@ -167,8 +167,8 @@ def _error(x: torch.Tensor, readers: Sequence[ChannelReader], steps: torch.Tenso
         missed = _product(divided, weight - values)
         if reader.source is not None:
             missed += _product(divided - reader.source(divided), values)
-        total += float(missed.square().sum())
-    return total
+        total.append(math.fsum(missed.square().sum(1).tolist()))
+    return math.fsum(total)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

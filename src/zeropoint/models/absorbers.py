@@ -28,7 +28,10 @@ from .sites import Site
 _DIGITS = 4
 """Rows are numbered in this base, from 1 on: a row is halved as often as its digit says."""
 _CLOSE = 1e-3
-"""Largest difference of an input from a multiple of what it was, and of outputs, over their size."""
+"""Largest difference of an input from a multiple of what it was, over its size."""
+_LEFT, _ROUNDED = 1e-4, 0.05
+"""Share of the change of outputs that may be left once readers make up for it: powers of two leave none, and
+a weight of 16 bits to which a norm adds one is rounded."""
 _MOST = 16
 """Most channels that one row gives."""
 
@@ -221,13 +224,44 @@ def _confirmed(
             outputs, inputs = probe.seen()
         more = [each for each in _halved(probe, inputs, digits[place]) if each not in every]
         if not more:
-            dtype = probe.modules[name].get_parameter("weight").dtype
-            most = _CLOSE if one == 0.0 else max(_CLOSE, 2 * torch.finfo(dtype).eps)
-            if outputs_differ(probe.outputs, outputs, most):
-                return None
             unreached = _unreached(probe, every)
-            return None if unreached is None else replace(found, readers=(*every, *unreached))
+            if unreached is None or not _makes_up(probe, [found], outputs):
+                return None
+            return replace(found, readers=(*every, *unreached))
         every += more
+
+
+def are_absorbers(probe: BlockProbe, found: Sequence[Absorber]) -> bool:
+    """Return whether a block has these absorbers, which are those of another block of its structure."""
+    outputs = _halved_outputs(probe, found, made_up=True)
+    return _makes_up(probe, found, outputs)
+
+
+def _makes_up(probe: BlockProbe, found: Sequence[Absorber], outputs: Sequence[torch.Tensor]) -> bool:
+    """Return whether ``outputs``, in which readers make up for halved rows, are those of the block.
+
+    What is left of a difference is compared with the difference that halved rows make alone, since a block
+    may add little to what it is given.
+    """
+    rounded = any(
+        each.one and probe.modules[each.name].get_parameter("weight").dtype.itemsize < 4 for each in found
+    )
+    alone = _halved_outputs(probe, found, made_up=False)
+    left, moved = _distance(probe.outputs, outputs), _distance(probe.outputs, alone)
+    return left <= (_ROUNDED if rounded else _LEFT) ** 2 * moved
+
+
+def _halved_outputs(
+    probe: BlockProbe, found: Sequence[Absorber], *, made_up: bool
+) -> list[torch.Tensor]:  # fmt: skip
+    """Return what the block gives with the rows of absorbers halved, and columns doubled for it or not."""
+    with probe.unchanged({each.name for each in found} | {name for each in found for name in each.readers}):
+        for each in found:
+            digits = torch.arange(int(each.place.max()) + 1) % (_DIGITS - 1) + 1
+            each.scale_rows(probe.modules[each.name], 0.5 ** digits.double())
+            for name in each.readers if made_up else ():
+                scale_columns(probe.modules[name], 2.0 ** digits[each.place].double())
+        return probe.seen()[0]
 
 
 def _halved(probe: BlockProbe, inputs: Mapping[str, torch.Tensor], digits: torch.Tensor) -> Iterator[str]:
@@ -259,10 +293,15 @@ def _unreached(probe: BlockProbe, readers: Sequence[str]) -> list[str] | None:
     return found
 
 
+def _distance(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
+    """Return the squared distance of the outputs of two runs; infinite for other shapes, and NaN."""
+    if [x.shape for x in a] != [x.shape for x in b]:
+        return math.inf
+    found = math.fsum(float((x.double() - y.double()).square().sum()) for x, y in zip(a, b, strict=True))
+    return found if math.isfinite(found) else math.inf
+
+
 def outputs_differ(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], most: float) -> bool:
     """Return whether the outputs of two runs differ by more than ``most`` of their size."""
-    return len(a) != len(b) or any(
-        x.shape != y.shape
-        or not float((x.double() - y.double()).norm()) <= most * float(x.double().norm().clamp_min(1e-300))
-        for x, y in zip(a, b, strict=True)
-    )
+    size = math.fsum(float(x.double().square().sum()) for x in a)
+    return not _distance(a, b) <= most**2 * size

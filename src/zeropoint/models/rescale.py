@@ -6,6 +6,7 @@ the near side of another, as values of attention are, so that both vectors are k
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,17 +17,24 @@ from torch import nn
 from ..errors import CalibrationError
 from ..methods.channels import ChannelFold, numbers_of
 from ..methods.rescaling import ChannelReader, Channels, Rescaling, rescaled
-from .absorbers import Absorber, BlockProbe, absorber_of, outputs_differ
+from .absorbers import Absorber, BlockProbe, absorber_of, are_absorbers, outputs_differ
 from .sites import Site
 from .unfuse import unfused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescaledBlock:
-    """What is folded into the parameters of a block, by name, and a sentence for each site."""
+    """How the channels of a block are rescaled.
+
+    Args:
+        folds: what is folded into its parameters, by name.
+        notes: what each step found for each input, empty where it changes nothing.
+        refused: why nothing is rescaled although steps found something.
+    """
 
     folds: Mapping[str, ChannelFold]
     notes: tuple[str, ...] = ()
+    refused: str = ""
 
 
 class Absorbers:
@@ -43,10 +51,14 @@ class Absorbers:
                   for name, m in probe.modules.items()),
             tuple(tuple(name[cut:] for name in site.readers) for site in sites),
         )  # fmt: skip
-        if key not in self._known:
-            found = _absorbers(probe, sites)
-            self._known[key] = tuple(_renamed(each, lambda name: name[cut:]) for each in found)
-        return tuple(_renamed(each, lambda name: prefix + name) for each in self._known[key])
+        known = self._known.get(key)
+        if known is not None:
+            found = tuple(_renamed(each, lambda name: prefix + name) for each in known)
+            if are_absorbers(probe, found):
+                return found
+        found = tuple(_absorbers(probe, sites))
+        self._known[key] = tuple(_renamed(each, lambda name: name[cut:]) for each in found)
+        return found
 
 
 def _renamed(found: Absorber, name: Callable[[str], str]) -> Absorber:
@@ -115,7 +127,7 @@ def rescale(
                 given=given.abs().amax(1)[found.place] if given.ndim > 1 else None,
             )  # fmt: skip
             best = rescaled(step, channels)
-            notes.append(f"{found.readers[0]}: {step.name} {best.note}")
+            notes.append(f"{found.readers[0]}: {step.name} {best.note}" if bool(best.steps.any()) else "")
             x = x / numbers_of(best.steps).float()
             _fold(folds, probe.modules, found, best.steps)
     return RescaledBlock(folds=folds, notes=tuple(notes))
@@ -175,17 +187,16 @@ def rescaled_channels(
 
 
 def require_same_outputs(probe: BlockProbe, found: RescaledBlock, root: nn.Module) -> RescaledBlock:
-    """Return ``found`` if the block gives the same outputs with it, or else nothing, with a sentence.
-
-    Blocks of one structure have one kind of absorbers, and this is where that is checked for each.
-    """
+    """Return ``found`` if the block gives the same outputs with it but for rounding, or else the reason."""
     with folded(root, found.folds):
         outputs, _ = probe.seen()
     if not outputs_differ(probe.outputs, outputs, _ROUNDING):
         return found
     block = next(iter(found.folds), "")
     return RescaledBlock(
-        folds={}, notes=(f"{block}: no rescaling, since the block would give other outputs",)
+        folds={},
+        notes=("",) * len(found.notes),
+        refused=f"{block} and the rest of its block are not rescaled: outputs would be others",
     )
 
 
@@ -193,12 +204,19 @@ _ROUNDING = 0.03
 """Largest difference of outputs over their size, which rounding parameters to 16 bits may cause."""
 
 
-def rescalable(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the modules with a weight, of any kind."""
+def rescalable(root: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
+    """Return the modules of a block with a weight of their own, which no other module of the model has.
+
+    Args:
+        root: the model.
+        prefix: how the names of the block's modules begin.
+    """
+    found = [(name, m) for name, m in root.named_modules() if m._parameters.get("weight") is not None]
+    shared = Counter(id(module._parameters["weight"]) for _, module in found)
     return {
         name: module
-        for name, module in modules.items()
-        if isinstance(module._parameters.get("weight"), nn.Parameter)
+        for name, module in found
+        if name.startswith(prefix) and shared[id(module._parameters["weight"])] == 1
     }
 
 

@@ -160,8 +160,7 @@ class _Block:
 
     def _rescaling(self, prefix: str, absorbers: Absorbers) -> RescaledBlock:
         """Return how the channels of the block are best rescaled, on what the blocks before it give."""
-        inside = {n: m for n, m in self._root.named_modules() if n.startswith(prefix)}
-        probe = BlockProbe(self._once, rescalable(inside))
+        probe = BlockProbe(self._once, rescalable(self._root, prefix))
         readers = {name: probe.modules[name] for name in two_sided(probe.modules)}
         wanted = {task.layer for task in self._tasks if rescalings_of(task.method)}
         sites = [site for site in sites_of(self._once, readers, ()) if not wanted.isdisjoint(site.readers)]

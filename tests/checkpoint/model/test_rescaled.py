@@ -76,7 +76,7 @@ def test_every_layout_is_verified_against_the_original(
 
 def test_transformers_runs_the_result_with_the_norms_that_were_written(uneven: Path, tmp_path: Path) -> None:
     quantize(uneven, tmp_path / "out", "int8:g32", method="awq+mse_weighted")
-    folds, _ = parsed_folds((tmp_path / "out" / RESCALED).read_text())
+    folds, *_ = parsed_folds((tmp_path / "out" / RESCALED).read_text())
     norm = "model.layers.0.input_layernorm.weight"
     written, original = (load_file(next(f.glob("*.safetensors")))[norm] for f in (tmp_path / "out", uneven))
     assert torch.equal(written, folds[norm].of(original))
@@ -123,7 +123,7 @@ _EXAMPLE = '{"zeropoint_rescaled": 1, "tensors": {"a": {"rows": "CAj4", "columns
 def test_the_file_says_what_it_was_written_from() -> None:
     fold = zp_fold()
     assert (fold.rows.tolist(), fold.columns, fold.one) == ([8, 8, -8], None, 1.0)
-    assert parsed_folds(folds_text({"a": fold}, ["note"]))[1] == ("note",)
+    assert parsed_folds(folds_text({"a": fold}, ["note", ""], refused="why"))[1:] == (("note", ""), "why")
 
 
 @pytest.mark.parametrize(

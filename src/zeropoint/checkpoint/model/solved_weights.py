@@ -158,12 +158,13 @@ def _in_files(model: RunningModel, folds: Mapping[str, ChannelFold]) -> dict[str
 
 
 def _of_rescaling(found: Iterable[RescaledBlock]) -> Iterator[str]:
-    """Yield a sentence about sites whose channels are rescaled."""
-    notes = [note for block in found for note in block.notes]
-    if notes:
-        idle = sum("none better" in note for note in notes)
-        done = f"{len(notes) - idle} of {len(notes)}"
+    """Yield sentences about inputs whose channels are rescaled, and about blocks where none are."""
+    blocks = list(found)
+    notes = [note for block in blocks for note in block.notes]
+    if blocks:
+        done = f"{sum(map(bool, notes))} of {len(notes)}"
         yield f"channels of {done} inputs whose channels can be rescaled are, as {RESCALED} says"
+    yield from (block.refused for block in blocks if block.refused)
 
 
 _OVERHEAD = 768 << 20
@@ -280,16 +281,17 @@ class SolvedFolder:
     def known_rescaling(self, block: str) -> RescaledBlock | None:
         """Return how an earlier run rescaled a block, or None."""
         try:
-            folds, notes = parsed_folds(self._rescaling(block).read_text(encoding="utf-8"))
+            found = parsed_folds(self._rescaling(block).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        self._rescaled[block] = RescaledBlock(folds=folds, notes=notes)
+        folds, notes, refused = found
+        self._rescaled[block] = RescaledBlock(folds=folds, notes=notes, refused=refused)
         return self._rescaled[block]
 
     def add_rescaling(self, block: str, found: RescaledBlock) -> None:
         """Keep how a block is rescaled."""
         self._rescaled[block] = found
-        text = folds_text(found.folds, found.notes)
+        text = folds_text(found.folds, found.notes, refused=found.refused)
         self._write(self._rescaling(block), lambda draft: draft.write_text(text, encoding="utf-8"))
 
     @property

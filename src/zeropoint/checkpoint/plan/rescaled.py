@@ -97,16 +97,16 @@ def _origin(origin: Origin, folds: tuple[ChannelFold | None, ...]) -> Origin:
     return replace(origin, folded=FoldedChannels(matrices=folds, height=height))
 
 
-def folds_text(folds: Mapping[str, ChannelFold], notes: Iterable[str] = ()) -> str:
+def folds_text(
+    folds: Mapping[str, ChannelFold], notes: Iterable[str] = (), *, refused: str = ""
+) -> str:  # fmt: skip
     """Return the text of the file."""
     tensors = {
         name: {"rows": _packed(fold.rows), "columns": _packed(fold.columns), "one": fold.one}
         for name, fold in folds.items()
     }
-    return (
-        json.dumps({"zeropoint_rescaled": _VERSION, "notes": list(notes), "tensors": tensors}, indent=1)
-        + "\n"
-    )
+    said = {"notes": list(notes), "refused": refused} if notes or refused else {}
+    return json.dumps({"zeropoint_rescaled": _VERSION, **said, "tensors": tensors}, indent=1) + "\n"
 
 
 def _packed(steps: torch.Tensor | None) -> str | None:
@@ -115,15 +115,16 @@ def _packed(steps: torch.Tensor | None) -> str | None:
     return base64.b64encode(flat_bytes(steps.to(torch.int8)).numpy().tobytes()).decode()
 
 
-def parsed_folds(text: str) -> tuple[dict[str, ChannelFold], tuple[str, ...]]:
-    """Return what such a text says, and its notes; raises ValueError for another text."""
+def parsed_folds(text: str) -> tuple[dict[str, ChannelFold], tuple[str, ...], str]:
+    """Return what such a text says, its notes and why nothing is rescaled; raises ValueError for another."""
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("zeropoint_rescaled") != _VERSION:
         raise ValueError("it does not say how channels are rescaled")
     tensors, notes = document.get("tensors"), document.get("notes", [])
     if not isinstance(tensors, dict) or not isinstance(notes, list):
         raise ValueError("it names no tensors")
-    return {str(name): _fold(found) for name, found in tensors.items()}, tuple(map(str, notes))
+    folds = {str(name): _fold(found) for name, found in tensors.items()}
+    return folds, tuple(map(str, notes)), str(document.get("refused", ""))
 
 
 def _fold(found: Any) -> ChannelFold:
