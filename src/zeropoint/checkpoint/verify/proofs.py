@@ -41,7 +41,8 @@ _CHECK_BYTES = 64
 class LayerProof:
     """What was found of one layer: its error, and the largest error of an element in parts of its bound.
 
-    Both are None when there was no original to compare with.
+    Both are None when there was no original to compare with; the second one, too, where the method proves no
+    bound of elements.
     """
 
     layer: StoredLayer
@@ -62,9 +63,9 @@ class Proofs(Sequence[LayerProof]):
 
     def keep(self, number: int, proof: LayerProof) -> None:
         """Keep what was found of the layer of a number."""
-        if proof.error is not None and proof.of_bound is not None:
+        if proof.error is not None:
             self._errors[number] = proof.error.pack()
-            self._of_bound[number] = proof.of_bound
+            self._of_bound[number] = math.nan if proof.of_bound is None else proof.of_bound
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -81,7 +82,8 @@ class Proofs(Sequence[LayerProof]):
         number = range(len(self))[at]
         packed = self._errors.get(number)
         error = None if packed is None else TensorError.unpack(packed)
-        of_bound = None if packed is None else self._of_bound[number]
+        known = packed is not None and not math.isnan(self._of_bound[number])
+        of_bound = self._of_bound[number] if known else None
         return LayerProof(layer=self._layers[number], error=error, of_bound=of_bound)
 
     @property
@@ -199,7 +201,8 @@ class LayerCheck:
         if not errors or len(errors) < len(self.parts):
             return LayerProof(layer=self.layer, error=None, of_bound=None)
         worst = max(part.ratio for part in self.parts)
-        return LayerProof(layer=self.layer, error=TensorError.merge(errors), of_bound=worst)
+        of_bound = None if self.bound in _UNBOUNDED else worst
+        return LayerProof(layer=self.layer, error=TensorError.merge(errors), of_bound=of_bound)
 
 
 class LayerPart(Check):
@@ -315,6 +318,10 @@ def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:
     return tuple(torch.nonzero(lost)[0].tolist()) if bool(lost.any()) else None
 
 
+_UNBOUNDED = (Bound.OUTPUT, Bound.NONE)
+"""Bounds that say nothing of elements: of outputs, which need statistics, or of nothing."""
+
+
 def _of_bound(
     pair: tuple[torch.Tensor, torch.Tensor], q: QuantizedTensor, kind: Bound, drift: torch.Tensor | None
 ) -> float:
@@ -326,7 +333,7 @@ def _of_bound(
     Where scales may clip, the bound is that of rounding, and what a number is beyond all codes is no part of
     its error. Without a bound of elements it is 0.
     """
-    if kind in (Bound.OUTPUT, Bound.NONE):  # of outputs, which need statistics, or of nothing
+    if kind in _UNBOUNDED:
         return 0.0
 
     def spread(values: torch.Tensor) -> torch.Tensor:

@@ -105,14 +105,18 @@ class Verification(Result):
         if self.ok:
             verdict = "no problem found"
             if self.error is not None:
-                verdict = f"all within the proven bound{self._nearest}"
+                verdict = self._within
         return f"{layers} decoded ({count(self.values, 'value')}), {kept}{hashed}", verdict
 
     @property
-    def _nearest(self) -> str:
-        """The largest error of an element in parts of its bound, where some layer has one."""
+    def _within(self) -> str:
+        """What was proven of errors, with the largest one of an element in parts of its bound."""
+        measured = sum(proof.of_bound is None for proof, _ in self.layers.measured)
         most = self.layers.of_bound
-        return "" if most is None else f" (the largest error is {most:.1%} of its bound)"
+        if most is None:
+            return "no problem found; errors are measured, since the methods prove no bound of weights"
+        said = f"all within the proven bound (the largest error is {most:.1%} of its bound)"
+        return f"{said}, but {count(measured, 'layer')} measured alone, without one" if measured else said
 
     @property
     def lines(self) -> tuple[str, ...]:
