@@ -25,6 +25,7 @@ from ..schemes import Scheme
 from ..stats import MeanSquare, Statistics
 from .channels import PARTS, numbers_of
 from .method import MEAN_SQUARE, LayerData, Method
+from .step import ChainPart
 
 LARGEST = 4.0
 _VECTORS = _ROWS = 512
@@ -70,26 +71,8 @@ class Channels:
         return torch.stack([reader.weight.abs().amax(0) for reader in self.readers]).amax(0).double()
 
 
-class Rescaling(Protocol):
-    """A step that rescales channels; a stateless value.
-
-    name, rank, reason, formula, source: as for a :class:`~.step.Step`.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102 (see the class)
-
-    @property
-    def rank(self) -> int: ...  # noqa: D102
-
-    @property
-    def reason(self) -> str: ...  # noqa: D102
-
-    @property
-    def formula(self) -> str: ...  # noqa: D102
-
-    @property
-    def source(self) -> str: ...  # noqa: D102
+class Rescaling(ChainPart, Protocol):
+    """A step that rescales channels."""
 
     def candidates(self, channels: Channels) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield candidates for ``s``, (channels,) float64, each with what tells it from others.

@@ -32,11 +32,11 @@ class Moved:
     note: str = ""
 
 
-class Step(Protocol):
-    """A change of the target of one weight; a stateless value.
+class ChainPart(Protocol):
+    """What a chain says of a step; a step is a stateless value.
 
     name: that of its module. rank: steps of a chain stand in rising order of it. reason: why it stands there.
-    formula, source, takes: as for a :class:`~zeropoint.methods.Method`.
+    formula, source: as for a :class:`~zeropoint.methods.Method`.
     """
 
     @property
@@ -53,6 +53,13 @@ class Step(Protocol):
 
     @property
     def source(self) -> str: ...  # noqa: D102
+
+
+class Step(ChainPart, Protocol):
+    """A change of the target of one weight.
+
+    takes: as for a :class:`~zeropoint.methods.Method`.
+    """
 
     @property
     def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +111,10 @@ def merged(
         pieces, without = imatrix_pieces(saved, source, as_gguf=path.suffix == GGUF_ENDING)
         file.write(pieces, overwrite=overwrite)
         found = _result(path, sum(map(len, pieces)), saved.sites, has_gram=False)
-    note = (
-        f"{count(len(without), 'weight')} without vectors, such as {without[0]}, left out" if without else ""
-    )
-    return found if not note else _noted(found, note)
+    if not without:
+        return found
+    note = f"{count(len(without), 'weight')} without vectors, such as {without[0]}, left out"
+    return replace(found, notes=(*found.notes, note))
 
 
 def require_ending(path: Path, *, of_files: bool) -> None:
@@ -142,16 +142,5 @@ def _free(path: Path, source: Source, *, overwrite: bool) -> OwnFile:
 
 def _result(path: Path, nbytes: int, sites: dict[str, SiteRecord], *, has_gram: bool) -> StatisticsResult:
     without = [name for name, site in sites.items() if not site.vectors]
-    found = StatisticsResult(path=path, nbytes=nbytes, sites=sites, has_gram=has_gram)
-    return (
-        _noted(found, f"no token reached {count(len(without), 'input')}, that of {without[0]} the first")
-        if (without)
-        else found
-    )
-
-
-def _noted(found: StatisticsResult, note: str) -> StatisticsResult:
-    return StatisticsResult(
-        path=found.path, nbytes=found.nbytes, sites=found.sites, has_gram=found.has_gram,
-        notes=(*found.notes, note),
-    )  # fmt: skip
+    notes = [f"no token reached {count(len(without), 'input')}, such as {without[0]}"] if without else []
+    return StatisticsResult(path=path, nbytes=nbytes, sites=sites, has_gram=has_gram, notes=tuple(notes))
