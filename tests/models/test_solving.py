@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,31 @@ def test_threads_folders_and_what_is_kept_change_no_byte(llama: nn.Module, tmp_p
         for name, result in first.items():
             assert torch.equal(result.q.data, again[name].q.data), name
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("floats", "runs"), [(0, (5, 4, 3)), (128, (2, 2, 2.75)), (1 << 10, (2, 2, 2))])
+def test_layers_run_no_more_often_than_what_is_kept_asks_for(
+    llama: nn.Module, monkeypatch: pytest.MonkeyPatch, floats: int, runs: tuple[float, ...]
+) -> None:
+    """Once in each stream where all is kept; else once more for each later stage of the block.
+
+    floats: kept of a token, of which its queries, keys and values are 128 and what attention gives is 64.
+    """
+    names = {m: name.rsplit(".", 1)[1] for name, m in linears(llama).items()}
+    seen = Counter[str]()
+    plain = nn.Linear.forward
+
+    def forward(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        seen[names.get(module, "")] += 1
+        return plain(module, x)
+
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    tokens = sum(batch.numel() for batch in data())
+    solved(llama, "shift+gptq", Steps(workers=1, memo=4 * floats * tokens))
+    blocks = len(llama.get_submodule("model.layers")._modules)
+    # The sites of each block are found on one batch.
+    found = [(seen[name] - blocks) / blocks / len(data()) for name in ("q_proj", "o_proj", "up_proj")]
+    assert tuple(found) == runs
 
 
 def test_what_is_known_is_not_solved_again_and_changes_no_byte(llama: nn.Module) -> None:

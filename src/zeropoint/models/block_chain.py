@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import CalibrationError, UnsupportedError, near_misses
 from .calibrate import run_model
+from .tensor_files import TensorLike, append_tensor, read_tensor
 from .unfuse import replace_modules
 
 
@@ -114,43 +115,33 @@ class Watching(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Like:
-    """A tensor without its numbers."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    def unknown(self) -> torch.Tensor:
-        """Return NaN in every place, or zeros where there is no NaN."""
-        fill = math.nan if self.dtype.is_floating_point else 0
-        return torch.full(self.shape, fill, dtype=self.dtype, device=self.device)
-
-
 class KeptValues:
-    """What came out of the last block, one value a batch: in a list, or in files of a folder."""
+    """What came out of the last block, one value a batch: in memory, or its tensors in files of a folder."""
 
     def __init__(self, folder: Path | None, dtype: torch.dtype | None) -> None:
         self._folder, self._dtype = folder, dtype
-        self._values: dict[int, Any] = {}
+        self._values: dict[int, list[torch.Tensor]] = {}
+        self._files: dict[int, list[TensorLike]] = {}
         self._likes: dict[tuple[int, int], Any] = {}
+        self._with_nan: dict[int, bool] = {}
 
     def put(self, block: int, batch: int, value: Any) -> None:
         """Keep what a block gave instead of what the one before did: tensors in memory of their own."""
 
         def own(x: torch.Tensor) -> torch.Tensor:
             narrow = self._dtype is not None and x.is_floating_point()
-            return x.detach().to(self._dtype if narrow else x.dtype, copy=True).contiguous()
+            return x.detach().to(self._dtype if narrow else x.dtype, copy=self._folder is None).contiguous()
 
-        self._likes[block, batch] = tree_map_only(
-            torch.Tensor, lambda x: _Like(shape=x.shape, dtype=x.dtype, device=x.device), value
-        )
-        value = tree_map_only(torch.Tensor, own, value)
+        self._likes[block, batch] = tree_map_only(torch.Tensor, TensorLike.of, value)
+        tensors = [own(x) for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
+        self._with_nan[batch] = _holds_nan(tensors)
         if self._folder is None:
-            self._values[batch] = value
-        else:
-            torch.save(value, self._folder / f"{batch}.pt")
+            self._values[batch] = tensors
+            return
+        self._files[batch] = [TensorLike.of(x) for x in tensors]
+        for number, x in enumerate(tensors):
+            self._path(batch, number).unlink(missing_ok=True)
+            append_tensor(self._path(batch, number), x)
 
     def begin(self, blocks: int, batch: int, value: Any) -> None:
         """Keep what the last of the first ``blocks`` blocks gave; what others gave is taken to be like it."""
@@ -160,17 +151,27 @@ class KeptValues:
 
     def get(self, block: int, batch: int) -> Any:
         """Return a copy of what was kept, in its own dtypes."""
-        if self._folder is None:
-            value = self._values[batch]
-        else:
-            # What a model's own classes of results are is the model's business: our own file, just written.
-            value = torch.load(self._folder / f"{batch}.pt", weights_only=False)
-        likes = iter(tree_leaves(self._likes[block, batch]))
-        return tree_map_only(torch.Tensor, lambda x: x.to(next(likes).dtype, copy=True), value)
+        files, values = self._files.get(batch, ()), self._values.get(batch, ())
+        read = (read_tensor(self._path(batch, number), like) for number, like in enumerate(files))
+        kept = iter(read if self._folder is not None else (x.clone() for x in values))
+        return tree_map_only(TensorLike, lambda like: next(kept).to(like.dtype), self._likes[block, batch])
+
+    def holds_nan(self, batch: int) -> bool:
+        """Return whether some number that is kept of a batch is NaN."""
+        return self._with_nan[batch]
 
     def unknown(self, block: int, batch: int) -> Any:
-        """Return what a block gave with NaN for its numbers."""
-        return tree_map_only(_Like, _Like.unknown, self._likes[block, batch])
+        """Return what a block gave with NaN for its numbers, or zeros where there is no NaN."""
+
+        def fill(like: TensorLike) -> torch.Tensor:
+            number = math.nan if like.dtype.is_floating_point else 0
+            return torch.full(like.shape, number, dtype=like.dtype, device=like.device)
+
+        return tree_map_only(TensorLike, fill, self._likes[block, batch])
+
+    def _path(self, batch: int, number: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{batch}-{number}"
 
 
 @contextmanager
@@ -294,7 +295,7 @@ class BlockChain:
         def one(batch: int) -> None:
             now.batch, now.ran = batch, 0
             # A result that holds NaN itself hides those that mark earlier ones.
-            known = step < 2 or _holds_nan(self._kept.get(step - 1, batch))
+            known = step < 2 or self._kept.holds_nan(batch)
             now.suspicious = not known
             if watch is not None:
                 watch.enabled = step == 0

@@ -23,7 +23,7 @@ class PartMemo:
     def __init__(
         self, block: nn.Module | None, layers: Mapping[str, nn.Module], batch: Callable[[], int], limit: int
     ) -> None:
-        self._block, self._batch, self._left = block, batch, limit
+        self._block, self._batch, self._left = block if limit > 0 else None, batch, limit
         self._layers = {module: name for name, module in layers.items()}
         self._solved: set[str] = set()
         self._kept: dict[nn.Module, dict[int, _Result]] = {}
@@ -31,13 +31,9 @@ class PartMemo:
     def finish(self, readers: Iterable[str]) -> None:
         """Count more layers as solved, and keep the outputs of parts that hold only solved layers."""
         self._solved |= set(readers)
-        if self._block is None or self._left <= 0:
+        if self._block is None:
             return
         for part in self._parts(self._block):
-            for inner in part.modules():
-                if inner is not part and self._kept.get(inner) and self._kept.get(part):
-                    self._left += sum(result.nbytes for result in self._kept[inner].values())
-                    self._kept[inner].clear()
             if part not in self._kept:
                 self._kept[part] = {}
                 part.forward = functools.partial(self._call, part, part.forward)
@@ -65,10 +61,18 @@ class PartMemo:
         if found is not None and found.mark == mark and found.is_unchanged():
             return found.value
         result = _Result(forward(*args, **named), mark)
-        if found is None and result.nbytes <= self._left:
-            self._left -= result.nbytes
-            known[batch] = result
+        if found is None:
+            self._forget_inside(part, batch)
+            if result.nbytes <= self._left:
+                self._left -= result.nbytes
+                known[batch] = result
         return result.value
+
+    def _forget_inside(self, part: nn.Module, batch: int) -> None:
+        """Give back what parts of a part gave for a batch."""
+        for inner in part.modules():
+            given = self._kept[inner].pop(batch, None) if inner is not part and inner in self._kept else None
+            self._left += 0 if given is None else given.nbytes
 
 
 class _Result:

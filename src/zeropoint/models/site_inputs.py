@@ -13,6 +13,7 @@ import torch
 
 from ..methods import LayerData, Method, Samples
 from ..stats import Accumulator, CrossGram, State, Statistics
+from .tensor_files import TensorLike, append_tensor, read_tensor
 
 EVERY = 8
 """One batch of so many is held out: it says how far steps go, and is measured, but is in no statistics."""
@@ -21,11 +22,12 @@ SAMPLED = 1024
 
 
 class Shelf:
-    """Tensors by name and batch, in memory or in files of a folder."""
+    """Vectors by name and batch, in memory or in files of a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._place = None if folder is None else tempfile.TemporaryDirectory(prefix="zeropoint-", dir=folder)
         self._held: dict[tuple[str, int], torch.Tensor] = {}
+        self._files: dict[tuple[str, int], TensorLike] = {}
 
     def __enter__(self) -> Shelf:
         return self
@@ -35,25 +37,25 @@ class Shelf:
             self._place.cleanup()
 
     def add(self, key: tuple[str, int], x: torch.Tensor) -> None:
-        """Keep a copy of vectors behind those that are there."""
-        before = self.get(key)
-        whole = x.clone() if before is None else torch.cat([before, x])
+        """Keep a copy of vectors, (vectors, features), behind those that are there."""
         if self._place is None:
-            self._held[key] = whole
-        else:
-            self._held[key] = torch.empty(0)
-            torch.save(whole, self._path(key))
+            before = self._held.get(key)
+            self._held[key] = x.clone() if before is None else torch.cat([before, x])
+            return
+        rows = self._files[key].shape[0] if key in self._files else 0
+        append_tensor(self._path(key), x)
+        shape = torch.Size((rows + x.shape[0], *x.shape[1:]))
+        self._files[key] = TensorLike(shape=shape, dtype=x.dtype, device=x.device)
 
     def get(self, key: tuple[str, int]) -> torch.Tensor | None:
         """Return what is kept, or None."""
-        if self._place is None or key not in self._held:
-            return self._held.get(key)
-        found: torch.Tensor = torch.load(self._path(key), weights_only=True)
-        return found
+        if key in self._files:
+            return read_tensor(self._path(key), self._files[key])
+        return self._held.get(key)
 
     def _path(self, key: tuple[str, int]) -> Path:
         assert self._place is not None
-        return Path(self._place.name) / f"{key[1]}-{key[0]}.pt"
+        return Path(self._place.name) / f"{key[1]}-{key[0]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

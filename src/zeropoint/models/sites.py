@@ -8,6 +8,7 @@ stage reads depends on layers of earlier stages alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,10 +28,12 @@ class Site:
     Args:
         readers: names of the layers, in the order in which they ran.
         stage: number of layers of interest that the input passed.
+        repeated: whether a reader ran more than once.
     """
 
     readers: tuple[str, ...]
     stage: int
+    repeated: bool = False
 
 
 def sites_of(
@@ -52,11 +55,11 @@ def sites_of(
     """
     follower = _Follower()
     found: list[tuple[torch.Tensor, int, list[str]]] = []
-    seen: set[str] = set()
+    runs: Counter[str] = Counter()
 
     def read(name: str, x: torch.Tensor) -> torch.Tensor:
-        if name not in seen:
-            seen.add(name)
+        runs[name] += 1
+        if runs[name] == 1:
             # The tensor is kept, so that no other one gets its identity.
             own = next((names for tensor, _, names in found if tensor is x), None)
             if own is None:
@@ -85,7 +88,10 @@ def sites_of(
     finally:
         for handle in handles:
             handle.remove()
-    return tuple(Site(readers=tuple(names), stage=level) for _, level, names in found)
+    return tuple(
+        Site(readers=tuple(names), stage=level, repeated=any(runs[name] > 1 for name in names))
+        for _, level, names in found
+    )
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
