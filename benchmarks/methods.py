@@ -11,6 +11,9 @@ GPTQ and GPTAQ (tests/oracles/independent_gptq.py) on the same windows and the s
 Standard errors take tokens as independent, and say nothing of other texts, models or windows. A method that
 this version does not have is a row that says so.
 
+With `--peers` there are rows of llm-compressor, ModelOpt, auto-round and GPTQModel, too, in the environments
+that `benchmarks/method_peers.sh` makes, on the same windows (benchmarks/methods_peer.py).
+
 Results stay in a file (`--cache`) by model, scheme, method and the commit of src (with a hash of the sources,
 where they differ from it); rows of the oracle by the hash of its files in place of the commit. CPU seconds
 are those of the process, with loading and writing; on a busy machine they are the ones to compare, and
@@ -36,6 +39,7 @@ from typing import Any
 import numpy as np
 import torch
 from facts import describe, machine, record
+from methods_peer import PEERS
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
@@ -60,13 +64,17 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A row that is asked for. method: of zeropoint, or a name of :data:`ORACLES`."""
+    """A row that is asked for. method: of zeropoint, or a name of :data:`ORACLES` or of a peer."""
 
     scheme: str
     method: str
 
     def program(self, model: Path, out: Path) -> list[str]:
         """Return the arguments of the process that makes the model."""
+        if self.method in PEERS:
+            # -P: modules of benchmarks have names that packages of peers look for.
+            own = [str(HERE / PEERS[self.method][0] / "bin/python"), "-P", str(HERE / "methods_peer.py")]
+            return [*own, self.method, *map(str, (model, out, self.scheme))]
         if self.method in ORACLES:
             asked = ["methods_oracle.py", model, out, self.scheme, ORACLES[self.method]]
         else:
@@ -74,7 +82,9 @@ class Case:
         return [sys.executable, str(HERE / asked[0]), *map(str, asked[1:])]
 
     def made_by(self, sources: str) -> str:
-        """Return the version of the code behind the row: ``sources``, or the hash of the oracle."""
+        """Return the version of the code behind the row: ``sources``, or the hash of another program."""
+        if self.method in PEERS:
+            return digest(HERE / "methods_peer.py")
         if self.method not in ORACLES:
             return sources
         return digest(ROOT / "tests/oracles/independent_gptq.py", HERE / "methods_oracle.py")
@@ -150,7 +160,8 @@ def log_probabilities(folder: Path, ids: torch.Tensor) -> torch.Tensor:
 def made(case: Case, model: Path, out: Path, threads: int | None) -> Row:
     """Make the model of a row in a process; return what it took, or why there is none."""
     own = dict(os.environ)
-    own["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT / "src", ROOT, HERE)))
+    if case.method not in PEERS:
+        own["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT / "src", ROOT, HERE)))
     if threads is not None:
         own["OMP_NUM_THREADS"] = own["NUMBA_NUM_THREADS"] = str(threads)
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -170,7 +181,7 @@ def measured(case: Case, model: Path, reference: Reference, threads: int | None)
         row = made(case, model, out, threads)
         if "unknown" in row or "failed" in row:
             return row
-        if case.method in ORACLES:
+        if case.method in ORACLES or row.get("floats"):
             floats = out
         else:
             zp.dequantize_checkpoint(out, floats, dtype="float32")
@@ -253,6 +264,7 @@ def main() -> None:
     parser.add_argument("--schemes", default="int4:g64,int3:g64,nvfp4a16,mxfp4a16")
     parser.add_argument("--methods", default="nearest,mse,mse_weighted,gptq")
     parser.add_argument("--oracle", action="store_true", help="rows of the independent GPTQ and GPTAQ, too")
+    parser.add_argument("--peers", action="store_true", help="rows of other tools (method_peers.sh), too")
     parser.add_argument("--windows", type=int, default=WINDOWS, help="of 512 tokens of the evaluation")
     parser.add_argument("--threads", type=int, default=None, help="of the processes that quantize")
     parser.add_argument("--cache", type=Path, default=Path("build/methods.json"))
@@ -272,7 +284,8 @@ def main() -> None:
         cache[floats] = {"perplexity": reference.perplexity}
     for scheme in args.schemes.split(","):
         rows = {}
-        for method in [*args.methods.split(","), *(ORACLES if args.oracle else ())]:
+        others = [*(ORACLES if args.oracle else ()), *(PEERS if args.peers else ())]
+        for method in [*args.methods.split(","), *others]:
             case = Case(scheme=scheme, method=method)
             key = f"{model} {args.windows} {scheme} {method} {case.made_by(code)}"
             if args.fresh or key not in cache:

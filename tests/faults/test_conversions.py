@@ -33,12 +33,14 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 24, "max_position_embeddings": 64,
 }  # fmt: skip
 """Of the model of `write_tiny`, for commands that run it or know its parts."""
+SOLVED = pytest.param("solved", marks=pytest.mark.slow)
+"""Codes from data: the quick suite interrupts such runs in tests/checkpoint/model/test_solved_weights.py."""
 
 
-@pytest.fixture(scope="module", params=[*TARGETS, "onnx", "rotate", "kv-scales"])
+@pytest.fixture(scope="module", params=[*TARGETS, "onnx", "rotate", SOLVED, "kv-scales"])
 def converting(disk: Path, request: pytest.FixtureRequest) -> Stage:
-    """A stage whose source is quantized, and converted or given scales, floats that are rotated, or an ONNX
-    model that is quantized."""
+    """A stage with one of these sources: codes that are converted or given scales, floats that are rotated or
+    solved on data, an ONNX model that is quantized."""
     folder = disk / f"converting-{request.param}"
     if request.param == "onnx":
         folder.mkdir()
@@ -50,11 +52,14 @@ def converting(disk: Path, request: pytest.FixtureRequest) -> Stage:
     (floats / "config.json").write_text(json.dumps({**CONFIG, **SIZES}))
     if request.param == "rotate":
         return Stage.of(floats, folder / "work", command=("rotate", "--seed"), scheme="3")
+    ids = folder / "ids.safetensors"
+    save_file({"input_ids": torch.arange(16).view(2, 8)}, ids)
+    if request.param == "solved":
+        command = ("quantize", "--method", "shift+gptq", "--calibration", str(ids), "--to")
+        return Stage.of(floats, folder / "work", command=command, scheme="int4:g32")
     ran = run_here(("quantize", str(floats), str(codes), "--to", "int4:g32", "--workers", "1", "--json"))
     assert ran.status == 0, ran.err
     if request.param == "kv-scales":
-        ids = folder / "ids.safetensors"
-        save_file({"input_ids": torch.arange(16).view(2, 8)}, ids)
         return Stage.of(codes, folder / "work", command=("kv-scales", "--calibration"), scheme=str(ids))
     command = ("convert", "--force", "--format", request.param, "--to")
     return Stage.of(codes, folder / "work", command=command, scheme=TARGETS[request.param])
@@ -63,7 +68,7 @@ def converting(disk: Path, request: pytest.FixtureRequest) -> Stage:
 @pytest.fixture
 def stage(converting: Stage, children: Children, record_property: Any) -> Iterator[Stage]:
     """A clear stage with counts of its own."""
-    if converting.command[0] == "kv-scales":
+    if "--calibration" in converting.command:
         children.load("transformers.models.llama.modeling_llama")
     fresh = copy.copy(converting)
     fresh.tally = Tally()

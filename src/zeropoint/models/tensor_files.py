@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..errors import CalibrationError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLike:
@@ -24,17 +26,27 @@ class TensorLike:
 
 
 def append_tensor(path: Path, x: torch.Tensor) -> None:
-    """Write the numbers of a tensor behind those that a file holds, which may not be there yet."""
-    with path.open("ab") as file:
-        file.write(_bytes_of(x.detach().cpu().contiguous()))
+    """Write the numbers of a tensor behind those that a file holds, which may not be there yet.
+
+    Raises CalibrationError where the disk refuses them.
+    """
+    try:
+        with path.open("ab") as file:
+            file.write(_bytes_of(x.detach().cpu().contiguous()))
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be written: {error.strerror}; make room") from error
 
 
 def read_tensor(path: Path, like: TensorLike) -> torch.Tensor:
-    """Return the tensor of a file; raises EOFError where the file is shorter."""
+    """Return the tensor of a file; raises CalibrationError where the disk does not give it back."""
     x = torch.empty(like.shape, dtype=like.dtype, device="cpu")
-    with path.open("rb") as file:
-        if file.readinto(_bytes_of(x)) != x.nbytes:
-            raise EOFError(f"{path} is shorter than what was written to it")
+    try:
+        with path.open("rb") as file:
+            found = file.readinto(_bytes_of(x))
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read: {error.strerror}; run again") from error
+    if found != x.nbytes:
+        raise CalibrationError(f"{path} is shorter than what was written to it; run again")
     return x.to(like.device)
 
 

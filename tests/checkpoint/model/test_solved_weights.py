@@ -92,7 +92,7 @@ def test_what_a_kill_or_a_bad_disk_left_is_solved_again(
     losses[1].write_text("{")
     losses[2].unlink()
     (folder / "zeropoint-killed").mkdir()
-    (folder / "zeropoint-killed" / "0.pt").write_bytes(b"what passed between blocks")
+    (folder / "zeropoint-killed" / "0-0").write_bytes(b"what passed between blocks")
     quantize(source, tmp_path / "out")
     assert digests(tmp_path / "out") == golden
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -115,6 +115,16 @@ def test_what_was_solved_on_other_data_or_another_source_is_not_used(
     shard.write_bytes(shard.read_bytes()[:-2] + b"\x01\x3c")  # the header stays
     with pytest.raises(zp.CheckpointError, match=rf"differs in '{shard.name}'"):
         quantize(copy, tmp_path / "other")
+
+
+def test_codes_without_the_record_of_their_run_are_not_used(
+    source: Path, tmp_path: Path, golden: dict[str, str], stopping: Stopping
+) -> None:
+    with stopping(2):
+        quantize(source, tmp_path / "out", calibration=ids(4))
+    (tmp_path / ".out.solved" / "zeropoint_solved.json").unlink()
+    quantize(source, tmp_path / "out")
+    assert digests(tmp_path / "out") == golden
 
 
 def test_nothing_is_solved_for_an_output_that_holds_files_of_others(

@@ -45,8 +45,8 @@ from .parameter_names import WEIGHT, WeightRows, file_names
 from .tokens import Given
 
 _RECORD = "zeropoint_solved.json"
-_OWN = re.compile(rf"{re.escape(_RECORD)}|\d+\.(safetensors|json)|rescaled-\w+\.json|\..+\.\d+")
-"""Names of files in the folder: the record, those of weights, and drafts of either."""
+_OWN = re.compile(rf"{re.escape(_RECORD)}|\d+\.(safetensors|json)|rescaled-\w+\.json|\..+\.\d+|zeropoint-\w+")
+"""Names in the folder: the record, files of weights, drafts of either, and folders of what waits on disk."""
 _REMEDY = "quantize it by method mse, which needs no data"
 
 
@@ -71,7 +71,8 @@ def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterat
     try:
         if os.path.lexists(folder):
             _require_own(folder)
-            _remove(folder, finished=restart)
+            # Codes without the record, which power loss leaves, are of no known run.
+            _remove(folder, finished=restart or not (folder / _RECORD).is_file())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(
@@ -89,7 +90,7 @@ def _require_own(folder: Path) -> None:
     """Raise CheckpointError unless a folder is a user's own and holds nothing, or what was solved."""
     found = folder.lstat()
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not ours or (any(folder.iterdir()) and not (folder / _RECORD).is_file()):
+    if not ours or not all(map(_OWN.fullmatch, (path.name for path in folder.iterdir()))):
         raise CheckpointError(
             f"{shown(folder)} is no folder of solved weights, which would lie there; move it away, or name "
             "another output"
@@ -104,9 +105,14 @@ def _remove(folder: Path, *, finished: bool) -> None:
     for kept in folder.glob("zeropoint-*"):
         shutil.rmtree(kept, ignore_errors=True)
     if finished:
-        for path in folder.iterdir():
-            if _OWN.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+        try:
+            for path in folder.iterdir():
+                if _OWN.fullmatch(path.name) and not path.is_dir():
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"{shown(folder)} cannot be removed: {error.strerror}; remove it by hand"
+            ) from error
         with suppress(OSError):
             folder.rmdir()
 
