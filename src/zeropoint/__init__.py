@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .ops.library import only_backend
     from .params import QuantizationParams
     from .prepared import Plan, can_implement, plan
+    from .report.page import report_checkpoint
     from .schemes import Granularity, Scheme
     from .search.under_budget import quantize_checkpoint, search_checkpoint
     from .tensor import QuantizedTensor
@@ -102,6 +103,7 @@ __all__ = [
     "quantize",
     "quantize_checkpoint",
     "quantize_model",
+    "report_checkpoint",
     "rotate_checkpoint",
     "save_checkpoint",
     "search_checkpoint",
@@ -140,6 +142,7 @@ _OWNERS = {
     "QuantizedTensor": "tensor",
     "only_backend": "ops.library",
     "quantize": "methods.of_tensors",
+    "report_checkpoint": "report.page",
     **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),
     "load_checkpoint": "checkpoint.model.loading",
     "save_checkpoint": "checkpoint.model.saving",

@@ -37,6 +37,7 @@ from .output import ReaderGoneError as ReaderGoneError
 from .output import show, show_json
 from .plan import plan as plan_command
 from .quantize import quantize
+from .report import report
 from .rotate import rotate
 from .search import search
 from .warmup import warmup
@@ -58,6 +59,7 @@ app.command(short_help="Add scales for a float8 cache of keys and values.")(kv_s
 app.command(short_help="Write statistics of the inputs of layers to a file.")(statistics)
 app.command(short_help="Write a quantized checkpoint in another layout, its values unchanged.")(convert)
 app.command(short_help="Write the same model in a rotated space, to quantize it from there.")(rotate)
+app.command(short_help="Write an HTML page about checkpoints.")(report)
 app.command(short_help="Compile the kernels for this machine.")(warmup)
 
 

@@ -18,6 +18,7 @@ FUNCTIONS = {
     "rotate": "rotate_checkpoint",
     "inspect": "inspect_checkpoint",
     "verify": "verify_checkpoint",
+    "report": "report_checkpoint",
     "formats": None,
     "warmup": None,
 }

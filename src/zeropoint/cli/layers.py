@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from ..report.formats import formats_table as formats_table
     from ..report.formats import page_document as page_document
     from ..report.formats import page_table as page_table
+    from ..report.page import page_of as page_of
+    from ..report.page import report_checkpoint as report_checkpoint
     from ..report.plans import plan_report as plan_report
     from ..report.tables import Order as Order
     from ..report.tables import comparison_report as comparison_report
@@ -88,6 +90,7 @@ _OWNERS = {
     "search_report": "report.allocation",
     "evaluation_report": "report.evaluations",
     **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
+    **dict.fromkeys(("page_of", "report_checkpoint"), "report.page"),
     "plan_report": "report.plans",
     **dict.fromkeys(
         ("Order", "comparison_report", "inspection_report", "run_report", "verification_report"),

@@ -9,7 +9,8 @@
                to {"size", "parts"} of any other file but the manifest itself
     tensors    name to {"file", "parts"}
     weights    quantized module to what quantization did to it, and its method, or the rule that searched its
-               scales, unless that is nearest; "outputs" of those solved by error feedback, see OutputError
+               scales, unless that is nearest; of those solved on data "loss", the share of outputs that they
+               are off by, and "outputs", see Loss and OutputError
     sha256     SHA-256 of all text before this key
 
 A part is [first byte in the file, bytes, SHA-256]; the parts of a tensor cover it in order. Which parts there
@@ -28,7 +29,7 @@ from typing import Any
 
 from ...codecs.containers import CONTAINERS
 from ...columns import ordered
-from ...methods import NEAREST
+from ...methods import NEAREST, Loss
 from ...schemes.scale_rules import SIGNED, Search
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
@@ -97,9 +98,14 @@ def _about(plan: CheckpointPlan, number: int, all_units: Units, done: Mapping[in
     chosen = rule.text if rule is not None and clips and weight.method == NEAREST else weight.method
     method = {} if chosen == NEAREST else {"method": chosen}
     solved = plan.solved.get(weight.module)
+    loss = {} if solved is None else {"loss": _of_loss(solved.loss)}
     known = None if solved is None else solved.loss.outputs
     outputs = {} if known is None else {"outputs": asdict(known)}
-    return {**_statistics(error_of(number, all_units, done)), **method, **outputs}
+    return {**_statistics(error_of(number, all_units, done)), **method, **loss, **outputs}
+
+
+def _of_loss(loss: Loss) -> dict[str, Any]:
+    return {"seen": loss.seen, "held_out": loss.held_out, "vectors": loss.vectors, "own": loss.own}
 
 
 def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorError:

@@ -64,7 +64,8 @@ class Inspection(Result):
     schemes: empty unless the layout is read. cache: what the configuration says of a quantized cache of keys
     and values, or None. cached_layers: how many attention layers have scales of one. kept_values: numbers of
     all other tensors, None where it is not known which these are. problems: what is wrong with quantized
-    layers. room: what block scales say of the rule that chose them, or None.
+    layers. room: what block scales say of the rule that chose them, or None. stored: the layers that can be
+    read, or None where none is quantized.
     """
 
     source: Source
@@ -79,6 +80,7 @@ class Inspection(Result):
     kept_values: int | None
     problems: tuple[str, ...]
     room: str | None = None
+    stored: StoredLayers | None = None
 
     @property
     def tensors(self) -> tuple[TensorEntry, ...]:
@@ -199,6 +201,7 @@ def inspect_checkpoint(path: Place | str) -> Inspection:
         kept_values=sum(math.prod(e.shape) for e in others) if read else None,
         problems=tuple(problems),
         room=None if stored is None or problems else room_left(stored),
+        stored=stored,
     )
 
 

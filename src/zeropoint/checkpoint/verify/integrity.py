@@ -123,11 +123,11 @@ class Manifest:
         return (name for name, first in zip(self._entries, self._first, strict=True) if first < 0)
 
 
-def read_manifest(source: Source) -> Manifest | None:
+def read_manifest(source: Source, records: dict[str, Mapping[str, Any]] | None = None) -> Manifest | None:
     """Return the manifest of a checkpoint, or None where there is none.
 
-    It is read as a stream, however long it is. Raises CheckpointError where it is damaged, which its own hash
-    tells, or is none.
+    It is read as a stream, however long it is. records: takes what it says of each weight, by module. Raises
+    CheckpointError where it is damaged, which its own hash tells, or is none.
     """
     path = source.root / MANIFEST
     if not exists(path):
@@ -136,7 +136,7 @@ def read_manifest(source: Source) -> Manifest | None:
     try:
         found = Manifest(source)
         with reading("it holds what no manifest does", "write the output again"):
-            _read(file, found)
+            _read(file, found, records)
     except CheckpointError as error:
         raise CheckpointError(f"it is damaged: {error}") from error
     finally:
@@ -152,7 +152,7 @@ def manifest_or_problem(source: Source) -> tuple[Manifest | None, list[Problem]]
         return None, [Problem(where=MANIFEST, what=str(error))]
 
 
-def _read(file: OpenFile, found: Manifest) -> None:
+def _read(file: OpenFile, found: Manifest, records: dict[str, Mapping[str, Any]] | None) -> None:
     size = file.stamp.size
     tail = b"".join(pieces(file, max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES)))
     sealed = max(0, size - _TAIL_BYTES) + tail.rindex(_SEAL)
@@ -173,7 +173,10 @@ def _read(file: OpenFile, found: Manifest) -> None:
                 found.files[name] = _file(stream.value(_MAX_RECORD))
         elif key == "weights":
             for name in stream.members():
-                found.add_weight(name, stream.value(_MAX_RECORD))
+                record = stream.value(_MAX_RECORD)
+                found.add_weight(name, record)
+                if records is not None:
+                    records[name] = record
         else:
             seen[key] = stream.value(_MAX_RECORD)
     stream.end()

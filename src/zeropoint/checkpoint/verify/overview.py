@@ -1,0 +1,294 @@
+"""What there is to see of a checkpoint: each quantized layer, its size, its error and a sample of its codes.
+
+Sizes are those of headers, errors those of the manifest, where there is one; of each layer a few rows are
+decoded. The original is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import ZeropointError, size_of
+from ...formats import Format
+from ...formats.rounding import Special
+from ...methods import NEAREST
+from ...results import Result
+from ...tensor import QuantizedTensor
+from ..read.decoding import alignment, read_rows
+from ..read.quantized_layers import StoredLayer, StoredLayers
+from ..read.storage import Place
+from .inspection import Inspection, inspect_checkpoint
+from .integrity import read_manifest
+from .proofs import OpenFiles
+
+_ROWS = 32
+"""Rows of a layer that are decoded, from its middle."""
+BARS = 32
+"""Most bars of a histogram of codes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeSample:
+    """Codes of some rows of a layer.
+
+    Args:
+        bars: shares of the values of the format in rising order, or of as many equal ranges of them.
+        ends: share of the smallest and the largest value of the format.
+        zeros: share of codes that mean zero.
+        peak: the largest magnitude over the root mean square; 4 or 5 for normal numbers.
+        octaves: log2 of the largest block scale over the smallest one that is not zero.
+    """
+
+    bars: tuple[float, ...]
+    ends: float
+    zeros: float
+    peak: float
+    octaves: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFacts:
+    """A quantized layer.
+
+    Args:
+        module: its name.
+        scheme: of its weight.
+        method: what chose its codes, or None where no manifest says so.
+        shape: of the weight; of each expert of fused ones.
+        values: how many it has.
+        nbytes: of its tensors.
+        float_bytes: of the weight in the dtype that it was quantized from.
+        record: what the manifest has about it, such as ``relative``, ``sqnr_db`` and ``clipped``.
+        sample: of its codes, or None where they cannot be decoded alone.
+    """
+
+    module: str
+    scheme: str
+    method: str | None
+    shape: tuple[int, int]
+    values: int
+    nbytes: int
+    float_bytes: int
+    record: Mapping[str, Any]
+    sample: CodeSample | None
+
+    @property
+    def relative(self) -> float | None:
+        """The relative error, or None where it is not known."""
+        return _number(self.record.get("relative"))
+
+    @property
+    def bits(self) -> float:
+        """Bits that a value takes."""
+        return 8 * self.nbytes / max(1, self.values)
+
+    @property
+    def clipped(self) -> float:
+        """The share of values beyond the range of their block."""
+        return (_number(self.record.get("clipped")) or 0.0) / max(1, self.values)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What makes its error large, as far as that can be seen."""
+        found = []
+        if self.sample is not None and self.sample.peak > _OUTLIERS:
+            found.append(f"outliers: the largest value is {self.sample.peak:.0f} times the root mean square")
+        if self.clipped > _CLIPS:
+            found.append(f"range: {self.clipped:.2%} of values are clipped")
+        if self.record.get("zero_blocks"):
+            found.append(f"underflow: {self.record['zero_blocks']:,} blocks are zeros alone")
+        loss = self.record.get("loss")
+        tokens = None if not isinstance(loss, dict) else _number(loss.get("own"))
+        if tokens is not None and tokens < self.shape[1]:
+            found.append(f"few tokens: {tokens:,.0f} for {self.shape[1]:,} inputs")
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all facts as values that JSON holds."""
+        return {**asdict(self), "record": dict(self.record), "bits": self.bits, "reasons": list(self.reasons)}
+
+
+_OUTLIERS, _CLIPS = 12.0, 0.05
+"""Where a layer is an exception: searched scales clip one or two percent of normal numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFacts:
+    """A tensor that is not quantized."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Overview(Result):
+    """A checkpoint to be looked at.
+
+    Args:
+        name: of its folder or file.
+        inspection: what headers say.
+        layers: that are quantized, in the order of the files.
+        kept: all other tensors.
+        identity: what the manifest says that it was made of.
+    """
+
+    name: str
+    inspection: Inspection
+    layers: tuple[LayerFacts, ...]
+    kept: tuple[KeptFacts, ...]
+    identity: Mapping[str, str]
+
+    @property
+    def relative(self) -> float | None:
+        """The root mean square of the relative errors of layers, each as often as it has values, if known."""
+        known = [(e, layer.values) for layer in self.layers if (e := layer.relative) is not None]
+        total = sum(values for _, values in known)
+        return math.sqrt(sum(e * e * values for e, values in known) / total) if total else None
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes of the model with all layers as floats."""
+        return sum(layer.float_bytes for layer in self.layers) + sum(kept.nbytes for kept in self.kept)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """See :class:`Result`."""
+        size = f"{size_of(self.float_bytes)} -> {size_of(self.inspection.nbytes)}"
+        error = (
+            ""
+            if self.relative is None
+            else f", relative error of layers {self.relative:.4f} (root mean square)"
+        )
+        return f"{self.name}: {size}{error}", *self.inspection.lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """See :class:`Result`."""
+        return {
+            "name": self.name, "bytes": self.inspection.nbytes, "float_bytes": self.float_bytes,
+            "bits_per_value": self.inspection.bits_per_value, "relative": self.relative,
+            "summary": list(self.lines), "layers": [layer.to_dict() for layer in self.layers],
+            "kept": [asdict(kept) for kept in self.kept], "identity": dict(self.identity),
+        }  # fmt: skip
+
+
+def overview(path: Place | str) -> Overview:
+    """Return what there is to see of the checkpoint at ``path``.
+
+    Args:
+        path: a directory, a file, or the URL of either.
+
+    Raises:
+        CheckpointError: when files are damaged or hostile.
+    """
+    inspection = inspect_checkpoint(path)
+    records: dict[str, Mapping[str, Any]] = {}
+    manifest = read_manifest(inspection.source, records)
+    stored = inspection.stored
+    with contextlib.ExitStack() as stack:
+        layers = () if stored is None else tuple(_facts(stored, OpenFiles(stack), records))
+    others = inspection.tensors if stored is None else stored.others
+    return Overview(
+        name=Path(str(path)).name, inspection=inspection, layers=layers,
+        kept=tuple(
+            KeptFacts(name=e.name, dtype=e.dtype, shape=tuple(e.shape), nbytes=e.nbytes) for e in others
+        ),
+        identity={} if manifest is None else manifest.identity,
+    )  # fmt: skip
+
+
+def _facts(
+    stored: StoredLayers, files: OpenFiles, records: Mapping[str, Mapping[str, Any]]
+) -> Iterator[LayerFacts]:
+    for layer in stored.layers:
+        record = records.get(layer.module, {})
+        yield LayerFacts(
+            module=layer.module, scheme=str(layer.weight), shape=layer.shape, values=layer.values,
+            method=str(record.get("method", NEAREST)) if record else None, nbytes=layer.nbytes,
+            float_bytes=layer.values * layer.dtype.itemsize, record=record, sample=_sample(layer, files),
+        )  # fmt: skip
+
+
+def _sample(layer: StoredLayer, files: OpenFiles) -> CodeSample | None:
+    """Return a sample of codes from the middle of a layer, or None where its codec takes no rows alone."""
+    step = max(1, alignment(layer))
+    rows = min(layer.shape[0], -(-_ROWS // step) * step)
+    start = max(0, layer.shape[0] - rows) // 2 // step * step
+    try:
+        q = read_rows(layer, files, start, rows)
+        values = q.dequantize(torch.float32)
+    except ZeropointError:
+        return None
+    finite = values[torch.isfinite(values)]
+    if not finite.numel():
+        return None
+    square = float(finite.square().mean().sqrt())
+    numbers = _numbers(q)
+    low, high = float(numbers.min()), float(numbers.max())
+    ends = float(((numbers == low) | (numbers == high)).double().mean()) if high > low else 0.0
+    return CodeSample(
+        bars=_bars(numbers, q.scheme.element), ends=ends, zeros=float((numbers == 0).double().mean()),
+        peak=float(finite.abs().max()) / square if square else 0.0, octaves=_octaves(q),
+    )  # fmt: skip
+
+
+def _numbers(q: QuantizedTensor) -> torch.Tensor:
+    """Return what the codes of elements mean before scales, float32; values where they are no numbers."""
+    table = _table(q.scheme.element)
+    if table is None or tuple(q.codes.shape) != q.shape:
+        return q.dequantize(torch.float32)
+    return torch.tensor(table)[q.codes.long() & (len(table) - 1)]
+
+
+@lru_cache(maxsize=64)
+def _table(element: Format) -> tuple[float, ...] | None:
+    """Return the values of the codes of a format of at most 8 bits, or None."""
+    if element.bits > _BITS:
+        return None
+    try:
+        found = [element.number(code) for code in range(1 << element.bits)]
+    except (ZeropointError, AttributeError):  # codes that mean several values, or none
+        return None
+    return tuple(math.nan if isinstance(number, Special) else float(number) for number in found)
+
+
+_BITS = 8
+
+
+def _bars(numbers: torch.Tensor, element: Format) -> tuple[float, ...]:
+    """Return shares of values in rising order: of each value of a format that has few, else of ranges."""
+    table = _table(element)
+    finite = numbers[torch.isfinite(numbers)]
+    levels = sorted({value for value in table or () if math.isfinite(value)})
+    if levels and len(levels) <= BARS:
+        edges = torch.tensor(levels)
+        counts = torch.bincount(torch.searchsorted(edges, finite.flatten()), minlength=len(levels))
+    else:
+        most = float(finite.abs().max()) or 1.0
+        counts = torch.histc(finite, bins=BARS, min=-most, max=most)
+    shares = counts.double() / max(1, finite.numel())
+    return tuple(round(float(share), 5) for share in shares)
+
+
+def _octaves(q: QuantizedTensor) -> float:
+    """Return log2 of the largest block scale over the smallest."""
+    if not q.scales:
+        return 0.0
+    scales = q.scales[0].double().abs()
+    used = scales[(scales > 0) & torch.isfinite(scales)]
+    return float(torch.log2(used.max() / used.min())) if used.numel() else 0.0
+
+
+def _number(value: object) -> float | None:
+    """Return a number of a manifest, or None for anything else."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]

@@ -1,0 +1,224 @@
+"""The page about checkpoints: what it says is what its JSON says, whatever tensors are called."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.cli.checkpoints import write_llama
+
+import zeropoint as zp
+from zeropoint.checkpoint.verify.overview import LayerFacts
+from zeropoint.report.page import CheckpointReport, page_of, report_checkpoint
+
+HOSTILE = (
+    "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"'><svg/onload=alert(1)>",
+    "${alert(1)}", "<!-- x", "]]>", "&lt;b&gt;", "a\u2028b", "-->", "javascript:alert(1)",
+)  # fmt: skip
+CHROMIUM = shutil.which("chromium")
+
+
+class Texts(HTMLParser):
+    """The cells of a page, its tags, and the text of its JSON."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.tags: set[str] = set()
+        self.data = ""
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self._inside = "json" if ("id", "zeropoint") in attrs else tag
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "json":
+            self.data += data
+        elif self._inside == "td":
+            self.cells[-1] += data
+
+    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002 (as the class says)
+        self._inside = ""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    floats = write_llama(folder / "floats")
+    zp.quantize_checkpoint(floats, folder / "int4", "int4:g32", method="mse")
+    zp.quantize_checkpoint(floats, folder / "gguf", "q4_0", format="gguf")
+    return {name: folder / name for name in ("floats", "int4", "gguf")}
+
+
+def test_cells_and_json_of_a_page_say_the_same(runs: dict[str, Path]) -> None:
+    report = report_checkpoint(runs["int4"])
+    found = Texts(report.to_html())
+    assert json.loads(found.data) == json.loads(report.to_json())
+    (run,) = report.to_dict()["runs"]
+    known = json.loads((runs["int4"] / "zeropoint_manifest.json").read_text())["weights"]
+    assert {layer["module"]: layer["record"] for layer in run["layers"]} == known
+    for layer in run["layers"]:
+        at = [n for n, cell in enumerate(found.cells) if cell == layer["module"]][-1]
+        row = found.cells[at : at + 9]
+        assert row[1:3] == ["int4:g32", "mse"]
+        assert row[5:7] == [f"{layer['bits']:.3f}", f"{layer['record']['relative']:.4f}"]
+    assert run["bytes"] == zp.inspect_checkpoint(runs["int4"]).nbytes
+
+
+def test_samples_are_those_of_the_decoded_rows(runs: dict[str, Path]) -> None:
+    (run,) = report_checkpoint(runs["int4"]).runs
+    for layer in run.layers:
+        assert layer.sample is not None
+        assert len(layer.sample.bars) == 16
+        assert sum(layer.sample.bars) == pytest.approx(1, abs=1e-3)
+        assert layer.sample.ends == pytest.approx(layer.sample.bars[0] + layer.sample.bars[-1], abs=1e-3)
+        assert layer.sample.zeros == pytest.approx(layer.sample.bars[8], abs=1e-3)
+
+
+def test_checkpoints_stand_side_by_side(runs: dict[str, Path]) -> None:
+    report = report_checkpoint(runs["int4"], others=[runs["gguf"], runs["floats"]])
+    page = report.to_html()
+    assert [run["name"] for run in json.loads(Texts(page).data)["runs"]] == ["int4", "gguf", "floats"]
+    assert "int4: error" in page
+    assert "gguf: error" in page
+    assert "floats: error" not in page, "it has no quantized layer"
+    assert report.runs[2].relative is None
+
+
+def test_without_a_manifest_errors_are_unknown(runs: dict[str, Path], tmp_path: Path) -> None:
+    bare = shutil.copytree(runs["int4"], tmp_path / "bare")
+    (bare / "zeropoint_manifest.json").unlink()
+    (run,) = report_checkpoint(bare).runs
+    assert run.relative is None
+    assert {layer.method for layer in run.layers} == {None}
+    assert "there is none, so that errors and origin are not known" in CheckpointReport(runs=(run,)).to_html()
+
+
+def test_names_stay_text_whatever_they_hold(runs: dict[str, Path], tmp_path: Path) -> None:
+    plain = report_checkpoint(runs["int4"])
+    run = plain.runs[0]
+    layers = tuple(replace(run.layers[0], module=name, method=name, scheme=name) for name in HOSTILE)
+    kept = tuple(replace(run.kept[0], name=name, dtype=name) for name in HOSTILE)
+    identity = {name: name for name in HOSTILE}
+    hostile = replace(run, name=HOSTILE[0], layers=layers, kept=kept, identity=identity)
+    report = CheckpointReport(runs=(hostile, hostile))
+    page = report.to_html()
+    found = Texts(page)
+    assert json.loads(found.data) == json.loads(report.to_json())
+    assert found.tags <= Texts(plain.to_html()).tags | {"details", "summary"}
+    assert page.count("</script>") == 2
+    for name in HOSTILE:
+        assert escape(name) in page
+
+
+@pytest.mark.slow  # a browser
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_names_run_nothing_in_a_browser(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = report_checkpoint(runs["int4"]).runs[0]
+    layers = tuple(replace(run.layers[0], module=name) for name in HOSTILE)
+    page = CheckpointReport(runs=(replace(run, name=HOSTILE[0], layers=layers),)).to_html()
+    page = page.replace("<head>", "<head><script>var said = 0; window.alert = () => { said += 1 }</script>")
+    shown = in_browser(page, "document.title = `${said} alerts`", tmp_path)
+    assert "<title>0 alerts</title>" in shown
+
+
+def test_a_file_with_hostile_names_has_a_page(tmp_path: Path) -> None:
+    floats = tmp_path / "floats.safetensors"
+    save_file({f"{name}.weight": torch.randn(8, 8) for name in HOSTILE}, floats)
+    report = report_checkpoint(floats)
+    assert {kept.name for kept in report.runs[0].kept} == {f"{name}.weight" for name in HOSTILE}
+    assert json.loads(Texts(report.to_html()).data) == json.loads(report.to_json())
+
+
+def test_reasons_are_what_is_seen(runs: dict[str, Path]) -> None:
+    layer = report_checkpoint(runs["int4"]).runs[0].layers[0]
+    assert layer.sample is not None
+    more: dict[str, Any] = {"clipped": layer.values // 10, "zero_blocks": 3, "loss": {"own": 5}}
+    odd = replace(layer, record={**layer.record, **more}, sample=replace(layer.sample, peak=30.0))
+    assert [each.split(":")[0] for each in odd.reasons] == ["outliers", "range", "underflow", "few tokens"]
+    assert replace(odd, record={}, sample=None).reasons == ()
+
+
+def many(layer: LayerFacts, count: int) -> tuple[LayerFacts, ...]:
+    """Return layers as those of a deep model."""
+    kinds = ("mlp.down_proj", "mlp.up_proj", "self_attn.q_proj", "self_attn.o_proj")
+    return tuple(
+        replace(
+            layer, module=f"model.layers.{n // 4}.{kinds[n % 4]}",
+            record={**layer.record, "relative": 0.1 + n / count / 10},
+        )
+        for n in range(count)
+    )  # fmt: skip
+
+
+def test_a_page_of_two_thousand_layers_is_small(runs: dict[str, Path]) -> None:
+    run = report_checkpoint(runs["int4"]).runs[0]
+    page = CheckpointReport(runs=(replace(run, layers=many(run.layers[0], 2000)),)).to_html()
+    assert len(page.encode()) < 3_000_000
+    assert not re.search(r"https?://(?!www\.w3\.org)", page), "it needs no network"
+
+
+def test_what_is_not_a_report_is_not_replaced(runs: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    report_checkpoint(runs["int4"], out=out)
+    with pytest.raises(zp.CheckpointError, match=r"report\.html.* exists"):
+        report_checkpoint(runs["int4"], out=out)
+    report_checkpoint(runs["floats"], out=out, overwrite=True)
+    assert "floats" in out.read_text()
+    out.write_text("mine")
+    with pytest.raises(zp.CheckpointError, match="no report of zeropoint"):
+        report_checkpoint(runs["int4"], out=out, overwrite=True)
+    assert out.read_text() == "mine"
+    with pytest.raises(zp.CheckpointError):
+        report_checkpoint(runs["int4"], out=runs["int4"] / "report.html")
+    assert page_of("s3://bucket/model-w4a16") == Path("model-w4a16.html")
+
+
+def in_browser(page: str, script: str, folder: Path) -> str:
+    """Return the document after a script ran behind the page's own; fails for messages of the console."""
+    assert CHROMIUM is not None
+    path = folder / "page.html"
+    path.write_text(page.replace("</body>", f"<script>{script}</script></body>"))
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")
+    done = subprocess.run(
+        [CHROMIUM, *options, path.as_uri()], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow  # a browser
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_rows_are_sorted_and_filtered_in_a_browser(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = report_checkpoint(runs["int4"]).runs[0]
+    page = CheckpointReport(runs=(replace(run, layers=many(run.layers[0], 2000)),)).to_html()
+    script = """
+      const table = document.querySelector("table.sortable"), head = table.tHead.rows[0].cells[6];
+      const first = () => table.tBodies[0].rows[0].cells[0].textContent;
+      const found = [];
+      head.querySelector("button").click(); found.push(head.getAttribute("aria-sort"), first());
+      head.querySelector("button").click(); found.push(head.getAttribute("aria-sort"), first());
+      const filter = document.querySelector("input[type=search]");
+      filter.value = "layers.7.MLP"; filter.dispatchEvent(new Event("input"));
+      found.push([...table.tBodies[0].rows].filter((row) => !row.hidden).length);
+      document.title = found.join("|");
+    """
+    title = re.search("<title>(.*?)</title>", in_browser(page, script, tmp_path))
+    assert title is not None
+    assert title[1] == "|".join((
+        "descending", "model.layers.499.self_attn.o_proj", "ascending", "model.layers.0.mlp.down_proj", "2",
+    ))  # fmt: skip
