@@ -1,7 +1,7 @@
 """Chains: steps that rotate a model, rescale channels or move what is rounded, and the method that rounds it.
 
-Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``rotate+awq+shift+descent``. Each
-step says where in a chain it stands, and why.
+Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``rotate+awq+shift+descent``.
+Each step says where in a chain it stands, and why.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ def spelled(text: str) -> MethodChain | None:
     *names, last = text.split("+")
     alone, found = _step_named(text), [_step_named(name) for name in names]
     if alone is not None:
-        raise RecipeError(f"{text!r} is a step, and a method has to follow it; write {text}+{_follows(alone)}")
+        raise RecipeError(
+            f"{text!r} is a step, and a method has to follow it; write {text}+{_follows(alone)}"
+        )
     parts = [part for part in found if part is not None]
     if not names or len(parts) < len(names):
         return None

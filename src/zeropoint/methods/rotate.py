@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..errors import RecipeError, SchemeError
+from ..errors import RecipeError, SchemeError, option
 from ..ops.rotation import Rotation
 from .method import Method
 
@@ -87,4 +87,12 @@ def needs_checkpoint(method: Method) -> str:
     return (
         f"method {method.name} rotates a model as a whole, which the tensors of a checkpoint are for; use "
         "zp.quantize_checkpoint, or load what zp.rotate_checkpoint writes and leave the step out"
+    )
+
+
+def of_rotated(rotation: ModelRotation, name: str) -> str:
+    """Return why a file about inputs of a model is of no use for the rotated one. name: of the option."""
+    return (
+        f"{option(name)} is about inputs of the model as it is, and {rotation.name} rotates it; pass "
+        f"{option('calibration', metavar='DATA')} in its place, or leave the step out"
     )

@@ -20,6 +20,7 @@ from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, option, size_of
 from ..methods import method_named
 from ..methods.channels import in_order
+from ..methods.rotate import rotation_of
 from ..own_files import FileKind, OwnFile
 from ..progress import Bar, silent
 from ..results import Result
@@ -228,6 +229,12 @@ def search(
         raise UnsupportedError(
             f"method {asked.method} solves weights in the order in which they run, and a search tries them "
             f"alone; search by mse_weighted, and quantize by its recipe with {option('method', asked.method)}"
+        )
+    if asked.method is not None and rotation_of(method_named(asked.method)) is not None:
+        raise UnsupportedError(
+            f"method {asked.method} rotates the model, and a search measures errors of its weights as they "
+            "are; search what zeropoint rotate writes, or quantize by the recipe with "
+            f"{option('method', asked.method)}"
         )
     kept = None if state is None else OwnFile(state, STATE, source.places)
     with SearchState(kept, source_fields(found.plans[0])) as known:

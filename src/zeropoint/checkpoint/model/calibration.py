@@ -22,6 +22,7 @@ from ...errors import CalibrationError, CheckpointError, UnsupportedError, count
 from ...libraries import reading
 from ...methods import method_named
 from ...methods.channels import in_order
+from ...methods.rotate import unrotated
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
 from ...models.block_chain import Steps
 from ...models.unfuse import unfused
@@ -262,7 +263,7 @@ def _recipe(
 
 def _assignment(weight: Placement, *, static: bool) -> Assignment:
     layer = weight.layer
-    method = weight.method if _takes(weight.method) else None
+    method = unrotated(method_named(weight.method)).name if _takes(weight.method) else None
     return Assignment(weight=layer.weight, input=layer.input if static else None, method=method)
 
 

@@ -24,14 +24,14 @@ from ...errors import CheckpointError, UnsupportedError, count, option, printabl
 from ...formats import RoundingMode
 from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
 from ...methods import OF_TABLES, ROTATING, Scope
-from ...recipes import Recipe, method_in
+from ...recipes import Recipe
 from ...results import Result
 from ..choose.adapters import require_model
 from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import FLOATS, DequantizePolicy, Selection, Why, check_patterns, module_of
+from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, module_of
 from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import Source
@@ -47,15 +47,7 @@ from .output_shards import OutputShard, SharedScale
 from .placement import Placement, Placements
 from .plan_document import plan_document
 from .rescaled import RESCALED, folds_text, rescaled_floats
-from .rotated import (
-    ROTATED,
-    others_note,
-    require_unrotated,
-    rotated_floats,
-    rotation_in,
-    rotation_notes,
-    rotation_text,
-)
+from .rotated import ROTATED, require_unrotated, rotated_floats, rotation_in, rotation_notes, rotation_text
 from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
@@ -80,8 +72,8 @@ class CheckpointPlan(Result):
     codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
     the small files that are written, the index and the configuration. companions: path to bytes of the files
     that are copied. notes: sentences for the report. solved: codes of weights, by module.
-    rotation: of the model, or None. folds: what rescaled channels mean for tensors, by name. earlier: what an earlier run said of each
-    weight, which is copied, as ``[module, record]`` in a line of JSON each.
+    rotation: of the model, or None. folds: what rescaled channels mean for tensors, by name. earlier: what an
+    earlier run said of each weight, which is copied, as ``[module, record]`` in a line of JSON each.
     """
 
     source: Source
@@ -164,7 +156,13 @@ class CheckpointPlan(Result):
             lines.append(f"{values} at {self.bits_per_value:.3f} bits in {self.codec.name} ({layouts})")
         if self.restored:
             values = count(self.restored_values, "value")
-            done = "rotated" if self.rotation is not None else "rescaled" if RESCALED in self.texts else "decoded"
+            done = (
+                "rotated"
+                if self.rotation is not None
+                else "rescaled"
+                if RESCALED in self.texts
+                else "decoded"
+            )
             lines.append(f"{values} {done} in {count(len(self.restored), 'tensor')}")
         return tuple(lines)
 
@@ -267,7 +265,7 @@ def make_plan(
     converts = selection.dequantize.converts
     _require_streaming(recipe)
     floats = plain = _floats(source, selection)
-    rotation = rotation_in(_methods(text, recipe))
+    rotation = rotation_in(recipe, text)
     if rotation is not None:
         require_unrotated(source)
         floats = rotated_floats(plain, rotation)
@@ -305,8 +303,8 @@ def make_plan(
     notes = list[str]()
     if rotation is not None:
         texts = {**texts, ROTATED: Text.of(rotation_text(rotation))}
-        notes += rotation_notes(floats, plain.source, rotation)
-        notes += others_note({d.method for d in decisions if d.quantized}, rotation)
+        methods = {decision.method for decision in decisions if decision.quantized}
+        notes += rotation_notes(floats, plain.source, rotation, methods)
     if folds:
         texts = {**texts, RESCALED: Text.of(folds_text(folds))}
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
@@ -339,12 +337,6 @@ def with_folds(plan: CheckpointPlan, folds: Mapping[str, ChannelFold]) -> Checkp
 
 def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:
     return one_scheme(layer_scheme(to, codec)) if isinstance(to, str) else to.parse(codec)
-
-
-def _methods(text: RecipeText, recipe: Recipe) -> Iterator[str]:
-    """Yield the methods that a recipe names."""
-    rules = (rule.gives for rule in (*recipe.rules, recipe.default) if rule.gives is not None)
-    yield from filter(None, (method_in(text.text), *(gives.method for gives in rules)))
 
 
 def _of_mixture(mixture: str, text: RecipeText, source: Source, codec: Codec) -> Recipe:

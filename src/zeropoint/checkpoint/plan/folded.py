@@ -78,7 +78,7 @@ class Folded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedNorm:
-    """The weight of a norm that is folded into what reads the norm: all ones. one: what the norm adds to it."""
+    """The weight of a norm that is folded into what reads it: all ones. one: what the norm adds to these."""
 
     said: ClassVar[str] = "folded into what reads it"
     block_rows: ClassVar[int] = 1

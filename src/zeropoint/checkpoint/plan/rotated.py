@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from ...errors import CheckpointError, RecipeError, count, printable, size_of
 from ...methods import method_named
 from ...methods.rotate import ModelRotation, rotation_named, rotation_of
 from ...ops.rotation import Rotation
-from ...recipes import Quality
+from ...recipes import Quality, Recipe, method_in
+from ..choose.recipe import RecipeText
 from ..choose.residual_stream import EMBEDDING, HEAD, Role, Stream, stream_of
 from ..choose.selection import FLOATS, WEIGHT, WEIGHT_DTYPES
 from ..read.config_text import with_members
@@ -35,13 +36,14 @@ _VERSION, _MOST_BYTES = 1, 1 << 16
 _UNTIED = "tie_word_embeddings"
 
 
-def rotation_in(methods: Iterable[str]) -> ModelRotation | None:
-    """Return the rotation that methods, or qualities, of one recipe begin with, or None.
+def rotation_in(recipe: Recipe, text: RecipeText) -> ModelRotation | None:
+    """Return the rotation that methods of a recipe begin with, or None.
 
-    Raises RecipeError for two.
+    text: of the recipe, whose method for all weights may be one of a mixture. Raises RecipeError for two.
     """
+    given = (rule.gives for rule in (*recipe.rules, recipe.default) if rule.gives is not None)
     found: dict[ModelRotation, str] = {}
-    for name in methods:
+    for name in filter(None, (method_in(text.text), *(gives.method for gives in given))):
         rotation = None if name in set(Quality) else rotation_of(method_named(name))
         if rotation is not None:
             found.setdefault(rotation, name)
@@ -55,12 +57,12 @@ def rotation_in(methods: Iterable[str]) -> ModelRotation | None:
 
 
 def require_unrotated(source: Source) -> None:
-    """Raise CheckpointError for a checkpoint that was rotated when it was quantized, by the file that says so."""
+    """Raise CheckpointError for a checkpoint that was rotated before, by the file that says so."""
     done = rotation_said(source)
     if done is not None:
         raise CheckpointError(
-            f"{shown(source.root)} is rotated already, as its {ROTATED} says; leave {done.name} out, or pass the "
-            "original checkpoint"
+            f"{shown(source.root)} is rotated already, as its {ROTATED} says ({done.name}); leave the step "
+            "out, or pass the original checkpoint"
         )
 
 
@@ -104,7 +106,9 @@ def _origins(
     if stream.tied:
         # A head in the files that models do not read, as they tie it to the embedding, is passed over.
         near = entries[f"{EMBEDDING}{WEIGHT}"]
-        yield _made(replace(near, name=head), near, _folded(stream.roles[head], stream, sides, entries), dtype)
+        yield _made(
+            replace(near, name=head), near, _folded(stream.roles[head], stream, sides, entries), dtype
+        )
 
 
 def sides_of(rotation: ModelRotation, stream: Stream) -> tuple[RotatedSide, RotatedSide]:
@@ -160,8 +164,10 @@ def _members(stream: Stream, config: Mapping[str, Any], dtype: str | None) -> di
     return found
 
 
-def rotation_notes(floats: Floats, before: Source, rotation: ModelRotation) -> Iterator[str]:
-    """Yield sentences about a rotated checkpoint. before: what it is made of."""
+def rotation_notes(
+    floats: Floats, before: Source, rotation: ModelRotation, methods: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield sentences about a rotated checkpoint. before: what it is made of. methods: of its weights."""
     stream = stream_of(before.entries, before.config or {})
     of_stream, of_heads = (side.rotation for side in sides_of(rotation, stream))
     blocks = count(stream.width // of_stream.size, "block")
@@ -177,15 +183,11 @@ def rotation_notes(floats: Floats, before: Source, rotation: ModelRotation) -> I
             f"{HEAD} was tied to the embedding and is written apart{more}: the last norm is folded into it "
             f"alone; config.json says {_UNTIED} false"
         )
-
-
-def others_note(methods: Collection[str], rotation: ModelRotation) -> Iterator[str]:
-    """Yield a sentence where methods without a rotation quantize weights of a rotated model."""
     others = sorted(name for name in methods if rotation_of(method_named(name)) is None)
     if others:
         yield (
-            f"{rotation.name} rotates the whole model, so that weights under {', '.join(others)} are rotated, "
-            "too"
+            f"{rotation.name} rotates the whole model, so that weights under {', '.join(others)} are "
+            "rotated, too"
         )
 
 

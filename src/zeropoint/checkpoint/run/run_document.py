@@ -24,6 +24,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
     return {
         "source": str(plan.source.root),
         "output": str(result.path),
+        "rotation": None if plan.rotation is None else plan.rotation.name,
         "schemes": [scheme_document(layer) for layer in plan.layers],
         "source_bytes": plan.source_bytes,
         "output_bytes": plan.output_bytes,
