@@ -22,6 +22,7 @@ from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.plan.rotated import ROTATED
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.verify.verification import verify
 
 __all__ = ["stopping"]
 
@@ -157,7 +158,7 @@ def test_a_run_without_data_resumes_to_the_same_bytes_however_it_goes(
         stop_after(plan, tmp_path / "out", count)
     run(plan, tmp_path / "out")
     assert digests(tmp_path / "out") == digests(tmp_path / "golden")
-    assert zp.verify_checkpoint(tmp_path / "out", tied, workers=limits.workers).ok
+    assert verify(tmp_path / "out", tied, limits=limits).ok
 
 
 def test_a_solved_run_that_is_interrupted_resumes_to_the_same_bytes(
@@ -252,7 +253,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an end of converted codes": ({"method": "rotate+lossless"}, "ends with 'lossless'"),
     "an end of models": ({"method": "rotate+hadamard"}, "ends with 'hadamard'"),
     "a budget": (
-        {"method": "rotate+mse", "to": None, "budget": "5bpw"}, "search what zeropoint rotate writes",
+        {"method": "rotate+mse", "to": None, "budget": "5bpw"}, "rotates the model, and a search tries",
     ),
     "importance": (
         {"method": "rotate+mse_weighted", "imatrix": "none.dat"}, "imatrix= is about inputs of the model",
