@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.checkpoint.interrupted import stop_after
 from tests.checkpoint.model.test_solved_weights import Stopping, ids, stopping
 from tests.checkpoint.run.test_rotate import BAD, TINY, apart, changed, logits, write
 from tests.checkpoint.written import ONE, digests, tensors_of
+from tests.peers import transformers as tf
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import RecipeText
@@ -67,12 +69,13 @@ def weights_in(folder: Path) -> dict[str, str]:
 DATA: dict[str, Any] = {"calibration": tokens()}
 GGUF: dict[str, Any] = {"format": "gguf"}
 CASES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    (TIED, "int4:g32", "nearest", {}),
+    (TIED, "int4:g32", "nearest", {"include": "lm_head"}),
     (BIASED, "int4:g32", "mse", {}),
     (EXPERTS, "int4:g32", "mse", {}),
     (TIED, "int4:g32", "gptq", DATA),
     (BIASED, "int4:g32", "awq+shift+gptq", DATA),
     (TIED, "nvfp4", "mse_weighted", DATA),
+    (BIASED, "w8a8_static", "smooth+gptq", DATA),
     (BIASED, "w4a16", "mse", {"format": "gptq"}),
     (BIASED, "q8_0", "nearest", GGUF),
     (TIED, "q4_1", "ggml", GGUF),
@@ -97,6 +100,23 @@ def test_the_weights_are_those_of_two_commands(
     assert proven.ok, proven
     assert proven.error is not None
     assert proven.error.relative < 0.2
+
+
+def test_shards_and_a_copy_of_a_tied_head_stay_where_they_are(tied: Path, tmp_path: Path) -> None:
+    model = tf.AutoModelForCausalLM.from_pretrained(tied)
+    model.save_pretrained(tmp_path / "in", max_shard_size="150KB")
+    shards = sorted((tmp_path / "in").glob("*.safetensors"))
+    last = load_file(shards[-1])
+    save_file({**last, "lm_head.weight": torch.ones(160, 128).bfloat16()}, shards[-1], {"format": "pt"})
+    index = json.loads((tmp_path / "in/model.safetensors.index.json").read_text())
+    index["weight_map"]["lm_head.weight"] = shards[-1].name
+    (tmp_path / "in/model.safetensors.index.json").write_text(json.dumps(index))
+    zp.rotate_checkpoint(tmp_path / "in", tmp_path / "rotated")
+    quantize(tmp_path / "rotated", tmp_path / "two", "mse")
+    quantize(tmp_path / "in", tmp_path / "one", "rotate+mse")
+    assert weights_in(tmp_path / "one") == weights_in(tmp_path / "two")
+    assert len(weights_in(tmp_path / "one")) == len(shards) > 1
+    assert zp.verify_checkpoint(tmp_path / "one", tmp_path / "in").ok
 
 
 def test_transformers_loads_the_result_with_a_head_of_its_own(tied: Path, tmp_path: Path) -> None:
