@@ -78,14 +78,14 @@ def rotation_of(method: Method) -> ModelRotation | None:
 
 def unrotated(method: Method) -> Method:
     """Return what a method does with the weights of a model that is rotated already."""
-    found: Method = method if rotation_of(method) is None else getattr(method, "unrotated")  # noqa: B009 (of chains alone)
+    found: Method = getattr(method, "unrotated", method)
     return found
 
 
 def needs_checkpoint(method: Method) -> str:
     """Return why a method with such a step is for checkpoints alone."""
     return (
-        f"method {method.name} rotates a model as a whole, which the tensors of a checkpoint are for; use "
+        f"method {method.name} rotates a model as a whole, which is done in its files; use "
         "zp.quantize_checkpoint, or load what zp.rotate_checkpoint writes and leave the step out"
     )
 

@@ -156,15 +156,15 @@ class CheckpointPlan(Result):
             lines.append(f"{values} at {self.bits_per_value:.3f} bits in {self.codec.name} ({layouts})")
         if self.restored:
             values = count(self.restored_values, "value")
-            done = (
-                "rotated"
-                if self.rotation is not None
-                else "rescaled"
-                if RESCALED in self.texts
-                else "decoded"
-            )
-            lines.append(f"{values} {done} in {count(len(self.restored), 'tensor')}")
+            lines.append(f"{values} {self._verb} in {count(len(self.restored), 'tensor')}")
         return tuple(lines)
+
+    @property
+    def _verb(self) -> str:
+        """What is done to tensors that are written as floats."""
+        if self.rotation is not None:
+            return "rotated"
+        return "rescaled" if RESCALED in self.texts else "decoded"
 
     @property
     def memory(self) -> str:

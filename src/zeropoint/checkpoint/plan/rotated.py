@@ -39,11 +39,11 @@ _UNTIED = "tie_word_embeddings"
 def rotation_in(recipe: Recipe, text: RecipeText) -> ModelRotation | None:
     """Return the rotation that methods of a recipe begin with, or None.
 
-    text: of the recipe, whose method for all weights may be one of a mixture. Raises RecipeError for two.
+    text: of the recipe, which has the method of a mixture. Raises RecipeError for two rotations.
     """
-    given = (rule.gives for rule in (*recipe.rules, recipe.default) if rule.gives is not None)
+    given = [rule.gives.method for rule in (*recipe.rules, recipe.default) if rule.gives is not None]
     found: dict[ModelRotation, str] = {}
-    for name in filter(None, (method_in(text.text), *(gives.method for gives in given))):
+    for name in filter(None, given or [method_in(text.text)]):
         rotation = None if name in set(Quality) else rotation_of(method_named(name))
         if rotation is not None:
             found.setdefault(rotation, name)
