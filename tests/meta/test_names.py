@@ -31,6 +31,7 @@ FILES = {
     "prepare.py": "for modules and for graphs",
     "protocol.py": "what each codec, or each container, must answer",
     "registry.py": "the table of what a package offers",
+    "rotate.py": "the command, and the step of a chain",
     "rows.py": "kernels along rows, each way and on each machine",
     "steps.py": "whole steps of 32 codes, each way",
     "straight_through.py": "gradients that pass through rounding, of operators and of what is learned",

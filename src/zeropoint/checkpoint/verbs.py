@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ..errors import DtypeError, OptionError, option, require_one, size_of
+from ..methods.rotate import ModelRotation
 from ..progress import bars
 from ..signatures import by_signature
 from .call_options import (
@@ -30,7 +31,7 @@ from .model.tokens import Windows, asked_windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.file import write_plan
 from .plan.limits import Limits
-from .plan.rotation_plan import Rotations, rotation_plan
+from .plan.rotation_plan import rotation_plan
 from .plan.verdicts import require_loadable
 from .read.source import open_source
 from .read.storage import Place
@@ -243,8 +244,10 @@ def rotate_checkpoint(
         progress=progress,
     )
     writing.require_target(out)
-    asked = Rotations(seed=seed, block=block, dtype=_float(dtype))
-    plan = rotation_plan(open_source(source), asked, limits=Limits.default(workers, max_memory))
+    plan = rotation_plan(
+        open_source(source), ModelRotation(seed=seed, block=block), dtype=_float(dtype),
+        limits=Limits.default(workers, max_memory),
+    )  # fmt: skip
     return writing.write(plan, out, "rotating")
 
 

@@ -1,7 +1,7 @@
-"""Chains: steps that rescale channels or move the target of a weight, and the method that rounds it.
+"""Chains: steps that rotate a model, rescale channels or move what is rounded, and the method that rounds it.
 
-Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``awq+shift+descent``. Each step
-says where in a chain it stands, and why.
+Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``rotate+awq+shift+descent``.
+Each step says where in a chain it stands, and why.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from .descent import METHOD as DESCENT
 from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback
 from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Scope
+from .mse import METHOD as MSE
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .nearest import METHOD as NEAREST
 from .registry import OF_MODELS, methods, steps
 from .rescaling import Rescaling
-from .step import Step
+from .rotate import ModelRotation, needs_checkpoint, rotation_named
+from .step import ChainPart, Step
 
 _TARGET_BYTES = 24
 """Memory of a value of the target, of its change, and of a product on the way, in float64."""
@@ -36,18 +38,21 @@ ENDS = {end.name: end for end in (GPTQ, DESCENT, ADAROUND)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChain:
-    """Steps that rescale channels, steps that move the target, and the method that rounds it.
+    """A rotation, steps that rescale channels, steps that move the target, and the method that rounds it.
 
-    The first ones change layers on both sides, which the driver of a model does; here they are only named.
+    The first two change layers on both sides, which a checkpoint and the driver of a model do; here they are
+    only named.
     """
 
+    rotation: ModelRotation | None = None
     rescalings: tuple[Rescaling, ...] = ()
     steps: tuple[Step, ...] = ()
     end: Method
 
     @property
-    def _parts(self) -> tuple[Rescaling | Step | Method, ...]:
-        return (*self.rescalings, *self.steps, self.end)
+    def _parts(self) -> tuple[ModelRotation | Rescaling | Step | Method, ...]:
+        first = () if self.rotation is None else (self.rotation,)
+        return (*first, *self.rescalings, *self.steps, self.end)
 
     @property
     def name(self) -> str:
@@ -63,6 +68,11 @@ class MethodChain:
     def source(self) -> str:
         """Return the sources, in order."""
         return "; ".join(part.source for part in self._parts)
+
+    @property
+    def unrotated(self) -> Method:
+        """Return what is left once the model is rotated."""
+        return replace(self, rotation=None) if self.rescalings or self.steps else self.end
 
     @property
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
@@ -94,8 +104,11 @@ class MethodChain:
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return codes of ``weight`` that come close to its target; raises what steps and the end raise.
 
-        Raises CalibrationError for steps that rescale channels, which are of a model.
+        Raises CalibrationError for steps that rescale channels, which are of a model, UnsupportedError for a
+        rotation, which is of a checkpoint.
         """
+        if self.rotation is not None:
+            raise UnsupportedError(needs_checkpoint(self))
         if self.rescalings:
             raise CalibrationError(needs_model(self))
         refusal = self.refusal(scheme)
@@ -119,37 +132,54 @@ def spelled(text: str) -> MethodChain | None:
     'shift+gptq'
     """
     *names, last = text.split("+")
-    every = steps()
-    if text in every:
-        follows = DEFAULT_END if _rescales(text) else GPTQ.name
-        raise RecipeError(f"{text!r} is a step, and a method has to follow it; write {text}+{follows}")
-    if not names or any(name not in every for name in names):
+    alone, found = _step_named(text), [_step_named(name) for name in names]
+    if alone is not None:
+        raise RecipeError(
+            f"{text!r} is a step, and a method has to follow it; write {text}+{_follows(alone)}"
+        )
+    parts = [part for part in found if part is not None]
+    if not names or len(parts) < len(names):
         return None
-    moves = [name for name in names if not _rescales(name)]
+    moves = [part for part in parts if not isinstance(part, ModelRotation) and not _rescales(part)]
     end = ENDS.get(last) if moves else methods().get(last)
     if end is None or last.startswith(OF_MODELS):
         ends = " or ".join(ENDS) if moves else f"{DEFAULT_END}, {GPTQ.name} or another method of checkpoints"
         raise RecipeError(
             f"method {text!r} ends with {last!r}, and these steps end with {ends}: {'+'.join(names)}+gptq"
         )
-    for before, after in itertools.pairwise(every[name] for name in names):
+    for before, after in itertools.pairwise(parts):
         if before.rank == after.rank and before != after:
             raise RecipeError(f"method {text!r}: {before.name} and {after.name} do the same; leave one out")
         if before.rank >= after.rank:
-            right = "+".join(sorted({*names}, key=lambda name: every[name].rank))
+            right = "+".join(part.name for part in sorted({*parts}, key=lambda part: part.rank))
             reason = f"{after.name} stands before {before.name}, since {after.reason}"
             reason = f"{after.name} stands there twice" if before == after else reason
             raise RecipeError(f"method {text!r}: {reason}; write {right}+{last}")
-    rescalings = tuple(cast(Rescaling, every[name]) for name in names if _rescales(name))
-    return MethodChain(rescalings=rescalings, steps=tuple(cast(Step, every[name]) for name in moves), end=end)
+    return MethodChain(
+        rotation=next((part for part in parts if isinstance(part, ModelRotation)), None),
+        rescalings=tuple(cast(Rescaling, part) for part in parts if _rescales(part)),
+        steps=tuple(cast(Step, part) for part in moves), end=end,
+    )  # fmt: skip
 
 
 DEFAULT_END = "mse_weighted"
 """What follows steps that rescale channels, in messages."""
 
 
-def _rescales(name: str) -> bool:
-    return hasattr(steps()[name], "candidates")
+def _step_named(text: str) -> ModelRotation | Rescaling | Step | None:
+    """Return the step that ``text`` spells, or None for other texts."""
+    return steps().get(text) or rotation_named(text)
+
+
+def _rescales(part: ChainPart) -> bool:
+    return hasattr(part, "candidates")
+
+
+def _follows(part: ChainPart) -> str:
+    """Return a method that may follow a step, for messages."""
+    if isinstance(part, ModelRotation):
+        return MSE.name
+    return DEFAULT_END if _rescales(part) else GPTQ.name
 
 
 def without_rescalings(method: Method) -> Method:

@@ -12,6 +12,7 @@ from ..stats import Statistics
 from ..tensor import QuantizedTensor
 from .method import LayerData
 from .registry import method_named
+from .rotate import needs_checkpoint, rotation_of
 
 
 def quantize(
@@ -52,6 +53,8 @@ def quantize(
     if isinstance(scheme, QuantizationParams):
         raise UnsupportedError(f"method {method} chooses parameters, and some are given; pass a scheme")
     found = method_named(method)
+    if rotation_of(found) is not None:
+        raise UnsupportedError(needs_checkpoint(found))
     statistics = {}
     for name, accumulator in {**found.needs, **found.takes}.items():
         if inputs is not None:

@@ -15,6 +15,7 @@ from .step import Step
 
 if TYPE_CHECKING:  # it loads statistics
     from .rescaling import Rescaling
+    from .rotate import ModelRotation
 
 NEAREST = "nearest"
 """The method where none is named."""
@@ -48,7 +49,7 @@ def methods() -> Mapping[str, Method]:
 
 
 @functools.cache
-def steps() -> Mapping[str, Step | Rescaling]:
+def steps() -> Mapping[str, Step | Rescaling | ModelRotation]:
     """Return all steps by name, each from a module of this package that defines ``STEP``.
 
     >>> [name for name in steps() if name == "shift"]

@@ -19,6 +19,7 @@ from torch import nn
 from ..errors import CalibrationError, UnsupportedError
 from ..methods import LayerData, LayerResult, Loss
 from ..methods.channels import ChannelFold
+from ..methods.rotate import needs_checkpoint, rotation_of
 from ..params import QuantizationParams
 from ..progress import counted
 from ..recipes import Activation, Assignment, Recipe
@@ -245,6 +246,8 @@ class Watch:
         if gives is None or gives.weight is None:
             return
         method = gives.weight_method
+        if rotation_of(method) is not None:
+            raise UnsupportedError(needs_checkpoint(method))
         if not isinstance(module, nn.Linear):
             if not method.needs:
                 return
@@ -473,9 +476,12 @@ def static_params(
 def method_data(calibration: Calibration | None, name: str, gives: Assignment) -> LayerData:
     """Return what calibration learned for the method of a layer's weight.
 
-    Raises CalibrationError where the method needs statistics that are missing.
+    Raises CalibrationError where the method needs statistics that are missing, UnsupportedError for one that
+    rotates the model.
     """
     method = gives.weight_method
+    if rotation_of(method) is not None:
+        raise UnsupportedError(needs_checkpoint(method))
     if calibration is not None and name in calibration.solved:
         return LayerData(solved=calibration.solved[name].q)
     found = {} if calibration is None else calibration.statistics.get(name, {})

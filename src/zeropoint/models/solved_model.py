@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import CalibrationError
+from ..errors import CalibrationError, UnsupportedError
+from ..methods.rotate import needs_checkpoint, rotation_of
 from ..recipes import Assignment, Recipe
 from .block_chain import Steps
 from .calibrate import Calibration, calibrate, require_batches
@@ -65,6 +66,8 @@ def solved(
 
 def _task(name: str, gives: Assignment) -> WeightTask:
     assert gives.weight is not None
+    if rotation_of(gives.weight_method) is not None:
+        raise UnsupportedError(needs_checkpoint(gives.weight_method))
     dynamic = gives.input is not None and gives.input.dynamic
     return WeightTask(
         name=name, layer=name, scheme=gives.weight, method=gives.weight_method,

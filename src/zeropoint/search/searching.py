@@ -20,6 +20,7 @@ from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, option, size_of
 from ..methods import method_named
 from ..methods.channels import in_order
+from ..methods.rotate import rotation_of
 from ..own_files import FileKind, OwnFile
 from ..progress import Bar, silent
 from ..results import Result
@@ -224,10 +225,12 @@ def search(
         limits=asked.limits,
     )  # fmt: skip
     require_choice(found)
-    if asked.method is not None and in_order(method_named(asked.method)):
+    method = None if asked.method is None else method_named(asked.method)
+    if method is not None and (in_order(method) or rotation_of(method) is not None):
+        how = "solves weights in the order in which they run" if in_order(method) else "rotates the model"
         raise UnsupportedError(
-            f"method {asked.method} solves weights in the order in which they run, and a search tries them "
-            f"alone; search by mse_weighted, and quantize by its recipe with {option('method', asked.method)}"
+            f"method {asked.method} {how}, and a search tries weights alone; search by mse_weighted, and "
+            f"quantize by its recipe with {option('method', asked.method)}"
         )
     kept = None if state is None else OwnFile(state, STATE, source.places)
     with SearchState(kept, source_fields(found.plans[0])) as known:

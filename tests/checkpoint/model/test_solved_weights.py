@@ -273,7 +273,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
         quantize(source, out, method="gptq", calibration=None)
     with pytest.raises(zp.OptionError, match="solves weights on one machine"):
         quantize(source, out, executor="ray")
-    with pytest.raises(zp.UnsupportedError, match=r"a search tries them alone; search by mse_weighted"):
+    with pytest.raises(zp.UnsupportedError, match=r"a search tries weights alone; search by mse_weighted"):
         zp.search_checkpoint(source, "5bpw", method="shift+gptq")
     monkeypatch.setattr(door, "_memory_of", lambda *_: 1 << 40)
     with pytest.raises(zp.CheckpointError, match=r"solving weights takes about .* use max_memory='\d+M'"):

@@ -19,10 +19,11 @@ import zeropoint as zp
 from zeropoint.checkpoint.choose.residual_stream import FAMILIES
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
-from zeropoint.checkpoint.plan.rotation_plan import Rotations, rotation_plan
+from zeropoint.checkpoint.plan.rotation_plan import rotation_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.errors import CheckpointError, DtypeError, SchemeError, UnsupportedError, ZeropointError
+from zeropoint.methods.rotate import ModelRotation
 from zeropoint.ops.rotation import Rotation
 
 linalg = Peer("scipy.linalg")
@@ -79,7 +80,8 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def plan_of(source: Path, limits: Limits = ONE, **asked: Any) -> CheckpointPlan:
-    return rotation_plan(open_source(source), Rotations(**asked), limits=limits)
+    dtype = asked.pop("dtype", None)
+    return rotation_plan(open_source(source), ModelRotation(**asked), dtype=dtype, limits=limits)
 
 
 @pytest.fixture

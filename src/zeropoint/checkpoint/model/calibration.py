@@ -8,7 +8,7 @@ a checkpoint is not executed. What was learned is part of a plan: its digest is 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,8 @@ from ...declared_models import transformers_package
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...libraries import reading
 from ...methods import method_named
-from ...methods.channels import ChannelFold, in_order
+from ...methods.channels import in_order
+from ...methods.rotate import unrotated
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
 from ...models.block_chain import Steps
 from ...models.unfuse import unfused
@@ -36,7 +37,6 @@ from ..plan.limits import Limits
 from ..plan.new_tensor import NewTensor
 from ..plan.origin import Floats, as_floats
 from ..plan.placement import Placement
-from ..plan.rescaled import rescaled_floats
 from ..read.source import Source
 from ..read.storage import shown
 from .empty_model import empty_model
@@ -68,7 +68,7 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
     require_text(plan, given)
-    run = running(plan.source, given, plan.limits, remedy=_REMEDY, folds=plan.folds)
+    run = running(plan.source, given, plan.limits, remedy=_REMEDY, seen=plan.seen)
     found = _observed(plan.source, wanted, run, static=static, progress=progress)
     plan = replace(plan, statistics=found.statistics)
     if found.missing:
@@ -198,20 +198,21 @@ class RunningModel:
 @contextmanager
 def running(
     source: Source, given: Given | Batches, limits: Limits, *, remedy: str,
-    dtype: torch.dtype | None = None, folds: Mapping[str, ChannelFold] | None = None,
+    dtype: torch.dtype | None = None, seen: Callable[[Floats], Floats] | None = None,
 ) -> Iterator[RunningModel]:  # fmt: skip
     """Return a context in which the model of a checkpoint runs, on decoded weights where it is quantized.
 
     given: as for :func:`calibrated`, which says what is raised, or batches. remedy: what to do instead, for
-    messages. dtype: of weights and activations; that of the configuration if None. folds: of
-    rescaled channels.
+    messages. dtype: of weights and activations; that of the configuration if None. seen: takes
+    the checkpoint, and gives the one that runs in its place.
     """
     _require_runnable(source, remedy)
     transformers = transformers_package()
     what = f"transformers {transformers.__version__} does not run the model of {shown(source.root)}"
     with reading(what, remedy, UnsupportedError, system=True), torch.no_grad(), ExitStack() as stack:
         files = stack.enter_context(Files())
-        floats = rescaled_floats(as_floats(source, dtype=dtype), folds or {})
+        floats = as_floats(source, dtype=dtype)
+        floats = floats if seen is None else seen(floats)
         model = empty_model(floats.source, limits, remedy, dtype)
         config, vocabulary = model.config.get_text_config(), model.get_input_embeddings().num_embeddings
         longest = getattr(config, "max_position_embeddings", None) or 1 << 30
@@ -262,7 +263,7 @@ def _recipe(
 
 def _assignment(weight: Placement, *, static: bool) -> Assignment:
     layer = weight.layer
-    method = weight.method if _takes(weight.method) else None
+    method = unrotated(method_named(weight.method)).name if _takes(weight.method) else None
     return Assignment(weight=layer.weight, input=layer.input if static else None, method=method)
 
 

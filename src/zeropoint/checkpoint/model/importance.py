@@ -17,6 +17,7 @@ from ...codecs.model_format import WEIGHTED
 from ...codecs.stored_forms import NO_PLACE, StoredForm
 from ...errors import CalibrationError, near_misses, option, printable
 from ...methods import method_named
+from ...methods.rotate import of_rotated
 from ...stats import MeanSquare, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..plan.limits import BASE_MEMORY
@@ -52,7 +53,7 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
 
     path: an importance matrix of llama.cpp. A mixture is planned anew, as it is with importance. Raises
     CheckpointError where it is none, CalibrationError where no method of the plan takes importance, no weight
-    of it is named, and for one of another width.
+    of it is named, for one of another width, and where the plan rotates the model.
     """
     plan = weighted(plan)
     wanted = [weight for weight in plan.weights if takes_importance(weight.method)]
@@ -61,6 +62,8 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
             f"no method of this plan takes an importance matrix; use {option('method', 'ggml')}, or "
             "leave it out"
         )
+    if plan.rotation is not None:
+        raise CalibrationError(of_rotated(plan.rotation, "imatrix"))
     statistics, missing = mean_squares_of_file(path, ((plan, weight) for weight in wanted))
     return replace(plan, statistics=statistics), missing
 

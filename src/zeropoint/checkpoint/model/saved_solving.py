@@ -14,6 +14,7 @@ from ...errors import CalibrationError, CheckpointError, ZeropointError, option,
 from ...methods import LayerData, LayerResult, Loss, method_named
 from ...methods.channels import needs_model, rescalings_of
 from ...methods.method import GRAM, MEAN_SQUARE
+from ...methods.rotate import of_rotated
 from ...models.block_chain import in_threads
 from ...models.site_inputs import drawn
 from ...models.solutions import Solutions, WeightTask
@@ -64,6 +65,8 @@ def _require_held(plan: CheckpointPlan) -> None:
             f"static inputs take their scales from a run of the model, which {option('statistics')} does not "
             f"hold; pass {option('calibration', metavar='FILE')} in its place, or make inputs dynamic"
         )
+    if plan.rotation is not None:
+        raise CalibrationError(of_rotated(plan.rotation, "statistics"))
     for weight in plan.weights:
         if rescalings_of(method_named(weight.method)):
             raise CalibrationError(needs_model(method_named(weight.method)))

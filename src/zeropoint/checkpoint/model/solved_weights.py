@@ -28,6 +28,7 @@ from ...methods import LayerResult, Loss, method_named
 from ...methods.channels import ChannelFold
 from ...methods.channels import in_order as is_in_order
 from ...methods.method import OutputError
+from ...methods.rotate import unrotated
 from ...models import DynamicQuantize
 from ...models.rescale import RescaledBlock
 from ...models.site_inputs import EVERY, kin_of
@@ -128,7 +129,7 @@ def solved(
     codes; what an earlier run of the same plan on the same data left there is used.
     """
     kept = SolvedFolder(folder)
-    with running(plan.source, given, plan.limits, remedy=_REMEDY) as model:
+    with running(plan.source, given, plan.limits, remedy=_REMEDY, seen=plan.seen) as model:
         ids = b"".join(batch["input_ids"].numpy().tobytes() for batch in model.batches)
         kept.begin({**identity(plan), **stamps(plan), "tokens": hashlib.sha256(ids).hexdigest()})
         tasks = _tasks(plan, model.rows)
@@ -204,7 +205,8 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
     places = {found.module: found for found in rows}
     tasks = []
     for number, weight in enumerate(plan.weights):
-        own, method, layer = places.get(weight.module), method_named(weight.method), weight.layer
+        own, layer = places.get(weight.module), weight.layer
+        method = unrotated(method_named(weight.method))
         if own is None:
             if not method.needs:
                 continue

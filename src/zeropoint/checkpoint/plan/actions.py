@@ -66,7 +66,7 @@ class Actions:
         codes = [entry for d in staying for entry in origins[d.entry.name].stored]
         alone = not any(d.quantized for d in decisions)
         restored = (*folded, *held) if every else folded
-        words = {d.entry.name: "its channels are rescaled" for d in folded}
+        words = {d.entry.name: _folded(origins[d.entry.name]) for d in folded}
         words |= {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
         said = (
             replace(d, reason=more.gone[d.entry.name])
@@ -150,6 +150,12 @@ class Actions:
             example = describe(self.staying[0])
             notes.append(f"{len(self.staying)} layers keep the codes that they have, such as {example}")
         return notes
+
+
+def _folded(origin: Origin) -> str:
+    """Return what is done to a tensor of floats, in words."""
+    assert origin.folded is not None
+    return origin.folded.said
 
 
 def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> TensorDecision:

@@ -31,7 +31,7 @@ from ..choose.converted_layers import conversions
 from ..choose.decisions import TensorDecision, decide, describe
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import FLOATS, DequantizePolicy, Selection, Why, check_patterns, module_of
+from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, module_of
 from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import Source
@@ -47,11 +47,13 @@ from .output_shards import OutputShard, SharedScale
 from .placement import Placement, Placements
 from .plan_document import plan_document
 from .rescaled import RESCALED, folds_text, rescaled_floats
+from .rotated import ROTATED, require_unrotated, rotated_floats, rotation_in, rotation_notes, rotation_text
 from .texts import Text
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ...methods import Loss
     from ...methods.channels import ChannelFold
+    from ...methods.rotate import ModelRotation
     from ...stats import Statistics
 
 
@@ -70,8 +72,8 @@ class CheckpointPlan(Result):
     codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
     the small files that are written, the index and the configuration. companions: path to bytes of the files
     that are copied. notes: sentences for the report. solved: codes of weights, by module.
-    folds: what rescaled channels mean for tensors, by name. earlier: what an earlier run said of each
-    weight, which is copied, as ``[module, record]`` in a line of JSON each.
+    rotation: of the model, or None. folds: what rescaled channels mean for tensors, by name. earlier: what an
+    earlier run said of each weight, which is copied, as ``[module, record]`` in a line of JSON each.
     """
 
     source: Source
@@ -86,6 +88,7 @@ class CheckpointPlan(Result):
     limits: Limits
     statistics: Mapping[str, Mapping[str, Statistics]] = field(default_factory=dict)
     solved: Mapping[str, SolvedWeight] = field(default_factory=dict)
+    rotation: ModelRotation | None = None
     folds: Mapping[str, ChannelFold] = field(default_factory=dict)
     earlier: Text | None = None
 
@@ -113,6 +116,11 @@ class CheckpointPlan(Result):
     def layers(self) -> tuple[LayerScheme, ...]:
         """The schemes of weights, in the order of their first weight."""
         return self.placements.layers
+
+    def seen(self, floats: Floats) -> Floats:
+        """Return the source as it is worked on: rotated, and with channels rescaled. floats: it as it is."""
+        floats = floats if self.rotation is None else rotated_floats(floats, self.rotation)
+        return rescaled_floats(floats, self.folds)
 
     @property
     def worked(self) -> Iterator[Placement]:
@@ -148,9 +156,15 @@ class CheckpointPlan(Result):
             lines.append(f"{values} at {self.bits_per_value:.3f} bits in {self.codec.name} ({layouts})")
         if self.restored:
             values = count(self.restored_values, "value")
-            done = "rotated" if self.rotated else "rescaled" if RESCALED in self.texts else "decoded"
-            lines.append(f"{values} {done} in {count(len(self.restored), 'tensor')}")
+            lines.append(f"{values} {self._verb} in {count(len(self.restored), 'tensor')}")
         return tuple(lines)
+
+    @property
+    def _verb(self) -> str:
+        """What is done to tensors that are written as floats."""
+        if self.rotation is not None:
+            return "rotated"
+        return "rescaled" if RESCALED in self.texts else "decoded"
 
     @property
     def memory(self) -> str:
@@ -180,11 +194,6 @@ class CheckpointPlan(Result):
     def quantized_values(self) -> int:
         """Numbers that are quantized."""
         return sum(math.prod(weight.shape) for weight in self.weights)
-
-    @property
-    def rotated(self) -> bool:
-        """Whether what is written as floats is the same model in a rotated space."""
-        return any(decision.why is Why.ROTATED for decision in self.decisions)
 
     @property
     def restored_values(self) -> int:
@@ -255,7 +264,11 @@ def make_plan(
     selection, limits = selection or Selection(), limits or Limits.default()
     converts = selection.dequantize.converts
     _require_streaming(recipe)
-    floats = _floats(source, selection)
+    floats = plain = _floats(source, selection)
+    rotation = rotation_in(recipe, text)
+    if rotation is not None:
+        require_unrotated(source)
+        floats = rotated_floats(plain, rotation)
     placeless = floats.placeless(codec)
     floats = rescaled_floats(floats.without(placeless), folds or {})
     check_patterns(selection, floats.source.entries)
@@ -277,7 +290,8 @@ def make_plan(
             f"{split[0]}{others}; give each set one scheme, or leave out {option('strict', True)}"
         )
     every = selection.dequantize is DequantizePolicy.EVERY
-    actions = Actions.of(floats, decisions, tied_copies(source), every=every, more=more)
+    tied = tied_copies(source) if rotation is None else {}  # what is tied is written apart
+    actions = Actions.of(floats, decisions, tied, every=every, more=more)
     actions = replace(actions, mixture=mixture)
     actions.require_sense(codec, every=every)
     placements = Placements(source, actions, codec)
@@ -286,14 +300,19 @@ def make_plan(
     texts, remarks_of_files = index_and_config(
         floats, decisions, placements, codec, staying=actions.staying, cache=more.cache
     )
+    notes = list[str]()
+    if rotation is not None:
+        texts = {**texts, ROTATED: Text.of(rotation_text(rotation))}
+        methods = {decision.method for decision in decisions if decision.quantized}
+        notes += rotation_notes(floats, plain.source, rotation, methods)
     if folds:
         texts = {**texts, RESCALED: Text.of(folds_text(folds))}
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
-        placements=placements, texts=texts, limits=limits, folds=folds or {},
+        placements=placements, texts=texts, limits=limits, rotation=rotation, folds=folds or {},
         notes=(
-            *source.notes, *_notes(floats.source, decisions), *_of_configuration(texts), *split,
+            *source.notes, *notes, *_notes(floats.source, decisions), *_of_configuration(texts), *split,
             *actions.notes(), *remarks, *remarks_of_files,
             *_of_placeless(placeless, codec), *more.notes,
         ),

@@ -35,36 +35,14 @@ class RotatedSide(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldedChannels:
-    """What rescaled channels mean for a tensor, which may hold the matrices of all experts.
-
-    matrices: of each matrix, in order. height: rows of each.
-    """
-
-    matrices: tuple[ChannelFold | None, ...]
-    height: int
-
-    block_rows: ClassVar[int] = 1
-    norm: ClassVar[TensorEntry | None] = None
-
-    def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:  # noqa: ARG002 (as below)
-        """Write into ``out`` what becomes of ``x``, rows from row ``first`` on; see :meth:`Folded.fill`."""
-        done = 0
-        while done < len(x):
-            number, row = divmod(first + done, self.height)
-            end = done + min(len(x) - done, self.height - row)
-            fold = self.matrices[number]
-            out[done:end] = x[done:end] if fold is None else fold.of(x[done:end], row)
-            done = end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
     """What is folded into a matrix; see the module.
 
     inputs, outputs: the rotations of its sides. norm: the tensor that holds the weight of the norm before it.
     one: what that norm adds to its weight.
     """
+
+    said: ClassVar[str] = "rotated"
 
     inputs: RotatedSide | None = None
     outputs: RotatedSide | None = None
@@ -96,3 +74,55 @@ class Folded:
                 if self.outputs is not None:
                     y = self.outputs.of(y.t(), first + row).t()
                 out[rows, columns] = y
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedNorm:
+    """The weight of a norm that is folded into what reads it: all ones. one: what the norm adds to these."""
+
+    said: ClassVar[str] = "folded into what reads it"
+    block_rows: ClassVar[int] = 1
+    norm: ClassVar[TensorEntry | None] = None
+
+    one: float = 0.0
+
+    def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:  # noqa: ARG002 (as above)
+        """Write into ``out`` what is left of ``x``; see :meth:`Folded.fill`."""
+        out.fill_(1 - self.one)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedChannels:
+    """What rescaled channels mean for a tensor, which may hold the matrices of all experts.
+
+    matrices: of each matrix, in order. height: rows of each. before: what is folded into the tensor first.
+    """
+
+    said: ClassVar[str] = "its channels are rescaled"
+
+    matrices: tuple[ChannelFold | None, ...]
+    height: int
+    before: Folded | FoldedNorm | None = None
+
+    @property
+    def block_rows(self) -> int:
+        """See :class:`Folded`."""
+        return 1 if self.before is None else self.before.block_rows
+
+    @property
+    def norm(self) -> TensorEntry | None:
+        """See :class:`Folded`."""
+        return None if self.before is None else self.before.norm
+
+    def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:
+        """Write into ``out`` what becomes of ``x``, rows from row ``first`` on; see :meth:`Folded.fill`."""
+        if self.before is not None:
+            # Rounded in between, as a rotated checkpoint is before its channels are rescaled.
+            self.before.fill(x, x, first, weight)
+        done = 0
+        while done < len(x):
+            number, row = divmod(first + done, self.height)
+            end = done + min(len(x) - done, self.height - row)
+            fold = self.matrices[number]
+            out[done:end] = x[done:end] if fold is None else fold.of(x[done:end], row)
+            done = end

@@ -36,7 +36,7 @@ from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, fi
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_pieces, shown
 from ..read.tensor_entries import Entries, TensorEntry
-from .folded import Folded, FoldedChannels
+from .folded import Folded, FoldedChannels, FoldedNorm
 from .limits import decoding_bytes
 from .parts_of_codes import rows_of, under_one_scale
 
@@ -72,7 +72,7 @@ class Origin:
     form: StoredForm | None = None
     step: int = 1
     one_scale: bool = False
-    folded: Folded | FoldedChannels | None = None
+    folded: Folded | FoldedNorm | FoldedChannels | None = None
 
     def in_form(self, form: StoredForm) -> Origin:
         """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
@@ -188,7 +188,7 @@ class Origin:
             every = self.read(files, start, count, bytearray(count * self.columns * self.dtype.itemsize))
             return out.copy_(every[::step])
         if self.folded is not None and self.same:
-            self._fold(self.folded, files, start, out)
+            self._fold(files, start, out)
         elif not self.same or self.raw is not None:
             self._convert(files, start, out)
         elif self.layer is not None:
@@ -263,17 +263,20 @@ class Origin:
         x = plain.read(files, begin, count, bytearray(count * self.columns * plain.dtype.itemsize))
         out.copy_(self._reordered(x.to(self.dtype))[start - begin : start - begin + len(out)])
 
-    def _fold(
-        self, folded: Folded | FoldedChannels, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor
-    ) -> None:
+    def _fold(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
         """Fill ``out`` with rows from ``start`` on, with what is folded into them."""
+        folded = self.folded
+        assert folded is not None
         plain = replace(self, entry=self.raw or self.entry, raw=None, folded=None)
         same, weight = plain.dtype == self.dtype, None
         space = _bytes(out) if same else bytearray(out.numel() * plain.dtype.itemsize)
         x = plain.read(files, start, len(out), space)
         if folded.norm is not None:
             weight = Origin(entry=folded.norm).read(files, 0, self.columns, bytearray(folded.norm.nbytes))
-        folded.fill(out, x, start, weight)
+        # A form widens what the model has in its own dtype; another dtype alone is one that was asked for.
+        folded.fill(x if self.form is not None else out, x, start, weight)
+        if self.form is not None and not same:
+            out.copy_(x)
 
     def read_columns(
         self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int], buffer: bytearray

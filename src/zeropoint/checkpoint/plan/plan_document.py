@@ -41,6 +41,7 @@ def plan_document(plan: CheckpointPlan) -> dict[str, Any]:
             "floats": plan.selection.floats,
         },
         "identity": identity(plan),
+        "rotation": None if plan.rotation is None else plan.rotation.name,
         "schemes": [scheme_document(layer) for layer in plan.layers],
         "source_bytes": plan.source_bytes,
         "output_bytes": plan.output_bytes,

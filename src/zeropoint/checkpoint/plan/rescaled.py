@@ -94,7 +94,8 @@ def _origin(origin: Origin, folds: tuple[ChannelFold | None, ...]) -> Origin:
             raise CheckpointError(
                 f"the rescaling of {printable(entry.name)} has another size than the tensor"
             )
-    return replace(origin, folded=FoldedChannels(matrices=folds, height=height))
+    before = None if isinstance(origin.folded, FoldedChannels) else origin.folded
+    return replace(origin, folded=FoldedChannels(matrices=folds, height=height, before=before))
 
 
 def folds_text(

@@ -34,6 +34,7 @@ from ...layout.packing import flat_bytes
 from ...methods import LOSSLESS, LayerData, method_named
 from ...methods.lossless import difference
 from ...methods.method import NO_DATA
+from ...methods.rotate import unrotated
 from ...tensor import QuantizedTensor
 from ..plan.cuts import Tile, tile_shape, tiles
 from ..plan.limits import Limits
@@ -313,7 +314,8 @@ def _quantize_tile(
         codes = in_groups(codes, weight.origin.stored_scheme, order[index])
         given = codes.dequantize(torch.float32)
     try:
-        made = scratch.quantize(given, layer.weight, method_named(weight.method), replace(data, codes=codes))
+        method = unrotated(method_named(weight.method))
+        made = scratch.quantize(given, layer.weight, method, replace(data, codes=codes))
         q, known = made.q, made.errors
         tensors = codec.encode(layer, q)
         # What is measured and checked is what loaders read, where that may be something else.

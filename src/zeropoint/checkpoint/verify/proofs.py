@@ -159,8 +159,10 @@ class LayerCheck:
                 _CHECK_BYTES if self.weight.origin.layer is not None else self.weight.origin.dtype.itemsize
             )
         extent, values = self.extents
-        alignment = min(self.layer.codec.alignment(self.layer.layer, self.layer.shape), extent)
-        return limits.rows(values, alignment, cost)
+        alignment = self.layer.codec.alignment(self.layer.layer, self.layer.shape)
+        if self.weight is not None and self.layer.codec.axis(self.layer.layer) == ROWS:
+            alignment = math.lcm(alignment, self.weight.origin.block_rows)
+        return limits.rows(values, min(alignment, extent), cost)
 
     @property
     def extents(self) -> tuple[int, int]:

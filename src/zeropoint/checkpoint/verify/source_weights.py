@@ -19,6 +19,7 @@ from ..choose.selection import WEIGHT, Why, is_fused_experts
 from ..plan.carried_scales import carried
 from ..plan.origin import Floats, Origin, as_floats
 from ..plan.rescaled import folds_of, folds_text, rescaled_floats
+from ..plan.rotated import rotated_floats, rotation_said
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place
@@ -86,12 +87,16 @@ class Original:
         floats = self.floats.without(more.gone)
         return replace(self, floats=floats, carried={origin.entry.name: origin for origin in more.added})
 
-    def rescaled(self, source: Source) -> Original:
-        """Return the same, with channels rescaled as those of ``source`` were, which is made of it."""
-        folds = folds_of(source)
-        if not folds or folds_text(folds) == folds_text(folds_of(self.source)):
-            return self
-        return replace(self, floats=rescaled_floats(self.floats, folds))
+    def changed(self, source: Source) -> Original:
+        """Return the same as ``source`` was made of it: rotated, with channels rescaled."""
+        floats, own = self.floats, self.source
+        rotation, folds = rotation_said(source), folds_of(source)
+        if rotation is not None and rotation_said(own) is None:
+            floats = rotated_floats(floats, rotation)
+            own = replace(own, config=floats.source.config, config_text=floats.source.config_text)
+        if folds and folds_text(folds) != folds_text(folds_of(self.source)):
+            floats = rescaled_floats(floats, folds)
+        return replace(self, source=own, floats=floats)
 
     def matrix(self, module: str) -> OriginalWeight | None:
         """Return the matrix of a module, which may be one of fused experts, or None."""

@@ -157,9 +157,8 @@ def verify(
     """
     limits = limits or Limits.default()
     source = open_source(path)
-    original = None if against is None else _placed(open_original(against), source)
+    original = None if against is None else _placed(open_original(against).changed(source), source)
     if original is not None:
-        original = original.rescaled(source)
         _require_order(source, original)
     manifest, problems = manifest_or_problem(source)
     notes = list(source.notes)
