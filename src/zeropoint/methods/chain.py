@@ -1,13 +1,13 @@
-"""Chains: steps that rescale channels or move the target of a weight, and the method that rounds it.
+"""Chains: steps that rescale channels or move the target of a weight, the method that rounds it, corrections.
 
-Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``awq+shift+descent``. Each step
-says where in a chain it stands, and why.
+Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``awq+shift+descent``, and
+``gptq+bias`` with a correction. Each step says where in a chain it stands, and why.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -26,7 +26,7 @@ from .mse_weighted import METHOD as MSE_WEIGHTED
 from .nearest import METHOD as NEAREST
 from .registry import OF_MODELS, methods, steps
 from .rescaling import Rescaling
-from .step import Step
+from .step import Correction, Step
 
 _TARGET_BYTES = 24
 """Memory of a value of the target, of its change, and of a product on the way, in float64."""
@@ -36,7 +36,7 @@ ENDS = {end.name: end for end in (GPTQ, DESCENT, ADAROUND)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChain:
-    """Steps that rescale channels, steps that move the target, and the method that rounds it.
+    """Steps that rescale channels, steps that move the target, the method that rounds it, and corrections.
 
     The first ones change layers on both sides, which the driver of a model does; here they are only named.
     """
@@ -44,10 +44,11 @@ class MethodChain:
     rescalings: tuple[Rescaling, ...] = ()
     steps: tuple[Step, ...] = ()
     end: Method
+    corrections: tuple[Correction, ...] = ()
 
     @property
-    def _parts(self) -> tuple[Rescaling | Step | Method, ...]:
-        return (*self.rescalings, *self.steps, self.end)
+    def _parts(self) -> tuple[Rescaling | Step | Method | Correction, ...]:
+        return (*self.rescalings, *self.steps, self.end, *self.corrections)
 
     @property
     def name(self) -> str:
@@ -66,8 +67,11 @@ class MethodChain:
 
     @property
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
-        """Return what its steps and its end need."""
-        found = [*(step.takes for step in self.steps), self.end.needs]
+        """Return what its parts need."""
+        of_steps, of_corrections = (
+            [part.takes for part in parts] for parts in (self.steps, self.corrections)
+        )
+        found = [*of_steps, *of_corrections, self.end.needs]
         return {need: make for takes in found for need, make in takes.items()}
 
     @property
@@ -89,7 +93,7 @@ class MethodChain:
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of a value: that of the end, and of targets."""
-        return self.end.value_bytes(scheme) + (_TARGET_BYTES if self.steps else 0)
+        return self.end.value_bytes(scheme) + (_TARGET_BYTES if self.steps or self.corrections else 0)
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return codes of ``weight`` that come close to its target; raises what steps and the end raise.
@@ -101,6 +105,15 @@ class MethodChain:
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
+        result = self._rounded(weight, scheme, data)
+        for part in self.corrections if weight.numel() else ():
+            found = part.corrected(weight, result.dequantize(torch.float32), data)
+            changes = {**result.changes, part.parameter: found.added}
+            notes = (*result.notes, f"{part.name} {found.note}".strip())
+            result = replace(result, changes=changes, notes=notes)
+        return result
+
+    def _rounded(self, weight: torch.Tensor, scheme: Scheme, data: LayerData) -> LayerResult:
         if weight.numel() == 0 or not isinstance(self.end, ErrorFeedback):
             return self.end.quantize(weight, scheme, data)
         target, notes = weight.double(), list[str]()
@@ -115,33 +128,49 @@ def spelled(text: str) -> MethodChain | None:
 
     Raises RecipeError for a chain in another order, with a step twice, and with another end.
 
-    >>> spelled("shift+gptq").name
-    'shift+gptq'
+    >>> spelled("shift+gptq+bias").name
+    'shift+gptq+bias'
     """
-    *names, last = text.split("+")
     every = steps()
-    if text in every:
-        follows = DEFAULT_END if _rescales(text) else GPTQ.name
-        raise RecipeError(f"{text!r} is a step, and a method has to follow it; write {text}+{follows}")
-    if not names or any(name not in every for name in names):
+    before, behind = _sides(text.split("+"))
+    if not before:
+        rounded = [f"{end.name}+{text}" for end in (GPTQ, NEAREST)]
+        raise RecipeError(f"{text!r} follows a method; write {' or '.join(rounded)}")
+    *names, last = before
+    if last in every and all(name in every for name in names):
+        follows = DEFAULT_END if all(map(_rescales, before)) else GPTQ.name
+        right = "+".join((*before, follows, *behind))
+        raise RecipeError(f"{text!r} names no method, which rounds weights after its steps; write {right}")
+    if not (names or behind) or any(name not in every for name in names):
         return None
+    early = next((name for name in names if _corrects(name)), None)
+    if early is not None:
+        right = "+".join((*(name for name in names if name != early), last, *behind, early))
+        raise RecipeError(f"method {text!r}: {early} stands last, since {every[early].reason}; write {right}")
+    if len(behind) > len(set(behind)):
+        right = "+".join((*before, *dict.fromkeys(behind)))
+        raise RecipeError(f"method {text!r}: {behind[0]} stands there twice; write {right}")
     moves = [name for name in names if not _rescales(name)]
     end = ENDS.get(last) if moves else methods().get(last)
     if end is None or last.startswith(OF_MODELS):
         ends = " or ".join(ENDS) if moves else f"{DEFAULT_END}, {GPTQ.name} or another method of checkpoints"
         raise RecipeError(
-            f"method {text!r} ends with {last!r}, and these steps end with {ends}: {'+'.join(names)}+gptq"
+            f"method {text!r} rounds by {last!r}, and its steps go with {ends}: "
+            f"{'+'.join((*names, GPTQ.name, *behind))}"
         )
-    for before, after in itertools.pairwise(every[name] for name in names):
-        if before.rank == after.rank and before != after:
-            raise RecipeError(f"method {text!r}: {before.name} and {after.name} do the same; leave one out")
-        if before.rank >= after.rank:
-            right = "+".join(sorted({*names}, key=lambda name: every[name].rank))
-            reason = f"{after.name} stands before {before.name}, since {after.reason}"
-            reason = f"{after.name} stands there twice" if before == after else reason
-            raise RecipeError(f"method {text!r}: {reason}; write {right}+{last}")
-    rescalings = tuple(cast(Rescaling, every[name]) for name in names if _rescales(name))
-    return MethodChain(rescalings=rescalings, steps=tuple(cast(Step, every[name]) for name in moves), end=end)
+    for one, after in itertools.pairwise(every[name] for name in names):
+        if one.rank == after.rank and one != after:
+            raise RecipeError(f"method {text!r}: {one.name} and {after.name} do the same; leave one out")
+        if one.rank >= after.rank:
+            right = "+".join((*sorted({*names}, key=lambda name: every[name].rank), last, *behind))
+            reason = f"{after.name} stands before {one.name}, since {after.reason}"
+            reason = f"{after.name} stands there twice" if one == after else reason
+            raise RecipeError(f"method {text!r}: {reason}; write {right}")
+    return MethodChain(
+        rescalings=tuple(cast(Rescaling, every[name]) for name in names if _rescales(name)),
+        steps=tuple(cast(Step, every[name]) for name in moves), end=end,
+        corrections=tuple(cast(Correction, every[name]) for name in behind),
+    )  # fmt: skip
 
 
 DEFAULT_END = "mse_weighted"
@@ -150,6 +179,25 @@ DEFAULT_END = "mse_weighted"
 
 def _rescales(name: str) -> bool:
     return hasattr(steps()[name], "candidates")
+
+
+def _corrects(name: str) -> bool:
+    return hasattr(steps()[name], "corrected")
+
+
+def _sides(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a chain up to its method, and those of corrections behind it."""
+    behind = tuple(reversed([*itertools.takewhile(_is_correction, reversed(names))]))
+    return tuple(names[: len(names) - len(behind)]), behind
+
+
+def _is_correction(name: str) -> bool:
+    return name in steps() and _corrects(name)
+
+
+def without_corrections(method: Method) -> Method:
+    """Return what a method does for a layer that has no parameter to correct."""
+    return replace(method, corrections=()) if isinstance(method, MethodChain) else method
 
 
 def without_rescalings(method: Method) -> Method:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 MEAN_SQUARE = "mean_square"
 """The name of statistics that an importance matrix of llama.cpp holds."""
-GRAM, CROSS = "gram", "cross_gram"
+GRAM, CROSS, SUMS = "gram", "cross_gram", "pair_sums"
 """The names of statistics of which methods ask that are solved in the order in which layers run."""
 NO_CHANGES: Mapping[str, torch.Tensor] = MappingProxyType({})
 NO_STATISTICS: Mapping[str, Statistics] = MappingProxyType({})
@@ -151,8 +151,7 @@ class LayerResult:
     Args:
         q: the weight in codes, that of the rotated weight where there is a ``rotation``.
         rotation: what the input passes through before it is multiplied with ``q``, or None.
-        changes: new values of other tensors of the model, by name, for methods that move scales between
-            layers.
+        changes: what is added to other parameters of the layer, by name, float32.
         errors: how far each row is from the weight, where the method had to find that out.
         notes: what the steps of a chain found.
         outputs: the error of outputs on the statistics, against the target, and its bound, where it is known.

@@ -1,7 +1,7 @@
-"""Steps: pure functions that change the target which a method rounds.
+"""Steps: pure functions that change the target which a method rounds, or what its codes leave.
 
 To add one, write a module in this package that defines ``STEP``; its name is that of the module. A chain is
-spelled with the names of its steps and of the method that ends it: ``shift+gptq``.
+spelled with the names of its steps, of the method that rounds, and of corrections: ``shift+gptq+bias``.
 """
 
 from __future__ import annotations
@@ -53,6 +53,44 @@ class ChainPart(Protocol):
 
     @property
     def source(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """The result of a correction.
+
+    Args:
+        added: what is added to the parameter, (rows,) float32.
+        note: what it found, for reports.
+    """
+
+    added: torch.Tensor
+    note: str = ""
+
+
+class Correction(ChainPart, Protocol):
+    """A change of another parameter of the layer, once the codes of its weight are known.
+
+    parameter: its name in the layer. takes: as for a :class:`~zeropoint.methods.Method`.
+    """
+
+    @property
+    def parameter(self) -> str: ...  # noqa: D102 (see the class)
+
+    @property
+    def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
+
+    def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
+        """Return what is added to the parameter.
+
+        Args:
+            weight: the float weight, (rows, columns).
+            values: those of its codes.
+            data: statistics of the inputs.
+
+        Raises:
+            CalibrationError: where statistics are missing.
+        """
 
 
 class Step(ChainPart, Protocol):

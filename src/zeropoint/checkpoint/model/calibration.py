@@ -68,7 +68,8 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
     require_text(plan, given)
-    run = running(plan.source, given, plan.limits, remedy=_REMEDY, folds=plan.folds)
+    rescaled = {name: fold.rescaling for name, fold in plan.folds.items()}
+    run = running(plan.source, given, plan.limits, remedy=_REMEDY, folds=rescaled)
     found = _observed(plan.source, wanted, run, static=static, progress=progress)
     plan = replace(plan, statistics=found.statistics)
     if found.missing:

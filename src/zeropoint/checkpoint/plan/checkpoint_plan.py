@@ -148,7 +148,7 @@ class CheckpointPlan(Result):
             lines.append(f"{values} at {self.bits_per_value:.3f} bits in {self.codec.name} ({layouts})")
         if self.restored:
             values = count(self.restored_values, "value")
-            done = "rotated" if self.rotated else "rescaled" if RESCALED in self.texts else "decoded"
+            done = "rotated" if self.rotated else _changed(self.folds) or "decoded"
             lines.append(f"{values} {done} in {count(len(self.restored), 'tensor')}")
         return tuple(lines)
 
@@ -223,6 +223,15 @@ class CheckpointPlan(Result):
     def unfit(self) -> tuple[TensorDecision, ...]:
         """Linear weights that are kept although no option says so."""
         return tuple(d for d in self.decisions if d.kept_by_default)
+
+
+def _changed(folds: Mapping[str, ChannelFold]) -> str:
+    """Return what was done to floats: rescaled, corrected, or both."""
+    kinds = {
+        "rescaled": any(fold.rows is not None or fold.columns is not None for fold in folds.values()),
+        "corrected": any(fold.added is not None for fold in folds.values()),
+    }
+    return " or ".join(kind for kind, there in kinds.items() if there)
 
 
 def kinds_of(items: Iterable[Placement]) -> list[Placement]:

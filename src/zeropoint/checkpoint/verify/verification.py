@@ -23,6 +23,7 @@ from ...results import PROBLEMS, Result
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
+from ..plan.rescaled import corrected_note, folds_of
 from ..read.problems import Problem, listed
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import CONFIG, Source, open_source
@@ -158,11 +159,12 @@ def verify(
     limits = limits or Limits.default()
     source = open_source(path)
     original = None if against is None else _placed(open_original(against), source)
+    notes = list(source.notes)
     if original is not None:
         original = original.rescaled(source)
         _require_order(source, original)
+        notes += filter(None, (corrected_note(folds_of(source)),))
     manifest, problems = manifest_or_problem(source)
-    notes = list(source.notes)
     if manifest is None and not problems:
         notes.append(
             f"there is no {MANIFEST}: without its hashes, a change is found where it breaks a layer, a rule "
