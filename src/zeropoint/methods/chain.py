@@ -155,7 +155,7 @@ def spelled(text: str) -> MethodChain | None:
     if end is None or last.startswith(OF_MODELS):
         ends = " or ".join(ENDS) if moves else f"{DEFAULT_END}, {GPTQ.name} or another method of checkpoints"
         raise RecipeError(
-            f"method {text!r} rounds by {last!r}, and its steps go with {ends}: "
+            f"method {text!r} rounds by {last!r}, and these steps end with {ends}: "
             f"{'+'.join((*names, GPTQ.name, *behind))}"
         )
     for one, after in itertools.pairwise(every[name] for name in names):
