@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from pathlib import Path
 
 import torch
@@ -26,6 +28,8 @@ from .choose.recipe import KEEP
 from .choose.selection import FLOATS, DequantizePolicy, Selection
 from .model.cache_scales import with_cache_scales
 from .model.gathered_statistics import StatisticsResult, gathered, merged, require_ending
+from .model.saved_solving import PooledGrams, require_gram
+from .model.statistics_file import SavedStatistics
 from .model.tokens import Windows, asked_windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.file import write_plan
@@ -37,6 +41,7 @@ from .read.storage import Place
 from .run.executor import Executor
 from .run.loop import RunResult
 from .verify.compare import Comparison, compare
+from .verify.outputs import check_outputs
 from .verify.verification import Verification, verify
 
 __all__ = [
@@ -350,8 +355,8 @@ def gather_statistics(
 @by_signature
 def verify_checkpoint(
     out: Place | str, against: Place | str | None = None,
-    *, require_manifest: bool = False, workers: int | None = None, max_memory: int | str | None = None,
-    progress: Shown = False,
+    *, statistics: Paths = (), require_manifest: bool = False, workers: int | None = None,
+    max_memory: int | str | None = None, progress: Shown = False,
 ) -> Verification:  # fmt: skip
     """Return what is wrong with a quantized checkpoint, compared with the original when given.
 
@@ -361,6 +366,9 @@ def verify_checkpoint(
     Args:
         out: the quantized checkpoint: a directory or URL.
         against: the source checkpoint, to compare with; None for checks of the output alone.
+        statistics: files of :func:`~zeropoint.gather_statistics` with Gram matrices, added where there are
+            several: where weights were solved on these, what the manifest says of their outputs, and its
+            bound, are checked.
         require_manifest: whether a checkpoint without a manifest is a problem, not a note.
         workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
 
@@ -368,10 +376,24 @@ def verify_checkpoint(
         CheckpointError: when files are damaged so that they cannot be read, the checkpoint is not quantized
             or not in a layout that is read here, ``against`` is not its original, or ``max_memory`` is too
             little; everything else is in the result.
+        OptionError: for ``statistics`` without ``against``.
+        CalibrationError: for statistics of another checkpoint, and for those without Gram matrices.
     """
-    with bars(progress)("verifying", size_of) as move:
+    limits, files = Limits.default(workers, max_memory), paths(statistics)
+    if files and against is None:
+        raise OptionError(
+            f"{option('statistics')} tell how far outputs are from those of the original; add "
+            f"{option('against', metavar='SRC')}"
+        )
+    with contextlib.ExitStack() as stack:
+        of_outputs = None
+        if files and against is not None:
+            saved = stack.enter_context(SavedStatistics(files, open_source(against)))
+            require_gram(saved)
+            of_outputs = functools.partial(check_outputs, grams=PooledGrams(saved))
+        move = stack.enter_context(bars(progress)("verifying", size_of))
         return verify(
-            out, against, limits=Limits.default(workers, max_memory), require_manifest=require_manifest,
+            out, against, limits=limits, require_manifest=require_manifest, of_outputs=of_outputs,
             on_progress=move,
         )  # fmt: skip
 

@@ -181,6 +181,11 @@ def _rescales(name: str) -> bool:
     return hasattr(steps()[name], "candidates")
 
 
+def has_own_target(method: Method) -> bool:
+    """Return whether a method rounds a target of steps, which is not the weight."""
+    return isinstance(method, MethodChain) and bool(method.steps)
+
+
 def _corrects(name: str) -> bool:
     return hasattr(steps()[name], "corrected")
 

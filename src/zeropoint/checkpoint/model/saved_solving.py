@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ...errors import CalibrationError, CheckpointError, ZeropointError, option, printable, size_of
+from ...errors import CalibrationError, ZeropointError, option, printable
 from ...methods import LayerData, LayerResult, Loss, method_named
 from ...methods.channels import needs_model
 from ...methods.method import GRAM, MEAN_SQUARE
@@ -22,7 +22,6 @@ from ...stats import State, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, stamps
 from ..plan.learned_data import static_inputs
-from ..plan.limits import Limits
 from ..plan.placement import Placement
 from .importance import weighted
 from .loading import Files
@@ -85,11 +84,7 @@ def solved_from(
     folder: keeps the codes; what an earlier run left there is used. Raises CalibrationError for statistics
     that have no such matrices or not those of a weight; CheckpointError where memory is too little.
     """
-    if not saved.has_gram:
-        raise CalibrationError(
-            f"{str(saved.paths[0])!r} has no Gram matrices, of which its method solves weights; make it with "
-            f"{option('gram', True)}"
-        )
+    require_gram(saved)
     kept = SolvedFolder(folder)
     kept.begin({**identity(plan), **stamps(plan), "statistics": saved.digest})
     numbered = [
@@ -97,7 +92,8 @@ def solved_from(
         for number, weight in enumerate(plan.weights)
         if GRAM in method_named(weight.method).takes
     ]
-    _require_memory([weight for _, weight in numbered], plan.limits)
+    for _, weight in numbered:
+        plan.limits.require_gram((weight.shape[0], weight.shape[1]), workers=plan.limits.workers)
     groups = defaultdict[str, list[tuple[WeightTask, Placement]]](list)
     for number, weight in numbered:
         site = saved.owners.get(weight.module)
@@ -112,16 +108,25 @@ def solved_from(
         )  # fmt: skip
         groups[site].append((task, weight))
     extremes = _extremes(weight for _, weight in numbered)
-    pool = _Pool(saved)
+    pool = PooledGrams(saved)
     with Files() as files:
         for site in counted(list(groups), "Solving weights", shown=progress):
             todo = [(task, weight) for task, weight in groups[site] if kept.known(task) is None]
             if todo:
-                gram = saved.gram_of(pool.gram(site), site)
+                gram = saved.gram_of(pool.state(site), site)
                 data = LayerData(statistics={GRAM: gram}, own=saved.sites[site].vectors)
                 _solve(todo, data, extremes, kept, files, workers=plan.limits.workers)
     tasks = [task for group in groups.values() for task, _ in group]
     return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.said()))
+
+
+def require_gram(saved: SavedStatistics) -> None:
+    """Raise CalibrationError for statistics without Gram matrices."""
+    if not saved.has_gram:
+        raise CalibrationError(
+            f"{str(saved.paths[0])!r} has no Gram matrices, on which weights are solved; make it with "
+            f"{option('gram', True)}"
+        )
 
 
 def _solve(
@@ -143,7 +148,7 @@ def _solve(
             raise type(error)(f"{task.name}: {error}") from error
         found[task.name] = result, Loss(
             vectors=int(gram["vectors"]), own=data.own, seen=_loss_by(gram, matrix, result),
-            notes=result.notes,
+            notes=result.notes, outputs=result.outputs,
         )  # fmt: skip
 
     in_threads(solve_one, todo, min(len(todo), workers))
@@ -177,26 +182,10 @@ def _extremes(weights: Iterable[Placement]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _require_memory(weights: Iterable[Placement], limits: Limits) -> None:
-    """Raise CheckpointError where solving takes more than the process may take.
-
-    That is a Gram matrix, its sum over experts, its factors, and a weight of each worker, all in float64.
-    """
-    needed = max(
-        (8 * (6 * w.shape[1] ** 2 + 6 * limits.workers * w.shape[0] * w.shape[1]) for w in weights), default=0
-    )
-    needed += limits.base_memory
-    if needed > limits.max_memory:
-        raise CheckpointError(
-            f"solving weights takes about {size_of(needed)}, more than the process may take: Gram matrices "
-            f"of the widest layer; use {option('max_memory', f'{-(-needed >> 20)}M')}"
-        )
-
-
-class _Pool:
+class PooledGrams:
     """Gram matrices of sites, those of experts drawn toward the sum over all experts of their layer.
 
-    saved: where they are from. The sum of one layer is kept.
+    saved: where they are from. The sum of one layer, and the last matrix, are kept.
     """
 
     def __init__(self, saved: SavedStatistics) -> None:
@@ -205,8 +194,22 @@ class _Pool:
         for name, site in saved.sites.items():
             self._kin[_place_of(name), site.features].append(name)
         self._last: tuple[tuple[str, int], State] | None = None
+        self._known: Statistics | None = None
 
-    def gram(self, name: str) -> State:
+    def of(self, module: str) -> Statistics | None:
+        """Return the Gram matrix of the inputs of a module, or None where there is none."""
+        site = self.site(module)
+        if site is None:
+            return None
+        if self._known is None or self._known.name != site:
+            self._known = self._saved.gram_of(self.state(site), site)
+        return self._known
+
+    def site(self, module: str) -> str | None:
+        """Return the name of what modules with one Gram matrix read, or None."""
+        return self._saved.owners.get(module) if self._saved.has_gram else None
+
+    def state(self, name: str) -> State:
         """Return the state of a site."""
         saved, own = self._saved, self._saved.gram(name)
         key = _place_of(name), saved.sites[name].features
