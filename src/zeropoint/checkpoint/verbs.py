@@ -10,6 +10,7 @@ import torch
 
 from ..errors import DtypeError, OptionError, option, require_one, size_of
 from ..progress import bars
+from ..recipes import one_name
 from ..signatures import by_signature
 from .call_options import (
     LOCAL,
@@ -60,7 +61,7 @@ __all__ = [
 def plan_checkpoint(
     source: Place | str, to: AnyRecipe | None = None,
     *, recipe: AnyRecipe | None = None, format: str | None = None,  # noqa: A002 (the option's name)
-    method: str | None = None,
+    method: str | None = None, quality: str | None = None,
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, dequantize_first: bool = False,
     dequantize_kept: bool = False, out: Path | str | None = None, workers: int | None = None,
     max_memory: int | str | None = None,
@@ -78,6 +79,8 @@ def plan_checkpoint(
             the scheme, or the usual one, if None.
         method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
             unless given. Rules that name a method keep it.
+        quality: in its place, ``"fast"``, ``"good"`` or ``"best"``: picks the method for each scheme. Data
+            are asked for where the plan is carried out.
         include: patterns of tensors to quantize although they are kept by default: globs, or ``re:`` and a
             regular expression.
         ignore: patterns of tensors to keep.
@@ -99,7 +102,8 @@ def plan_checkpoint(
     """
     require_one(to=to, recipe=recipe)
     plan = planned(
-        open_source(source), to, recipe=recipe, format=format, method=method,
+        open_source(source), to, recipe=recipe, format=format,
+        method=one_name(method, quality, has_data=True),
         selection=selection_of(
             include, ignore, strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
         ),

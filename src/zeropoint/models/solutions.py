@@ -23,7 +23,8 @@ class WeightTask:
     name: of the weight, for results. number: of the weight among others. layer: of the module in the model.
     rows: numbers of its rows; all if None. dtype: of the weight as it is quantized; that of the module if
     None. share: weights with the same text take one scale of the whole tensor. source: how inputs are
-    quantized where the model runs, or None.
+    quantized where the model runs, or None. exact: whether codes are written with the scales that they were
+    solved with.
     """
 
     name: str
@@ -35,6 +36,7 @@ class WeightTask:
     dtype: torch.dtype | None = None
     share: str | None = None
     source: nn.Module | None = None
+    exact: bool = True
 
 
 def require_corrected(asked: Iterable[Method], tasks: Iterable[WeightTask]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,7 +84,8 @@ class _Budgeted:
     def search(
         self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
         method: str | None, selection: Selection, limits: Limits,
-        calibration: Windows | None, imatrix: Path | str | None, out: Path | None, progress: Shown,
+        calibration: Windows | None, imatrix: Path | str | None, statistics: Sequence[Path], out: Path | None,
+        progress: Shown,
     ) -> SearchResult:  # fmt: skip
         """Return the best choice. out: where the state lies next to, unless it has a place of its own."""
         assert self.budget is not None
@@ -92,7 +93,9 @@ class _Budgeted:
             self.budget, self.candidates, codec_for(format), method=method, selection=selection,
             limits=limits,
         )  # fmt: skip
-        inputs = inputs_by(imatrix, calibration, limits, progress=progress is True)
+        inputs = inputs_by(
+            calibration, limits, imatrix=imatrix, statistics=statistics, progress=progress is True
+        )
         state = None if out is None else out.with_name(f"{out.name}.search")
         return search(
             source, replace(wanted, inputs=inputs), bar=bars(progress),
@@ -109,7 +112,7 @@ def search_checkpoint(
     format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
-    length: int | None = None, imatrix: Path | str | None = None, refine: int = 0,
+    length: int | None = None, imatrix: Path | str | None = None, statistics: Paths = (), refine: int = 0,
     include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
     workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
     plot: Path | str | None = None, progress: Shown = False,
@@ -136,6 +139,7 @@ def search_checkpoint(
             take these, such as ``"mse_weighted"``.
         samples, length: of windows of it, as there.
         imatrix: an importance matrix of llama.cpp, in its place.
+        statistics: files of :func:`~zeropoint.gather_statistics` in its place, added where there are several.
         refine: generations of an evolution by the measured KL divergence of the model.
         include, ignore, dequantize_first, workers, max_memory, progress: as for :func:`quantize_checkpoint`.
         overwrite: replace a recipe and a plot that are there.
@@ -157,6 +161,8 @@ def search_checkpoint(
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
+    data, files = asked_windows(calibration, samples, length), paths(statistics)
+    _require_one_source(data, imatrix, files)
     _require_apart(out=out, plot=plot, state=state)
     opened, written = open_source(source), None if out is None else Path(out)
     drawn = None if plot is None else OwnFile(Path(plot), SVG, opened.places)
@@ -172,8 +178,8 @@ def search_checkpoint(
     result = what.search(
         opened, format=format, method=method,
         selection=selection_of(include, ignore, dequantize_first=dequantize_first),
-        limits=Limits.default(workers, max_memory), calibration=asked_windows(calibration, samples, length),
-        imatrix=imatrix, out=written, progress=progress,
+        limits=Limits.default(workers, max_memory), calibration=data,
+        imatrix=imatrix, statistics=files, out=written, progress=progress,
     )  # fmt: skip
     if drawn is not None:
         drawn.write([curve_svg(result).encode("utf-8")], overwrite=overwrite)
@@ -296,8 +302,8 @@ def quantize_checkpoint(
     else:
         made = what.search(
             open_source(source), format=format, method=method, selection=selection, limits=limits,
-            calibration=data, imatrix=imatrix, out=target if isinstance(target, Path) else None,
-            progress=progress,
+            calibration=data, imatrix=imatrix, statistics=files,
+            out=target if isinstance(target, Path) else None, progress=progress,
         ).plan  # fmt: skip
     if not force:
         require_loadable(made)

@@ -21,7 +21,7 @@ from ...progress import counted
 from ...stats import State, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, stamps
-from ..plan.learned_data import static_inputs
+from ..plan.learned_data import solving_scheme, static_inputs
 from ..plan.placement import Placement
 from .importance import weighted
 from .loading import Files
@@ -103,8 +103,9 @@ def solved_from(
                 f"another method by a rule, or name it in {option('ignore')}"
             )
         task = WeightTask(
-            name=weight.module, number=number, layer=weight.module, scheme=weight.layer.weight,
+            name=weight.module, number=number, layer=weight.module, scheme=solving_scheme(weight.layer),
             method=method_named(weight.method), dtype=weight.dtype, share=weight.share,
+            exact=not weight.layer.codec.needs_mean(weight.layer),
         )  # fmt: skip
         groups[site].append((task, weight))
     extremes = _extremes(weight for _, weight in numbered)

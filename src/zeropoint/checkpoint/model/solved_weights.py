@@ -38,6 +38,7 @@ from ...models.solving import solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import identity, require_same, stamps
+from ..plan.learned_data import solving_scheme
 from ..plan.limits import Limits, give_back
 from ..plan.placement import Placement
 from ..plan.rescaled import RESCALED, folds_text, packed_numbers, parsed_folds, unpacked_numbers
@@ -229,18 +230,15 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
                 f"{printable(weight.module)} is no Linear layer of the model, and has no statistics of "
                 f"inputs; give it another method by a rule, or name it in {option('ignore')}"
             )
-        if layer.codec.needs_mean(layer):
-            raise UnsupportedError(
-                f"{printable(weight.module)}: {layer.layout} keeps scales less their mean, which "
-                f"follows from the whole weight; {_REMEDY}"
-            )
         source = layer.input
         if f"{weight.module}{BIAS}" not in plan.source.entries:
             method = without_corrections(method)
         tasks.append(
             WeightTask(
-                name=weight.module, number=number, layer=own.layer, scheme=layer.weight, method=method,
+                name=weight.module, number=number, layer=own.layer, scheme=solving_scheme(layer),
+                method=method,
                 rows=_in_file(weight, own.index), dtype=weight.dtype, share=weight.share,
+                exact=not layer.codec.needs_mean(layer),
                 source=DynamicQuantize(source) if source is not None and source.dynamic else None,
             )
         )  # fmt: skip
@@ -286,6 +284,7 @@ class SolvedFolder:
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep the codes of a weight."""
         give_back()
+        loss = loss if task.exact else replace(loss, outputs=None)
         self.losses[task.name], self._changes[task.name] = loss, result.changes
         changes = {name: packed_numbers(added) for name, added in result.changes.items()}
         text = json.dumps({**asdict(loss), "changes": changes})

@@ -270,7 +270,7 @@ def make_plan(
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
-    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
+    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec, quality=text.quality)
     more = NOTHING
     if converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT
