@@ -23,7 +23,7 @@ from ..checkpoint.call_options import (
 )
 from ..checkpoint.choose.asked import codec_for
 from ..checkpoint.choose.selection import Selection
-from ..checkpoint.model.calibration import calibrated
+from ..checkpoint.model.calibration import calibrated, tokens_digest_of
 from ..checkpoint.model.importance import with_importance
 from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.short_run import compared
@@ -32,12 +32,13 @@ from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Windows, asked_windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
+from ..checkpoint.plan.identity import asked_of
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.verdicts import require_loadable
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place
 from ..checkpoint.run.executor import Executor
-from ..checkpoint.run.loop import RunResult, require_free
+from ..checkpoint.run.loop import RunResult, finished_before, require_free
 from ..errors import OptionError, all_of, count, option, require_one
 from ..methods import method_named
 from ..own_files import OwnFile
@@ -311,14 +312,17 @@ def quantize_checkpoint(
         made = with_ranges(made, data, progress=progress is True)
     elif data is not None and in_order(made):
         _require_local(writing, made)
-        require_free(made, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
+        made = replace(made, asked=asked_of(made, tokens_digest_of(made.source, data, limits)))
+        before = _finished_before(made, out, writing)
+        if before is not None:
+            return before
         with folder_for(target, spool, restart=restart) as folder:
             made, held_out = solved(made, data, folder, progress=progress is True)
             made = with_ranges(made, data, progress=progress is True)
             result = writing.write(made, out, "quantizing")
         return compared(result, made.source, held_out, limits)
     elif files:
-        return _by_statistics(made, files, out, writing, overwrite=overwrite)
+        return _by_statistics(made, files, out, writing)
     elif data is not None:
         made = calibrated(made, data, progress=progress is True)
     elif imatrix is not None:
@@ -336,7 +340,7 @@ def _require_one_source(data: Windows | None, imatrix: Path | str | None, files:
 
 
 def _by_statistics(
-    plan: CheckpointPlan, files: Iterable[Path], out: Place | str, writing: Writing, *, overwrite: bool
+    plan: CheckpointPlan, files: Iterable[Path], out: Place | str, writing: Writing
 ) -> RunResult:
     """Write a plan by files of statistics; weights are solved where its methods take Gram matrices."""
     target, progress = writing.require_target(out), writing.progress is True
@@ -345,11 +349,26 @@ def _by_statistics(
         if not in_order(made):
             return writing.write(made, out, "quantizing")
         _require_local(writing, made)
-        require_free(
-            made, target, overwrite=overwrite, spool=None if writing.spool is None else Path(writing.spool)
-        )
+        made = replace(made, asked=asked_of(made, saved.digest))
+        before = _finished_before(made, out, writing)
+        if before is not None:
+            return before
         with folder_for(target, writing.spool, restart=writing.restart) as folder:
             return writing.write(solved_from(made, saved, folder, progress=progress), out, "quantizing")
+
+
+def _finished_before(plan: CheckpointPlan, out: Place | str, writing: Writing) -> RunResult | None:
+    """Return the result of an earlier run that is to be left as it is, or None, before weights are solved.
+
+    Raises CheckpointError where the output is not free.
+    """
+    spool = None if writing.spool is None else Path(writing.spool)
+    found = None
+    if writing.skip_finished:
+        found = finished_before(plan, out, overwrite=writing.overwrite, spool=spool)
+    if found is None:
+        require_free(plan, writing.require_target(out), overwrite=writing.overwrite, spool=spool)
+    return found
 
 
 def _require_local(writing: Writing, plan: CheckpointPlan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,10 @@ def test_scales_less_their_mean_are_solved_from_a_file_to_what_a_plain_layout_ha
         # Codes are the same ones, and scales those of eight bits.
         assert torch.equal(double == 0, plain == 0)
         assert float((double - plain).norm() / plain.norm()) < 0.01
+    doubled, plain_file = (tensors_of(tmp_path / to) for to in ("nf4_double", "nf4"))
+    module = "model.layers.0.mlp.down_proj.weight"
+    state = json.loads(bytes(doubled[f"{module}.quant_state.bitsandbytes__nf4"].tolist()))
+    assert state["nested_offset"] == pytest.approx(float(plain_file[f"{module}.absmax"].double().mean()))
 
 
 def test_a_plan_of_a_quality_is_that_of_the_run_and_is_carried_out(source: Path, tmp_path: Path) -> None:

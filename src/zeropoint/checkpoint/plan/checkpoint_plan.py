@@ -71,7 +71,8 @@ class CheckpointPlan(Result):
     the small files that are written, the index and the configuration. companions: path to bytes of the files
     that are copied. notes: sentences for the report. solved: codes of weights, by module.
     folds: what rescaled channels mean for tensors, by name. earlier: what an earlier run said of each
-    weight, which is copied, as ``[module, record]`` in a line of JSON each.
+    weight, which is copied, as ``[module, record]`` in a line of JSON each. asked: a digest of all
+    that solved weights follow from, known before they are; empty where none are solved.
     """
 
     source: Source
@@ -88,6 +89,7 @@ class CheckpointPlan(Result):
     solved: Mapping[str, SolvedWeight] = field(default_factory=dict)
     folds: Mapping[str, ChannelFold] = field(default_factory=dict)
     earlier: Text | None = None
+    asked: str = ""
 
     @property
     def weights(self) -> Sequence[Placement]:
@@ -322,7 +324,10 @@ def with_folds(plan: CheckpointPlan, folds: Mapping[str, ChannelFold]) -> Checkp
     made = make_plan(
         plan.source, plan.recipe, selection=plan.selection, limits=plan.limits, codec=plan.codec, folds=folds
     )
-    return replace(made, statistics=plan.statistics, solved=plan.solved, limits=plan.limits, notes=plan.notes)
+    return replace(
+        made, statistics=plan.statistics, solved=plan.solved, limits=plan.limits, notes=plan.notes,
+        asked=plan.asked,
+    )  # fmt: skip
 
 
 def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:
