@@ -116,11 +116,12 @@ class MethodChain:
     def _rounded(self, weight: torch.Tensor, scheme: Scheme, data: LayerData) -> LayerResult:
         if weight.numel() == 0 or not isinstance(self.end, ErrorFeedback):
             return self.end.quantize(weight, scheme, data)
-        target, notes = weight.double(), list[str]()
+        target, notes, low_rank = weight.double(), list[str](), None
         for step in self.steps:
             moved = step(weight, target, data, scheme)
             target, notes = moved.target, [*notes, f"{step.name} {moved.note}".strip()]
-        return self.end.solve(weight, target, scheme, data, notes=tuple(notes))
+            low_rank = moved.low_rank or low_rank
+        return replace(self.end.solve(weight, target, scheme, data, notes=tuple(notes)), low_rank=low_rank)
 
 
 def spelled(text: str) -> MethodChain | None:
@@ -131,22 +132,23 @@ def spelled(text: str) -> MethodChain | None:
     >>> spelled("shift+gptq+bias").name
     'shift+gptq+bias'
     """
-    every = steps()
     before, behind = _sides(text.split("+"))
     if not before:
         rounded = [f"{end.name}+{text}" for end in (GPTQ, NEAREST)]
         raise RecipeError(f"{text!r} follows a method; write {' or '.join(rounded)}")
     *names, last = before
-    if last in every and all(name in every for name in names):
+    if all(_step(name) is not None for name in before):
         follows = DEFAULT_END if all(map(_rescales, before)) else GPTQ.name
         right = "+".join((*before, follows, *behind))
         raise RecipeError(f"{text!r} names no method, which rounds weights after its steps; write {right}")
-    if not (names or behind) or any(name not in every for name in names):
+    if not (names or behind) or any(_step(name) is None for name in names):
         return None
     early = next((name for name in names if _corrects(name)), None)
     if early is not None:
         right = "+".join((*(name for name in names if name != early), last, *behind, early))
-        raise RecipeError(f"method {text!r}: {early} stands last, since {every[early].reason}; write {right}")
+        raise RecipeError(
+            f"method {text!r}: {early} stands last, since {_known(early).reason}; write {right}"
+        )
     if len(behind) > len(set(behind)):
         right = "+".join((*before, *dict.fromkeys(behind)))
         raise RecipeError(f"method {text!r}: {behind[0]} stands there twice; write {right}")
@@ -158,18 +160,18 @@ def spelled(text: str) -> MethodChain | None:
             f"method {text!r} rounds by {last!r}, and these steps end with {ends}: "
             f"{'+'.join((*names, GPTQ.name, *behind))}"
         )
-    for one, after in itertools.pairwise(every[name] for name in names):
+    for one, after in itertools.pairwise(map(_known, names)):
         if one.rank == after.rank and one != after:
             raise RecipeError(f"method {text!r}: {one.name} and {after.name} do the same; leave one out")
         if one.rank >= after.rank:
-            right = "+".join((*sorted({*names}, key=lambda name: every[name].rank), last, *behind))
+            right = "+".join((*sorted({*names}, key=lambda name: _known(name).rank), last, *behind))
             reason = f"{after.name} stands before {one.name}, since {after.reason}"
             reason = f"{after.name} stands there twice" if one == after else reason
             raise RecipeError(f"method {text!r}: {reason}; write {right}")
     return MethodChain(
-        rescalings=tuple(cast(Rescaling, every[name]) for name in names if _rescales(name)),
-        steps=tuple(cast(Step, every[name]) for name in moves), end=end,
-        corrections=tuple(cast(Correction, every[name]) for name in behind),
+        rescalings=tuple(cast(Rescaling, _known(name)) for name in names if _rescales(name)),
+        steps=tuple(cast(Step, _known(name)) for name in moves), end=end,
+        corrections=tuple(cast(Correction, _known(name)) for name in behind),
     )  # fmt: skip
 
 
@@ -177,8 +179,26 @@ DEFAULT_END = "mse_weighted"
 """What follows steps that rescale channels, in messages."""
 
 
+def _step(name: str) -> Step | Rescaling | Correction | None:
+    """Return the step that a name means, which may have a number in it, or None."""
+    readers = (read for step in steps().values() if (read := getattr(step, "spelled", None)) is not None)
+    return steps().get(name) or next((found for read in readers if (found := read(name)) is not None), None)
+
+
+def _known(name: str) -> Step | Rescaling | Correction:
+    found = _step(name)
+    assert found is not None
+    return found
+
+
 def _rescales(name: str) -> bool:
-    return hasattr(steps()[name], "candidates")
+    return hasattr(_known(name), "candidates")
+
+
+def kept_with_codes(method: Method) -> str | None:
+    """Return what a step of a method keeps next to codes, in words, or None."""
+    parts = method.steps if isinstance(method, MethodChain) else ()
+    return next((kept for part in parts if (kept := getattr(part, "keeps", None)) is not None), None)
 
 
 def has_own_target(method: Method) -> bool:
@@ -187,7 +207,7 @@ def has_own_target(method: Method) -> bool:
 
 
 def _corrects(name: str) -> bool:
-    return hasattr(steps()[name], "corrected")
+    return hasattr(_known(name), "corrected")
 
 
 def _sides(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -197,7 +217,7 @@ def _sides(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _is_correction(name: str) -> bool:
-    return name in steps() and _corrects(name)
+    return _step(name) is not None and _corrects(name)
 
 
 def without_corrections(method: Method) -> Method:

@@ -84,6 +84,7 @@ class LayerData:
         out: an earlier result for the same scheme, shape and dtype, whose memory is used again.
         seen, held_out: vectors that are in the statistics, and others, to measure losses on.
         solved: the codes, where they are known already.
+        low_rank: what is added to the product with solved codes.
         own: how many vectors of the layer's own are in the statistics, which an expert also borrows.
     """
 
@@ -95,6 +96,7 @@ class LayerData:
     seen: Samples | None = None
     held_out: Samples | None = None
     solved: QuantizedTensor | None = None
+    low_rank: LowRank | None = None
     own: int = 0
 
 
@@ -145,6 +147,23 @@ class OutputError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """A product of two narrow matrices that a layer adds to that with its codes.
+
+    Args:
+        left: (rows, rank).
+        right: (rank, columns).
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+    def product(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the matrix of full size, computed in ``dtype``, (rows, columns)."""
+        return self.left.to(dtype) @ self.right.to(dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
     """What a method makes of a layer.
 
@@ -155,6 +174,7 @@ class LayerResult:
         errors: how far each row is from the weight, where the method had to find that out.
         notes: what the steps of a chain found.
         outputs: the error of outputs on the statistics, against the target, and its bound, where it is known.
+        low_rank: what the layer adds to the product with its codes, or None.
     """
 
     q: QuantizedTensor
@@ -163,14 +183,17 @@ class LayerResult:
     errors: RowErrors | None = None
     notes: tuple[str, ...] = ()
     outputs: OutputError | None = None
+    low_rank: LowRank | None = None
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return what the codes say of the weight that was quantized: rotated back where they are rotated.
+        """Return the weight as it is deployed: rotated back where codes are rotated.
 
         Args:
             dtype: of the result; that of the weight if None.
         """
         values = self.q.dequantize(dtype)
+        if self.low_rank is not None:
+            values = (values.float() + self.low_rank.product(torch.float32)).to(values.dtype)
         return values if self.rotation is None else self.rotation.unrotate(values)
 
     def report(self, weight: torch.Tensor) -> Report:
@@ -181,6 +204,8 @@ class LayerResult:
         Args:
             weight: the float weight.
         """
+        if self.low_rank is not None:
+            weight = weight - self.low_rank.product(torch.float32).to(weight.dtype)
         errors = row_errors(weight if self.rotation is None else self.rotation.rotate(weight), self.q)
         return Report(
             squares=float(errors.squares.sum()),

@@ -10,6 +10,7 @@ from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..stats import Statistics
 from ..tensor import QuantizedTensor
+from .chain import kept_with_codes
 from .method import LayerData
 from .registry import method_named
 
@@ -52,6 +53,9 @@ def quantize(
     if isinstance(scheme, QuantizationParams):
         raise UnsupportedError(f"method {method} chooses parameters, and some are given; pass a scheme")
     found = method_named(method)
+    kept = kept_with_codes(found)
+    if kept is not None:
+        raise UnsupportedError(f"method {method} keeps {kept}; use zp.quantize_model")
     statistics = {}
     for name, accumulator in {**found.needs, **found.takes}.items():
         if inputs is not None:

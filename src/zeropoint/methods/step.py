@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ..schemes import Scheme
-from .method import LayerData
+from .method import LayerData, LowRank
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ..stats import Accumulator
@@ -26,10 +26,12 @@ class Moved:
     Args:
         target: what the method rounds, in float64.
         note: what the step found, for reports, such as ``"strength 0.625"``.
+        low_rank: what the layer adds to the product with its codes, or None.
     """
 
     target: torch.Tensor
     note: str = ""
+    low_rank: LowRank | None = None
 
 
 class ChainPart(Protocol):

@@ -477,7 +477,8 @@ def method_data(calibration: Calibration | None, name: str, gives: Assignment) -
     """
     method = gives.weight_method
     if calibration is not None and name in calibration.solved:
-        return LayerData(solved=calibration.solved[name].q)
+        known = calibration.solved[name]
+        return LayerData(solved=known.q, low_rank=known.low_rank)
     found = {} if calibration is None else calibration.statistics.get(name, {})
     missing = [need for need in method.needs if need not in found]
     if missing:

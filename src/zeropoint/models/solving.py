@@ -82,7 +82,9 @@ def solve(
             with ExitStack() as stack:
                 if name:
                     stack.enter_context(steps.loaded(name))
-                block = _Block(root, batches, groups[step], (of_float, of_deployed, step), steps)
+                pairs = any(_takes_pairs(task) for group in groups[step:] for task in group)
+                place = of_float, of_deployed, step
+                block = _Block(root, batches, groups[step], place, steps, pairs=pairs)
                 stack.enter_context(block.restoring())
                 stack.enter_context(block.rescaled(solutions, absorbers))
                 block.solve(solutions)
@@ -115,23 +117,30 @@ def _by_block(tasks: Iterable[WeightTask], blocks: Sequence[str]) -> list[list[W
     return groups
 
 
+def _takes_pairs(task: WeightTask) -> bool:
+    return not task.method.takes.keys().isdisjoint((CROSS, SUMS))
+
+
 class _StopError(Exception):
     """Ends the run of a block when all sites of a stage have been seen."""
 
 
 class _Block:
-    """The tasks of one block, or those outside of blocks."""
+    """The tasks of one block, or those outside of blocks.
+
+    pairs: whether it, or one behind it, compares inputs with those of the float model.
+    """
 
     def __init__(
         self, root: nn.Module, batches: Sequence[Any], tasks: Sequence[WeightTask],
-        place: tuple[BlockChain, BlockChain, int], steps: Steps,
+        place: tuple[BlockChain, BlockChain, int], steps: Steps, *, pairs: bool,
     ) -> None:  # fmt: skip
         self._root, self._batches, self._tasks, self._steps = root, batches, tasks, steps
         self._float, self._deployed, self._step = place
         blocks = self._deployed.blocks
         self._own = blocks[self._step][1] if self._step < len(blocks) else None
         self._layers = {task.layer: root.get_submodule(task.layer) for task in tasks}
-        self._pairs = any({CROSS, SUMS} & task.method.takes.keys() for task in tasks)
+        self._pairs = pairs
 
     @contextmanager
     def restoring(self) -> Iterator[None]:

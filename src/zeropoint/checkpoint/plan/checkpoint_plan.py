@@ -24,6 +24,7 @@ from ...errors import CheckpointError, UnsupportedError, count, option, printabl
 from ...formats import RoundingMode
 from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
 from ...methods import OF_TABLES, ROTATING, Scope
+from ...methods.chain import kept_with_codes
 from ...recipes import Recipe
 from ...results import Result
 from ..choose.adapters import require_model
@@ -413,6 +414,12 @@ def _require_streaming(recipe: Recipe) -> None:
             raise UnsupportedError(
                 f"method {method.name} gives each weight a table of its own, which no file layout holds; use "
                 "zp.quantize_model, or method nearest"
+            )
+        kept = kept_with_codes(method)
+        if kept is not None:
+            raise UnsupportedError(
+                f"method {method.name} keeps {kept}, for which no file layout has a place; use "
+                "zp.quantize_model, or leave the step out"
             )
         if method.name.startswith(ROTATING):
             raise UnsupportedError(
