@@ -195,12 +195,6 @@ def _rescales(name: str) -> bool:
     return hasattr(_known(name), "candidates")
 
 
-def kept_with_codes(method: Method) -> str | None:
-    """Return what a step of a method keeps next to codes, in words, or None."""
-    parts = method.steps if isinstance(method, MethodChain) else ()
-    return next((kept for part in parts if (kept := getattr(part, "keeps", None)) is not None), None)
-
-
 def has_own_target(method: Method) -> bool:
     """Return whether a method rounds a target of steps, which is not the weight."""
     return isinstance(method, MethodChain) and bool(method.steps)

@@ -107,6 +107,12 @@ def corrections_of(method: Method) -> tuple[Correction, ...]:
     return found
 
 
+def kept_with_codes(method: Method) -> str | None:
+    """Return what a step of a method keeps next to codes, in words, or None."""
+    steps: tuple[object, ...] = getattr(method, "steps", ())
+    return next((kept for step in steps if (kept := getattr(step, "keeps", None)) is not None), None)
+
+
 def in_order(method: Method) -> bool:
     """Return whether a method is solved in the order in which layers run, on what those before it give."""
     return bool(rescalings_of(method) or corrections_of(method)) or GRAM in method.takes

@@ -10,7 +10,7 @@ from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..stats import Statistics
 from ..tensor import QuantizedTensor
-from .chain import kept_with_codes
+from .channels import kept_with_codes
 from .method import LayerData
 from .registry import method_named
 

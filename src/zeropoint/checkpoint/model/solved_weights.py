@@ -37,7 +37,7 @@ from ...models.solutions import WeightTask, require_corrected
 from ...models.solving import solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
-from ..plan.identity import identity, require_same, stamps
+from ..plan.identity import ASKED, identity, require_same, stamps
 from ..plan.learned_data import solving_scheme
 from ..plan.limits import Limits, give_back
 from ..plan.placement import Placement
@@ -269,6 +269,7 @@ class SolvedFolder:
         Raises CheckpointError where they differ.
         """
         record = self._folder / _RECORD
+        fields = {name: text for name, text in fields.items() if name != ASKED}  # others say the same
         if record.exists():
             try:
                 then = json.loads(record.read_text(encoding="utf-8"))

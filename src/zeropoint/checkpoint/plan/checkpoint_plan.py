@@ -24,7 +24,7 @@ from ...errors import CheckpointError, UnsupportedError, count, option, printabl
 from ...formats import RoundingMode
 from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
 from ...methods import OF_TABLES, ROTATING, Scope
-from ...methods.chain import kept_with_codes
+from ...methods.channels import kept_with_codes
 from ...recipes import Recipe
 from ...results import Result
 from ..choose.adapters import require_model
