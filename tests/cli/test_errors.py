@@ -122,7 +122,7 @@ def test_an_error_is_a_document_where_one_was_asked_for(
 
 @pytest.mark.parametrize("name", ["awq", "AWQ"])
 def test_a_step_alone_names_a_chain(call: Call, name: str) -> None:
-    said = "'awq' is a step, and a method has to follow it; write awq+mse_weighted"
+    said = "'awq' names no method, which rounds weights after its steps; write awq+mse_weighted"
     assert_one_line(call("quantize", "a", "b", "--to", "w4a16", "--method", name), 2, said)
 
 

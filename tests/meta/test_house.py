@@ -61,6 +61,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "src/zeropoint/checkpoint/verbs.py::plan_checkpoint": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::convert_checkpoint": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::dequantize_checkpoint": "the options of a command, each a word",
+        "src/zeropoint/checkpoint/verbs.py::verify_checkpoint": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::add_kv_scales": "the options of a command, each a word",
         "src/zeropoint/checkpoint/verbs.py::gather_statistics": "the options of a command, each a word",
         "src/zeropoint/checkpoint/model/gathered_statistics.py::gathered": "what users ask for, and its file",

@@ -6,13 +6,14 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.checkpoint.written import digests
-from tests.oracles import tiny_llama
+from tests.checkpoint.written import digests, tensors_of
+from tests.oracles import tiny_llama, tiny_models
 from tests.peers import transformers
 
 import zeropoint as zp
@@ -294,3 +295,37 @@ def test_an_evolution_is_that_of_its_method_and_inputs(
         kept = zp.search_checkpoint(source, "8bpw", state=state, **options)  # type: ignore[arg-type]
     fresh = zp.search_checkpoint(source, "8bpw", **options)  # type: ignore[arg-type]
     assert kept.notes == fresh.notes
+
+
+def test_a_file_of_statistics_gives_the_choice_and_the_bytes_of_the_same_calibration(
+    source: Path, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    file = tmp_path / "statistics.safetensors"
+    zp.gather_statistics(source, file, ids)
+    options: dict[str, Any] = {"candidates": CANDIDATES, "method": "mse_weighted"}
+    found = [
+        zp.search_checkpoint(source, "6bpw", **given, **options)
+        for given in ({"calibration": ids}, {"statistics": file})
+    ]
+    texts = [result.recipe.text.partition("\n")[2] for result in found]  # the first line has the importance
+    assert texts[0] == texts[1]
+    assert found[0].chosen == found[1].chosen
+    assert found[1].importance == "statistics"
+    for name, given in (("run", {"calibration": ids}), ("file", {"statistics": [file]})):
+        zp.quantize_checkpoint(source, tmp_path / name, budget="6bpw", **given, **options)
+    assert tensors_of(tmp_path / "run").keys() == tensors_of(tmp_path / "file").keys()
+    for name, tensor in tensors_of(tmp_path / "run").items():
+        assert torch.equal(tensor, tensors_of(tmp_path / "file")[name])
+
+
+def test_two_sources_of_inputs_are_refused_and_statistics_of_another_checkpoint(
+    source: Path, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    file = tmp_path / "statistics.safetensors"
+    zp.gather_statistics(source, file, ids)
+    with pytest.raises(zp.OptionError, match="calibration= and statistics= both say what inputs are"):
+        zp.search_checkpoint(source, "6bpw", calibration=ids, statistics=file)
+    other = tmp_path / "other"
+    tiny_models.llama(layers=1).save_pretrained(other)
+    with pytest.raises(zp.CalibrationError, match="has statistics of another checkpoint"):
+        zp.search_checkpoint(other, "6bpw", statistics=file)

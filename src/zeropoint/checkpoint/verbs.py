@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from pathlib import Path
 
 import torch
@@ -9,6 +11,7 @@ import torch
 from ..errors import DtypeError, OptionError, option, require_one, size_of
 from ..methods.rotate import ModelRotation
 from ..progress import bars
+from ..recipes import one_name
 from ..signatures import by_signature
 from .call_options import (
     LOCAL,
@@ -27,6 +30,8 @@ from .choose.recipe import KEEP
 from .choose.selection import FLOATS, DequantizePolicy, Selection
 from .model.cache_scales import with_cache_scales
 from .model.gathered_statistics import StatisticsResult, gathered, merged, require_ending
+from .model.saved_solving import PooledGrams, require_gram
+from .model.statistics_file import SavedStatistics
 from .model.tokens import Windows, asked_windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.file import write_plan
@@ -38,6 +43,7 @@ from .read.storage import Place
 from .run.executor import Executor
 from .run.loop import RunResult
 from .verify.compare import Comparison, compare
+from .verify.outputs import check_outputs
 from .verify.verification import Verification, verify
 
 __all__ = [
@@ -56,7 +62,7 @@ __all__ = [
 def plan_checkpoint(
     source: Place | str, to: AnyRecipe | None = None,
     *, recipe: AnyRecipe | None = None, format: str | None = None,  # noqa: A002 (the option's name)
-    method: str | None = None,
+    method: str | None = None, quality: str | None = None,
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, dequantize_first: bool = False,
     dequantize_kept: bool = False, out: Path | str | None = None, workers: int | None = None,
     max_memory: int | str | None = None,
@@ -74,6 +80,8 @@ def plan_checkpoint(
             the scheme, or the usual one, if None.
         method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
             unless given. Rules that name a method keep it.
+        quality: in its place, ``"fast"``, ``"good"`` or ``"best"``: picks the method for each scheme. Data
+            are asked for where the plan is carried out.
         include: patterns of tensors to quantize although they are kept by default: globs, or ``re:`` and a
             regular expression.
         ignore: patterns of tensors to keep.
@@ -95,7 +103,8 @@ def plan_checkpoint(
     """
     require_one(to=to, recipe=recipe)
     plan = planned(
-        open_source(source), to, recipe=recipe, format=format, method=method,
+        open_source(source), to, recipe=recipe, format=format,
+        method=one_name(method, quality, has_data=True),
         selection=selection_of(
             include, ignore, strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
         ),
@@ -353,8 +362,8 @@ def gather_statistics(
 @by_signature
 def verify_checkpoint(
     out: Place | str, against: Place | str | None = None,
-    *, require_manifest: bool = False, workers: int | None = None, max_memory: int | str | None = None,
-    progress: Shown = False,
+    *, statistics: Paths = (), require_manifest: bool = False, workers: int | None = None,
+    max_memory: int | str | None = None, progress: Shown = False,
 ) -> Verification:  # fmt: skip
     """Return what is wrong with a quantized checkpoint, compared with the original when given.
 
@@ -364,6 +373,9 @@ def verify_checkpoint(
     Args:
         out: the quantized checkpoint: a directory or URL.
         against: the source checkpoint, to compare with; None for checks of the output alone.
+        statistics: files of :func:`~zeropoint.gather_statistics` with Gram matrices, added where there are
+            several: where weights were solved on these, what the manifest says of their outputs, and its
+            bound, are checked.
         require_manifest: whether a checkpoint without a manifest is a problem, not a note.
         workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
 
@@ -371,10 +383,24 @@ def verify_checkpoint(
         CheckpointError: when files are damaged so that they cannot be read, the checkpoint is not quantized
             or not in a layout that is read here, ``against`` is not its original, or ``max_memory`` is too
             little; everything else is in the result.
+        OptionError: for ``statistics`` without ``against``.
+        CalibrationError: for statistics of another checkpoint, and for those without Gram matrices.
     """
-    with bars(progress)("verifying", size_of) as move:
+    limits, files = Limits.default(workers, max_memory), paths(statistics)
+    if files and against is None:
+        raise OptionError(
+            f"{option('statistics')} tell how far outputs are from those of the original; add "
+            f"{option('against', metavar='SRC')}"
+        )
+    with contextlib.ExitStack() as stack:
+        of_outputs = None
+        if files and against is not None:
+            saved = stack.enter_context(SavedStatistics(files, open_source(against)))
+            require_gram(saved)
+            of_outputs = functools.partial(check_outputs, grams=PooledGrams(saved))
+        move = stack.enter_context(bars(progress)("verifying", size_of))
         return verify(
-            out, against, limits=Limits.default(workers, max_memory), require_manifest=require_manifest,
+            out, against, limits=limits, require_manifest=require_manifest, of_outputs=of_outputs,
             on_progress=move,
         )  # fmt: skip
 

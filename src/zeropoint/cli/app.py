@@ -116,6 +116,15 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
         str | None,
         typer.Option(metavar="SRC", parser=parse_path, help="The original; without it, OUT is decoded only."),
     ] = None,
+    statistics: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            parser=parse_path,
+            help="File of `zeropoint statistics --gram`: outputs of weights solved on it are checked. "
+            "Repeatable: files are added.",
+        ),
+    ] = None,
     require_manifest: Annotated[
         bool, typer.Option("--require-manifest", help="Without a manifest, OUT is wrong.")
     ] = False,
@@ -139,11 +148,13 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint verify OUT
       zeropoint verify OUT --against SRC
       zeropoint verify OUT --against SRC --json
+      zeropoint verify OUT --against SRC --statistics gram.safetensors
     """  # noqa: D301
     start = time.perf_counter()
     found = layers.verify_checkpoint(
-        out, against, require_manifest=require_manifest, workers=workers, max_memory=max_memory, progress=True
-    )
+        out, against, statistics=statistics or (), require_manifest=require_manifest, workers=workers,
+        max_memory=max_memory, progress=True,
+    )  # fmt: skip
     seconds = time.perf_counter() - start
     if as_json:
         show_json({**found.to_dict(), "seconds": seconds})

@@ -77,7 +77,7 @@ Method = Annotated[
         help="How weights are quantized: nearest (the default), adaround, descent, ggml, gptq, hqq, mse or "
         "mse_weighted, in place of the method of a recipe. With --calibration, shift+gptq and shift+descent "
         "come closest. Steps stand before a method: awq, equalize, magr, rotate, shift and smooth, such as "
-        "awq+mse_weighted and rotate+mse.",
+        "awq+mse_weighted and rotate+mse; bias stands behind it, such as gptq+bias.",
     ),
 ]  # fmt: skip
 

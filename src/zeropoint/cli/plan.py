@@ -20,6 +20,7 @@ from .options import (
     Include,
     Memory,
     Method,
+    Quality,
     Recipe,
     Strict,
     To,
@@ -41,6 +42,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     recipe: Recipe = None,
     format: Format = None,  # noqa: A002 (the option's name)
     method: Method = None,
+    quality: Quality = None,
     include: Include = None,
     ignore: Ignore = None,
     strict: Strict = False,
@@ -70,6 +72,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     \b
     Examples:
       zeropoint plan MODEL --to w4a16
+      zeropoint plan MODEL --to w4a16 --quality good
       zeropoint plan MODEL --recipe mixed.yaml --strict
       zeropoint plan MODEL --to mxfp4 --out plan.json
       zeropoint quantize MODEL OUT --plan plan.json
@@ -77,7 +80,8 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     require_one(to=to, recipe=recipe)
     require_meaning(to, recipe, format)
     made = layers.plan_checkpoint(
-        source, to, recipe=recipe, format=format, method=method, include=include or (), ignore=ignore or (),
+        source, to, recipe=recipe, format=format, method=method,
+        quality=None if quality is None else quality.value, include=include or (), ignore=ignore or (),
         strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, out=out,
         workers=workers, max_memory=max_memory,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from .options import (
     Memory,
     Method,
     Samples,
+    StatisticsFiles,
     Workers,
 )
 from .output import note, show, show_json
@@ -97,6 +98,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     samples: Samples = None,
     length: Length = None,
     imatrix: Imatrix = None,
+    statistics: StatisticsFiles = None,
     refine: RefineOption = 0,
     include: Include = None,
     ignore: Ignore = None,
@@ -134,7 +136,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     result = layers.search_checkpoint(
         source, budget, candidates, out=out, state=state, format=format, method=method,
         importance=importance.value, text=text, calibration=calibration, samples=samples,
-        length=length, imatrix=imatrix, refine=refine,
+        length=length, imatrix=imatrix, statistics=statistics or (), refine=refine,
         include=include or (), ignore=ignore or (), dequantize_first=dequantize_first, workers=workers,
         max_memory=max_memory, overwrite=overwrite, plot=plot, progress=True,
     )  # fmt: skip

@@ -1,13 +1,13 @@
-"""Chains: steps that rotate a model, rescale channels or move what is rounded, and the method that rounds it.
+"""Chains: steps that rotate a model, rescale channels or move what is rounded, the method, and corrections.
 
-Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``rotate+awq+shift+descent``.
-Each step says where in a chain it stands, and why.
+Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``rotate+awq+shift+descent``, and
+``gptq+bias`` with a correction. Each step says where in a chain it stands, and why.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -27,8 +27,8 @@ from .mse_weighted import METHOD as MSE_WEIGHTED
 from .nearest import METHOD as NEAREST
 from .registry import OF_MODELS, methods, steps
 from .rescaling import Rescaling
-from .rotate import ModelRotation, needs_checkpoint, rotation_named
-from .step import ChainPart, Step
+from .rotate import ModelRotation, needs_checkpoint
+from .step import Correction, Step
 
 _TARGET_BYTES = 24
 """Memory of a value of the target, of its change, and of a product on the way, in float64."""
@@ -38,7 +38,7 @@ ENDS = {end.name: end for end in (GPTQ, DESCENT, ADAROUND)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChain:
-    """A rotation, steps that rescale channels, steps that move the target, and the method that rounds it.
+    """A rotation, steps that rescale channels or move the target, the method that rounds it, and corrections.
 
     The first two change layers on both sides, which a checkpoint and the driver of a model do; here they are
     only named.
@@ -48,11 +48,12 @@ class MethodChain:
     rescalings: tuple[Rescaling, ...] = ()
     steps: tuple[Step, ...] = ()
     end: Method
+    corrections: tuple[Correction, ...] = ()
 
     @property
-    def _parts(self) -> tuple[ModelRotation | Rescaling | Step | Method, ...]:
+    def _parts(self) -> tuple[ModelRotation | Rescaling | Step | Method | Correction, ...]:
         first = () if self.rotation is None else (self.rotation,)
-        return (*first, *self.rescalings, *self.steps, self.end)
+        return (*first, *self.rescalings, *self.steps, self.end, *self.corrections)
 
     @property
     def name(self) -> str:
@@ -72,12 +73,16 @@ class MethodChain:
     @property
     def unrotated(self) -> Method:
         """Return what is left once the model is rotated."""
-        return replace(self, rotation=None) if self.rescalings or self.steps else self.end
+        kept = self.rescalings or self.steps or self.corrections
+        return replace(self, rotation=None) if kept else self.end
 
     @property
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
-        """Return what its steps and its end need."""
-        found = [*(step.takes for step in self.steps), self.end.needs]
+        """Return what its parts need."""
+        of_steps, of_corrections = (
+            [part.takes for part in parts] for parts in (self.steps, self.corrections)
+        )
+        found = [*of_steps, *of_corrections, self.end.needs]
         return {need: make for takes in found for need, make in takes.items()}
 
     @property
@@ -99,7 +104,7 @@ class MethodChain:
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of a value: that of the end, and of targets."""
-        return self.end.value_bytes(scheme) + (_TARGET_BYTES if self.steps else 0)
+        return self.end.value_bytes(scheme) + (_TARGET_BYTES if self.steps or self.corrections else 0)
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return codes of ``weight`` that come close to its target; raises what steps and the end raise.
@@ -114,13 +119,23 @@ class MethodChain:
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
+        result = self._rounded(weight, scheme, data)
+        for part in self.corrections if weight.numel() else ():
+            found = part.corrected(weight, result.dequantize(torch.float32), data)
+            changes = {**result.changes, part.parameter: found.added}
+            notes = (*result.notes, f"{part.name} {found.note}".strip())
+            result = replace(result, changes=changes, notes=notes)
+        return result
+
+    def _rounded(self, weight: torch.Tensor, scheme: Scheme, data: LayerData) -> LayerResult:
         if weight.numel() == 0 or not isinstance(self.end, ErrorFeedback):
             return self.end.quantize(weight, scheme, data)
-        target, notes = weight.double(), list[str]()
+        target, notes, low_rank = weight.double(), list[str](), None
         for step in self.steps:
             moved = step(weight, target, data, scheme)
             target, notes = moved.target, [*notes, f"{step.name} {moved.note}".strip()]
-        return self.end.solve(weight, target, scheme, data, notes=tuple(notes))
+            low_rank = moved.low_rank or low_rank
+        return replace(self.end.solve(weight, target, scheme, data, notes=tuple(notes)), low_rank=low_rank)
 
 
 def spelled(text: str) -> MethodChain | None:
@@ -128,37 +143,52 @@ def spelled(text: str) -> MethodChain | None:
 
     Raises RecipeError for a chain in another order, with a step twice, and with another end.
 
-    >>> spelled("shift+gptq").name
-    'shift+gptq'
+    >>> spelled("shift+gptq+bias").name
+    'shift+gptq+bias'
     """
-    *names, last = text.split("+")
-    alone, found = _step_named(text), [_step_named(name) for name in names]
-    if alone is not None:
-        raise RecipeError(
-            f"{text!r} is a step, and a method has to follow it; write {text}+{_follows(alone)}"
-        )
-    parts = [part for part in found if part is not None]
-    if not names or len(parts) < len(names):
+    before, behind = _sides(text.split("+"))
+    if not before:
+        rounded = [f"{end.name}+{text}" for end in (GPTQ, NEAREST)]
+        raise RecipeError(f"{text!r} follows a method; write {' or '.join(rounded)}")
+    *names, last = before
+    if all(_step(name) is not None for name in before):
+        moved = any(not _rescales(name) and not _rotates(name) for name in before)
+        follows = GPTQ.name if moved else DEFAULT_END if any(map(_rescales, before)) else MSE.name
+        right = "+".join((*before, follows, *behind))
+        raise RecipeError(f"{text!r} names no method, which rounds weights after its steps; write {right}")
+    if not (names or behind) or any(_step(name) is None for name in names):
         return None
-    moves = [part for part in parts if not isinstance(part, ModelRotation) and not _rescales(part)]
+    early = next((name for name in names if _corrects(name)), None)
+    if early is not None:
+        right = "+".join((*(name for name in names if name != early), last, *behind, early))
+        raise RecipeError(
+            f"method {text!r}: {early} stands last, since {_known(early).reason}; write {right}"
+        )
+    if len(behind) > len(set(behind)):
+        right = "+".join((*before, *dict.fromkeys(behind)))
+        raise RecipeError(f"method {text!r}: {behind[0]} stands there twice; write {right}")
+    moves = [name for name in names if not _rescales(name) and not _rotates(name)]
     end = ENDS.get(last) if moves else methods().get(last)
     if end is None or last.startswith(OF_MODELS):
         ends = " or ".join(ENDS) if moves else f"{DEFAULT_END}, {GPTQ.name} or another method of checkpoints"
         raise RecipeError(
-            f"method {text!r} ends with {last!r}, and these steps end with {ends}: {'+'.join(names)}+gptq"
+            f"method {text!r} rounds by {last!r}, and these steps end with {ends}: "
+            f"{'+'.join((*names, GPTQ.name, *behind))}"
         )
-    for before, after in itertools.pairwise(parts):
-        if before.rank == after.rank and before != after:
-            raise RecipeError(f"method {text!r}: {before.name} and {after.name} do the same; leave one out")
-        if before.rank >= after.rank:
-            right = "+".join(part.name for part in sorted({*parts}, key=lambda part: part.rank))
-            reason = f"{after.name} stands before {before.name}, since {after.reason}"
-            reason = f"{after.name} stands there twice" if before == after else reason
-            raise RecipeError(f"method {text!r}: {reason}; write {right}+{last}")
+    for one, after in itertools.pairwise(map(_known, names)):
+        if one.rank == after.rank and one != after:
+            raise RecipeError(f"method {text!r}: {one.name} and {after.name} do the same; leave one out")
+        if one.rank >= after.rank:
+            right = "+".join((*sorted({*names}, key=lambda name: _known(name).rank), last, *behind))
+            reason = f"{after.name} stands before {one.name}, since {after.reason}"
+            reason = f"{after.name} stands there twice" if one == after else reason
+            raise RecipeError(f"method {text!r}: {reason}; write {right}")
+    parts = [_known(name) for name in names]
     return MethodChain(
         rotation=next((part for part in parts if isinstance(part, ModelRotation)), None),
-        rescalings=tuple(cast(Rescaling, part) for part in parts if _rescales(part)),
-        steps=tuple(cast(Step, part) for part in moves), end=end,
+        rescalings=tuple(cast(Rescaling, part) for part in parts if _rescales(part.name)),
+        steps=tuple(cast(Step, _known(name)) for name in moves), end=end,
+        corrections=tuple(cast(Correction, _known(name)) for name in behind),
     )  # fmt: skip
 
 
@@ -166,20 +196,48 @@ DEFAULT_END = "mse_weighted"
 """What follows steps that rescale channels, in messages."""
 
 
-def _step_named(text: str) -> ModelRotation | Rescaling | Step | None:
-    """Return the step that ``text`` spells, or None for other texts."""
-    return steps().get(text) or rotation_named(text)
+def _step(name: str) -> Step | Rescaling | Correction | ModelRotation | None:
+    """Return the step that a name means, which may have a number in it, or None."""
+    readers = (read for step in steps().values() if (read := getattr(step, "spelled", None)) is not None)
+    return steps().get(name) or next((found for read in readers if (found := read(name)) is not None), None)
 
 
-def _rescales(part: ChainPart) -> bool:
-    return hasattr(part, "candidates")
+def _known(name: str) -> Step | Rescaling | Correction | ModelRotation:
+    found = _step(name)
+    assert found is not None
+    return found
 
 
-def _follows(part: ChainPart) -> str:
-    """Return a method that may follow a step, for messages."""
-    if isinstance(part, ModelRotation):
-        return MSE.name
-    return DEFAULT_END if _rescales(part) else GPTQ.name
+def _rescales(name: str) -> bool:
+    return hasattr(_known(name), "candidates")
+
+
+def has_own_target(method: Method) -> bool:
+    """Return whether a method rounds a target of steps, which is not the weight."""
+    return isinstance(method, MethodChain) and bool(method.steps)
+
+
+def _rotates(name: str) -> bool:
+    return isinstance(_known(name), ModelRotation)
+
+
+def _corrects(name: str) -> bool:
+    return hasattr(_known(name), "corrected")
+
+
+def _sides(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a chain up to its method, and those of corrections behind it."""
+    behind = tuple(reversed([*itertools.takewhile(_is_correction, reversed(names))]))
+    return tuple(names[: len(names) - len(behind)]), behind
+
+
+def _is_correction(name: str) -> bool:
+    return _step(name) is not None and _corrects(name)
+
+
+def without_corrections(method: Method) -> Method:
+    """Return what a method does for a layer that has no parameter to correct."""
+    return replace(method, corrections=()) if isinstance(method, MethodChain) else method
 
 
 def without_rescalings(method: Method) -> Method:

@@ -1,8 +1,8 @@
-"""What rescaled channels mean for the parameters of a model, and which methods rescale them."""
+"""What rescaled channels and corrections mean for the parameters of a model, and which methods have them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from .method import GRAM, Method
 
 if TYPE_CHECKING:  # it loads statistics
     from .rescaling import Rescaling
+    from .step import Correction
 
 PARTS = 8
 """Steps of a power of two."""
@@ -29,20 +30,27 @@ def numbers_of(steps: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelFold:
-    """What a parameter of a model is multiplied with when channels are rescaled.
+    """What a parameter of a model is multiplied with when channels are rescaled, and what is added to it.
 
-        W' = diag(rows) (W + one) diag(columns) - one
+        W' = diag(rows) (W + one) diag(columns) - one + added
 
 
     Args:
         rows: a number for each row, as int64 steps of :func:`numbers_of`, or None for ones.
         columns: likewise for each column.
         one: what the module adds to its weight.
+        added: a number for each row, float32, or None for zeros.
     """
 
     rows: torch.Tensor | None = None
     columns: torch.Tensor | None = None
     one: float = 0.0
+    added: torch.Tensor | None = None
+
+    @property
+    def rescaling(self) -> ChannelFold:
+        """The same without what is added, under which the model computes what it did before."""
+        return replace(self, added=None)
 
     def of(self, x: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Return what becomes of ``x``, whole rows from row ``first`` on, rounded once to its dtype."""
@@ -51,13 +59,17 @@ class ChannelFold:
             y = y * numbers_of(self.rows[first : first + len(x)]).reshape(-1, *[1] * (x.ndim - 1))
         if self.columns is not None:
             y = y * numbers_of(self.columns)
-        return (y - self.one).to(x.dtype)
+        y = y - self.one
+        if self.added is not None:
+            y = y + self.added[first : first + len(x)].double().reshape(-1, *[1] * (x.ndim - 1))
+        return y.to(x.dtype)
 
     def then(self, other: ChannelFold) -> ChannelFold:
-        """Return both as one."""
+        """Return both as one, of which the first adds nothing."""
+        assert self.added is None
         return ChannelFold(
             rows=_both(self.rows, other.rows), columns=_both(self.columns, other.columns),
-            one=max(self.one, other.one),
+            one=max(self.one, other.one), added=other.added,
         )  # fmt: skip
 
 
@@ -67,8 +79,16 @@ def _both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None
     return a + b
 
 
-def needs_model(method: Method) -> str:
-    """Return why a method with steps that rescale channels needs data of a model."""
+def needs_model(method: Method) -> str | None:
+    """Return why a method with steps that change more than its weight needs data of a model, or None."""
+    if corrections_of(method):
+        return (
+            f"method {method.name} corrects a {corrections_of(method)[0].parameter} by the inputs of the "
+            "float and of the quantized model, for which both run on data; pass "
+            f"{option('calibration', metavar='DATA')}"
+        )
+    if not rescalings_of(method):
+        return None
     return (
         f"method {method.name} rescales channels together with the layers on their other side, for which the "
         f"model runs on data; pass {option('calibration', metavar='DATA')}"
@@ -81,6 +101,18 @@ def rescalings_of(method: Method) -> tuple[Rescaling, ...]:
     return found
 
 
+def corrections_of(method: Method) -> tuple[Correction, ...]:
+    """Return the parts of a method that correct other parameters of the layer."""
+    found: tuple[Correction, ...] = getattr(method, "corrections", ())
+    return found
+
+
+def kept_with_codes(method: Method) -> str | None:
+    """Return what a step of a method keeps next to codes, in words, or None."""
+    steps: tuple[object, ...] = getattr(method, "steps", ())
+    return next((kept for step in steps if (kept := getattr(step, "keeps", None)) is not None), None)
+
+
 def in_order(method: Method) -> bool:
     """Return whether a method is solved in the order in which layers run, on what those before it give."""
-    return bool(rescalings_of(method)) or GRAM in method.takes
+    return bool(rescalings_of(method) or corrections_of(method)) or GRAM in method.takes

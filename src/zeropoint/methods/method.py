@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 MEAN_SQUARE = "mean_square"
 """The name of statistics that an importance matrix of llama.cpp holds."""
-GRAM, CROSS = "gram", "cross_gram"
+GRAM, CROSS, SUMS = "gram", "cross_gram", "pair_sums"
 """The names of statistics of which methods ask that are solved in the order in which layers run."""
 NO_CHANGES: Mapping[str, torch.Tensor] = MappingProxyType({})
 NO_STATISTICS: Mapping[str, Statistics] = MappingProxyType({})
@@ -84,6 +84,7 @@ class LayerData:
         out: an earlier result for the same scheme, shape and dtype, whose memory is used again.
         seen, held_out: vectors that are in the statistics, and others, to measure losses on.
         solved: the codes, where they are known already.
+        low_rank: what is added to the product with solved codes.
         own: how many vectors of the layer's own are in the statistics, which an expert also borrows.
     """
 
@@ -95,6 +96,7 @@ class LayerData:
     seen: Samples | None = None
     held_out: Samples | None = None
     solved: QuantizedTensor | None = None
+    low_rank: LowRank | None = None
     own: int = 0
 
 
@@ -145,17 +147,34 @@ class OutputError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """A product of two narrow matrices that a layer adds to that with its codes.
+
+    Args:
+        left: (rows, rank).
+        right: (rank, columns).
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+    def product(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the matrix of full size, computed in ``dtype``, (rows, columns)."""
+        return self.left.to(dtype) @ self.right.to(dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
     """What a method makes of a layer.
 
     Args:
         q: the weight in codes, that of the rotated weight where there is a ``rotation``.
         rotation: what the input passes through before it is multiplied with ``q``, or None.
-        changes: new values of other tensors of the model, by name, for methods that move scales between
-            layers.
+        changes: what is added to other parameters of the layer, by name, float32.
         errors: how far each row is from the weight, where the method had to find that out.
         notes: what the steps of a chain found.
         outputs: the error of outputs on the statistics, against the target, and its bound, where it is known.
+        low_rank: what the layer adds to the product with its codes, or None.
     """
 
     q: QuantizedTensor
@@ -164,14 +183,17 @@ class LayerResult:
     errors: RowErrors | None = None
     notes: tuple[str, ...] = ()
     outputs: OutputError | None = None
+    low_rank: LowRank | None = None
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return what the codes say of the weight that was quantized: rotated back where they are rotated.
+        """Return the weight as it is deployed: rotated back where codes are rotated.
 
         Args:
             dtype: of the result; that of the weight if None.
         """
         values = self.q.dequantize(dtype)
+        if self.low_rank is not None:
+            values = (values.float() + self.low_rank.product(torch.float32)).to(values.dtype)
         return values if self.rotation is None else self.rotation.unrotate(values)
 
     def report(self, weight: torch.Tensor) -> Report:
@@ -182,6 +204,8 @@ class LayerResult:
         Args:
             weight: the float weight.
         """
+        if self.low_rank is not None:
+            weight = weight - self.low_rank.product(torch.float32).to(weight.dtype)
         errors = row_errors(weight if self.rotation is None else self.rotation.rotate(weight), self.q)
         return Report(
             squares=float(errors.squares.sum()),

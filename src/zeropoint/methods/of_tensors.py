@@ -10,6 +10,7 @@ from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..stats import Statistics
 from ..tensor import QuantizedTensor
+from .channels import kept_with_codes
 from .method import LayerData
 from .registry import method_named
 from .rotate import needs_checkpoint, rotation_of
@@ -55,6 +56,9 @@ def quantize(
     found = method_named(method)
     if rotation_of(found) is not None:
         raise UnsupportedError(needs_checkpoint(found))
+    kept = kept_with_codes(found)
+    if kept is not None:
+        raise UnsupportedError(f"method {method} keeps {kept}; use zp.quantize_model")
     statistics = {}
     for name, accumulator in {**found.needs, **found.takes}.items():
         if inputs is not None:

@@ -42,8 +42,13 @@ def output_error(target: torch.Tensor, values: torch.Tensor, gram: Statistics, g
     return OutputError(
         loss=float(losses.sum()) / total, bound=float(bounds.sum()) / total,
         over=int((losses > bounds * _ROUNDED).sum()),
-        statistics=hashlib.sha256(gram["gram"].cpu().numpy().tobytes()).hexdigest(),
+        statistics=statistics_digest(gram),
     )  # fmt: skip
+
+
+def statistics_digest(gram: Statistics) -> str:
+    """Return the SHA-256 of the sums of a Gram matrix."""
+    return hashlib.sha256(gram["gram"].cpu().numpy().tobytes()).hexdigest()
 
 
 _ROUNDED = 1 + 2.0**-20

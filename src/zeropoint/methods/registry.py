@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RecipeError, near_misses
 from .method import Method
-from .step import Step
+from .step import Correction, Step
 
 if TYPE_CHECKING:  # it loads statistics
     from .rescaling import Rescaling
@@ -49,7 +49,7 @@ def methods() -> Mapping[str, Method]:
 
 
 @functools.cache
-def steps() -> Mapping[str, Step | Rescaling | ModelRotation]:
+def steps() -> Mapping[str, Step | Rescaling | Correction | ModelRotation]:
     """Return all steps by name, each from a module of this package that defines ``STEP``.
 
     >>> [name for name in steps() if name == "shift"]

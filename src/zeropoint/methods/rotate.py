@@ -47,27 +47,27 @@ class ModelRotation:
         """Return the spelling."""
         return f"rotate{'' if self.block is None else self.block}" + (f"@{self.seed}" if self.seed else "")
 
+    @staticmethod
+    def spelled(text: str) -> ModelRotation | None:
+        """Return the rotation that ``text`` spells, or None for other texts.
+
+        Raises RecipeError for a block or a seed that no rotation has.
+
+        >>> ModelRotation.spelled("rotate64@7").name
+        'rotate64@7'
+        """
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            return None
+        block, seed = (None if found[part] is None else int(found[part]) for part in ("block", "seed"))
+        try:
+            Rotation(size=1 if block is None else block, seed=seed or 0)
+        except SchemeError as error:
+            raise RecipeError(f"step {text!r:.60}: {error}") from error
+        return ModelRotation(block=block, seed=seed or 0)
+
 
 STEP = ModelRotation()
-
-
-def rotation_named(text: str) -> ModelRotation | None:
-    """Return the rotation that ``text`` spells, or None for other texts.
-
-    Raises RecipeError for a block or a seed that no rotation has.
-
-    >>> rotation_named("rotate64@7").name
-    'rotate64@7'
-    """
-    found = _TEXT.fullmatch(text)
-    if found is None:
-        return None
-    block, seed = (None if found[part] is None else int(found[part]) for part in ("block", "seed"))
-    try:
-        Rotation(size=1 if block is None else block, seed=seed or 0)
-    except SchemeError as error:
-        raise RecipeError(f"step {text!r:.60}: {error}") from error
-    return ModelRotation(block=block, seed=seed or 0)
 
 
 def rotation_of(method: Method) -> ModelRotation | None:

@@ -43,7 +43,7 @@ class Shift:
     """Compensate for errors of the inputs."""
 
     name: ClassVar[str] = "shift"
-    rank: ClassVar[int] = 4
+    rank: ClassVar[int] = 5
     reason: ClassVar[str] = "it compensates for errors of the inputs that the codes will see"
     formula: ClassVar[str] = "W + a W (X - X~) X~^T (X~ X~^T + damping)^-1"
     source: ClassVar[str] = "GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629), Qronos (arXiv:2505.11695)"

@@ -1,7 +1,7 @@
-"""Steps: pure functions that change the target which a method rounds.
+"""Steps: pure functions that change the target which a method rounds, or what its codes leave.
 
 To add one, write a module in this package that defines ``STEP``; its name is that of the module. A chain is
-spelled with the names of its steps and of the method that ends it: ``shift+gptq``.
+spelled with the names of its steps, of the method that rounds, and of corrections: ``shift+gptq+bias``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ..schemes import Scheme
-from .method import LayerData
+from .method import LayerData, LowRank
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ..stats import Accumulator
@@ -26,10 +26,12 @@ class Moved:
     Args:
         target: what the method rounds, in float64.
         note: what the step found, for reports, such as ``"strength 0.625"``.
+        low_rank: what the layer adds to the product with its codes, or None.
     """
 
     target: torch.Tensor
     note: str = ""
+    low_rank: LowRank | None = None
 
 
 class ChainPart(Protocol):
@@ -53,6 +55,44 @@ class ChainPart(Protocol):
 
     @property
     def source(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """The result of a correction.
+
+    Args:
+        added: what is added to the parameter, (rows,) float32.
+        note: what it found, for reports.
+    """
+
+    added: torch.Tensor
+    note: str = ""
+
+
+class Correction(ChainPart, Protocol):
+    """A change of another parameter of the layer, once the codes of its weight are known.
+
+    parameter: its name in the layer. takes: as for a :class:`~zeropoint.methods.Method`.
+    """
+
+    @property
+    def parameter(self) -> str: ...  # noqa: D102 (see the class)
+
+    @property
+    def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
+
+    def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
+        """Return what is added to the parameter.
+
+        Args:
+            weight: the float weight, (rows, columns).
+            values: those of its codes.
+            data: statistics of the inputs.
+
+        Raises:
+            CalibrationError: where statistics are missing.
+        """
 
 
 class Step(ChainPart, Protocol):

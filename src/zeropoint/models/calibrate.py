@@ -483,7 +483,8 @@ def method_data(calibration: Calibration | None, name: str, gives: Assignment) -
     if rotation_of(method) is not None:
         raise UnsupportedError(needs_checkpoint(method))
     if calibration is not None and name in calibration.solved:
-        return LayerData(solved=calibration.solved[name].q)
+        known = calibration.solved[name]
+        return LayerData(solved=known.q, low_rank=known.low_rank)
     found = {} if calibration is None else calibration.statistics.get(name, {})
     missing = [need for need in method.needs if need not in found]
     if missing:

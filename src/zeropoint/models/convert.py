@@ -180,9 +180,9 @@ class _Packer:
             else:
                 data = method_data(self._calibration, name, gives)
                 result = _quantized(matrix, quantizer, gives, data)
-                packed[key] = PackedWeight(result.q, result.rotation)
+                packed[key] = PackedWeight(result.q, result.rotation, result.low_rank)
                 self._known[id(weight)] = (name, packed[key])
-                after += packed[key].quantized().nbytes - weight.nbytes
+                after += packed[key].nbytes - weight.nbytes
             errors, squares = squares_of(matrix, packed[key])
             off, size = off + errors, size + squares
         new = _layer(prepared, packed).train(prepared.training)
@@ -205,7 +205,9 @@ def squares_of(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float
     rows, columns = packed.shape
     step = max(1, _TILE_VALUES // max(1, columns) // packed.block_rows) * packed.block_rows
     found = [
-        row_errors(packed.rotated(matrix[start : start + step]), packed.codes(start, min(rows, start + step)))
+        row_errors(
+            packed.coded(matrix[start : start + step], start), packed.codes(start, min(rows, start + step))
+        )
         for start in range(0, rows, step)
         if columns
     ]
@@ -215,7 +217,7 @@ def squares_of(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float
 def _quantized(matrix: torch.Tensor, quantizer: nn.Module, gives: Assignment, data: LayerData) -> LayerResult:
     """Return the codes of a weight: its method's, or those under the parameters that its quantizer holds."""
     if data.solved is not None:
-        return LayerResult(q=data.solved)
+        return LayerResult(q=data.solved, low_rank=data.low_rank)
     if isinstance(quantizer, DynamicQuantize):
         return gives.weight_method.quantize(matrix, quantizer.activation.scheme, data)
     return LayerResult(q=with_params(matrix, _params(quantizer)))

@@ -75,7 +75,8 @@ class QuantizedLinear(nn.Module):
         is asked for; other inputs take the next.
         """
         rotation = self.weight.rotation
-        return explain(self) + ("" if rotation is None else f", of the input rotated by {rotation}")
+        more = ", and by two narrow matrices" if self.weight.has_low_rank else ""
+        return explain(self) + ("" if rotation is None else f", of the input rotated by {rotation}") + more
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (what torch calls it)
         """Return the layer's output in the dtype of ``input``: (..., in_features) to (..., out_features).
@@ -96,7 +97,8 @@ class QuantizedLinear(nn.Module):
             raise DtypeError(f"input ({input.dtype}) must be a tensor of floats; convert it first")
         try:
             x = self.weight.rotated(input)
-            y = self._run_for(x)(x)
+            y, more = self._run_for(x)(x), self.weight.low_rank_product(input)
+            y = y if more is None else y + more
             return y if self.output_quantizer is None else self.output_quantizer(y)
         except NonFiniteError as error:
             raise placed(error, self.place) from error

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import ShapeError, UnsupportedError
+from ..methods.method import LowRank
 from ..ops.rotation import Rotation
 from ..params import QuantizationParams
 from ..params.module_buffers import (
@@ -44,6 +45,7 @@ class PackedWeight(nn.Module):
         q: a quantized matrix.
         rotation: what its columns were rotated by before they were quantized, or None; the buffer
             ``rotated_by`` keeps it in the state. Values that are returned are rotated back, codes are not.
+        low_rank: what is added to the codes' values, or None, as buffers ``left`` and ``right``.
 
     Example:
         >>> from zeropoint.functional import quantize
@@ -52,12 +54,18 @@ class PackedWeight(nn.Module):
         (torch.Size([2, 32]), torch.uint8)
     """
 
-    def __init__(self, q: QuantizedTensor, rotation: Rotation | None = None) -> None:
+    def __init__(
+        self, q: QuantizedTensor, rotation: Rotation | None = None, low_rank: LowRank | None = None
+    ) -> None:
         super().__init__()
         self.scheme, self.shape, self.dtype = q.scheme, q.shape, q.dtype
         self.rotation = rotation
         self.register_buffer("data", q.data)
         register_params(self, q.params)
+        self.has_low_rank = low_rank is not None
+        if low_rank is not None:
+            self.register_buffer("left", low_rank.left)
+            self.register_buffer("right", low_rank.right)
         if rotation is not None:
             self.register_buffer(_ROTATION, torch.tensor(list(str(rotation).encode()), dtype=torch.uint8))
             self.register_buffer("signs", rotation.signs(q.shape[-1]).to(q.data.device), persistent=False)
@@ -98,6 +106,50 @@ class PackedWeight(nn.Module):
             data=self.get_buffer("data"), params=params, shape=self.shape, dtype=self.dtype
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and parameters, and of what is added to their values."""
+        kept = self.low_rank
+        return self.quantized().nbytes + (0 if kept is None else kept.left.nbytes + kept.right.nbytes)
+
+    @property
+    def low_rank(self) -> LowRank | None:
+        """What is added to the codes' values, in this memory, or None."""
+        if not self.has_low_rank:
+            return None
+        return LowRank(left=self.get_buffer("left"), right=self.get_buffer("right"))
+
+    def low_rank_product(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return what a layer adds to the product of an input with its codes, or None.
+
+        Args:
+            x: (..., columns).
+        """
+        kept = self.low_rank
+        if kept is None:
+            return None
+        return nn.functional.linear(nn.functional.linear(x, kept.right.to(x.dtype)), kept.left.to(x.dtype))
+
+    def coded(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """Return rows of the float weight as the codes have them: less what is kept next to them, rotated.
+
+        Args:
+            x: (rows, columns), rows of the float weight.
+            start: the number of the first.
+        """
+        kept = self.low_rank
+        if kept is not None:
+            x = x - LowRank(left=kept.left[start : start + len(x)], right=kept.right).product(x.dtype)
+        return self.rotated(x)
+
+    def _whole(self, values: torch.Tensor, left: Pick) -> torch.Tensor:
+        """Return values of codes with what is added to them. left: takes rows as those of the codes."""
+        kept = self.low_rank
+        if kept is not None:
+            more = LowRank(left=left(kept.left, 1), right=kept.right).product(torch.float32)
+            values = (values.float() + more).to(values.dtype)
+        return self._unrotated(values)
+
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
         """Return floats as the codes see them: rotated where these are of a rotated weight.
 
@@ -111,7 +163,7 @@ class PackedWeight(nn.Module):
 
     def values(self) -> torch.Tensor:
         """Return the whole matrix, in the dtype of the float weight."""
-        return self._unrotated(self.quantized().dequantize())
+        return self._whole(self.quantized().dequantize(), lambda t, _: t)
 
     @property
     def block_rows(self) -> int:
@@ -136,7 +188,7 @@ class PackedWeight(nn.Module):
             stop: the row after the last, a multiple of ``block_rows`` or the number of rows.
             dtype: of the result; that of the float weight if None.
         """
-        return self._unrotated(self.codes(start, stop).dequantize(dtype))
+        return self._whole(self.codes(start, stop).dequantize(dtype), lambda t, _: t[start:stop])
 
     def codes(self, start: int, stop: int) -> QuantizedTensor:
         """Return rows ``start`` to ``stop`` in codes, in this memory; raises ShapeError for parts of blocks.
@@ -166,7 +218,11 @@ class PackedWeight(nn.Module):
         """
         if not self.rows_are_apart:
             raise UnsupportedError(f"rows of {self.scheme} share blocks; dequantize the whole weight")
-        return self._unrotated(self._part(lambda t, _: t.index_select(0, index)).dequantize(dtype))
+
+        def pick(t: torch.Tensor, height: int) -> torch.Tensor:  # noqa: ARG001 (as Pick)
+            return t.index_select(0, index)
+
+        return self._whole(self._part(pick).dequantize(dtype), pick)
 
     def part(self, index: torch.Tensor) -> QuantizedTensor:
         """Return the rows with the numbers in ``index`` in codes.
@@ -235,4 +291,5 @@ class PackedWeight(nn.Module):
     def extra_repr(self) -> str:
         """Return scheme and shape."""
         suffix = "" if self.rotation is None else f", rotated by {self.rotation}"
+        suffix += f", and rank {self.get_buffer('left').shape[1]}" if self.has_low_rank else ""
         return f"{self.scheme}, shape={self.shape}{suffix}"

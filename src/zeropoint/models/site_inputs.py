@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..methods import LayerData, Method, Samples
-from ..stats import Accumulator, CrossGram, State, Statistics
+from ..stats import Accumulator, CrossGram, PairSums, State, Statistics
 from .tensor_files import TensorLike, append_tensor, read_tensor
 
 EVERY = 8
@@ -120,7 +120,7 @@ class SiteInputs:
         if not learned:
             return
         inputs = torch.cat([seen.inputs for seen in learned])
-        if isinstance(made, CrossGram):
+        if isinstance(made, CrossGram | PairSums):
             floats = torch.cat([seen.floats for seen in learned])
             self._states[name] = made.update_pair(state, floats, inputs)
         else:
@@ -157,18 +157,22 @@ class SiteInputs:
         return LayerData(statistics=statistics, seen=samples[False], held_out=samples[True], own=own)
 
 
-def loss_on(samples: Samples | None, weight: torch.Tensor, values: torch.Tensor) -> float | None:
+def loss_on(
+    samples: Samples | None, weight: torch.Tensor, values: torch.Tensor, added: torch.Tensor | None = None
+) -> float | None:  # fmt: skip
     """Return how far outputs are from those in the float model, as a share of their squares, if known.
 
     Args:
         samples: inputs of the layer.
         weight: of the float layer, (rows, columns) float32.
         values: of its codes.
+        added: what its bias takes up, or None.
     """
     if samples is None:
         return None
     step = max(1, len(samples.inputs) // _MEASURED)
     wanted, found = samples.floats[::step] @ weight.T, samples.inputs[::step] @ values.T
+    found = found if added is None else found + added
     return float((wanted - found).square().sum() / wanted.square().sum().clamp_min(1e-30))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
 
+from ..errors import UnsupportedError
 from ..methods import LayerResult, Loss, Method
+from ..methods.channels import corrections_of
 from ..schemes import Scheme
 from .rescale import RescaledBlock
 
@@ -20,7 +23,8 @@ class WeightTask:
     name: of the weight, for results. number: of the weight among others. layer: of the module in the model.
     rows: numbers of its rows; all if None. dtype: of the weight as it is quantized; that of the module if
     None. share: weights with the same text take one scale of the whole tensor. source: how inputs are
-    quantized where the model runs, or None.
+    quantized where the model runs, or None. exact: whether codes are written with the scales that they were
+    solved with.
     """
 
     name: str
@@ -32,6 +36,20 @@ class WeightTask:
     dtype: torch.dtype | None = None
     share: str | None = None
     source: nn.Module | None = None
+    exact: bool = True
+
+
+def require_corrected(asked: Iterable[Method], tasks: Iterable[WeightTask]) -> None:
+    """Raise UnsupportedError where methods correct biases, and no weight is of a layer that has one.
+
+    asked: the methods of all weights, of which tasks have the corrections that their layers can hold.
+    """
+    wanted = next((method for method in asked if corrections_of(method)), None)
+    if wanted is not None and not any(corrections_of(task.method) for task in tasks):
+        rest = wanted.name.removesuffix("".join(f"+{part.name}" for part in corrections_of(wanted)))
+        raise UnsupportedError(
+            f"method {wanted.name} corrects biases, and no layer that it quantizes has a bias; use {rest}"
+        )
 
 
 class Solutions(Protocol):

@@ -9,6 +9,9 @@ from typing import Any
 from torch import nn
 
 from ..errors import CalibrationError, UnsupportedError
+from ..methods import Method
+from ..methods.chain import without_corrections
+from ..methods.channels import ChannelFold
 from ..methods.rotate import needs_checkpoint, rotation_of
 from ..recipes import Assignment, Recipe
 from .block_chain import Steps
@@ -16,7 +19,7 @@ from .calibrate import Calibration, calibrate, require_batches
 from .dynamic_quantize import DynamicQuantize
 from .recipe_layers import as_recipe, decisions_of
 from .rescale import rescaled_channels
-from .solutions import Solved, WeightTask
+from .solutions import Solved, WeightTask, require_corrected
 from .solving import solve
 from .unfuse import unfused
 
@@ -46,31 +49,39 @@ def solved(
         raise CalibrationError("calibration data are empty; pass at least one batch")
     rules, found = as_recipe(recipe), Solved()
     with unfused(model) as root:
-        tasks, static = [], False
+        tasks, asked, static = list[WeightTask](), list[Method](), False
         for name, module, decision in decisions_of(root, rules):
             gives = decision.gives
             if gives is None:
                 continue
             static |= any(each is not None and not each.dynamic for each in (gives.input, gives.output))
             if gives.weight is not None and type(module) is nn.Linear:
-                tasks.append(_task(name, gives))
+                asked.append(gives.weight_method)
+                tasks.append(_task(name, gives, module))
         if tasks:
+            require_corrected(asked, tasks)
             solve(root, batches, tasks, steps or Steps(), found, progress=progress)
     folds = {name: fold for block in found.rescaled.values() for name, fold in block.folds.items()}
     ranges = Calibration()
     if static:
         with rescaled_channels(model, folds):
             ranges = calibrate(model, _without_methods(rules), batches, progress=progress)
+    for layer, result in found.items():
+        for parameter, added in result.changes.items():
+            name = f"{layer}.{parameter}".lstrip(".")
+            folds[name] = folds.get(name, ChannelFold()).then(ChannelFold(added=added))
     return replace(ranges, solved=found, losses=found.losses, batches=len(batches), folds=folds)
 
 
-def _task(name: str, gives: Assignment) -> WeightTask:
+def _task(name: str, gives: Assignment, layer: nn.Linear) -> WeightTask:
     assert gives.weight is not None
-    if rotation_of(gives.weight_method) is not None:
-        raise UnsupportedError(needs_checkpoint(gives.weight_method))
+    method = gives.weight_method
+    if rotation_of(method) is not None:
+        raise UnsupportedError(needs_checkpoint(method))
     dynamic = gives.input is not None and gives.input.dynamic
     return WeightTask(
-        name=name, layer=name, scheme=gives.weight, method=gives.weight_method,
+        name=name, layer=name, scheme=gives.weight,
+        method=method if "bias" in dict(layer.named_parameters()) else without_corrections(method),
         source=DynamicQuantize(gives.input) if dynamic and gives.input is not None else None,
     )  # fmt: skip
 

@@ -21,8 +21,8 @@ from torch import nn
 from ..errors import CalibrationError, ZeropointError
 from ..methods import LayerData, LayerResult, Loss, Method
 from ..methods.chain import rounding_of, without_rescalings
-from ..methods.channels import rescalings_of
-from ..methods.method import CROSS, GRAM
+from ..methods.channels import ChannelFold, rescalings_of
+from ..methods.method import CROSS, SUMS
 from ..methods.rescaling import ChannelReader
 from ..progress import counted
 from ..schemes import Scheme
@@ -82,7 +82,9 @@ def solve(
             with ExitStack() as stack:
                 if name:
                     stack.enter_context(steps.loaded(name))
-                block = _Block(root, batches, groups[step], (of_float, of_deployed, step), steps)
+                pairs = any(_takes_pairs(task) for group in groups[step:] for task in group)
+                place = of_float, of_deployed, step
+                block = _Block(root, batches, groups[step], place, steps, pairs=pairs)
                 stack.enter_context(block.restoring())
                 stack.enter_context(block.rescaled(solutions, absorbers))
                 block.solve(solutions)
@@ -115,33 +117,41 @@ def _by_block(tasks: Iterable[WeightTask], blocks: Sequence[str]) -> list[list[W
     return groups
 
 
+def _takes_pairs(task: WeightTask) -> bool:
+    return not task.method.takes.keys().isdisjoint((CROSS, SUMS))
+
+
 class _StopError(Exception):
     """Ends the run of a block when all sites of a stage have been seen."""
 
 
 class _Block:
-    """The tasks of one block, or those outside of blocks."""
+    """The tasks of one block, or those outside of blocks.
+
+    pairs: whether it, or one behind it, compares inputs with those of the float model.
+    """
 
     def __init__(
         self, root: nn.Module, batches: Sequence[Any], tasks: Sequence[WeightTask],
-        place: tuple[BlockChain, BlockChain, int], steps: Steps,
+        place: tuple[BlockChain, BlockChain, int], steps: Steps, *, pairs: bool,
     ) -> None:  # fmt: skip
         self._root, self._batches, self._tasks, self._steps = root, batches, tasks, steps
         self._float, self._deployed, self._step = place
         blocks = self._deployed.blocks
         self._own = blocks[self._step][1] if self._step < len(blocks) else None
         self._layers = {task.layer: root.get_submodule(task.layer) for task in tasks}
-        self._shifts = any(CROSS in task.method.takes for task in tasks)
+        self._pairs = pairs
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """Give the layers their float weights back at the end of the block."""
-        before = {name: _weight(module).clone() for name, module in self._layers.items()}
+        """Give the layers their float parameters back at the end of the block."""
+        own = [x.detach() for module in self._layers.values() for x in module.parameters(recurse=False)]
+        before = [x.clone() for x in own]
         try:
             yield
         finally:
-            for name, module in self._layers.items():
-                _weight(module).copy_(before[name])
+            for x, value in zip(own, before, strict=True):
+                x.copy_(value)
 
     @contextmanager
     def rescaled(self, solutions: Solutions, absorbers: Absorbers) -> Iterator[None]:
@@ -270,7 +280,7 @@ class _Block:
 
     def _run_floats(self, sites: Sequence[Site], inputs: Shelf) -> None:
         """Run the float block to its end, and keep the inputs of its sites, by first reader and batch."""
-        if not self._shifts:
+        if not self._pairs:
             return
 
         def see(name: str, x: torch.Tensor) -> None:
@@ -416,21 +426,23 @@ class _Block:
             raise type(error)(f"{task.name}: {error}") from error
 
     def _loss(self, task: WeightTask, data: LayerData, result: LayerResult) -> Loss:
-        gram = data.statistics.get(GRAM)
+        known = next(iter(data.statistics.values()), None)
         weight, values = self._matrix(task).float(), result.dequantize(torch.float32)
+        added = result.changes.get("bias")
         return Loss(
-            vectors=0 if gram is None else int(gram["vectors"]), own=data.own,
-            seen=loss_on(data.seen, weight, values), held_out=loss_on(data.held_out, weight, values),
+            vectors=0 if known is None else int(known["vectors"]), own=data.own,
+            seen=loss_on(data.seen, weight, values, added),
+            held_out=loss_on(data.held_out, weight, values, added),
             notes=result.notes, outputs=result.outputs,
         )  # fmt: skip
 
     def _install(self, task: WeightTask, result: LayerResult) -> None:
         weight = _weight(self._layers[task.layer])
-        values = result.dequantize().to(weight.dtype)
-        if task.rows is None:
-            weight.copy_(values)
-        else:
-            weight[task.rows] = values
+        rows = slice(None) if task.rows is None else task.rows
+        weight[rows] = result.dequantize().to(weight.dtype)
+        for name, added in result.changes.items():
+            own = self._layers[task.layer].get_parameter(name).detach()
+            own[rows] = ChannelFold(added=added).of(own[rows])
 
 
 def _rounds(source: nn.Module) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -16,7 +16,7 @@ from .document import (
 )
 from .family_recipes import FAMILIES
 from .model_preset import model_preset
-from .quality import PickedMethod, Quality, one_name, picked
+from .quality import PickedMethod, Quality, one_name, picked, without_inputs
 from .quark import (
     DeviceType,
     Dtype,
@@ -56,6 +56,7 @@ __all__ = [
     "one_name",
     "parse_recipe",
     "picked",
+    "without_inputs",
     "read_recipe",
     "recipe_schema",
     "recipe_text",

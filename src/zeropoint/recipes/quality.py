@@ -71,6 +71,19 @@ def picked(quality: Quality, weight: Scheme, *, quantized_inputs: bool) -> Picke
     return PickedMethod(method=names[first], refusal=str(refusals[0]).partition(";")[0] if fell else "")
 
 
+def without_inputs(weight: Scheme) -> str:
+    """Return the method of a weight that has no inputs to learn from, whatever the quality.
+
+    Args:
+        weight: the scheme.
+
+    Example:
+        >>> without_inputs(Scheme.parse("q4_k"))
+        'ggml'
+    """
+    return picked(Quality.FAST, weight, quantized_inputs=False).method
+
+
 def method_for(name: str, weight: Scheme, *, quantized_inputs: bool) -> str:
     """Return the method that ``name``, of a method or a quality, means for the scheme of a weight."""
     if name not in set(Quality):

@@ -1,13 +1,13 @@
 """The mean squares of the inputs of weights, by which squared errors of columns count in a search.
 
-An importance matrix of llama.cpp has them, or the model runs on calibration data; either way they are taken
+An importance matrix of llama.cpp or a file of statistics has them, or the model runs on data. They are taken
 once, weigh the errors of all candidates, and go to the methods that take importance.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,12 +18,13 @@ from ..checkpoint.model.calibration import (
     require_text,
 )
 from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_importance
+from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Given
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import static_inputs
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
-from ..errors import OptionError, count, option, printable
+from ..errors import count, printable
 from ..stats import MeanSquare, Statistics
 from .measuring import Importance, Weights
 from .offers import Choices
@@ -81,19 +82,18 @@ TakeInputs = Callable[[Choices], Inputs]
 
 
 def inputs_by(
-    imatrix: Path | str | None, calibration: Given | None, limits: Limits, *, progress: bool = False
-) -> TakeInputs | None:
-    """Return what finds out about inputs as users ask for it, or None where they do not.
+    calibration: Given | None, limits: Limits, *, imatrix: Path | str | None = None,
+    statistics: Sequence[Path] = (), progress: bool = False,
+) -> TakeInputs | None:  # fmt: skip
+    """Return what finds out about inputs as users ask for it, by one of three, or None where they do not.
 
-    imatrix: a file of llama.cpp. calibration: what the model runs on. progress: whether to show a bar.
-    Raises OptionError for both.
+    calibration: what the model runs on. imatrix: a file of llama.cpp. statistics: files of a run. progress:
+    whether to show a bar.
     """
-    if calibration is not None and imatrix is not None:
-        raise OptionError(
-            f"{option('calibration')} and {option('imatrix')} both say what inputs are; give one of them"
-        )
     if imatrix is not None:
         return of_imatrix(imatrix)
+    if statistics:
+        return of_statistics(statistics)
     return None if calibration is None else of_calibration(calibration, limits, progress=progress)
 
 
@@ -107,6 +107,18 @@ def of_imatrix(path: Path | str) -> TakeInputs:
         weights = list(_weights(found))
         statistics, _ = mean_squares_of_file(path, weights)
         return Inputs.of("imatrix", statistics, (weight.module for _, weight in weights))
+
+    return take
+
+
+def of_statistics(files: Sequence[Path]) -> TakeInputs:
+    """Return what reads files of statistics, and raises what :class:`.SavedStatistics` raises."""
+
+    def take(found: Choices) -> Inputs:
+        modules = [weight.module for _, weight in _weights(found)]
+        with SavedStatistics(files, found.source) as saved:
+            known = {module: own for module in modules if (own := saved.mean_square(module)) is not None}
+        return Inputs.of("statistics", {module: {NEED: own} for module, own in known.items()}, modules)
 
     return take
 

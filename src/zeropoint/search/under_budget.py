@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from ..checkpoint.call_options import (
 )
 from ..checkpoint.choose.asked import codec_for
 from ..checkpoint.choose.selection import Selection
-from ..checkpoint.model.calibration import calibrated
+from ..checkpoint.model.calibration import calibrated, tokens_digest_of
 from ..checkpoint.model.importance import with_importance
 from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.short_run import compared
@@ -32,12 +32,13 @@ from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Windows, asked_windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
+from ..checkpoint.plan.identity import asked_of
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.verdicts import require_loadable
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place
 from ..checkpoint.run.executor import Executor
-from ..checkpoint.run.loop import RunResult, require_free
+from ..checkpoint.run.loop import RunResult, finished_before, require_free
 from ..errors import OptionError, all_of, count, option, require_one
 from ..methods import method_named
 from ..own_files import OwnFile
@@ -84,7 +85,8 @@ class _Budgeted:
     def search(
         self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
         method: str | None, selection: Selection, limits: Limits,
-        calibration: Windows | None, imatrix: Path | str | None, out: Path | None, progress: Shown,
+        calibration: Windows | None, imatrix: Path | str | None, statistics: Sequence[Path], out: Path | None,
+        progress: Shown,
     ) -> SearchResult:  # fmt: skip
         """Return the best choice. out: where the state lies next to, unless it has a place of its own."""
         assert self.budget is not None
@@ -92,7 +94,9 @@ class _Budgeted:
             self.budget, self.candidates, codec_for(format), method=method, selection=selection,
             limits=limits,
         )  # fmt: skip
-        inputs = inputs_by(imatrix, calibration, limits, progress=progress is True)
+        inputs = inputs_by(
+            calibration, limits, imatrix=imatrix, statistics=statistics, progress=progress is True
+        )
         state = None if out is None else out.with_name(f"{out.name}.search")
         return search(
             source, replace(wanted, inputs=inputs), bar=bars(progress),
@@ -109,7 +113,7 @@ def search_checkpoint(
     format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
-    length: int | None = None, imatrix: Path | str | None = None, refine: int = 0,
+    length: int | None = None, imatrix: Path | str | None = None, statistics: Paths = (), refine: int = 0,
     include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
     workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
     plot: Path | str | None = None, progress: Shown = False,
@@ -136,6 +140,7 @@ def search_checkpoint(
             take these, such as ``"mse_weighted"``.
         samples, length: of windows of it, as there.
         imatrix: an importance matrix of llama.cpp, in its place.
+        statistics: files of :func:`~zeropoint.gather_statistics` in its place, added where there are several.
         refine: generations of an evolution by the measured KL divergence of the model.
         include, ignore, dequantize_first, workers, max_memory, progress: as for :func:`quantize_checkpoint`.
         overwrite: replace a recipe and a plot that are there.
@@ -157,6 +162,8 @@ def search_checkpoint(
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
+    data, files = asked_windows(calibration, samples, length), paths(statistics)
+    _require_one_source(data, imatrix, files)
     _require_apart(out=out, plot=plot, state=state)
     opened, written = open_source(source), None if out is None else Path(out)
     drawn = None if plot is None else OwnFile(Path(plot), SVG, opened.places)
@@ -172,8 +179,8 @@ def search_checkpoint(
     result = what.search(
         opened, format=format, method=method,
         selection=selection_of(include, ignore, dequantize_first=dequantize_first),
-        limits=Limits.default(workers, max_memory), calibration=asked_windows(calibration, samples, length),
-        imatrix=imatrix, out=written, progress=progress,
+        limits=Limits.default(workers, max_memory), calibration=data,
+        imatrix=imatrix, statistics=files, out=written, progress=progress,
     )  # fmt: skip
     if drawn is not None:
         drawn.write([curve_svg(result).encode("utf-8")], overwrite=overwrite)
@@ -296,8 +303,8 @@ def quantize_checkpoint(
     else:
         made = what.search(
             open_source(source), format=format, method=method, selection=selection, limits=limits,
-            calibration=data, imatrix=imatrix, out=target if isinstance(target, Path) else None,
-            progress=progress,
+            calibration=data, imatrix=imatrix, statistics=files,
+            out=target if isinstance(target, Path) else None, progress=progress,
         ).plan  # fmt: skip
     if not force:
         require_loadable(made)
@@ -305,14 +312,17 @@ def quantize_checkpoint(
         made = with_ranges(made, data, progress=progress is True)
     elif data is not None and in_order(made):
         _require_local(writing, made)
-        require_free(made, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
+        made = replace(made, asked=asked_of(made, tokens_digest_of(made.source, data, limits)))
+        before = _finished_before(made, out, writing)
+        if before is not None:
+            return before
         with folder_for(target, spool, restart=restart) as folder:
             made, held_out = solved(made, data, folder, progress=progress is True)
             made = with_ranges(made, data, progress=progress is True)
             result = writing.write(made, out, "quantizing")
         return compared(result, made.source, held_out, limits)
     elif files:
-        return _by_statistics(made, files, out, writing, overwrite=overwrite)
+        return _by_statistics(made, files, out, writing)
     elif data is not None:
         made = calibrated(made, data, progress=progress is True)
     elif imatrix is not None:
@@ -330,7 +340,7 @@ def _require_one_source(data: Windows | None, imatrix: Path | str | None, files:
 
 
 def _by_statistics(
-    plan: CheckpointPlan, files: Iterable[Path], out: Place | str, writing: Writing, *, overwrite: bool
+    plan: CheckpointPlan, files: Iterable[Path], out: Place | str, writing: Writing
 ) -> RunResult:
     """Write a plan by files of statistics; weights are solved where its methods take Gram matrices."""
     target, progress = writing.require_target(out), writing.progress is True
@@ -339,11 +349,26 @@ def _by_statistics(
         if not in_order(made):
             return writing.write(made, out, "quantizing")
         _require_local(writing, made)
-        require_free(
-            made, target, overwrite=overwrite, spool=None if writing.spool is None else Path(writing.spool)
-        )
+        made = replace(made, asked=asked_of(made, saved.digest))
+        before = _finished_before(made, out, writing)
+        if before is not None:
+            return before
         with folder_for(target, writing.spool, restart=writing.restart) as folder:
             return writing.write(solved_from(made, saved, folder, progress=progress), out, "quantizing")
+
+
+def _finished_before(plan: CheckpointPlan, out: Place | str, writing: Writing) -> RunResult | None:
+    """Return the result of an earlier run that is to be left as it is, or None, before weights are solved.
+
+    Raises CheckpointError where the output is not free.
+    """
+    spool = None if writing.spool is None else Path(writing.spool)
+    found = None
+    if writing.skip_finished:
+        found = finished_before(plan, out, overwrite=writing.overwrite, spool=spool)
+    if found is None:
+        require_free(plan, writing.require_target(out), overwrite=writing.overwrite, spool=spool)
+    return found
 
 
 def _require_local(writing: Writing, plan: CheckpointPlan) -> None:

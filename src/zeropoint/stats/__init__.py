@@ -8,7 +8,7 @@ from .extremes import MinMax, MovingAverage
 from .histogram import ClipRule, Histogram
 from .histogram_counts import HistogramCounts
 from .least_error import LeastError
-from .moments import CrossGram, GramMatrix, MeanSquare
+from .moments import CrossGram, GramMatrix, MeanSquare, PairSums
 from .named import StatisticFor, statistic_named
 from .observer import Observer, name_observers
 from .statistic import Batch, Statistic
@@ -29,6 +29,7 @@ __all__ = [
     "MinMax",
     "MovingAverage",
     "Observer",
+    "PairSums",
     "Percentile",
     "State",
     "Statistic",

@@ -1,7 +1,8 @@
-"""Second moments of a layer's inputs: the Gram matrix, which GPTQ needs, its diagonal, and that of pairs."""
+"""Moments of a layer's inputs: the Gram matrix, which GPTQ needs, its diagonal, and moments of pairs."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -147,7 +148,53 @@ class MeanSquare(_OfFeatures):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossGram(_OfFeatures):
+class _OfPairs(_OfFeatures):
+    """An accumulator of pairs of vectors: inputs in the float model, and after quantized layers."""
+
+    def measure(self, x: torch.Tensor) -> State:
+        """Raise UnsupportedError: one batch is half of a pair."""
+        raise UnsupportedError(
+            f"{type(self).__name__} measures pairs of inputs, and a tensor of shape {tuple(x.shape)} is one; "
+            "use measure_pair(float_inputs, inputs)"
+        )
+
+    def measure_pair(self, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
+        """Return the state of one batch.
+
+        Args:
+            float_inputs: of the layer in the float model, the features along their last axis.
+            inputs: of the layer after quantized ones, of the same shape.
+
+        Raises:
+            ShapeError: for another number of features, or two shapes.
+        """
+        begin = {name: value.to(inputs.device) for name, value in self.start().items()}
+        return self.update_pair(begin, float_inputs, inputs)
+
+    @abstractmethod
+    def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
+        """Return ``state`` after one more batch, whose sums are added to its own in order."""
+
+    def pairs(self, float_inputs: torch.Tensor, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return float32 differences and inputs of finite pairs; raises ShapeError for other shapes."""
+        self.check(float_inputs)
+        self.check(inputs)
+        if float_inputs.shape != inputs.shape:
+            raise ShapeError(
+                f"float_inputs (shape {tuple(float_inputs.shape)}) must be of the same vectors as inputs "
+                f"(shape {tuple(inputs.shape)})"
+            )
+        near = inputs.detach().reshape(-1, self.features)
+        difference = float_inputs.detach().reshape(-1, self.features).float() - near.float()
+        # It is not finite where one of both is not.
+        if not _is_finite(difference):
+            good = torch.isfinite(difference).all(1)
+            near, difference = near[good], difference[good]
+        return difference, near
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossGram(_OfPairs):
     """``(X - X~)^T X~`` of the inputs X of a layer and X~ of the same layer after quantized ones, float64.
 
     The difference is rounded to float32; sums are those of :class:`GramMatrix`. A pair of vectors with a
@@ -168,24 +215,43 @@ class CrossGram(_OfFeatures):
         """Return the matrix of no pairs."""
         return {"cross": torch.zeros(self.features, self.features, dtype=torch.float64), **self.counts()}
 
-    def measure(self, x: torch.Tensor) -> State:
-        """Raise UnsupportedError: one batch is half of a pair."""
-        raise UnsupportedError(
-            f"CrossGram measures pairs of inputs, and a tensor of shape {tuple(x.shape)} is one; use "
-            "measure_pair(float_inputs, inputs)"
-        )
-
-    def measure_pair(self, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
-        """Return the matrix of one batch.
+    def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
+        """Return ``state`` after one more batch, whose sums are added to its own in order.
 
         Args:
-            float_inputs: of the layer in the float model, the features along their last axis.
-            inputs: of the layer after quantized ones, of the same shape.
+            state: a state of this accumulator, which is not changed.
+            float_inputs: as :meth:`measure_pair` takes them.
+            inputs: as :meth:`measure_pair` takes them.
 
         Raises:
             ShapeError: for another number of features, or two shapes.
         """
-        return self.update_pair(self._start_on(inputs.device), float_inputs, inputs)
+        difference, near = self.pairs(float_inputs, inputs)
+        return _joined(state, "cross", gram(difference, near, into=state["cross"]), _counts_of(near, inputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSums(_OfPairs):
+    """The sums of the inputs X~ of a layer after quantized ones, and of X - X~, for means; float64.
+
+    The difference is rounded to float32; sums are those of :class:`GramMatrix`, with vectors of ones. A pair
+    of vectors with a value that is not finite is left out as a whole. State: ``difference`` and ``inputs``,
+    (features,) float64, and ``vectors``, the number of pairs.
+
+    Args:
+        features: of an input vector.
+
+    Example:
+        >>> sums = PairSums(features=2)
+        >>> state = sums.measure_pair(torch.tensor([[1.5, 2.0]]), torch.tensor([[1.0, 4.0]]))
+        >>> state["difference"], state["inputs"]
+        (tensor([ 0.5000, -2.0000], dtype=torch.float64), tensor([1., 4.], dtype=torch.float64))
+    """
+
+    def start(self) -> State:
+        """Return the sums of no pairs."""
+        zeros = torch.zeros(self.features, dtype=torch.float64)
+        return {"difference": zeros, "inputs": zeros.clone(), **self.counts()}
 
     def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
         """Return ``state`` after one more batch, whose sums are added to its own in order.
@@ -198,21 +264,11 @@ class CrossGram(_OfFeatures):
         Raises:
             ShapeError: for another number of features, or two shapes.
         """
-        self.check(float_inputs)
-        self.check(inputs)
-        if float_inputs.shape != inputs.shape:
-            raise ShapeError(
-                f"float_inputs (shape {tuple(float_inputs.shape)}) must be of the same vectors as inputs "
-                f"(shape {tuple(inputs.shape)})"
-            )
-        near = inputs.detach().reshape(-1, self.features)
-        difference = float_inputs.detach().reshape(-1, self.features).float() - near.float()
-        # It is not finite where one of both is not.
-        if not _is_finite(difference):
-            good = torch.isfinite(difference).all(1)
-            near, difference = near[good], difference[good]
-        return _joined(state, "cross", gram(difference, near, into=state["cross"]), _counts_of(near, inputs))
-
-    def _start_on(self, device: torch.device) -> State:
-        """Return the matrix of no pairs, where these lie."""
-        return {name: value.to(device) for name, value in self.start().items()}
+        difference, near = self.pairs(float_inputs, inputs)
+        ones = near.new_ones(len(near), 1)
+        counts = _counts_of(near, inputs)
+        found = {
+            name: gram(ones.to(x.dtype), x, into=state[name].unsqueeze(0))[0]
+            for name, x in (("difference", difference), ("inputs", near))
+        }
+        return {**found, **{name: state[name] + more for name, more in counts.items()}}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from tests.checkpoint.written import tensors_of
+from tests.oracles import tiny_models
+from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.qualities import offered_quality
@@ -86,3 +90,89 @@ def test_a_quality_of_a_plan_is_refused(source: Path, tmp_path: Path) -> None:
         zp.OptionError, match=r"^quality='fast' picks methods for to=SCHEME or recipe=FILE; le"
     ):
         zp.quantize_checkpoint(source, tmp_path / "out", plan=tmp_path / "plan.json", quality="fast")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose rows are multiples of 256, as K-quants need them."""
+    folder = tmp_path_factory.mktemp("wide")
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 512}
+    tiny_models.llama(layers=2, initializer_range=0.1, **sizes).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("quality", "others"), [("good", "shift+gptq"), ("best", "shift+descent")])
+def test_an_embedding_gets_the_method_without_data_and_the_report_names_it(
+    wide: Path, tmp_path: Path, quality: str, others: str
+) -> None:
+    given = {"format": "gguf", "calibration": ids(), "force": True}
+    result = zp.quantize_checkpoint(wide, tmp_path / "out", "q4_k_m", quality=quality, **given)
+    methods = {weight.module: weight.method for weight in result.plan.weights}
+    assert methods.pop("model.embed_tokens") == "ggml"
+    assert set(methods.values()) == {others}
+    said = f"quality={quality!r} falls back on ggml for 1 weight without inputs to learn from: 'model.embed_"
+    assert sum(note.startswith(said) for note in result.notes) == 1
+    assert zp.verify_checkpoint(tmp_path / "out", wide).ok
+    plan = zp.plan_checkpoint(wide, "q4_k_m", quality=quality, format="gguf")
+    assert [weight.method for weight in plan.weights] == [weight.method for weight in result.plan.weights]
+    assert any(note.startswith(said) for note in plan.notes)
+    with pytest.raises(zp.UnsupportedError, match=r"is no Linear layer.*another method by a rule"):
+        zp.quantize_checkpoint(wide, tmp_path / "other", "q4_k_m", method=others, **given)
+
+
+def test_scales_less_their_mean_are_solved_for_and_less_is_lost(wide: Path, tmp_path: Path) -> None:
+    """The mean is that of the scales of the solved weight, which the file subtracts from them."""
+    losses = {}
+    for name, given in (("fast", {}), ("good", {"calibration": ids()})):
+        result = zp.quantize_checkpoint(wide, tmp_path / name, "nf4_double", quality=name, **given)
+        assert zp.verify_checkpoint(tmp_path / name, wide).ok
+        assert not any("falls back" in note for note in result.notes) or name == "fast"
+        zp.dequantize_checkpoint(tmp_path / name, tmp_path / f"{name}-floats", dtype="float32")
+        models = [
+            transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+            for path in (wide, tmp_path / f"{name}-floats")
+        ]
+        with torch.no_grad():
+            wanted, found = (model(ids()).logits for model in models)
+        losses[name] = float((wanted - found).square().sum())
+    assert losses["good"] < 0.8 * losses["fast"]
+    weights = result.to_dict()["weights"]
+    # What feedback knows of outputs is of scales before they are rounded to eight bits.
+    assert all(weight["loss"]["outputs"] is None for weight in weights)
+
+
+def test_scales_less_their_mean_are_solved_from_a_file_to_what_a_plain_layout_has_nearly(
+    wide: Path, tmp_path: Path
+) -> None:
+    zp.gather_statistics(wide, tmp_path / "gram.safetensors", ids(), gram=True)
+    floats = []
+    for to in ("nf4_double", "nf4"):
+        out = tmp_path / to
+        zp.quantize_checkpoint(
+            wide, out, to, method="gptq", statistics=tmp_path / "gram.safetensors", format="bitsandbytes"
+        )
+        zp.dequantize_checkpoint(out, tmp_path / f"{to}-floats", dtype="float32")
+        floats.append(tensors_of(tmp_path / f"{to}-floats"))
+    for name, double in floats[0].items():
+        plain = floats[1][name]
+        # Codes are the same ones, and scales those of eight bits.
+        assert torch.equal(double == 0, plain == 0)
+        assert float((double - plain).norm() / plain.norm()) < 0.01
+    doubled, plain_file = (tensors_of(tmp_path / to) for to in ("nf4_double", "nf4"))
+    module = "model.layers.0.mlp.down_proj.weight"
+    state = json.loads(bytes(doubled[f"{module}.quant_state.bitsandbytes__nf4"].tolist()))
+    assert state["nested_offset"] == pytest.approx(float(plain_file[f"{module}.absmax"].double().mean()))
+
+
+def test_a_plan_of_a_quality_is_that_of_the_run_and_is_carried_out(source: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan = zp.plan_checkpoint(source, "w4a8", quality="good", ignore="lm_head", out=file)
+    assert {weight.method for weight in plan.weights} == {GOOD[1]}
+    zp.quantize_checkpoint(source, tmp_path / "a", plan=file, calibration=ids())
+    options = {"calibration": ids(), "ignore": "lm_head"}
+    zp.quantize_checkpoint(source, tmp_path / "b", "w4a8", quality="good", **options)
+    assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b") != {}
+    with pytest.raises(zp.CalibrationError, match=r"gptq rescales channels .* pass calibration"):
+        zp.quantize_checkpoint(source, tmp_path / "c", plan=file)
+    with pytest.raises(zp.OptionError, match="both say how weights are quantized"):
+        zp.plan_checkpoint(source, "w4a16", quality="good", method="mse")

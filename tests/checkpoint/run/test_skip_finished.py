@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.checkpoint.written import digests
 from tests.cli.checkpoints import write_llama
+from tests.oracles import tiny_models
 
 import zeropoint as zp
+from zeropoint.checkpoint.model import saved_solving, solved_weights
 from zeropoint.checkpoint.run import existing
 
 
@@ -68,3 +72,67 @@ def test_an_output_that_is_damaged_or_of_another_plan_is_an_error_as_ever(
     change(tmp_path / "out")
     with pytest.raises(zp.CheckpointError, match="choose an empty directory, or add overwrite=True"):
         zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", skip_finished=True)
+
+
+def ids(seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that runs, whose queries, keys and values have biases."""
+    folder = tmp_path_factory.mktemp("llama")
+    tiny_models.llama(layers=1, initializer_range=0.1, attention_bias=True).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["shift+gptq", "awq+nearest", "gptq+bias"])
+@pytest.mark.parametrize("data", ["ids", "random", "self"])
+def test_weights_of_an_output_that_is_finished_are_not_solved_again(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, data: str
+) -> None:
+    options: dict[str, Any] = {"method": method, "skip_finished": True}
+    options |= {"calibration": ids()} if data == "ids" else {"calibration": data, "samples": 2, "length": 16}
+    zp.quantize_checkpoint(llama, tmp_path / "out", "int4:g32", **options)
+    before = digests(tmp_path / "out")
+    monkeypatch.setattr(solved_weights, "solve", None)
+    result = zp.quantize_checkpoint(llama, tmp_path / "out", "int4:g32", **options)
+    assert result.notes[-1].endswith("was finished by an earlier run, by its manifest; nothing was read")
+    assert (len(result.outcomes), digests(tmp_path / "out")) == (0, before)
+    assert json.loads(result.to_json())["error"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_weights_of_an_output_of_statistics_are_not_solved_again(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
+    for seed, file in enumerate(files):
+        zp.gather_statistics(llama, file, ids(seed), gram=True)
+    options: dict[str, Any] = {"method": "gptq", "skip_finished": True}
+    zp.quantize_checkpoint(llama, tmp_path / "out", "int4:g32", statistics=files[0], **options)
+    with pytest.raises(zp.CheckpointError, match="choose an empty directory, or add overwrite=True"):
+        zp.quantize_checkpoint(llama, tmp_path / "out", "int4:g32", statistics=files[1], **options)
+    monkeypatch.setattr(saved_solving, "_solve", None)
+    result = zp.quantize_checkpoint(llama, tmp_path / "out", "int4:g32", statistics=files[0], **options)
+    assert result.notes[-1].endswith("nothing was read")
+
+
+@pytest.mark.parametrize(
+    "change", [{"calibration": ids(1)}, {"method": "descent"}, {"to": "int3:g32"}, {"ignore": "*.up_proj"}]
+)
+def test_weights_of_another_run_are_solved_and_refused_or_written(
+    llama: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"to": "int4:g32", "method": "gptq", "calibration": ids()}
+    zp.quantize_checkpoint(llama, tmp_path / "out", **options)
+    options |= {**change, "skip_finished": True}
+    with pytest.raises(zp.CheckpointError, match="choose an empty directory, or add overwrite=True"):
+        zp.quantize_checkpoint(llama, tmp_path / "out", **options)
+    result = zp.quantize_checkpoint(llama, tmp_path / "out", **options, overwrite=True)
+    assert len(result.outcomes) > 0
+    again = zp.quantize_checkpoint(llama, tmp_path / "out", **options)
+    assert len(again.outcomes) == 0
+    cut(tmp_path / "out")
+    with pytest.raises(zp.CheckpointError, match="choose an empty directory, or add overwrite=True"):
+        zp.quantize_checkpoint(llama, tmp_path / "out", **options)

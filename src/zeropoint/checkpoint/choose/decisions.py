@@ -17,7 +17,7 @@ from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Kinds, Made
 from ...errors import CheckpointError, RecipeError, count, option, printable
 from ...methods import NEAREST
-from ...recipes import Assignment, Recipe, Rule, Subject
+from ...recipes import Assignment, Quality, Recipe, Rule, Subject, picked, without_inputs
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
 from .expert_matrices import matrices
@@ -25,6 +25,7 @@ from .selection import (
     EXPERTS_AS_ROWS,
     Selection,
     Why,
+    is_embedding,
     is_fused_experts,
     module_of,
     names,
@@ -58,11 +59,14 @@ class TensorDecision:
         return self.layer is None and self.why in (Why.UNFIT, Why.UNNAMED)
 
 
-def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -> Sequence[TensorDecision]:
+def decide(
+    source: Source, recipe: Recipe, selection: Selection, codec: Codec, *, quality: Quality | None = None
+) -> Sequence[TensorDecision]:  # fmt: skip
     """Return the decision about every tensor of ``source``, in the order of its entries.
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
-    the recipe gives by default. codec: what the files are written in.
+    the recipe gives by default. codec: what the files are written in. quality: picked the methods of the
+    recipe; embeddings, which have no inputs to learn from, get the method that it has without data.
 
     Raises RecipeError when a rule has no effect, or gives a scheme to nothing that can be quantized;
     CheckpointError when an include pattern names nothing that can be, or, under strict, when a linear weight
@@ -70,6 +74,15 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     """
     entries, config = source.entries, source.config or {}
     layers, uses, rules = _LayerSchemes(codec), _Uses(recipe), selection.recipe(recipe)
+
+    def method_of(gives: Assignment, entry: TensorEntry) -> str:
+        method = gives.method or NEAREST
+        if quality in (None, Quality.FAST) or gives.weight is None:
+            return method
+        learning = picked(quality, gives.weight, quantized_inputs=gives.input is not None).method
+        if method != learning or not is_embedding(entry, entries, config):
+            return method
+        return without_inputs(gives.weight)
 
     def decided(entry: TensorEntry) -> TensorDecision:
         rule = rules.first(subject_of(entry, entries, config))
@@ -91,7 +104,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         else:
             kind = "fused experts" if is_fused_experts(entry) else "a linear weight"
             decision = TensorDecision(
-                entry=entry, layer=layer, method=rule.gives.method or NEAREST,
+                entry=entry, layer=layer, method=method_of(rule.gives, entry),
                 why=Why.LINEAR if by_default else Why.USER, reason=kind if by_default else rule.place,
             )  # fmt: skip
         uses.add(rule, decision, possible=problem is None)

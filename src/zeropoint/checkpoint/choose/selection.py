@@ -194,6 +194,11 @@ def subject_of(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) 
     )
 
 
+def is_embedding(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> bool:
+    """Return whether a tensor is a table of embeddings, which multiplies no inputs."""
+    return subject_of(entry, entries, config).type == "Embedding"
+
+
 _TABLES = re.compile("embed|position|token_type", re.IGNORECASE)
 """What names of embeddings have, or of modules around them."""
 

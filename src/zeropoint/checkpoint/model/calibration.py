@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,7 +46,8 @@ from .loading import Files, fill, read_tensor
 from .own_tokens import generate, require_memory
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
 from .parts import input_tensors
-from .tokens import Given, Windows, windows_of
+from .statistics_file import tokens_digest
+from .tokens import OWN, Given, Windows, windows_of
 
 
 def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) -> CheckpointPlan:
@@ -68,7 +70,9 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
     require_text(plan, given)
-    run = running(plan.source, given, plan.limits, remedy=_REMEDY, seen=plan.seen)
+    # Ranges of inputs are those of the model before its biases are corrected.
+    rescaled = replace(plan, folds={name: fold.rescaling for name, fold in plan.folds.items()})
+    run = running(plan.source, given, plan.limits, remedy=_REMEDY, seen=rescaled.seen)
     found = _observed(plan.source, wanted, run, static=static, progress=progress)
     plan = replace(plan, statistics=found.statistics)
     if found.missing:
@@ -214,8 +218,7 @@ def running(
         floats = as_floats(source, dtype=dtype)
         floats = floats if seen is None else seen(floats)
         model = empty_model(floats.source, limits, remedy, dtype)
-        config, vocabulary = model.config.get_text_config(), model.get_input_embeddings().num_embeddings
-        longest = getattr(config, "max_position_embeddings", None) or 1 << 30
+        config, (longest, vocabulary) = model.config.get_text_config(), _sizes(model)
         batches = given if isinstance(given, list) else [
             {"input_ids": window}
             for window in windows_of(given, source, vocabulary=vocabulary, longest=longest)
@@ -242,6 +245,27 @@ def running(
                 batches=batches, vocabulary=vocabulary, longest=longest, width=config.hidden_size,
                 spare=spare,
             )  # fmt: skip
+
+
+def tokens_digest_of(source: Source, given: Given, limits: Limits) -> str:
+    """Return a digest of the tokens that a model runs on, without running it.
+
+    Those that it generates follow from their beginnings and from the model. given: as for
+    :func:`calibrated`, which says what is raised.
+    """
+    _require_runnable(source, _REMEDY)
+    what = f"transformers does not build the model of {shown(source.root)}"
+    with reading(what, _REMEDY, UnsupportedError, system=True):
+        model = empty_model(as_floats(source).source, limits, _REMEDY, None)
+        longest, vocabulary = _sizes(model)
+        windows = windows_of(given, source, vocabulary=vocabulary, longest=longest)
+    return f"{OWN if Windows.of(given).is_own else ''} {tokens_digest(windows)}"
+
+
+def _sizes(model: Any) -> tuple[int, int]:
+    """Return the most tokens that a model takes at once, and how many it knows."""
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+    return longest, model.get_input_embeddings().num_embeddings
 
 
 def _recipe(

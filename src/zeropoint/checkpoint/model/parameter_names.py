@@ -23,7 +23,7 @@ from ...models import QuantizedLinear, SplitExperts
 from ..choose.expert_stacks import holder_of
 from ..choose.selection import module_of
 
-WEIGHT = ".weight"
+WEIGHT, BIAS = ".weight", ".bias"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

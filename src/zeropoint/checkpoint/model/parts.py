@@ -176,6 +176,8 @@ def _refusal(module: nn.Module, codec: Codec) -> str | None:
         return "a Conv1D is stored transposed, which no layout holds quantized"
     if module.weight.rotation is not None:
         return f"its codes are of a weight rotated by {module.weight.rotation}, and {_ROTATED}"
+    if module.weight.has_low_rank:
+        return "two narrow matrices lie next to its codes, which no layout holds (dequantize_model adds them)"
     if module.output_quantizer is not None:
         return "its output is quantized, and the layouts hold weights and schemes of inputs"
     try:

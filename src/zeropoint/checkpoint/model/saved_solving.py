@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ...errors import CalibrationError, CheckpointError, ZeropointError, option, printable, size_of
+from ...errors import CalibrationError, ZeropointError, option, printable
 from ...methods import LayerData, LayerResult, Loss, method_named
-from ...methods.channels import needs_model, rescalings_of
+from ...methods.channels import needs_model
 from ...methods.method import GRAM, MEAN_SQUARE
 from ...methods.rotate import of_rotated
 from ...models.block_chain import in_threads
@@ -22,8 +22,7 @@ from ...progress import counted
 from ...stats import State, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, stamps
-from ..plan.learned_data import static_inputs
-from ..plan.limits import Limits
+from ..plan.learned_data import solving_scheme, static_inputs
 from ..plan.placement import Placement
 from .importance import weighted
 from .loading import Files
@@ -68,8 +67,9 @@ def _require_held(plan: CheckpointPlan) -> None:
     if plan.rotation is not None:
         raise CalibrationError(of_rotated(plan.rotation, "statistics"))
     for weight in plan.weights:
-        if rescalings_of(method_named(weight.method)):
-            raise CalibrationError(needs_model(method_named(weight.method)))
+        reason = needs_model(method_named(weight.method))
+        if reason is not None:
+            raise CalibrationError(reason)
         more = sorted(method_named(weight.method).needs.keys() - _HELD)
         if more:
             raise CalibrationError(
@@ -87,11 +87,7 @@ def solved_from(
     folder: keeps the codes; what an earlier run left there is used. Raises CalibrationError for statistics
     that have no such matrices or not those of a weight; CheckpointError where memory is too little.
     """
-    if not saved.has_gram:
-        raise CalibrationError(
-            f"{str(saved.paths[0])!r} has no Gram matrices, of which its method solves weights; make it with "
-            f"{option('gram', True)}"
-        )
+    require_gram(saved)
     kept = SolvedFolder(folder)
     kept.begin({**identity(plan), **stamps(plan), "statistics": saved.digest})
     numbered = [
@@ -99,7 +95,8 @@ def solved_from(
         for number, weight in enumerate(plan.weights)
         if GRAM in method_named(weight.method).takes
     ]
-    _require_memory([weight for _, weight in numbered], plan.limits)
+    for _, weight in numbered:
+        plan.limits.require_gram((weight.shape[0], weight.shape[1]), workers=plan.limits.workers)
     groups = defaultdict[str, list[tuple[WeightTask, Placement]]](list)
     for number, weight in numbered:
         site = saved.owners.get(weight.module)
@@ -109,21 +106,31 @@ def solved_from(
                 f"another method by a rule, or name it in {option('ignore')}"
             )
         task = WeightTask(
-            name=weight.module, number=number, layer=weight.module, scheme=weight.layer.weight,
+            name=weight.module, number=number, layer=weight.module, scheme=solving_scheme(weight.layer),
             method=method_named(weight.method), dtype=weight.dtype, share=weight.share,
+            exact=not weight.layer.codec.needs_mean(weight.layer),
         )  # fmt: skip
         groups[site].append((task, weight))
     extremes = _extremes(weight for _, weight in numbered)
-    pool = _Pool(saved)
+    pool = PooledGrams(saved)
     with Files() as files:
         for site in counted(list(groups), "Solving weights", shown=progress):
             todo = [(task, weight) for task, weight in groups[site] if kept.known(task) is None]
             if todo:
-                gram = saved.gram_of(pool.gram(site), site)
+                gram = saved.gram_of(pool.state(site), site)
                 data = LayerData(statistics={GRAM: gram}, own=saved.sites[site].vectors)
                 _solve(todo, data, extremes, kept, files, workers=plan.limits.workers)
     tasks = [task for group in groups.values() for task, _ in group]
     return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.said()))
+
+
+def require_gram(saved: SavedStatistics) -> None:
+    """Raise CalibrationError for statistics without Gram matrices."""
+    if not saved.has_gram:
+        raise CalibrationError(
+            f"{str(saved.paths[0])!r} has no Gram matrices, on which weights are solved; make it with "
+            f"{option('gram', True)}"
+        )
 
 
 def _solve(
@@ -145,7 +152,7 @@ def _solve(
             raise type(error)(f"{task.name}: {error}") from error
         found[task.name] = result, Loss(
             vectors=int(gram["vectors"]), own=data.own, seen=_loss_by(gram, matrix, result),
-            notes=result.notes,
+            notes=result.notes, outputs=result.outputs,
         )  # fmt: skip
 
     in_threads(solve_one, todo, min(len(todo), workers))
@@ -179,26 +186,10 @@ def _extremes(weights: Iterable[Placement]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _require_memory(weights: Iterable[Placement], limits: Limits) -> None:
-    """Raise CheckpointError where solving takes more than the process may take.
-
-    That is a Gram matrix, its sum over experts, its factors, and a weight of each worker, all in float64.
-    """
-    needed = max(
-        (8 * (6 * w.shape[1] ** 2 + 6 * limits.workers * w.shape[0] * w.shape[1]) for w in weights), default=0
-    )
-    needed += limits.base_memory
-    if needed > limits.max_memory:
-        raise CheckpointError(
-            f"solving weights takes about {size_of(needed)}, more than the process may take: Gram matrices "
-            f"of the widest layer; use {option('max_memory', f'{-(-needed >> 20)}M')}"
-        )
-
-
-class _Pool:
+class PooledGrams:
     """Gram matrices of sites, those of experts drawn toward the sum over all experts of their layer.
 
-    saved: where they are from. The sum of one layer is kept.
+    saved: where they are from. The sum of one layer, and the last matrix, are kept.
     """
 
     def __init__(self, saved: SavedStatistics) -> None:
@@ -207,8 +198,22 @@ class _Pool:
         for name, site in saved.sites.items():
             self._kin[_place_of(name), site.features].append(name)
         self._last: tuple[tuple[str, int], State] | None = None
+        self._known: Statistics | None = None
 
-    def gram(self, name: str) -> State:
+    def of(self, module: str) -> Statistics | None:
+        """Return the Gram matrix of the inputs of a module, or None where there is none."""
+        site = self.site(module)
+        if site is None:
+            return None
+        if self._known is None or self._known.name != site:
+            self._known = self._saved.gram_of(self.state(site), site)
+        return self._known
+
+    def site(self, module: str) -> str | None:
+        """Return the name of what modules with one Gram matrix read, or None."""
+        return self._saved.owners.get(module) if self._saved.has_gram else None
+
+    def state(self, name: str) -> State:
         """Return the state of a site."""
         saved, own = self._saved, self._saved.gram(name)
         key = _place_of(name), saved.sites[name].features

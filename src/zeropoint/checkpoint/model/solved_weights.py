@@ -15,34 +15,37 @@ import shutil
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
+from ...errors import CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...methods import LayerResult, Loss, method_named
-from ...methods.channels import ChannelFold
+from ...methods.chain import without_corrections
+from ...methods.channels import ChannelFold, corrections_of
 from ...methods.channels import in_order as is_in_order
 from ...methods.method import OutputError
 from ...methods.rotate import unrotated
 from ...models import DynamicQuantize
 from ...models.rescale import RescaledBlock
 from ...models.site_inputs import EVERY, kin_of
-from ...models.solutions import WeightTask
+from ...models.solutions import WeightTask, require_corrected
 from ...models.solving import solve
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
-from ..plan.identity import identity, require_same, stamps
+from ..plan.identity import ASKED, identity, require_same, stamps
+from ..plan.learned_data import solving_scheme
 from ..plan.limits import Limits, give_back
 from ..plan.placement import Placement
-from ..plan.rescaled import RESCALED, folds_text, parsed_folds
+from ..plan.rescaled import RESCALED, folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
 from .calibration import RunningModel, running
-from .parameter_names import WEIGHT, WeightRows, file_names
+from .parameter_names import BIAS, WEIGHT, WeightRows, file_names
 from .tokens import Given
 
 _RECORD = "zeropoint_solved.json"
@@ -142,12 +145,15 @@ def solved(
             )
         kept_at_once = max(0, memo - _OVERHEAD) // 2
         steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once)
+        require_corrected((method_named(weight.method) for weight in plan.weights), tasks)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
-        folds = _in_files(model, kept.folds)
+        folds = _in_files(model, kept.folds(tasks, model.root))
     if folds:
         plan = with_folds(plan, folds)
-    notes = (*plan.notes, *_of_rescaling(kept.rescalings), *kept.said())
+    notes = (
+        *plan.notes, *_of_rescaling(kept.rescalings), *_of_corrections(plan, kept.corrected), *kept.said()
+    )  # fmt: skip
     return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
 
 
@@ -155,6 +161,11 @@ def _in_files(model: RunningModel, folds: Mapping[str, ChannelFold]) -> dict[str
     """Return what tensors of files are multiplied with, from what parameters of the model are."""
     found, left = dict[str, ChannelFold](), dict(folds)
     for own in model.rows:
+        bias = folds.get(f"{own.layer}{BIAS}")
+        if bias is not None and bias.added is not None:
+            left.pop(f"{own.layer}{BIAS}", None)
+            rows = None if bias.rows is None else bias.rows[own.index]
+            found[f"{own.module}{BIAS}"] = replace(bias, rows=rows, added=bias.added[own.index])
         fold = folds.get(f"{own.layer}{WEIGHT}")
         left.pop(f"{own.layer}{WEIGHT}", None)
         if fold is not None:
@@ -172,6 +183,19 @@ def _of_rescaling(found: Iterable[RescaledBlock]) -> Iterator[str]:
         done = f"{sum(map(bool, notes))} of {len(notes)}"
         yield f"channels of {done} inputs whose channels can be rescaled are, as {RESCALED} says"
     yield from (block.refused for block in blocks if block.refused)
+
+
+def _of_corrections(plan: CheckpointPlan, corrected: Collection[str]) -> Iterator[str]:
+    """Yield a sentence about biases that are corrected, and about weights of layers without one."""
+    asked = [weight for weight in plan.weights if corrections_of(method_named(weight.method))]
+    if not asked:
+        return
+    without = [weight.module for weight in asked if weight.module not in corrected]
+    rest = f"; {len(without)} have none, such as {printable(without[0])}" if without else ""
+    yield (
+        f"the biases of {len(asked) - len(without)} of {count(len(asked), 'weight')} take up the mean error "
+        f"of outputs, as {RESCALED} says{rest}"
+    )
 
 
 _OVERHEAD = 768 << 20
@@ -214,16 +238,15 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
                 f"{printable(weight.module)} is no Linear layer of the model, and has no statistics of "
                 f"inputs; give it another method by a rule, or name it in {option('ignore')}"
             )
-        if layer.codec.needs_mean(layer):
-            raise UnsupportedError(
-                f"{printable(weight.module)}: {layer.layout} keeps scales less their mean, which "
-                f"follows from the whole weight; {_REMEDY}"
-            )
         source = layer.input
+        if f"{weight.module}{BIAS}" not in plan.source.entries:
+            method = without_corrections(method)
         tasks.append(
             WeightTask(
-                name=weight.module, number=number, layer=own.layer, scheme=layer.weight, method=method,
+                name=weight.module, number=number, layer=own.layer, scheme=solving_scheme(layer),
+                method=method,
                 rows=_in_file(weight, own.index), dtype=weight.dtype, share=weight.share,
+                exact=not layer.codec.needs_mean(layer),
                 source=DynamicQuantize(source) if source is not None and source.dynamic else None,
             )
         )  # fmt: skip
@@ -246,6 +269,7 @@ class SolvedFolder:
         self._folder = folder
         self.losses: dict[str, Loss] = {}
         self._rescaled: dict[str, RescaledBlock] = {}
+        self._changes: dict[str, Mapping[str, torch.Tensor]] = {}
 
     def begin(self, fields: Mapping[str, str]) -> None:
         """Write the identity of the run, or compare it with the one that is there.
@@ -253,6 +277,7 @@ class SolvedFolder:
         Raises CheckpointError where they differ.
         """
         record = self._folder / _RECORD
+        fields = {name: text for name, text in fields.items() if name != ASKED}  # others say the same
         if record.exists():
             try:
                 then = json.loads(record.read_text(encoding="utf-8"))
@@ -268,23 +293,27 @@ class SolvedFolder:
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep the codes of a weight."""
         give_back()
-        self.losses[task.name] = loss
-        self._write(
-            self._loss(task), lambda draft: draft.write_text(json.dumps(asdict(loss)), encoding="utf-8")
-        )
+        loss = loss if task.exact else replace(loss, outputs=None)
+        self.losses[task.name], self._changes[task.name] = loss, result.changes
+        changes = {name: packed_numbers(added) for name, added in result.changes.items()}
+        text = json.dumps({**asdict(loss), "changes": changes})
+        self._write(self._loss(task), lambda draft: draft.write_text(text, encoding="utf-8"))
         self._write(self._codes(task), result.q.save)
 
     def known(self, task: WeightTask) -> LayerResult | None:
         """Return the codes of a weight that an earlier run kept, or None; what is damaged is solved again."""
         try:
             q = QuantizedTensor.load(self._codes(task))
-            loss = Loss(**json.loads(self._loss(task).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            said = json.loads(self._loss(task).read_text(encoding="utf-8"))
+            changes = {name: unpacked_numbers(text) for name, text in said.pop("changes").items()}
+            loss = Loss(**said)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
         known: Any = loss.outputs
         outputs = None if known is None else OutputError(**known)
         self.losses[task.name] = replace(loss, notes=tuple(loss.notes), outputs=outputs)
-        return LayerResult(q=q)
+        self._changes[task.name] = changes
+        return LayerResult(q=q, changes=changes)
 
     def known_rescaling(self, block: str) -> RescaledBlock | None:
         """Return how an earlier run rescaled a block, or None."""
@@ -308,9 +337,22 @@ class SolvedFolder:
         return tuple(self._rescaled.values())
 
     @property
-    def folds(self) -> dict[str, ChannelFold]:
-        """What parameters of the model are multiplied with, by name."""
-        return {name: fold for block in self.rescalings for name, fold in block.folds.items()}
+    def corrected(self) -> Collection[str]:
+        """The names of weights next to which another parameter is corrected."""
+        return {name for name, changes in self._changes.items() if changes}
+
+    def folds(self, tasks: Iterable[WeightTask], root: nn.Module) -> dict[str, ChannelFold]:
+        """Return what parameters of the model are multiplied with, and what is added to them, by name."""
+        found = {name: fold for block in self.rescalings for name, fold in block.folds.items()}
+        added = dict[str, torch.Tensor]()
+        for task in tasks:
+            for parameter, own in self._changes[task.name].items():
+                name = f"{task.layer}.{parameter}"
+                whole = added.setdefault(name, torch.zeros(len(root.get_parameter(name))))
+                whole[slice(None) if task.rows is None else task.rows] = own
+        for name, whole in added.items():
+            found[name] = found.get(name, ChannelFold()).then(ChannelFold(added=whole))
+        return found
 
     def weights(self, tasks: Iterable[WeightTask]) -> dict[str, SolvedWeight]:
         """Return file, digest and loss of each weight, by name."""

@@ -24,6 +24,7 @@ from ...errors import CheckpointError, UnsupportedError, count, option, printabl
 from ...formats import RoundingMode
 from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
 from ...methods import OF_TABLES, ROTATING, Scope
+from ...methods.channels import kept_with_codes
 from ...recipes import Recipe
 from ...results import Result
 from ..choose.adapters import require_model
@@ -73,7 +74,8 @@ class CheckpointPlan(Result):
     the small files that are written, the index and the configuration. companions: path to bytes of the files
     that are copied. notes: sentences for the report. solved: codes of weights, by module.
     rotation: of the model, or None. folds: what rescaled channels mean for tensors, by name. earlier: what an
-    earlier run said of each weight, which is copied, as ``[module, record]`` in a line of JSON each.
+    earlier run said of each weight, which is copied, as ``[module, record]`` in a line of JSON each. asked: a
+    digest of all that solved weights follow from, known before they are; empty where none are solved.
     """
 
     source: Source
@@ -91,6 +93,7 @@ class CheckpointPlan(Result):
     rotation: ModelRotation | None = None
     folds: Mapping[str, ChannelFold] = field(default_factory=dict)
     earlier: Text | None = None
+    asked: str = ""
 
     @property
     def weights(self) -> Sequence[Placement]:
@@ -164,7 +167,7 @@ class CheckpointPlan(Result):
         """What is done to tensors that are written as floats."""
         if self.rotation is not None:
             return "rotated"
-        return "rescaled" if RESCALED in self.texts else "decoded"
+        return _changed(self.folds) or "decoded"
 
     @property
     def memory(self) -> str:
@@ -234,6 +237,15 @@ class CheckpointPlan(Result):
         return tuple(d for d in self.decisions if d.kept_by_default)
 
 
+def _changed(folds: Mapping[str, ChannelFold]) -> str:
+    """Return what was done to floats: rescaled, corrected, or both."""
+    kinds = {
+        "rescaled": any(fold.rows is not None or fold.columns is not None for fold in folds.values()),
+        "corrected": any(fold.added is not None for fold in folds.values()),
+    }
+    return " or ".join(kind for kind, there in kinds.items() if there)
+
+
 def kinds_of(items: Iterable[Placement]) -> list[Placement]:
     """Return one of each kind."""
     found: dict[Hashable, Placement] = {}
@@ -274,7 +286,7 @@ def make_plan(
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
-    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
+    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec, quality=text.quality)
     more = NOTHING
     if converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT
@@ -332,7 +344,10 @@ def with_folds(plan: CheckpointPlan, folds: Mapping[str, ChannelFold]) -> Checkp
     made = make_plan(
         plan.source, plan.recipe, selection=plan.selection, limits=plan.limits, codec=plan.codec, folds=folds
     )
-    return replace(made, statistics=plan.statistics, solved=plan.solved, limits=plan.limits, notes=plan.notes)
+    return replace(
+        made, statistics=plan.statistics, solved=plan.solved, limits=plan.limits, notes=plan.notes,
+        asked=plan.asked,
+    )  # fmt: skip
 
 
 def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:
@@ -418,6 +433,12 @@ def _require_streaming(recipe: Recipe) -> None:
             raise UnsupportedError(
                 f"method {method.name} gives each weight a table of its own, which no file layout holds; use "
                 "zp.quantize_model, or method nearest"
+            )
+        kept = kept_with_codes(method)
+        if kept is not None:
+            raise UnsupportedError(
+                f"method {method.name} keeps {kept}, for which no file layout has a place; use "
+                "zp.quantize_model, or leave the step out"
             )
         if method.name.startswith(ROTATING):
             raise UnsupportedError(

@@ -23,6 +23,8 @@ from .origin import Origin
 if TYPE_CHECKING:
     from .checkpoint_plan import CheckpointPlan
 
+ASKED = "asked"
+"""The field that is known before weights are solved."""
 JOURNAL_FORMAT = "1"
 """The format of journals (run/journal.py) that this version resumes."""
 VERSION = metadata.version("zeropoint")
@@ -46,9 +48,19 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
     }
     if plan.statistics or plan.placements.added or plan.solved:
         fields["calibration"] = _digest(_learned(plan))
+    if plan.asked:
+        fields[ASKED] = plan.asked
     fields |= shard_fields(source)
     fields["output"] = _digest(_output(plan))
     return fields
+
+
+def asked_of(plan: CheckpointPlan, data: str) -> str:
+    """Return a digest of a plan whose weights are not solved yet, and of data, which tells what is asked for.
+
+    data: their digest.
+    """
+    return _digest([json.dumps(identity(plan), sort_keys=True), data])
 
 
 def _output(plan: CheckpointPlan) -> Iterator[str | bytes]:

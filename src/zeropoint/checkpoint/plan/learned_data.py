@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
 from ...errors import CalibrationError, option, printable
 from ...methods import LayerData, method_named
-from ...methods.channels import needs_model, rescalings_of
+from ...methods.channels import needs_model
 from ...methods.method import MEAN_SQUARE
+from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan
 from .placement import Placement
@@ -19,9 +22,24 @@ def layer_data(
     """Return what the method of a weight of ``plan`` is given; what was scanned is of its group, if any."""
     known = plan.solved.get(weight.module)
     if known is not None:
-        return LayerData(solved=QuantizedTensor.load(known.path))
+        q = QuantizedTensor.load(known.path)
+        return LayerData(solved=q, mean=_mean_of(q) if weight.layer.codec.needs_mean(weight.layer) else None)
     statistics = plan.statistics.get(weight.module, {})
     return LayerData(statistics=statistics, extremes=extremes if mean is None else None, mean=mean)
+
+
+def _mean_of(q: QuantizedTensor) -> float:
+    """Return the mean of all scales, of their exact sum."""
+    scales = q.params.scales[0].flatten().tolist()
+    return math.fsum(scales) / max(1, len(scales))
+
+
+def solving_scheme(layer: LayerScheme) -> Scheme:
+    """Return the scheme under which weights are solved: of codes whose scales are stored as they are.
+
+    Scales less their mean follow from those of the whole weight, and are made once it is solved.
+    """
+    return layer.codec.known(layer, 0.0).weight if layer.codec.needs_mean(layer) else layer.weight
 
 
 def require_statistics(plan: CheckpointPlan) -> None:
@@ -49,8 +67,9 @@ def require_statistics_of_methods(plan: CheckpointPlan) -> None:
     """Raise CalibrationError where the method of a weight needs statistics of its inputs, and has none."""
     for weight in plan.weights:
         method = method_named(weight.method)
-        if weight.module not in plan.solved and rescalings_of(method):
-            raise CalibrationError(needs_model(method))
+        reason = None if weight.module in plan.solved else needs_model(method)
+        if reason is not None:
+            raise CalibrationError(reason)
         needs = method.needs
         if weight.module not in plan.solved and needs.keys() - plan.statistics.get(weight.module, {}).keys():
             data = option("calibration", metavar="FILE"), option("imatrix", metavar="FILE")

@@ -72,6 +72,19 @@ class Limits:
             max_memory=DEFAULT_MEMORY if max_memory is None else parse_size(max_memory),
         )
 
+    def require_gram(self, shape: tuple[int, int], *, workers: int = 1) -> None:
+        """Raise CheckpointError where solving a weight takes more than the process may take.
+
+        That is a Gram matrix, its sum over experts, its factors, and a weight of each worker, in float64.
+        """
+        rows, columns = shape
+        needed = self.base_memory + 8 * (6 * columns**2 + 6 * workers * rows * columns)
+        if needed > self.max_memory:
+            raise CheckpointError(
+                f"a weight of {rows} x {columns} with its Gram matrix takes about {size_of(needed)}, more "
+                f"than the process may take; use {option('max_memory', f'{-(-needed >> 20)}M')}"
+            )
+
     @property
     def _given(self) -> str:
         """The bound as an option."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from ...codecs.protocol import LayerScheme
-from ...errors import option
+from ...errors import all_of, count, option, printable
 from ...methods import NEAREST
 from ...recipes import PickedMethod, Quality, picked
+from ..choose.selection import is_embedding
 from .checkpoint_plan import CheckpointPlan, kinds_of
 
 _FEW_BITS = 6
@@ -26,6 +28,27 @@ def of_lower_quality(plan: CheckpointPlan) -> Iterator[str]:
         if pick.refusal and pick.method == method:
             asked = option("quality", str(quality))
             yield f"{asked} falls back on {method} for {layer}: {pick.refusal}"
+    yield from _without_inputs(plan, quality)
+
+
+def _without_inputs(plan: CheckpointPlan, quality: Quality) -> Iterator[str]:
+    """Yield a sentence about embeddings, which have no inputs to learn from."""
+    entries, config = plan.source.entries, plan.source.config or {}
+    found: dict[str, list[str]] = {}
+    for decision in plan.decisions:
+        if decision.layer is None or _picked(quality, decision.layer).method == decision.method:
+            continue
+        if is_embedding(decision.entry, entries, config):
+            found.setdefault(decision.method, []).append(decision.entry.name)
+    for method, names in found.items():
+        yield (
+            f"{option('quality', str(quality))} falls back on {method} for {count(len(names), 'weight')} "
+            f"without inputs to learn from: {all_of(map(printable, names[:_LISTED]))}"
+            f"{f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''}"
+        )
+
+
+_LISTED = 3
 
 
 def offered_quality(plan: CheckpointPlan) -> Iterator[str]:
@@ -39,5 +62,6 @@ def offered_quality(plan: CheckpointPlan) -> Iterator[str]:
         yield f"with {options} outputs come closer: {_EXAMPLE}"
 
 
+@functools.lru_cache(maxsize=256)
 def _picked(quality: Quality, layer: LayerScheme) -> PickedMethod:
     return picked(quality, layer.weight, quantized_inputs=layer.input is not None)

@@ -1,12 +1,12 @@
-"""A checkpoint with rescaled channels: its floats as they are then, and the file that says so.
+"""A checkpoint with rescaled channels and corrected biases: its floats, and the file that says so.
 
-The model computes what it did before, and its tensors differ from those of the source.
-``zeropoint_rescaled.json`` next to the weights says what each was multiplied with, so that the result can be
-compared with the source:
+Its tensors differ from those of the source. ``zeropoint_rescaled.json`` next to the weights says what each
+was multiplied with and what was added, so that the result can be compared with the source:
 
     {"zeropoint_rescaled": 1, "tensors": {NAME: {"rows": STEPS, "columns": STEPS, "one": 0.0}, ...}}
 
-STEPS are signed bytes in base64, one for each row or column: ``k`` means ``2^(k / 8)``.
+STEPS are signed bytes in base64, one for each row or column: ``k`` means ``2^(k / 8)``. A corrected bias has
+``"added"``, too: a float32 for each row, little-endian, in base64.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from ...errors import CheckpointError, UnsupportedError, printable
+from ...errors import CheckpointError, UnsupportedError, count, printable
 from ...layout.packing import flat_bytes
 from ...methods.channels import ChannelFold
 from ..choose.expert_matrices import matrices
@@ -88,7 +89,8 @@ def _origin(origin: Origin, folds: tuple[ChannelFold | None, ...]) -> Origin:
         )
     height = math.prod(entry.shape[:-1]) // max(1, len(folds)) if len(entry.shape) > 1 else entry.shape[0]
     for fold in filter(None, folds):
-        if (fold.rows is not None and len(fold.rows) != height) or (
+        of_rows = [x for x in (fold.rows, fold.added) if x is not None]
+        if any(len(x) != height for x in of_rows) or (
             fold.columns is not None and len(fold.columns) != entry.shape[-1]
         ):
             raise CheckpointError(
@@ -102,10 +104,13 @@ def folds_text(
     folds: Mapping[str, ChannelFold], notes: Iterable[str] = (), *, refused: str = ""
 ) -> str:  # fmt: skip
     """Return the text of the file."""
-    tensors = {
+    tensors: dict[str, dict[str, Any]] = {
         name: {"rows": _packed(fold.rows), "columns": _packed(fold.columns), "one": fold.one}
         for name, fold in folds.items()
     }
+    for name, fold in folds.items():
+        if fold.added is not None:
+            tensors[name]["added"] = packed_numbers(fold.added)
     said = {"notes": list(notes), "refused": refused} if notes or refused else {}
     return json.dumps({"zeropoint_rescaled": _VERSION, **said, "tensors": tensors}, indent=1) + "\n"
 
@@ -132,9 +137,30 @@ def _fold(found: Any) -> ChannelFold:
     one = found.get("one") if isinstance(found, dict) else None
     if one not in (0.0, 1.0):
         raise ValueError("a tensor has no number that its module adds")
+    added = found.get("added")
     return ChannelFold(
-        rows=_unpacked(found.get("rows")), columns=_unpacked(found.get("columns")), one=float(one)
-    )
+        rows=_unpacked(found.get("rows")), columns=_unpacked(found.get("columns")), one=float(one),
+        added=None if added is None else unpacked_numbers(added),
+    )  # fmt: skip
+
+
+def packed_numbers(x: torch.Tensor) -> str:
+    """Return float32 numbers as text.
+
+    >>> unpacked_numbers(packed_numbers(torch.tensor([0.5, -3.0])))
+    tensor([ 0.5000, -3.0000])
+    """
+    return base64.b64encode(x.float().numpy().astype("<f4").tobytes()).decode()
+
+
+def unpacked_numbers(text: Any) -> torch.Tensor:
+    """Return the numbers of such a text; raises ValueError for another one, and for Inf and NaN."""
+    if not isinstance(text, str):
+        raise ValueError("numbers are not a text")
+    found = torch.from_numpy(np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype("f4"))
+    if not bool(torch.isfinite(found).all()):
+        raise ValueError("what is added is not finite")
+    return found
 
 
 def _unpacked(text: Any) -> torch.Tensor | None:
@@ -144,6 +170,18 @@ def _unpacked(text: Any) -> torch.Tensor | None:
         raise ValueError("steps are not a text")
     data = base64.b64decode(text, validate=True)
     return torch.frombuffer(bytearray(data), dtype=torch.int8).long() if data else torch.empty(0).long()
+
+
+def corrected_note(folds: Mapping[str, ChannelFold]) -> str | None:
+    """Return a sentence about tensors to which something is added, or None where there are none."""
+    found = {name: float(x.abs().max()) for name, fold in folds.items() if (x := fold.added) is not None}
+    if not found:
+        return None
+    largest = max(found, key=lambda name: found[name])
+    return (
+        f"{count(len(found), 'bias', 'biases')} differ from the original by what {RESCALED} says, at most "
+        f"{found[largest]:.3g} in {printable(largest)}: corrections for the mean error of outputs"
+    )
 
 
 def folds_of(source: Source) -> dict[str, ChannelFold]:

@@ -18,7 +18,7 @@ from typing import Any
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, RecipeError, count, printable, size_of
 from ...methods import method_named
-from ...methods.rotate import ModelRotation, rotation_named, rotation_of
+from ...methods.rotate import ModelRotation, rotation_of
 from ...ops.rotation import Rotation
 from ...recipes import Quality, Recipe, method_in
 from ..choose.recipe import RecipeText
@@ -209,7 +209,7 @@ def rotation_said(source: Source) -> ModelRotation | None:
         document = json.loads(data)
         if not isinstance(document, dict) or document.get("zeropoint_rotated") != _VERSION:
             raise ValueError("it does not say how the model is rotated")
-        found = rotation_named(str(document.get("rotation")))
+        found = ModelRotation.spelled(str(document.get("rotation")))
         if found is None:
             raise ValueError(f"its rotation {printable(str(document.get('rotation')), limit=40)} is unknown")
     except (ValueError, RecursionError) as error:

@@ -19,7 +19,7 @@ from ...errors import CheckpointError
 from ...progress import Progress
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
-from ..plan.identity import identity
+from ..plan.identity import ASKED, identity
 from ..plan.texts import Text
 from ..read.storage import Place, failures, open_file, stamp
 from .directory import Partials
@@ -74,8 +74,9 @@ _MOST_HEAD = 1 << 26
 def finished(plan: CheckpointPlan, path: Place) -> bool:
     """Return whether an output is that of a run of this plan that ended well, by its manifest alone.
 
-    The identity of the run and the sizes of all files are compared; no weight is read. A source with the
-    headers of the one that was quantized, and other numbers, is taken for it.
+    The identity of the run and the sizes of all files are compared, of a plan whose weights are still to be
+    solved what it was asked for; no weight is read. A source with the headers of the one that was quantized,
+    and other numbers, is taken for it.
     """
     of_text = (CheckpointError, ValueError, KeyError, TypeError, AttributeError)
     with (
@@ -86,8 +87,10 @@ def finished(plan: CheckpointPlan, path: Place) -> bool:
         file.read_into(memoryview(head), 0)
         said = json.loads(head.partition(b',\n"tensors"')[0] + b"}")
         sizes = {name: about["size"] for name, about in said["files"].items()}
-        same: bool = said["identity"] == identity(plan)
-        return same and all(stamp(path / name).size == size for name, size in sizes.items())
+        unsolved = plan.asked and not plan.solved
+        wanted = {ASKED: plan.asked} if unsolved else identity(plan)
+        known = {name: text for name, text in said["identity"].items() if name in wanted or not unsolved}
+        return known == wanted and all(stamp(path / name).size == size for name, size in sizes.items())
     return False
 
 

@@ -124,11 +124,7 @@ def run(
     all_units = units(plan)
     with _target(plan, all_units, place(out), overwrite=overwrite, spool=spool) as target:
         if skip_finished and target.may_be_complete() and finished(plan, target.path):
-            note = f"{shown(target.path)} was finished by an earlier run, by its manifest; nothing was read"
-            return RunResult(
-                path=target.path, plan=plan, notes=(*plan.notes, note), outcomes=(), units=len(all_units),
-                resumed=len(all_units), sync_seconds=0.0,
-            )  # fmt: skip
+            return _as_it_is(plan, target.path, len(all_units))
         if target.may_be_complete():
             done = done_already(plan, all_units, target.path, on_progress)
             if done is not None:
@@ -163,6 +159,29 @@ def require_free(
     """
     with _target(plan, units(plan), place(out), overwrite=overwrite, spool=spool) as target:
         target.require_free()
+
+
+def finished_before(
+    plan: CheckpointPlan, out: Place | str, *, overwrite: bool = False, spool: Path | None = None
+) -> RunResult | None:
+    """Return the result of an earlier run of a plan whose weights are still to be solved, or None.
+
+    overwrite, spool: as for :func:`run`, whose ``skip_finished`` it is.
+    """
+    all_units = units(plan)
+    with _target(plan, all_units, place(out), overwrite=overwrite, spool=spool) as target:
+        if target.may_be_complete() and finished(plan, target.path):
+            return _as_it_is(plan, target.path, len(all_units))
+    return None
+
+
+def _as_it_is(plan: CheckpointPlan, path: Place, units: int) -> RunResult:
+    """Return the result for an output that an earlier run finished."""
+    note = f"{shown(path)} was finished by an earlier run, by its manifest; nothing was read"
+    return RunResult(
+        path=path, plan=plan, notes=(*plan.notes, note), outcomes=(), units=units, resumed=units,
+        sync_seconds=0.0,
+    )  # fmt: skip
 
 
 def _target(

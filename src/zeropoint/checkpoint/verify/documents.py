@@ -85,6 +85,7 @@ def verification_document(verification: Verification) -> dict[str, Any]:
         "notes": list(verification.notes),
         "values": verification.values,
         "kept": verification.kept,
+        "outputs": None if verification.outputs is None else verification.outputs.to_dict(),
         "error": None if error is None else error_document(error),
         "layers": [_proof(proof) for proof in verification.layers],
         "worst": [_proof(proof) for proof, _ in worst(verification.layers.measured, lambda found: found[1])],

@@ -19,6 +19,7 @@ from ...columns import Names
 from ...errors import CheckpointError, printable
 from ...libraries import reading
 from ...methods import NEAREST
+from ...methods.method import OutputError
 from ..plan.config_and_index import MANIFEST
 from ..read.json_stream import JsonStream
 from ..read.problems import Problem
@@ -59,6 +60,7 @@ class Manifest:
     """The manifest of a checkpoint: identity, files by name, and the parts of each of its tensors.
 
     problems: names that only one side has, and tensors in another file. nbytes: of all parts of tensors.
+    outputs: what it says of the outputs of solved weights, by module.
     """
 
     def __init__(self, source: Source) -> None:
@@ -72,6 +74,7 @@ class Manifest:
         self._begins, self._sizes, self._digests = array("q"), array("q"), bytearray()
         self._surplus = Names()
         self._modules: dict[str, Names] = {}
+        self.outputs: dict[str, OutputError] = {}
 
     def add(self, name: str, record: Mapping[str, Any]) -> None:
         """Take in what the manifest says of a tensor; raises ValueError where a name appears twice."""
@@ -113,6 +116,8 @@ class Manifest:
     def add_weight(self, module: str, record: Mapping[str, Any]) -> None:
         """Take in what the manifest says of the weight of a module."""
         self._modules.setdefault(_text(record.get("method", NEAREST)), Names()).add(module)
+        if "outputs" in record:
+            self.outputs[module] = _outputs(record["outputs"])
 
     def method(self, module: str) -> str | None:
         """Return the method that chose the codes of a module's weight, or None where it does not name it."""
@@ -206,6 +211,12 @@ def _count(value: object) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"{value!r:.40} is not a number of bytes")
     return value
+
+
+def _outputs(record: Mapping[str, Any]) -> OutputError:
+    loss, bound = (float(record[name]) for name in ("loss", "bound"))
+    digest = _digest(record["statistics"])
+    return OutputError(loss=loss, bound=bound, over=_count(record["over"]), statistics=digest)
 
 
 def _digest(value: object) -> str:

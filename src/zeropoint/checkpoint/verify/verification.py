@@ -11,9 +11,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...codecs.registry import claiming, codec_of
 from ...errors import CheckpointError, RecipeError, ZeropointError, count, option, printable
@@ -23,6 +23,7 @@ from ...results import PROBLEMS, Result
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
+from ..plan.rescaled import corrected_note, folds_of
 from ..read.problems import Problem, listed
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import CONFIG, Source, open_source
@@ -62,9 +63,18 @@ from .proofs import Check, LayerCheck, LayerPart, OpenFiles, Proofs
 from .runtime import runtime_problems
 from .source_weights import Original, open_original
 
+if TYPE_CHECKING:  # it loads statistics
+    from .outputs import OutputChecks
+
 _LISTED = 50
 _CHUNK = 1 << 23
 """Most bytes of a file that are looked at together where no rows are: long enough for the disk, in cache."""
+
+
+OutputCheck: TypeAlias = """Callable[
+    [StoredLayers, Original, Manifest | None, OpenFiles, Limits], tuple[OutputChecks, list[Problem]]
+]"""
+"""See :func:`~.outputs.check_outputs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -72,12 +82,13 @@ class Verification(Result):
     """The outcome of :func:`verify`; empty problems mean that everything holds.
 
     kept: tensors that are not quantized. hashed: whether there was a manifest, with whose hashes every byte
-    was compared.
+    was compared. outputs: what was checked on statistics, or None without any.
     """
 
     layers: Proofs
     kept: int
     hashed: bool
+    outputs: OutputChecks | None = None
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
@@ -139,7 +150,8 @@ class Verification(Result):
 
 def verify(
     path: Place | str, against: Place | str | None = None, *, limits: Limits | None = None,
-    require_manifest: bool = False, on_progress: Progress | None = None,
+    require_manifest: bool = False, of_outputs: OutputCheck | None = None,
+    on_progress: Progress | None = None,
 ) -> Verification:  # fmt: skip
     """Return what is wrong with the quantized checkpoint at ``path``, compared with the original when given.
 
@@ -148,6 +160,7 @@ def verify(
         against: the source checkpoint, to compare with; None for checks of the output alone.
         limits: bounds of memory and threads.
         require_manifest: whether a checkpoint without a manifest is a problem, not a note.
+        of_outputs: checks outputs of solved weights.
         on_progress: called with bytes done and bytes in all.
 
     Raises:
@@ -158,10 +171,11 @@ def verify(
     limits = limits or Limits.default()
     source = open_source(path)
     original = None if against is None else _placed(open_original(against).changed(source), source)
+    notes = list(source.notes)
     if original is not None:
         _require_order(source, original)
+        notes += filter(None, (corrected_note(folds_of(source)),))
     manifest, problems = manifest_or_problem(source)
-    notes = list(source.notes)
     if manifest is None and not problems:
         notes.append(
             f"there is no {MANIFEST}: without its hashes, a change is found where it breaks a layer, a rule "
@@ -190,15 +204,21 @@ def verify(
         problems, notes = [*problems, *found], [*notes, *more]
     found, more = runtime_problems(source, stored, None if original is None else original.source, limits)
     problems, notes = [*problems, *found], [*notes, *more]
+    outputs: OutputChecks | None = None
     with contextlib.ExitStack() as stack:
-        work = _Work(stored, original, manifest, limits, OpenFiles(stack))
+        files = OpenFiles(stack)
+        work = _Work(stored, original, manifest, limits, files)
         problems += work.begin(source)
         work.run(on_progress)
+        if of_outputs is not None and original is not None:
+            outputs, found = of_outputs(stored, original, manifest, files, limits)
+            problems, notes = [*problems, *found], [*notes, *outputs.notes]
     source.check_unchanged()
     if original is not None:
         original.source.check_unchanged()
     return Verification(
-        layers=work.proofs, kept=len(stored.others), hashed=work.hashed > 0, notes=tuple(notes),
+        layers=work.proofs, kept=len(stored.others), hashed=work.hashed > 0, outputs=outputs,
+        notes=tuple(notes),
         problems=tuple(dict.fromkeys([*problems, *work.problems])),
     )  # fmt: skip
 

@@ -1,0 +1,57 @@
+r"""Let the bias of a layer take up the mean error of its outputs, once its weight is rounded.
+
+    b' = b + W mu - Q mu~ = b + W (mu - mu~) + (W - Q) mu~
+
+mu is the mean of the layer's inputs in the float model, mu~ that of its inputs where the layers before are
+quantized. The mean of the layer's outputs is then what it is in the float model. Inputs that are zero on
+average, as behind a norm without a bias, leave nothing to correct.
+
+Source: Data-free quantization (Nagel et al., arXiv:1906.04721), section 4.2; here with means of both streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+
+from ..ops.feedback import gram
+from ..stats import Accumulator, PairSums
+from .input_statistics import statistics_of
+from .method import SUMS, LayerData
+from .step import Corrected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BiasCorrection:
+    """Correct the mean of outputs."""
+
+    name: ClassVar[str] = "bias"
+    rank: ClassVar[int] = 6
+    reason: ClassVar[str] = "it takes up what rounding leaves of errors"
+    formula: ClassVar[str] = "b + W mu - Q mu~"
+    source: ClassVar[str] = "bias correction (arXiv:1906.04721, section 4.2)"
+    parameter: ClassVar[str] = "bias"
+    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
+        {SUMS: lambda features: PairSums(features=features)}
+    )
+
+    def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
+        """Return what is added to the bias; raises CalibrationError without sums of both inputs."""
+        sums = statistics_of(weight, data, SUMS, PairSums, self.name)
+        wide, count = weight.double(), int(sums["vectors"])
+        moved = _product(wide, sums["difference"] / count)
+        lost = _product(wide - values.double(), sums["inputs"] / count)
+        added = (moved + lost).float()
+        return Corrected(added=added, note=f"by {float(added.double().square().mean().sqrt()):.2g}")
+
+
+STEP = BiasCorrection()
+
+
+def _product(weight: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """Return ``weight @ vector``, with sums in a fixed order."""
+    return gram(weight.T.contiguous(), vector.unsqueeze(1))[:, 0]
