@@ -270,8 +270,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two of them": ({"method": "rotate+rotate@1+mse"}, "do the same; leave one out"),
     "one of them twice": ({"method": "rotate+rotate+mse"}, "stands there twice"),
-    "an end of converted codes": ({"method": "rotate+lossless"}, "ends with 'lossless'"),
-    "an end of models": ({"method": "rotate+hadamard"}, "ends with 'hadamard'"),
+    "an end of converted codes": ({"method": "rotate+lossless"}, "rounds by 'lossless'"),
+    "an end of models": ({"method": "rotate+hadamard"}, "rounds by 'hadamard'"),
     "a budget": (
         {"method": "rotate+mse", "to": None, "budget": "5bpw"}, "rotates the model, and a search tries",
     ),

@@ -47,7 +47,7 @@ from .origin import Floats, as_floats, unquantized
 from .output_shards import OutputShard, SharedScale
 from .placement import Placement, Placements
 from .plan_document import plan_document
-from .rescaled import RESCALED, folds_text, rescaled_floats
+from .rescaled import RESCALED, changed_by, folds_text, rescaled_floats
 from .rotated import ROTATED, require_unrotated, rotated_floats, rotation_in, rotation_notes, rotation_text
 from .texts import Text
 
@@ -159,15 +159,9 @@ class CheckpointPlan(Result):
             lines.append(f"{values} at {self.bits_per_value:.3f} bits in {self.codec.name} ({layouts})")
         if self.restored:
             values = count(self.restored_values, "value")
-            lines.append(f"{values} {self._verb} in {count(len(self.restored), 'tensor')}")
+            done = "rotated" if self.rotation is not None else changed_by(self.folds) or "decoded"
+            lines.append(f"{values} {done} in {count(len(self.restored), 'tensor')}")
         return tuple(lines)
-
-    @property
-    def _verb(self) -> str:
-        """What is done to tensors that are written as floats."""
-        if self.rotation is not None:
-            return "rotated"
-        return _changed(self.folds) or "decoded"
 
     @property
     def memory(self) -> str:
@@ -235,15 +229,6 @@ class CheckpointPlan(Result):
     def unfit(self) -> tuple[TensorDecision, ...]:
         """Linear weights that are kept although no option says so."""
         return tuple(d for d in self.decisions if d.kept_by_default)
-
-
-def _changed(folds: Mapping[str, ChannelFold]) -> str:
-    """Return what was done to floats: rescaled, corrected, or both."""
-    kinds = {
-        "rescaled": any(fold.rows is not None or fold.columns is not None for fold in folds.values()),
-        "corrected": any(fold.added is not None for fold in folds.values()),
-    }
-    return " or ".join(kind for kind, there in kinds.items() if there)
 
 
 def kinds_of(items: Iterable[Placement]) -> list[Placement]:

@@ -172,6 +172,15 @@ def _unpacked(text: Any) -> torch.Tensor | None:
     return torch.frombuffer(bytearray(data), dtype=torch.int8).long() if data else torch.empty(0).long()
 
 
+def changed_by(folds: Mapping[str, ChannelFold]) -> str:
+    """Return what was done to floats: rescaled, corrected, or both."""
+    kinds = {
+        "rescaled": any(fold.rows is not None or fold.columns is not None for fold in folds.values()),
+        "corrected": any(fold.added is not None for fold in folds.values()),
+    }
+    return " or ".join(kind for kind, there in kinds.items() if there)
+
+
 def corrected_note(folds: Mapping[str, ChannelFold]) -> str | None:
     """Return a sentence about tensors to which something is added, or None where there are none."""
     found = {name: float(x.abs().max()) for name, fold in folds.items() if (x := fold.added) is not None}
