@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import option
-from .method import GRAM, Method
+from ..schemes import Scheme
+from .method import GRAM, Method, Scope
 
 if TYPE_CHECKING:  # it loads statistics
     from .rescaling import Rescaling
@@ -68,11 +69,21 @@ def _both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None
 
 
 def needs_model(method: Method) -> str:
-    """Return why a method with steps that rescale channels needs data of a model."""
-    return (
-        f"method {method.name} rescales channels together with the layers on their other side, for which the "
-        f"model runs on data; pass {option('calibration', metavar='DATA')}"
+    """Return why a method that sees more than one layer needs data of a model, see :func:`is_of_model`."""
+    does = (
+        "rescales channels together with the layers on their other side"
+        if rescalings_of(method)
+        else "rounds the weights of a block of a model together"
     )
+    return (
+        f"method {method.name} {does}, for which the model runs on data; pass "
+        f"{option('calibration', metavar='DATA')}"
+    )
+
+
+def is_of_model(method: Method, scheme: Scheme) -> bool:
+    """Return whether a method sees more than one layer of a model, so that no statistics are enough."""
+    return bool(rescalings_of(method)) or method.scope(scheme) is Scope.BLOCK
 
 
 def rescalings_of(method: Method) -> tuple[Rescaling, ...]:

@@ -12,7 +12,7 @@ import torch
 
 from ...errors import CalibrationError, CheckpointError, ZeropointError, option, printable, size_of
 from ...methods import LayerData, LayerResult, Loss, method_named
-from ...methods.channels import needs_model, rescalings_of
+from ...methods.channels import is_of_model, needs_model
 from ...methods.method import GRAM, MEAN_SQUARE
 from ...models.block_chain import in_threads
 from ...models.site_inputs import drawn
@@ -65,7 +65,7 @@ def _require_held(plan: CheckpointPlan) -> None:
             f"hold; pass {option('calibration', metavar='FILE')} in its place, or make inputs dynamic"
         )
     for weight in plan.weights:
-        if rescalings_of(method_named(weight.method)):
+        if is_of_model(method_named(weight.method), weight.layer.weight):
             raise CalibrationError(needs_model(method_named(weight.method)))
         more = sorted(method_named(weight.method).needs.keys() - _HELD)
         if more:

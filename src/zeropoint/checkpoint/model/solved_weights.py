@@ -6,6 +6,7 @@ The digests of these files are part of the identity of the run.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
+from ...errors import CheckpointError, UnsupportedError, count, option, printable, size_of
 from ...methods import LayerResult, Loss, method_named
 from ...methods.channels import ChannelFold
 from ...methods.channels import in_order as is_in_order
@@ -134,7 +135,10 @@ def solved(
                 f"of {_LARGEST}, and a weight of each worker in float64; use {option('max_memory', needed)}"
             )
         kept_at_once = max(0, memo - _OVERHEAD) // 2
-        steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once)
+        steps = replace(
+            model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once,
+            at_once=functools.partial(_at_once, model.spare - _OVERHEAD, plan.limits),
+        )  # fmt: skip
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
         folds = _in_files(model, kept.folds)
@@ -170,6 +174,23 @@ def _of_rescaling(found: Iterable[RescaledBlock]) -> Iterator[str]:
 _OVERHEAD = 768 << 20
 """Bytes for threads of torch, transformers and fragmented memory, as measured; none of it keeps results."""
 _LARGEST = "the widest layers that run together"
+
+
+def _at_once(spare: int, limits: Limits, fixed: int, window: int) -> int:
+    """Return how many windows run at once while the weights of a block are rounded together.
+
+    spare: bytes. fixed: those that are taken whatever their number is. window: those of each. Raises
+    CheckpointError where not even one fits.
+    """
+    missing = fixed + window - spare
+    if missing > 0:
+        needed = f"{-(-(limits.max_memory + missing) >> 20)}M"
+        raise CheckpointError(
+            f"rounding the weights of a block together takes about {size_of(fixed + window)} for one window "
+            f"at a time, {size_of(missing)} more than the process may take; use "
+            f"{option('max_memory', needed)}, or method descent"
+        )
+    return min(limits.workers, (spare - fixed) // window) if window else limits.workers
 
 
 def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits) -> int:
@@ -275,7 +296,8 @@ class SolvedFolder:
             return None
         known: Any = loss.outputs
         outputs = None if known is None else OutputError(**known)
-        self.losses[task.name] = replace(loss, notes=tuple(loss.notes), outputs=outputs)
+        together = None if loss.together is None else (loss.together[0], loss.together[1])
+        self.losses[task.name] = replace(loss, notes=tuple(loss.notes), outputs=outputs, together=together)
         return LayerResult(q=q)
 
     def known_rescaling(self, block: str) -> RescaledBlock | None:
@@ -315,7 +337,7 @@ class SolvedFolder:
 
     def said(self) -> tuple[str, ...]:
         """Return sentences about the losses of all weights."""
-        return (*_said(self.losses), *_bounded(self.losses))
+        return (*_said(self.losses), *_bounded(self.losses), *_together(self.losses))
 
     def _codes(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.safetensors"
@@ -374,6 +396,18 @@ def _bounded(losses: Mapping[str, Loss]) -> Iterator[str]:
         f"outputs on all that was learned are off by {loss:.3%} of their squares from those of what was "
         f"rounded, for which error feedback proves at most {bound:.3%} where nothing clips{rows}"
     )
+
+
+def _together(losses: Mapping[str, Loss]) -> Iterator[str]:
+    """Yield a sentence about blocks whose weights were rounded together."""
+    blocks = {loss.together for loss in losses.values() if loss.together is not None}
+    if blocks:
+        before, after = (math.fsum(pair[at] for pair in blocks) / len(blocks) for at in (0, 1))
+        better = sum(then < first for first, then in blocks)
+        yield (
+            f"outputs of {count(len(blocks), 'block')} are off by {after:.3%} of their squares on held-out "
+            f"windows, and by {before:.3%} before their weights were rounded together, which changed {better}"
+        )
 
 
 _ENOUGH = 1.5

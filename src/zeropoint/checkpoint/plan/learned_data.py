@@ -6,7 +6,7 @@ from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
 from ...errors import CalibrationError, option, printable
 from ...methods import LayerData, method_named
-from ...methods.channels import needs_model, rescalings_of
+from ...methods.channels import is_of_model, needs_model
 from ...methods.method import MEAN_SQUARE
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan
@@ -49,7 +49,7 @@ def require_statistics_of_methods(plan: CheckpointPlan) -> None:
     """Raise CalibrationError where the method of a weight needs statistics of its inputs, and has none."""
     for weight in plan.weights:
         method = method_named(weight.method)
-        if weight.module not in plan.solved and rescalings_of(method):
+        if weight.module not in plan.solved and is_of_model(method, weight.layer.weight):
             raise CalibrationError(needs_model(method))
         needs = method.needs
         if weight.module not in plan.solved and needs.keys() - plan.statistics.get(weight.module, {}).keys():
