@@ -16,7 +16,7 @@ from zeropoint.methods import LayerResult, Loss, Scope, method_named
 from zeropoint.methods.chain import start_of
 from zeropoint.methods.rounding_grid import grid_of
 from zeropoint.methods.signround import Sides
-from zeropoint.models import Steps, block_rounding
+from zeropoint.models import Steps, block_rounding, block_training
 from zeropoint.models.solutions import Solved, WeightTask
 from zeropoint.models.solving import solve
 from zeropoint.recipes import Assignment, Recipe, Rule
@@ -261,18 +261,18 @@ def test_experts_without_tokens_keep_their_codes() -> None:
 def test_a_structure_of_outputs_counts_as_a_whole() -> None:
     wanted = (torch.tensor([3.0, 4.0]), {"more": torch.tensor([0.0]), "kind": torch.tensor([7])})
     found = (torch.tensor([3.0, 5.0]), {"more": torch.tensor([2.0]), "kind": torch.tensor([8])})
-    assert float(block_rounding.error_of(found, wanted)) == pytest.approx((1 + 4) / 25)
+    assert float(block_training.error_of(found, wanted)) == pytest.approx((1 + 4) / 25)
 
 
 def test_windows_are_drawn_without_one_that_is_held_out(model: nn.Module) -> None:
     learned: set[int] = set()
-    search = functools.partial(block_rounding._Search._slopes)
+    search = functools.partial(block_training._Search._slopes)
 
     def watched(self: Any, numbers: Any) -> Any:
         learned.update(numbers)
         return search(self, numbers)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_rounding._Search, "_slopes", watched)
+        patch.setattr(block_training._Search, "_slopes", watched)
         solved(model, "signround")
     assert learned == set(range(16)) - {7, 15}

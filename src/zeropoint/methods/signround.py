@@ -30,6 +30,7 @@ from ..ops.feedback_grid import Grid
 from ..schemes import Scheme
 from ..stats import Accumulator
 from ..tensor import QuantizedTensor
+from ..training.slope_means import SlopeMeans
 from .channels import needs_model
 from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback, coded
@@ -95,8 +96,8 @@ class Sides:
         q: where it starts; scales stay as they are.
     """
 
-    NUMBER_BYTES: ClassVar[int] = 6 * 4 + 2
-    """Memory of a number of a weight: six of float32, and two sides that are kept."""
+    NUMBER_BYTES: ClassVar[int] = 4 * 4 + SlopeMeans.NUMBER_BYTES + 2
+    """Memory of a number of a weight: both values, where it lies and how far it moved, and two sides."""
 
     def __init__(self, weight: torch.Tensor, q: QuantizedTensor) -> None:
         self._params, grid = q.params, grid_of(q.params)
@@ -110,9 +111,7 @@ class Sides:
         # Error feedback moved numbers whose code is not the nearest, and more the farther they are from it.
         away = torch.where(away > 0.5, (1 - away).clamp_min(0.0), away).clamp_max(_UNDER_HALF)
         self._where = torch.where(above, away, 1 - away).float()
-        self._moved = torch.zeros_like(self._where)
-        self._mean, self._square = torch.zeros_like(self._where), torch.zeros_like(self._where)
-        self._steps = 0
+        self._moved, self._means = torch.zeros_like(self._where), SlopeMeans(tuple(self._where.shape))
 
     @property
     def goes_up(self) -> torch.Tensor:
@@ -134,13 +133,7 @@ class Sides:
             slope: the gradient of what is minimized by the values, (rows, columns).
             size: in distances of the two values.
         """
-        self._steps += 1
-        wide = slope.float().nan_to_num(0.0, 0.0, 0.0)
-        self._mean.lerp_(wide, 1 - _KEPT)
-        self._square.lerp_(wide.square_(), 1 - _SQUARES_KEPT)
-        mean = self._mean / (1 - _KEPT**self._steps)
-        root = (self._square / (1 - _SQUARES_KEPT**self._steps)).sqrt_()
-        self._moved.sub_(mean.div_(root.clamp_min_(_TINY)), alpha=size).clamp_(-0.5, 0.5)
+        self._moved.sub_(self._means.direction(slope), alpha=size).clamp_(-0.5, 0.5)
 
     def codes(self, goes_up: torch.Tensor) -> QuantizedTensor:
         """Return the weight in codes.
@@ -151,10 +144,6 @@ class Sides:
         return coded(self.values(goes_up), self._params)
 
 
-_KEPT, _SQUARES_KEPT = 0.9, 0.99
-"""Shares of the means of earlier slopes, and of their squares, that stay in a mean with a new one."""
-_TINY = 2.0**-63
-"""The least root that a mean is divided by: smaller numbers have squares that are less than any float32."""
 _UNDER_HALF = 0.5 - 2.0**-20
 """Where a number is at most that takes the value which it is closer to: sums with it are exact in float32."""
 

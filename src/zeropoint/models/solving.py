@@ -30,7 +30,8 @@ from ..progress import counted
 from ..schemes import Scheme
 from .absorbers import BlockProbe
 from .block_chain import BlockChain, Steps, blocks_of, in_threads, keeping
-from .block_rounding import BegunWeight, OnOutputs, of_block, rounded_together
+from .block_rounding import BegunWeight, of_block, rounded_together
+from .block_training import OnOutputs
 from .calibrate import evaluating
 from .layer import quantized_inputs
 from .part_memo import PartMemo
