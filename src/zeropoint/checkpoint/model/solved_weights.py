@@ -6,7 +6,6 @@ The digests of these files are part of the identity of the run.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
@@ -137,7 +136,7 @@ def solved(
         kept_at_once = max(0, memo - _OVERHEAD) // 2
         steps = replace(
             model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once,
-            at_once=functools.partial(_at_once, model.spare - _OVERHEAD, plan.limits),
+            at_once=windows_at_once(model.spare, plan.limits, _BLOCKS_REMEDY),
         )  # fmt: skip
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
@@ -176,21 +175,29 @@ _OVERHEAD = 768 << 20
 _LARGEST = "the widest layers that run together"
 
 
-def _at_once(spare: int, limits: Limits, fixed: int, window: int) -> int:
-    """Return how many windows run at once while the weights of a block are rounded together.
+_BLOCKS_REMEDY = "use method descent"
 
-    spare: bytes. fixed: those that are taken whatever their number is. window: those of each. Raises
-    CheckpointError where not even one fits.
+
+def windows_at_once(spare: int, limits: Limits, remedy: str) -> Callable[[int, int], int]:
+    """Return what says how many windows run at once while a block is trained, see :class:`Steps`.
+
+    spare: bytes that the process may take beyond a model that runs. remedy: what to do instead, for messages.
+    It raises CheckpointError where not even one window fits.
     """
-    missing = fixed + window - spare
-    if missing > 0:
-        needed = f"{-(-(limits.max_memory + missing) >> 20)}M"
-        raise CheckpointError(
-            f"rounding the weights of a block together takes about {size_of(fixed + window)} for one window "
-            f"at a time, {size_of(missing)} more than the process may take; use "
-            f"{option('max_memory', needed)}, or method descent"
-        )
-    return min(limits.workers, (spare - fixed) // window) if window else limits.workers
+
+    def at_once(fixed: int, window: int) -> int:
+        left = spare - _OVERHEAD
+        missing = fixed + window - left
+        if missing > 0:
+            needed = f"{-(-(limits.max_memory + missing) >> 20)}M"
+            raise CheckpointError(
+                f"training a block takes about {size_of(fixed + window)} for one window at a time, "
+                f"{size_of(missing)} more than the process may take; use {option('max_memory', needed)}, or "
+                f"{remedy}"
+            )
+        return min(limits.workers, (left - fixed) // window) if window else limits.workers
+
+    return at_once
 
 
 def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits) -> int:
@@ -276,16 +283,16 @@ class SolvedFolder:
                 remedy=f"pass {option('restart', True)} to start over, or run the command that began it",
             )  # fmt: skip
             return
-        self._write(record, lambda draft: draft.write_text(json.dumps(dict(fields)), encoding="utf-8"))
+        self.write(record, lambda draft: draft.write_text(json.dumps(dict(fields)), encoding="utf-8"))
 
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep the codes of a weight."""
         give_back()
         self.losses[task.name] = loss
-        self._write(
+        self.write(
             self._loss(task), lambda draft: draft.write_text(json.dumps(asdict(loss)), encoding="utf-8")
         )
-        self._write(self._codes(task), result.q.save)
+        self.write(self._codes(task), result.q.save)
 
     def known(self, task: WeightTask) -> LayerResult | None:
         """Return the codes of a weight that an earlier run kept, or None; what is damaged is solved again."""
@@ -314,7 +321,7 @@ class SolvedFolder:
         """Keep how a block is rescaled."""
         self._rescaled[block] = found
         text = folds_text(found.folds, found.notes, refused=found.refused)
-        self._write(self._rescaling(block), lambda draft: draft.write_text(text, encoding="utf-8"))
+        self.write(self._rescaling(block), lambda draft: draft.write_text(text, encoding="utf-8"))
 
     @property
     def rescalings(self) -> tuple[RescaledBlock, ...]:
@@ -348,7 +355,7 @@ class SolvedFolder:
     def _loss(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.json"
 
-    def _write(self, path: Path, write: Callable[[Path], object]) -> None:
+    def write(self, path: Path, write: Callable[[Path], object]) -> None:
         """Let a file be complete, on disk, or absent."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
