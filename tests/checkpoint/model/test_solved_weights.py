@@ -265,7 +265,7 @@ def test_blocks_are_rounded_together_in_the_memory_that_a_refusal_names(
 ) -> None:
     monkeypatch.setattr(block_rounding, "STEPS", 2)
     given = {"method": "signround", "calibration": ids(1)}
-    with pytest.raises(zp.CheckpointError, match=r"a block together takes .* for one window") as refused:
+    with pytest.raises(zp.CheckpointError, match=r"training a block takes .* for one window") as refused:
         quantize(source, tmp_path / "out", max_memory="600M", **given)
     (enough,) = re.findall(r"use max_memory='(\d+)M'", str(refused.value))
     with pytest.raises(zp.CheckpointError, match="for one window"):

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ...codecs.act_order import group_index
 from ...codecs.registry import claiming
 from ...errors import CheckpointError, UnsupportedError, count, printable
 from ...layout.packing import flat_bytes
+from ...libraries import reading
 from ...models.block_distillation import ModelOfBlocks, TrainedScales, distill, scales_stay
 from ...models.block_training import TrainingResult, TrainingSteps
 from ...tensor import QuantizedTensor
@@ -186,11 +187,14 @@ class _Scales:
     def known(self, block: str) -> TrainingResult | None:
         """Return what an earlier run kept of a block, or None; what is damaged is trained again."""
         try:
-            with safe_open(self._path(block), framework="pt") as file:
+            with (
+                reading("scales of an earlier run are damaged", "train them again"),
+                safe_open(self._path(block), framework="pt") as file,
+            ):
                 errors = json.loads((file.metadata() or {})["errors"])
                 states = [file.get_tensor(str(n)) for n in range(len(self._layers[block]))]
-            found = TrainingResult(states=states, first=errors[0], least=errors[1])
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+                found = TrainingResult(states=states, first=errors[0], least=errors[1])
+        except CheckpointError:
             return None
         self._take(block, found)
         return found
@@ -200,7 +204,12 @@ class _Scales:
         self._take(block, found)
         tensors = {str(n): state.contiguous() for n, state in enumerate(found.states)}
         about = {"errors": json.dumps([found.first, found.least])}
-        SolvedFolder(self._folder).write(self._path(block), lambda draft: save_file(tensors, draft, about))
+
+        def write(draft: Path) -> None:
+            with reading("scales cannot be kept", "make room", system=True):
+                save_file(tensors, draft, about)
+
+        SolvedFolder(self._folder).write(self._path(block), write)
 
     def _take(self, block: str, found: TrainingResult) -> None:
         self._errors.append((found.first, found.least))
