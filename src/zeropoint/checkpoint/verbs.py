@@ -308,7 +308,7 @@ def add_kv_scales(
 def distill_checkpoint(
     source: Place | str, quantized: Place | str, out: Place | str,
     calibration: torch.Tensor | Path | str,
-    *, steps: int = 100, learning_rate: float = 0.003, seed: int = 0, samples: int | None = None,
+    *, steps: int = 40, learning_rate: float = 0.01, seed: int = 0, samples: int | None = None,
     length: int | None = None, workers: int | None = None, max_memory: int | str | None = None,
     overwrite: bool = False, restart: bool = False, break_lock: bool = False, skip_finished: bool = False,
     spool: Path | str | None = None, progress: Shown = False,

@@ -28,10 +28,10 @@ def distill(  # noqa: PLR0913 (typer makes an option of each parameter)
             help="Text, token ids in .safetensors, or tokens without data, to run both models on.",
         ),
     ],
-    steps: Annotated[int, typer.Option(metavar="N", help="Of each block, on two windows each.")] = 100,
+    steps: Annotated[int, typer.Option(metavar="N", help="Of each block, on two windows each.")] = 40,
     learning_rate: Annotated[
         float, typer.Option(metavar="RATE", help="The size of the first step, as a share of each scale.")
-    ] = 0.003,
+    ] = 0.01,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the order of windows.")] = 0,
     samples: Samples = None,
     length: Length = None,
@@ -55,7 +55,7 @@ def distill(  # noqa: PLR0913 (typer makes an option of each parameter)
     \b
     Examples:
       zeropoint distill Llama-3.2-1B Llama-3.2-1B-W4A16 OUT --calibration TEXT.txt
-      zeropoint distill SRC QUANTIZED OUT --calibration ids.safetensors --steps 30 --max-memory 8G
+      zeropoint distill SRC QUANTIZED OUT --calibration ids.safetensors --steps 100 --max-memory 8G
     """  # noqa: D301
     start = time.perf_counter()
     with parent_noted(out):

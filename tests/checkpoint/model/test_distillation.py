@@ -44,7 +44,7 @@ def block_outputs(folder: Path, tokens: torch.Tensor, **options: Any) -> torch.T
 def test_outputs_of_blocks_come_closer_and_only_scales_change(
     source: Path, quantized: Path, tmp_path: Path
 ) -> None:
-    result = distill(source, quantized, tmp_path / "out", learning_rate=0.01)
+    result = distill(source, quantized, tmp_path / "out")
     errors = re.match(
         r"outputs of 2 blocks are off by ([\d.]+)% .* by ([\d.]+)% before .* which changed 2", result.notes[0]
     )
