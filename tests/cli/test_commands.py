@@ -20,7 +20,7 @@ from zeropoint.formats import CATALOG
 from zeropoint.methods import OF_CODES, OF_TABLES, ROTATING, methods
 from zeropoint.schemes import PRESETS
 
-COMMANDS = ("plan", "quantize", "convert", "rotate", "kv-scales", "inspect", "verify", "formats")
+COMMANDS = ("plan", "quantize", "convert", "rotate", "distill", "kv-scales", "inspect", "verify", "formats")
 
 
 def document(called: Called) -> dict[str, Any]:

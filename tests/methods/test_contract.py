@@ -34,8 +34,11 @@ SCHEMES = (
 """One scheme of each kind: uniform, float, table; powers of two, two levels, zero points; a cast."""
 
 
-QUANTIZERS = [method for name, method in methods().items() if name not in OF_CODES]
-"""Methods that take a weight in floats."""
+SCHEME = Scheme.parse("int4:g32")
+ALONE = {name: each for name, each in methods().items() if each.scope(SCHEME) is not Scope.BLOCK}
+"""Methods that quantize a weight alone."""
+QUANTIZERS = [method for name, method in ALONE.items() if name not in OF_CODES]
+"""Of these, methods that take a weight in floats."""
 
 
 def weight(dtype: torch.dtype = torch.float32, *, seed: int = 0, columns: int = 96) -> torch.Tensor:
@@ -61,7 +64,7 @@ def data_for(method: Method, columns: int = 96, **given: Any) -> LayerData:
 def pairs() -> list[object]:
     return [
         pytest.param(method, Scheme.parse(scheme), id=f"{name}-{scheme}")
-        for name, method in methods().items()
+        for name, method in ALONE.items()
         for scheme in SCHEMES
         if method.refusal(Scheme.parse(scheme)) is None
     ]
@@ -202,7 +205,7 @@ def test_a_weight_with_nan_is_named_by_its_index(method: Method) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (3, 0), (32,), (2, 3, 32), (1, 1)], ids=str)
-@pytest.mark.parametrize("method", methods().values(), ids=str)
+@pytest.mark.parametrize("method", ALONE.values(), ids=str)
 def test_weights_of_any_shape_are_quantized(method: Method, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     schemes = map(Scheme.parse, ("int4:g32", "nvfp4", "uint4:channel:asym", "uint4:channel:asym=real"))

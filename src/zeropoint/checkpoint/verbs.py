@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ..errors import DtypeError, OptionError, option, require_one, size_of
+from ..errors import DtypeError, OptionError, RangeError, option, require_one, size_of
 from ..methods.rotate import ModelRotation
+from ..models.block_training import TrainingSteps
 from ..progress import bars
 from ..recipes import one_name
 from ..signatures import by_signature
@@ -29,8 +30,10 @@ from .choose.asked import codec_for
 from .choose.recipe import KEEP
 from .choose.selection import FLOATS, DequantizePolicy, Selection
 from .model.cache_scales import with_cache_scales
+from .model.distillation import Distillation, copying, distilled
 from .model.gathered_statistics import StatisticsResult, gathered, merged, require_ending
 from .model.saved_solving import PooledGrams, require_gram
+from .model.solved_weights import folder_for
 from .model.statistics_file import SavedStatistics
 from .model.tokens import Windows, asked_windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
@@ -41,7 +44,7 @@ from .plan.verdicts import require_loadable
 from .read.source import open_source
 from .read.storage import Place
 from .run.executor import Executor
-from .run.loop import RunResult
+from .run.loop import RunResult, require_free
 from .verify.compare import Comparison, compare
 from .verify.outputs import check_outputs
 from .verify.verification import Verification, verify
@@ -51,6 +54,7 @@ __all__ = [
     "compare_checkpoints",
     "convert_checkpoint",
     "dequantize_checkpoint",
+    "distill_checkpoint",
     "gather_statistics",
     "plan_checkpoint",
     "rotate_checkpoint",
@@ -310,6 +314,67 @@ def add_kv_scales(
     data = Windows(given=calibration, samples=samples, length=length)
     plan = with_cache_scales(open_source(source), data, limits=limits, progress=progress is True)
     return writing.write(plan, out, "copying")
+
+
+@by_signature
+def distill_checkpoint(
+    source: Place | str, quantized: Place | str, out: Place | str,
+    calibration: torch.Tensor | Path | str,
+    *, steps: int = 40, learning_rate: float = 0.01, seed: int = 0, samples: int | None = None,
+    length: int | None = None, workers: int | None = None, max_memory: int | str | None = None,
+    overwrite: bool = False, restart: bool = False, break_lock: bool = False, skip_finished: bool = False,
+    spool: Path | str | None = None, progress: Shown = False,
+) -> RunResult:  # fmt: skip
+    """Train the scales of a quantized checkpoint, so that its blocks come closer to those of the float model.
+
+    This is ``zeropoint distill``. Both models run on data, a block in memory at a time. Codes stay, and so do
+    names, dtypes and shapes of all tensors, and the configuration: engines load the result as they load
+    ``quantized``. Scales are trained as they are stored; of the scales of a block those with the least error
+    of its output on windows that are held out are kept, the ones of ``quantized`` among them.
+
+    Args:
+        source: the float checkpoint that was quantized: a directory, or the URL of one.
+        quantized: the result, in a layout with tensors of scales.
+        out: the output directory or URL.
+        calibration: what the models run on, as for :func:`~zeropoint.quantize_checkpoint`.
+        steps: for each block; two windows of data for each.
+        learning_rate: the size of the first step, as a share of each scale; it falls to zero.
+        seed: of the order of windows.
+        samples, length: of windows of ``calibration``, as for :func:`~zeropoint.quantize_checkpoint`.
+        workers, max_memory, progress: likewise.
+        overwrite, restart, break_lock, skip_finished, spool: likewise.
+
+    Returns:
+        A summary of the run; its notes say how far blocks were off, and are.
+
+    Raises:
+        UnsupportedError: for a layout or schemes whose scales cannot be trained, and a model that is not run
+            here.
+        CheckpointError: when ``quantized`` is not quantized or of another model, ``out`` cannot be written,
+            or ``max_memory`` is too little for a block.
+        CalibrationError: when there are too few data.
+        RangeError: for steps, a rate or a seed that make no sense.
+    """
+    if steps < 1 or not 0 < learning_rate < 1 or not 0 <= seed < 1 << 63:
+        raise RangeError(
+            f"{option('steps', steps)} must be at least 1, {option('learning_rate', learning_rate)} between "
+            f"0 and 1, and {option('seed', seed)} not negative and below 2**63"
+        )
+    writing = Writing(
+        overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+        spool=spool, progress=progress,
+    )  # fmt: skip
+    target = writing.require_target(out)
+    asked = Distillation(
+        source=open_source(source), quantized=open_source(quantized),
+        given=Windows(given=calibration, samples=samples, length=length), rate=learning_rate,
+        steps=TrainingSteps(count=steps, seed=seed),
+    )  # fmt: skip
+    plan = copying(asked, Limits.default(workers, max_memory))
+    require_free(plan, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
+    with folder_for(target, spool, restart=restart) as folder:
+        plan = distilled(asked, plan, folder, progress=progress is True)
+        return writing.write(plan, out, "copying")
 
 
 @by_signature

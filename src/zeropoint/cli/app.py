@@ -20,6 +20,7 @@ from .arguments import parse_path
 from .compare import compare
 from .convert import convert
 from .dequantize import dequantize
+from .distill import distill
 from .eval import evaluate
 from .gather import statistics
 from .kv_scales import kv_scales
@@ -60,6 +61,7 @@ app.command(short_help="Write statistics of the inputs of layers to a file.")(st
 app.command(short_help="Write a quantized checkpoint in another layout, its values unchanged.")(convert)
 app.command(short_help="Write the same model in a rotated space, to quantize it from there.")(rotate)
 app.command(short_help="Write an HTML page about checkpoints.")(report)
+app.command(short_help="Train the scales of a quantized checkpoint on data.")(distill)
 app.command(short_help="Compile the kernels for this machine.")(warmup)
 
 
@@ -206,7 +208,8 @@ def call(arguments: Sequence[str]) -> int | None:
 
 _INSTEAD = {
     "quantize": "--to", "plan": "--to", "verify": "--against", "inspect": "", "dequantize": "",
-    "kv-scales": "--calibration", "statistics": "--calibration", "convert": "--format", "search": "--budget",
+    "kv-scales": "--calibration", "distill": "--calibration", "statistics": "--calibration",
+    "convert": "--format", "search": "--budget",
 }  # fmt: skip
 """The option that a word too many was most likely meant for, by command."""
 

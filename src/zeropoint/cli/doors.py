@@ -16,6 +16,7 @@ FUNCTIONS = {
     "statistics": "gather_statistics",
     "convert": "convert_checkpoint",
     "rotate": "rotate_checkpoint",
+    "distill": "distill_checkpoint",
     "inspect": "inspect_checkpoint",
     "verify": "verify_checkpoint",
     "report": "report_checkpoint",

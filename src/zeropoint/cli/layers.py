@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..checkpoint.verbs import compare_checkpoints as compare_checkpoints
     from ..checkpoint.verbs import convert_checkpoint as convert_checkpoint
     from ..checkpoint.verbs import dequantize_checkpoint as dequantize_checkpoint
+    from ..checkpoint.verbs import distill_checkpoint as distill_checkpoint
     from ..checkpoint.verbs import gather_statistics as gather_statistics
     from ..checkpoint.verbs import plan_checkpoint as plan_checkpoint
     from ..checkpoint.verbs import rotate_checkpoint as rotate_checkpoint
@@ -74,6 +75,7 @@ _OWNERS = {
             "compare_checkpoints",
             "convert_checkpoint",
             "dequantize_checkpoint",
+            "distill_checkpoint",
             "gather_statistics",
             "plan_checkpoint",
             "rotate_checkpoint",

@@ -28,11 +28,13 @@ from .nearest import METHOD as NEAREST
 from .registry import OF_MODELS, methods, steps
 from .rescaling import Rescaling
 from .rotate import ModelRotation, needs_checkpoint
+from .signround import METHOD as SIGNROUND
+from .signround import BlockRounding
 from .step import Correction, Step
 
 _TARGET_BYTES = 24
 """Memory of a value of the target, of its change, and of a product on the way, in float64."""
-ENDS = {end.name: end for end in (GPTQ, DESCENT, ADAROUND)}
+ENDS: dict[str, Method] = {end.name: end for end in (GPTQ, DESCENT, ADAROUND, SIGNROUND)}
 """Methods that round a target of steps."""
 
 
@@ -115,7 +117,7 @@ class MethodChain:
         if self.rotation is not None:
             raise UnsupportedError(needs_checkpoint(self))
         if self.rescalings:
-            raise CalibrationError(needs_model(self))
+            raise CalibrationError(needs_model(self, scheme))
         refusal = self.refusal(scheme)
         if refusal is not None:
             raise UnsupportedError(refusal)
@@ -245,9 +247,16 @@ def without_rescalings(method: Method) -> Method:
     return replace(method, rescalings=()) if isinstance(method, MethodChain) else method
 
 
+def start_of(method: Method) -> Method:
+    """Return the method whose codes weights have before they are rounded together, or the method itself."""
+    if isinstance(method, MethodChain):
+        return replace(method, end=start_of(method.end))
+    return method.start if isinstance(method, BlockRounding) else method
+
+
 def rounding_of(method: Method, scheme: Scheme) -> Method:
     """Return the method by which candidates of rescalings are compared: its end, or that of its scales."""
-    end = method.end if isinstance(method, MethodChain) else method
+    end = start_of(method.end if isinstance(method, MethodChain) else method)
     if not isinstance(end, ErrorFeedback):
         return end
     return NEAREST if MSE_WEIGHTED.refusal(scheme) else MSE_WEIGHTED

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import option
-from .method import GRAM, Method
+from ..schemes import Scheme
+from .method import GRAM, Method, Scope
 
 if TYPE_CHECKING:  # it loads statistics
     from .rescaling import Rescaling
@@ -79,19 +80,21 @@ def _both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None
     return a + b
 
 
-def needs_model(method: Method) -> str | None:
-    """Return why a method with steps that change more than its weight needs data of a model, or None."""
+def needs_model(method: Method, scheme: Scheme) -> str | None:
+    """Return why a method that sees or changes more than one weight needs data of a model, or None."""
     if corrections_of(method):
-        return (
-            f"method {method.name} corrects a {corrections_of(method)[0].parameter} by the inputs of the "
-            "float and of the quantized model, for which both run on data; pass "
-            f"{option('calibration', metavar='DATA')}"
+        does = (
+            f"corrects a {corrections_of(method)[0].parameter} by inputs of the float and the quantized model"
         )
-    if not rescalings_of(method):
+    elif rescalings_of(method):
+        does = "rescales channels together with the layers on their other side"
+    elif method.scope(scheme) is Scope.BLOCK:
+        does = "rounds the weights of a block of a model together"
+    else:
         return None
     return (
-        f"method {method.name} rescales channels together with the layers on their other side, for which the "
-        f"model runs on data; pass {option('calibration', metavar='DATA')}"
+        f"method {method.name} {does}, for which the model runs on data; pass "
+        f"{option('calibration', metavar='DATA')}"
     )
 
 

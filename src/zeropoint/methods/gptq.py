@@ -122,17 +122,28 @@ class ErrorFeedback:
             values, _ = feed_back(rows, whole.upper, whole.pivots, whole.order, grid)
             if self.refine is not None:
                 values = self.refine(rows, values, whole, grid)
-        shape = tuple(weight.shape)
         outputs = output_error(rows, values, gram, grid)
-        q = quantize(values.reshape(shape).to(wide.dtype), params)
-        params = QuantizationParams.of(scheme, shape, weight.dtype, q.params.stored)
-        return LayerResult(
-            q=QuantizedTensor(data=q.data, params=params, shape=shape, dtype=weight.dtype, own_params=True),
-            notes=notes, outputs=outputs,
-        )  # fmt: skip
+        shape = tuple(weight.shape)
+        final = QuantizationParams.of(scheme, shape, weight.dtype, params.stored)
+        return LayerResult(q=coded(values, final), notes=notes, outputs=outputs)
 
 
 METHOD = ErrorFeedback()
+
+
+def coded(values: torch.Tensor, params: QuantizationParams) -> QuantizedTensor:
+    """Return the codes of values that codes under these parameters have.
+
+    Args:
+        values: the numbers, in any shape of as many, as dequantizing gives them in float32 or float64.
+        params: with a shape.
+    """
+    dtype = torch.promote_types(params.dtype, torch.float32)
+    wide = QuantizationParams.of(_explicit(params.scheme, params.dtype), params.shape, dtype, params.stored)
+    q = quantize(values.reshape(params.shape).to(dtype), wide)
+    return QuantizedTensor(
+        data=q.data, params=params, shape=params.shape, dtype=params.dtype, own_params=True
+    )  # fmt: skip
 
 
 def _explicit(scheme: Scheme, dtype: torch.dtype) -> Scheme:

@@ -40,6 +40,8 @@ class Scope(enum.Enum):
     """Whole rows, and whole blocks of them."""
     LAYER = "layer"
     """The whole weight of a layer."""
+    BLOCK = "block"
+    """All layers of a block of the model, which runs on data."""
     GROUP = "group"
     """Several layers, which share changes."""
     MODEL = "model"
@@ -226,6 +228,8 @@ class Loss:
         notes: what the steps of a chain found.
         outputs: the error on all vectors that were learned from, against the target of the codes, and its
             bound, if known.
+        together: where the weights of a block were rounded together, how far the output of the block was
+            from that in the float model before, and is then, as shares of its squares on held-out windows.
     """
 
     vectors: int = 0
@@ -234,6 +238,7 @@ class Loss:
     held_out: float | None = None
     notes: tuple[str, ...] = ()
     outputs: OutputError | None = None
+    together: tuple[float, float] | None = None
 
 
 class Method(Protocol):

@@ -37,6 +37,10 @@ def _modules() -> Iterator[Any]:
     return (import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules(folder))
 
 
+DISTILLED = "distill"
+"""What a manifest names as the method of weights whose scales were trained after they were quantized."""
+
+
 @functools.cache
 def methods() -> Mapping[str, Method]:
     """Return all methods by name, in the order of their names.

@@ -42,6 +42,9 @@ class Steps:
             they are not read.
         workers: threads, each of which runs other batches, where weights are solved.
         memo: bytes of what parts of a block give that are kept until it is solved, not computed again.
+        at_once: takes the bytes that rounding the weights of a block together takes, and those that each
+            window takes besides; returns how many run at the same time, and raises where none fits. As many
+            as there are workers if None.
 
     Raises:
         CalibrationError: for a dtype that is not one of floats.
@@ -54,6 +57,7 @@ class Steps:
     loaded: Callable[[str], AbstractContextManager[Any]] = nullcontext
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     memo: int = 1 << 30
+    at_once: Callable[[int, int], int] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not self.dtype.is_floating_point:
@@ -256,6 +260,10 @@ class BlockChain:
             self._kept.put(step, batch, block(*args, **named))
 
         self._run(step, batches, act, None, workers=workers)
+
+    def result(self, step: int, batch: int) -> Any:
+        """Return a copy of what block ``step``, the last one that ran, gave for a batch."""
+        return self._kept.get(step, batch)
 
     def visit(
         self, step: int, batches: Sequence[Any], act: Callable[..., None],

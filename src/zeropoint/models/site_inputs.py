@@ -21,6 +21,11 @@ SAMPLED = 1024
 """Most vectors of a site that are kept to measure losses on, of batches that are held out and of others."""
 
 
+def is_held(batch: int, batches: int) -> bool:
+    """Return whether a batch of so many is held out; few batches are all learned from."""
+    return batches >= EVERY and batch % EVERY == EVERY - 1
+
+
 class Shelf:
     """Vectors by name and batch, in memory or in files of a folder."""
 
@@ -110,13 +115,9 @@ class SiteInputs:
         named = (functools.partial(self._learn, name, wave) for name in self._accumulators)
         return [*named, functools.partial(self._sample, wave)]
 
-    def _held(self, batch: int) -> bool:
-        """Return whether a batch is held out; few batches are all learned from."""
-        return self._batches >= EVERY and batch % EVERY == EVERY - 1
-
     def _learn(self, name: str, wave: Sequence[Seen]) -> None:
         made, state = self._accumulators[name], self._states[name]
-        learned = [seen for seen in wave if not self._held(seen.batch)]
+        learned = [seen for seen in wave if not is_held(seen.batch, self._batches)]
         if not learned:
             return
         inputs = torch.cat([seen.inputs for seen in learned])
@@ -129,7 +130,7 @@ class SiteInputs:
     def _sample(self, wave: Sequence[Seen]) -> None:
         most = max(1, SAMPLED // -(-self._batches // EVERY))
         for seen in wave:
-            held = self._held(seen.batch)
+            held = is_held(seen.batch, self._batches)
             if held or seen.batch % EVERY == 0:
                 step = max(1, -(-len(seen.inputs) // most))
                 x, pair = seen.inputs[::step].float(), seen.floats[::step].float()

@@ -4,7 +4,8 @@ Blocks run one at a time, as in :mod:`.sequential`, on two streams: that of the 
 model as it will be deployed. In each block the sites (:mod:`.sites`) of one stage are observed on all
 batches, the weights that read them are quantized and replaced by what their codes say, and the next stage
 sees the difference. Memory is that of one block, of the Gram matrices of one stage, and of what passes
-between blocks.
+between blocks. Where a method says so, the weights of a block are rounded once more, all together
+(:mod:`.block_rounding`).
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..errors import CalibrationError, ZeropointError
+from ..errors import CalibrationError, UnsupportedError, ZeropointError
 from ..methods import LayerData, LayerResult, Loss, Method
-from ..methods.chain import rounding_of, without_rescalings
+from ..methods.chain import rounding_of, start_of, without_rescalings
 from ..methods.channels import ChannelFold, rescalings_of
 from ..methods.method import CROSS, SUMS
 from ..methods.rescaling import ChannelReader
+from ..methods.signround import Sides
 from ..progress import counted
 from ..schemes import Scheme
 from .absorbers import BlockProbe
 from .block_chain import BlockChain, Steps, blocks_of, in_threads, keeping
+from .block_rounding import BegunWeight, of_block, rounded_together
+from .block_training import OnOutputs
 from .calibrate import evaluating
 from .layer import quantized_inputs
+from .narrow_products import narrow_products
 from .part_memo import PartMemo
 from .rescale import (
     Absorbers,
@@ -90,35 +95,26 @@ def solve(
                 block.solve(solutions)
 
 
-@contextmanager
-def narrow_products() -> Iterator[None]:
-    """Let products of float32 matrices round their factors to bfloat16 where the processor multiplies these.
-
-    Sums are float32. Releases of torch before 2.9 have no such setting, and multiply in float32.
-    """
-    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
-    if matmul is None:
-        yield
-        return
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
-
-
 def _by_block(tasks: Iterable[WeightTask], blocks: Sequence[str]) -> list[list[WeightTask]]:
-    """Return the tasks of each block; those of layers outside of blocks come last."""
+    """Return the tasks of each block; those of layers outside of blocks come last.
+
+    Raises UnsupportedError for such a layer whose method rounds the weights of a block together.
+    """
     groups: list[list[WeightTask]] = [[] for _ in range(len(blocks) + 1)]
     for task in tasks:
         inside = (n for n, name in enumerate(blocks) if f"{task.layer}.".startswith(f"{name}."))
         groups[next(inside, len(blocks))].append(task)
+    outside = next((task for task in groups[-1] if of_block(task)), None)
+    if outside is not None:
+        raise UnsupportedError(
+            f"{outside.name}: method {outside.method.name} rounds the weights of a block together, and this "
+            "one lies outside of all; give it method gptq by a rule, or keep it"
+        )
     return groups
 
 
 def _takes_pairs(task: WeightTask) -> bool:
-    return not task.method.takes.keys().isdisjoint((CROSS, SUMS))
+    return of_block(task) or not task.method.takes.keys().isdisjoint((CROSS, SUMS))
 
 
 class _StopError(Exception):
@@ -208,37 +204,73 @@ class _Block:
     def solve(self, solutions: Solutions) -> None:
         """Solve all tasks, and run both streams to the end of the block."""
         results: dict[str, LayerResult | None] = {task.name: solutions.known(task) for task in self._tasks}
+        together = [task.name for task in self._tasks if of_block(task)]
+        if any(results[name] is None for name in together):
+            # Some of them were kept, and others not, when an earlier run ended.
+            results |= dict.fromkeys(together)
         left = {task.layer for task in self._tasks if results[task.name] is None}
         sites = self._sites() if left else ()
         with Shelf(self._steps.folder) as inputs, self._memo(sites) as memo:
             self._run_floats(sites, inputs)
             with self._rounding():
-                extremes = self._extremes()
+                extremes, begun = self._extremes(), list[BegunWeight]()
                 for stage in sorted({site.stage for site in sites}):
                     own = [site for site in sites if site.stage == stage]
-                    readers = {name for site in own for name in site.readers}
-                    tasks = [task for task in self._tasks if task.layer in readers]
-                    todo = [task for task in tasks if results[task.name] is None]
-                    takes = any(task.method.takes for task in todo)
-                    observed = self._observed(own, sites, inputs) if takes else {}
-
-                    def solve_one(task: WeightTask, observed: Mapping[str, LayerData] = observed) -> None:
-                        data = observed.get(task.layer, LayerData())
-                        results[task.name] = self._solved(task, data, extremes.get(task.share))
-
-                    # One weight has all threads to itself.
-                    in_threads(solve_one, todo, min(len(todo), self._steps.workers))
-                    for task in todo:
-                        result = cast(LayerResult, results[task.name])
-                        loss = self._loss(task, observed.get(task.layer, LayerData()), result)
-                        solutions.add(task, result, loss)
-                    for task in tasks:
-                        self._install(task, cast(LayerResult, results[task.name]))
-                    memo.finish(readers)
+                    begun += self._solve_stage(own, sites, inputs, results, extremes, solutions)
+                    memo.finish({name for site in own for name in site.readers})
                 for task in self._tasks if not sites else ():
                     self._install(task, cast(LayerResult, results[task.name]))
+                if begun:
+                    memo.close()  # what was kept is that of other weights
+                    self._round_together(begun, solutions)
                 if self._own is not None:
                     self._deployed.run(self._step, self._batches, self._own, workers=self._steps.workers)
+
+    def _solve_stage(
+        self, own: Sequence[Site], sites: Sequence[Site], inputs: Shelf,
+        results: dict[str, LayerResult | None], extremes: Mapping[str | None, tuple[float, float]],
+        solutions: Solutions,
+    ) -> list[BegunWeight]:  # fmt: skip
+        """Solve the weights that read the sites of one stage; return those to be rounded together later."""
+        readers = {name for site in own for name in site.readers}
+        tasks = [task for task in self._tasks if task.layer in readers]
+        todo = [task for task in tasks if results[task.name] is None]
+        takes = any(task.method.takes for task in todo)
+        observed = self._observed(own, sites, inputs) if takes else {}
+
+        def solve_one(task: WeightTask) -> None:
+            data = observed.get(task.layer, LayerData())
+            results[task.name] = self._solved(task, data, extremes.get(task.share))
+
+        # One weight has all threads to itself.
+        in_threads(solve_one, todo, min(len(todo), self._steps.workers))
+        begun = []
+        for task in todo:
+            result = cast(LayerResult, results[task.name])
+            data = observed.get(task.layer, LayerData())
+            loss = self._loss(task, data, result)
+            if of_block(task):
+                weight = self._layers[task.layer].get_parameter("weight")
+                begun.append(BegunWeight(task, weight, Sides(self._matrix(task), result.q), result, loss))
+            else:
+                solutions.add(task, result, loss)
+        for task in tasks:
+            self._install(task, cast(LayerResult, results[task.name]))
+        return begun
+
+    def _round_together(self, begun: Sequence[BegunWeight], solutions: Solutions) -> None:
+        """Round weights together for the output of the block, and keep them."""
+        block = self._own
+        assert block is not None
+
+        def run(numbers: Sequence[int], act: OnOutputs, workers: int) -> None:
+            def outputs(batch: int, *args: Any, **named: Any) -> None:
+                act(batch, functools.partial(block, *args, **named), self._float.result(self._step, batch))
+
+            self._deployed.visit(self._step, self._batches, outputs, numbers, workers=workers)
+
+        for weight, result, loss in rounded_together(begun, run, len(self._batches), self._steps):
+            solutions.add(weight.task, result, loss)
 
     def _sites(self) -> tuple[Site, ...]:
         """Return the sites of the block; layers that some batches do not reach come with their kin."""
@@ -420,7 +452,7 @@ class _Block:
 
     def _solved(self, task: WeightTask, data: LayerData, extremes: tuple[float, float] | None) -> LayerResult:
         try:
-            method = without_rescalings(task.method)
+            method = start_of(without_rescalings(task.method))
             return method.quantize(self._matrix(task), task.scheme, replace(data, extremes=extremes))
         except ZeropointError as error:
             raise type(error)(f"{task.name}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import statistics
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import zeropoint as zp
 from zeropoint.checkpoint.model import solved_weights as door
 from zeropoint.checkpoint.model.short_run import compared
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.models import block_rounding
 from zeropoint.recipes import Assignment, Recipe, Rule
 from zeropoint.report.tables import run_report
 
@@ -248,6 +250,46 @@ def test_the_report_counts_the_tokens_of_each_expert(tmp_path: Path) -> None:
     cells = [f"{each:g}" for each in (8, min(first), statistics.median(first), max(first), first.count(0))]
     assert lines[at + 2] == ["model.layers.0.block_sparse_moe.experts", *cells]
     assert lines[at + 3][0] == "model.layers.1.block_sparse_moe.experts"
+
+
+@pytest.mark.slow  # a model is solved three times, which takes seconds each
+def test_blocks_that_are_rounded_together_resume_to_the_same_bytes(
+    source: Path, tmp_path: Path, stopping: Stopping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_rounding, "STEPS", 10)
+    given = {"method": "shift+signround", "to": "int3:g64"}
+    whole = quantize(source, tmp_path / "whole", **given)
+    assert any(re.match(r"outputs of 2 blocks are off by [\d.]+% of their", note) for note in whole.notes)
+    assert zp.verify_checkpoint(tmp_path / "whole", source).ok
+    with stopping(9):  # two of the seven weights of the second block
+        quantize(source, tmp_path / "out", **given)
+    resumed = quantize(source, tmp_path / "out", workers=1, **given)
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert resumed.notes == whole.notes
+    losses = [weight["loss"] for weight in resumed.to_dict()["weights"]]
+    assert all(0 < loss["together"][1] <= loss["together"][0] < 1 for loss in losses)
+
+
+def test_blocks_are_rounded_together_in_the_memory_that_a_refusal_names(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_rounding, "STEPS", 2)
+    given = {"method": "signround", "calibration": ids(1)}
+    with pytest.raises(zp.CheckpointError, match=r"training a block takes .* for one window") as refused:
+        quantize(source, tmp_path / "out", max_memory="600M", **given)
+    (enough,) = re.findall(r"use max_memory='(\d+)M'", str(refused.value))
+    with pytest.raises(zp.CheckpointError, match="for one window"):
+        quantize(source, tmp_path / "out", max_memory=f"{int(enough) - 1}M", **given)
+    assert quantize(source, tmp_path / "out", max_memory=f"{enough}M", **given).plan.solved
+
+
+def test_rounding_together_is_refused_without_a_model_that_runs(source: Path, tmp_path: Path) -> None:
+    gram = tmp_path / "gram.safetensors"
+    zp.gather_statistics(source, gram, ids(1), gram=True)
+    for given in ({"statistics": gram}, {}):
+        with pytest.raises(zp.CalibrationError, match=r"signround rounds the weights of a block of a model"):
+            quantize(source, tmp_path / "out", calibration=None, method="signround", **given)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_without_experts_has_no_tokens_of_any(source: Path, tmp_path: Path) -> None:

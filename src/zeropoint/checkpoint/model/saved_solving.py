@@ -67,7 +67,7 @@ def _require_held(plan: CheckpointPlan) -> None:
     if plan.rotation is not None:
         raise CalibrationError(of_rotated(plan.rotation, "statistics"))
     for weight in plan.weights:
-        reason = needs_model(method_named(weight.method))
+        reason = needs_model(method_named(weight.method), weight.layer.weight)
         if reason is not None:
             raise CalibrationError(reason)
         more = sorted(method_named(weight.method).needs.keys() - _HELD)

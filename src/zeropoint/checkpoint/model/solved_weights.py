@@ -144,7 +144,10 @@ def solved(
                 f"of {_LARGEST}, and a weight of each worker in float64; use {option('max_memory', needed)}"
             )
         kept_at_once = max(0, memo - _OVERHEAD) // 2
-        steps = replace(model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once)
+        steps = replace(
+            model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once,
+            at_once=windows_at_once(model.spare, plan.limits, _BLOCKS_REMEDY),
+        )  # fmt: skip
         require_corrected((method_named(weight.method) for weight in plan.weights), tasks)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
@@ -201,6 +204,31 @@ def _of_corrections(plan: CheckpointPlan, corrected: Collection[str]) -> Iterato
 _OVERHEAD = 768 << 20
 """Bytes for threads of torch, transformers and fragmented memory, as measured; none of it keeps results."""
 _LARGEST = "the widest layers that run together"
+
+
+_BLOCKS_REMEDY = "use method descent"
+
+
+def windows_at_once(spare: int, limits: Limits, remedy: str) -> Callable[[int, int], int]:
+    """Return what says how many windows run at once while a block is trained, see :class:`Steps`.
+
+    spare: bytes that the process may take beyond a model that runs. remedy: what to do instead, for messages.
+    It raises CheckpointError where not even one window fits.
+    """
+
+    def at_once(fixed: int, window: int) -> int:
+        left = spare - _OVERHEAD
+        missing = fixed + window - left
+        if missing > 0:
+            needed = f"{-(-(limits.max_memory + missing) >> 20)}M"
+            raise CheckpointError(
+                f"training a block takes about {size_of(fixed + window)} for one window at a time, "
+                f"{size_of(missing)} more than the process may take; use {option('max_memory', needed)}, or "
+                f"{remedy}"
+            )
+        return min(limits.workers, (left - fixed) // window) if window else limits.workers
+
+    return at_once
 
 
 def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits) -> int:
@@ -288,7 +316,7 @@ class SolvedFolder:
                 remedy=f"pass {option('restart', True)} to start over, or run the command that began it",
             )  # fmt: skip
             return
-        self._write(record, lambda draft: draft.write_text(json.dumps(dict(fields)), encoding="utf-8"))
+        self.write(record, lambda draft: draft.write_text(json.dumps(dict(fields)), encoding="utf-8"))
 
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep the codes of a weight."""
@@ -297,8 +325,8 @@ class SolvedFolder:
         self.losses[task.name], self._changes[task.name] = loss, result.changes
         changes = {name: packed_numbers(added) for name, added in result.changes.items()}
         text = json.dumps({**asdict(loss), "changes": changes})
-        self._write(self._loss(task), lambda draft: draft.write_text(text, encoding="utf-8"))
-        self._write(self._codes(task), result.q.save)
+        self.write(self._loss(task), lambda draft: draft.write_text(text, encoding="utf-8"))
+        self.write(self._codes(task), result.q.save)
 
     def known(self, task: WeightTask) -> LayerResult | None:
         """Return the codes of a weight that an earlier run kept, or None; what is damaged is solved again."""
@@ -311,7 +339,8 @@ class SolvedFolder:
             return None
         known: Any = loss.outputs
         outputs = None if known is None else OutputError(**known)
-        self.losses[task.name] = replace(loss, notes=tuple(loss.notes), outputs=outputs)
+        together = None if loss.together is None else (loss.together[0], loss.together[1])
+        self.losses[task.name] = replace(loss, notes=tuple(loss.notes), outputs=outputs, together=together)
         self._changes[task.name] = changes
         return LayerResult(q=q, changes=changes)
 
@@ -329,7 +358,7 @@ class SolvedFolder:
         """Keep how a block is rescaled."""
         self._rescaled[block] = found
         text = folds_text(found.folds, found.notes, refused=found.refused)
-        self._write(self._rescaling(block), lambda draft: draft.write_text(text, encoding="utf-8"))
+        self.write(self._rescaling(block), lambda draft: draft.write_text(text, encoding="utf-8"))
 
     @property
     def rescalings(self) -> tuple[RescaledBlock, ...]:
@@ -365,7 +394,7 @@ class SolvedFolder:
 
     def said(self) -> tuple[str, ...]:
         """Return sentences about the losses of all weights."""
-        return (*_said(self.losses), *_bounded(self.losses))
+        return (*_said(self.losses), *_bounded(self.losses), *_together(self.losses))
 
     def _codes(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.safetensors"
@@ -376,7 +405,7 @@ class SolvedFolder:
     def _loss(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.json"
 
-    def _write(self, path: Path, write: Callable[[Path], object]) -> None:
+    def write(self, path: Path, write: Callable[[Path], object]) -> None:
         """Let a file be complete, on disk, or absent."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -424,6 +453,18 @@ def _bounded(losses: Mapping[str, Loss]) -> Iterator[str]:
         f"outputs on all that was learned are off by {loss:.3%} of their squares from those of what was "
         f"rounded, for which error feedback proves at most {bound:.3%} where nothing clips{rows}"
     )
+
+
+def _together(losses: Mapping[str, Loss]) -> Iterator[str]:
+    """Yield a sentence about blocks whose weights were rounded together."""
+    blocks = {loss.together for loss in losses.values() if loss.together is not None}
+    if blocks:
+        before, after = (math.fsum(pair[at] for pair in blocks) / len(blocks) for at in (0, 1))
+        better = sum(then < first for first, then in blocks)
+        yield (
+            f"outputs of {count(len(blocks), 'block')} are off by {after:.3%} of their squares on held-out "
+            f"windows, and by {before:.3%} before their weights were rounded together, which changed {better}"
+        )
 
 
 _ENOUGH = 1.5

@@ -86,15 +86,23 @@ class Actions:
 
     @staticmethod
     def copying(floats: Floats, added: Sequence[Origin]) -> Actions:
-        """Return what copies all tensors of ``floats``, which are those of the files, and adds some."""
+        """Return what copies all tensors of ``floats``, which are those of the files, and adds some.
+
+        added: takes the place of the tensor of its name, where there is one.
+        """
         entries = floats.source.entries
+        new = {origin.entry.name for origin in added}
         said = (
-            TensorDecision(entry=entry, layer=None, why=Why.DEFAULT, reason="copied")
+            TensorDecision(
+                entry=entry, layer=None, why=Why.DEFAULT,
+                reason="trained" if entry.name in new else "copied",
+            )
             for entry in entries.values()
-        )
+        )  # fmt: skip
+        kept = array("I", (n for n, entry in enumerate(entries.values()) if entry.name not in new))
         return Actions(
             floats=floats, decisions=compact(entries, said), staying=(), restored=(), copies={},
-            kept=Made(len(entries), entries.at), added=tuple(added),
+            kept=Made(len(kept), lambda n: entries.at(kept[n])), added=tuple(added),
         )  # fmt: skip
 
     @property

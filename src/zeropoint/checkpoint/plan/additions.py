@@ -6,12 +6,13 @@ Where nothing is quantized or decoded, what the source's manifest says of weight
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ...codecs.known import CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
 from ...errors import CheckpointError
+from ...methods.registry import DISTILLED
 from ..choose.recipe import RecipeText
 from ..choose.selection import Selection
 from ..read.config_text import insert_config
@@ -36,7 +37,8 @@ def plan_with(
 ) -> CheckpointPlan:  # fmt: skip
     """Return the plan that copies ``source``, whose files ``codec`` claims, and adds tensors.
 
-    texts: files that say something else than those of the source, by name. notes: for the report.
+    added: in the place of those of their names, where there are such. texts: files that say something else
+    than those of the source, by name. notes: for the report.
     """
     floats = Floats(source=source, origins={}, config=None)
     actions = Actions.copying(floats, [tensor.origin for tensor in added])
@@ -48,8 +50,13 @@ def plan_with(
         decisions=actions.decisions, placements=placements, texts=texts,
         limits=limits.reserve(source.entries, placements.by_name), notes=(*source.notes, *notes),
         companions={path: stamp(source.root / path).size for path in companions},
-        earlier=Text.of(_about_weights(source)),
+        earlier=Text.of(_about_weights(source, ())),
     )  # fmt: skip
+
+
+def with_trained(plan: CheckpointPlan, modules: Collection[str]) -> CheckpointPlan:
+    """Return a plan that copies weights, whose manifest says of some that their scales were trained."""
+    return replace(plan, earlier=Text.of(_about_weights(plan.source, modules)))
 
 
 def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPlan:
@@ -81,11 +88,14 @@ def with_cache(source: Source, codec: Codec) -> dict[str, Text]:
     return texts
 
 
-def _about_weights(source: Source) -> Iterator[str]:
+def _about_weights(source: Source, trained: Collection[str]) -> Iterator[str]:
     """Yield what the source's manifest says of each weight, a line each, where it has one.
 
-    Raises CheckpointError for one that is no JSON.
+    trained: modules of which nothing that it says is true any more. Raises CheckpointError for one that is no
+    JSON.
     """
+    for module in sorted(trained):
+        yield json.dumps([module, {"method": DISTILLED}]) + "\n"
     path = source.root / MANIFEST
     if not exists(path):
         return
@@ -98,7 +108,7 @@ def _about_weights(source: Source) -> Iterator[str]:
                 continue
             for name in stream.members():
                 record = stream.value(MAX_JSON_BYTES)
-                if key == "weights":
+                if key == "weights" and name not in trained:
                     yield json.dumps([name, record]) + "\n"
     except (ValueError, RecursionError) as error:
         raise CheckpointError(

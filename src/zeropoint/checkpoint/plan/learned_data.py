@@ -67,7 +67,7 @@ def require_statistics_of_methods(plan: CheckpointPlan) -> None:
     """Raise CalibrationError where the method of a weight needs statistics of its inputs, and has none."""
     for weight in plan.weights:
         method = method_named(weight.method)
-        reason = None if weight.module in plan.solved else needs_model(method)
+        reason = None if weight.module in plan.solved else needs_model(method, weight.layer.weight)
         if reason is not None:
             raise CalibrationError(reason)
         needs = method.needs

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...codecs.registry import claiming, codec_of
 from ...errors import CheckpointError, RecipeError, ZeropointError, count, option, printable
 from ...methods import OF_CODES, Bound, method_named
+from ...methods.registry import DISTILLED
 from ...progress import Progress
 from ...results import PROBLEMS, Result
 from ..plan.config_and_index import MANIFEST
@@ -401,6 +402,8 @@ def _bound_of(method: str | None, layer: StoredLayer) -> Bound:
     """Return what limits the errors of a layer, by the method that its manifest names."""
     if method is None:
         return Bound.SCHEME
+    if method == DISTILLED:
+        return Bound.NONE
     try:
         return method_named(method).bound(layer.weight)
     except RecipeError:  # of a version that has more of them

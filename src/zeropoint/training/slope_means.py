@@ -1,0 +1,50 @@
+"""SlopeMeans: running means of gradients and of their squares, for steps in the manner of Adam."""
+
+from __future__ import annotations
+
+import torch
+
+_KEPT, _SQUARES_KEPT = 0.9, 0.99
+"""Shares of the means of earlier gradients, and of their squares, that stay in a mean with a new one."""
+_TINY = 2.0**-63
+"""The least root that a mean is divided by: smaller numbers have squares that are less than any float32."""
+
+
+class SlopeMeans:
+    """Running means of gradients, and of their squares, of one tensor.
+
+        direction = mean(g) / sqrt(mean(g^2))
+
+    It is 1 or -1 where gradients agree, and close to 0 where their sign changes: the step of Adam.
+
+    Args:
+        shape: of the tensor.
+
+    Source: Kingma and Ba, Adam, arXiv:1412.6980.
+
+    Example:
+        >>> means = SlopeMeans((2,))
+        >>> means.direction(torch.tensor([3.0, -0.5]))
+        tensor([ 1., -1.])
+    """
+
+    NUMBER_BYTES = 8
+    """Memory of a number of the tensor."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._mean, self._square = torch.zeros(shape), torch.zeros(shape)
+        self._steps = 0
+
+    def direction(self, slope: torch.Tensor) -> torch.Tensor:
+        """Return the direction with one gradient more, float32.
+
+        Args:
+            slope: the gradient; what is not finite counts as 0.
+        """
+        self._steps += 1
+        wide = torch.where(torch.isfinite(slope), slope.float(), 0.0)
+        self._mean.lerp_(wide, 1 - _KEPT)
+        self._square.lerp_(wide.square_(), 1 - _SQUARES_KEPT)
+        mean = self._mean / (1 - _KEPT**self._steps)
+        root = (self._square / (1 - _SQUARES_KEPT**self._steps)).sqrt_()
+        return mean.div_(root.clamp_min_(_TINY))
