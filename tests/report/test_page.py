@@ -41,6 +41,8 @@ class Texts(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
+        if tag == "wbr":
+            return
         self._inside = "json" if ("id", "zeropoint") in attrs else tag
         if tag == "td":
             self.cells.append("")

@@ -311,14 +311,10 @@ def _layers_table(runs: Sequence[Overview]) -> Iterator[str]:
         yield f"<p>The {ROWS:,} of the largest error of {len(rows):,}; the JSON in this file has all.</p>"
         rows = rows[:ROWS]
     if len(runs) > 1:
-        heads = ("layer", *(f"{run.name}: error" for run in runs), *(f"{run.name}: bits" for run in runs))
+        heads = ("layer", *(f"{run.name}: error" for run in runs))
         cells: Iterable[Sequence[_Cell]] = (
-            (
-                _text(module), *(_error_cell(layer) for layer in found),
-                *(_number(layer.bits, _bits(layer.bits)) if layer else _NONE for layer in found),
-            )
-            for module, found in rows
-        )  # fmt: skip
+            (_text(module), *(_error_cell(layer) for layer in found)) for module, found in rows
+        )
     else:
         heads = (
             "layer",
@@ -380,7 +376,6 @@ class _Number:
 
 
 _Cell = str | _Number
-_NONE = _Number("", None)
 
 
 def _number(value: float | None, text: str | None = None) -> _Number:
@@ -415,7 +410,8 @@ def _cell(cell: _Cell, *, first: bool) -> str:
     if isinstance(cell, _Number):
         value = "" if cell.value is None else f"{cell.value:.6g}"
         return f"<td class=n data-v='{value}'>{_text(cell.text)}</td>"
-    return f"<td class=name>{cell}</td>" if first else f"<td>{cell}</td>"
+    # Long names may break behind their dots, and nowhere else.
+    return f"<td class=name>{cell.replace('.', '.<wbr>')}</td>" if first else f"<td>{cell}</td>"
 
 
 def _in(record: object, key: str) -> float | None:
