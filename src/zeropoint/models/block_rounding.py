@@ -24,14 +24,13 @@ STEPS = 100
 class BegunWeight:
     """A weight that is rounded together with others.
 
-    task: it. weight: the parameter of its layer. sides: the values that its numbers may take. result, loss:
-    its codes as they are before, and how far its outputs were then.
+    task: it. weight: the parameter of its layer. sides: the values that its numbers may take. loss: how far
+    its outputs were before.
     """
 
     task: WeightTask
     weight: nn.Parameter
     sides: Sides
-    result: LayerResult
     loss: Loss
 
     @property
