@@ -83,9 +83,8 @@ def _both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None
 def needs_model(method: Method, scheme: Scheme) -> str | None:
     """Return why a method that sees or changes more than one weight needs data of a model, or None."""
     if corrections_of(method):
-        does = (
-            f"corrects a {corrections_of(method)[0].parameter} by inputs of the float and the quantized model"
-        )
+        parameter = corrections_of(method)[0].parameter
+        does = f"corrects a {parameter} by the inputs of the float and of the quantized model"
     elif rescalings_of(method):
         does = "rescales channels together with the layers on their other side"
     elif method.scope(scheme) is Scope.BLOCK:

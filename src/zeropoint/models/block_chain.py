@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import CalibrationError, UnsupportedError, near_misses
 from .calibrate import run_model
-from .tensor_files import TensorLike, append_tensor, read_tensor
+from .tensor_files import TensorLike, append_tensor, read_tensor, scratch_folder
 from .unfuse import replace_modules
 
 
@@ -194,7 +193,7 @@ def keeping(folder: Path | None, dtype: torch.dtype | None) -> Iterator[KeptValu
         return
     if not Path(folder).is_dir():
         raise CalibrationError(f"folder (={str(folder)!r}) must be a folder that exists; create it first")
-    with tempfile.TemporaryDirectory(prefix="zeropoint-", dir=folder) as inside:
+    with scratch_folder(folder) as inside:
         yield KeptValues(Path(inside), dtype)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from ..methods import LayerData, Method, Samples
 from ..stats import Accumulator, CrossGram, PairSums, State, Statistics
-from .tensor_files import TensorLike, append_tensor, read_tensor
+from .tensor_files import TensorLike, append_tensor, read_tensor, scratch_folder
 
 EVERY = 8
 """One batch of so many is held out: it says how far steps go, and is measured, but is in no statistics."""
@@ -30,7 +29,7 @@ class Shelf:
     """Vectors by name and batch, in memory or in files of a folder."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._place = None if folder is None else tempfile.TemporaryDirectory(prefix="zeropoint-", dir=folder)
+        self._place = None if folder is None else scratch_folder(folder)
         self._held: dict[tuple[str, int], torch.Tensor] = {}
         self._files: dict[tuple[str, int], TensorLike] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,14 @@ class TensorLike:
     def of(x: torch.Tensor) -> TensorLike:
         """Return what a tensor is like."""
         return TensorLike(shape=x.shape, dtype=x.dtype, device=x.device)
+
+
+def scratch_folder(inside: Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for such files, inside of another one, as a context.
+
+    What the disk refuses to remove at the end stays for who removes the other folder.
+    """
+    return tempfile.TemporaryDirectory(prefix="zeropoint-", dir=inside, ignore_cleanup_errors=True)
 
 
 def append_tensor(path: Path, x: torch.Tensor) -> None:
