@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes benchmarks/.peers-methods, .peers-autoround and .peers-gptqmodel, the environments of the tools that methods.py --peers compares:
+# Makes benchmarks/.peers-methods, .peers-autoround and .peers-gptqmodel, the environments of the tools that methods.py --peers all compares:
 # llm-compressor and ModelOpt, auto-round, GPTQModel, which want other versions of each other's packages. Remove a folder to start anew.
 #
 #   PYTHON       interpreter to use (default python3)

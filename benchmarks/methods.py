@@ -11,8 +11,8 @@ GPTQ and GPTAQ (tests/oracles/independent_gptq.py) on the same windows and the s
 Standard errors take tokens as independent, and say nothing of other texts, models or windows. A method that
 this version does not have is a row that says so.
 
-With `--peers` there are rows of llm-compressor, ModelOpt, auto-round and GPTQModel, too, in the environments
-that `benchmarks/method_peers.sh` makes, on the same windows (benchmarks/methods_peer.py).
+With `--peers all` there are rows of llm-compressor, ModelOpt, auto-round and GPTQModel, on the same windows
+(benchmarks/methods_peer.py), in environments that `benchmarks/method_peers.sh` makes.
 
 Results stay in a file (`--cache`) by model, scheme, method and the commit of src (with a hash of the sources,
 where they differ from it); rows of the oracle by the hash of its files in place of the commit. CPU seconds
@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument("--schemes", default="int4:g64,int3:g64,nvfp4a16,mxfp4a16")
     parser.add_argument("--methods", default="nearest,mse,mse_weighted,gptq")
     parser.add_argument("--oracle", action="store_true", help="rows of the independent GPTQ and GPTAQ, too")
-    parser.add_argument("--peers", action="store_true", help="rows of other tools (method_peers.sh), too")
+    parser.add_argument("--peers", default="", help="rows of other tools, joined by commas, or all, too")
     parser.add_argument("--windows", type=int, default=WINDOWS, help="of 512 tokens of the evaluation")
     parser.add_argument("--threads", type=int, default=None, help="of the processes that quantize")
     parser.add_argument("--cache", type=Path, default=Path("build/methods.json"))
@@ -272,6 +272,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    peers = [*PEERS] if args.peers == "all" else [name for name in args.peers.split(",") if name]
+    if not set(peers) <= PEERS.keys():
+        parser.error(f"--peers: choose from all, {', '.join(PEERS)}")
     facts, code = machine(), sources()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -284,7 +287,7 @@ def main() -> None:
         cache[floats] = {"perplexity": reference.perplexity}
     for scheme in args.schemes.split(","):
         rows = {}
-        others = [*(ORACLES if args.oracle else ()), *(PEERS if args.peers else ())]
+        others = [*(ORACLES if args.oracle else ()), *peers]
         for method in [*args.methods.split(","), *others]:
             case = Case(scheme=scheme, method=method)
             key = f"{model} {args.windows} {scheme} {method} {case.made_by(code)}"

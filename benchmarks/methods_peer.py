@@ -153,9 +153,9 @@ PEERS: dict[str, tuple[str, Run]] = {
     "llm-compressor GPTQ": (".peers-methods", llm_compressor(awq=False)),
     "llm-compressor AWQ": (".peers-methods", llm_compressor(awq=True)),
     "ModelOpt AWQ": (".peers-methods", modelopt),
-    "auto-round, no tuning": (".peers-autoround", auto_round(0)),
+    "auto-round untuned": (".peers-autoround", auto_round(0)),
     "GPTQModel": (".peers-gptqmodel", gptqmodel),
-    "auto-round, 50 steps": (".peers-autoround", auto_round(50)),
+    "auto-round 50 steps": (".peers-autoround", auto_round(50)),
 }
 """Peers by the names of rows: the environment, and what writes a model there."""
 
