@@ -9,6 +9,7 @@ that its codes mean. It prints {"peak_mb": ..., "solve_s": ..., "floats": whethe
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -138,7 +139,8 @@ def auto_round(steps: int) -> Run:
 
 
 def gptqmodel(folder: Path, out: Path, scheme: str) -> bool:
-    """Run GPTQModel."""
+    """Run GPTQModel, with the two threads that it needs and does not take on two cores."""
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 
     bits, group = integers(scheme)
