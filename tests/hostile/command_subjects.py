@@ -241,6 +241,7 @@ class Subjects:
             (folder / ".zeropoint.manifest.json").unlink(missing_ok=True)
             commands = (
                 ("inspect", folder), ("verify", folder), ("verify", folder, "--against", base),
+                ("report", folder, "--json"),
                 ("dequantize", folder, OUT), ("convert", folder, OUT, "--format", "compressed-tensors"),
                 ("quantize", folder, OUT, "--to", "w8a16", "--dequantize-first"),
             )  # fmt: skip
@@ -248,7 +249,8 @@ class Subjects:
         folder = self._copy(f"{name}-manifest", made)
         manifests = [path.name for path in folder.iterdir() if "zeropoint" in path.name]
         if name == "compressed-tensors" and manifests:
-            self._add("manifest", folder, manifests[0], mutate_json, ("verify", folder))
+            commands = (("verify", folder), ("report", folder, "--json"))
+            self._add("manifest", folder, manifests[0], mutate_json, *commands)
 
     def _containers(self) -> None:
         made = self.root / "of-gguf"
@@ -257,7 +259,8 @@ class Subjects:
         model = folder / "model.gguf"
         self._add(
             "GGUF", folder, "model.gguf", mutate_numbers, ("inspect", model), ("dequantize", model, OUT),
-            ("verify", model), (*self._calibrated(model, text), "--dequantize-first"),
+            ("report", model, "--json"), ("verify", model),
+            (*self._calibrated(model, text), "--dequantize-first"),
             ("quantize", model, OUT, "--to", "q8_0", "--format", "gguf", "--dequantize-first"),
         )  # fmt: skip
         for opset in (17, 21):

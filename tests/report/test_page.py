@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -10,7 +11,6 @@ from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
-from zeropoint.checkpoint.verify.overview import LayerFacts
+from zeropoint.checkpoint.verify.overview import NUMBERS, LayerFacts
 from zeropoint.report.page import CheckpointReport, page_of, report_checkpoint
 
 HOSTILE = (
@@ -72,13 +72,23 @@ def test_cells_and_json_of_a_page_say_the_same(runs: dict[str, Path]) -> None:
     assert json.loads(found.data) == json.loads(report.to_json())
     (run,) = report.to_dict()["runs"]
     known = json.loads((runs["int4"] / "zeropoint_manifest.json").read_text())["weights"]
-    assert {layer["module"]: layer["record"] for layer in run["layers"]} == known
+    assert {layer["module"]: layer["record"] for layer in run["layers"]} == {
+        module: {name: record[name] for name in NUMBERS} for module, record in known.items()
+    }
     for layer in run["layers"]:
         at = [n for n, cell in enumerate(found.cells) if cell == layer["module"]][-1]
         row = found.cells[at : at + 9]
         assert row[1:3] == ["int4:g32", "mse"]
         assert row[5:7] == [f"{layer['bits']:.3f}", f"{layer['record']['relative']:.4f}"]
     assert run["bytes"] == zp.inspect_checkpoint(runs["int4"]).nbytes
+    assert run["float_bytes"] == zp.inspect_checkpoint(runs["floats"]).nbytes
+    squares = sum(record["values"] * record["relative"] ** 2 for record in known.values())
+    values = sum(record["values"] for record in known.values())
+    assert run["relative"] == pytest.approx((squares / values) ** 0.5, rel=1e-12)
+    (every,) = re.findall("<h2>All layers</h2>(.*?)<h2>", report.to_html(), re.DOTALL)
+    errors = [float(cell) for cell in Texts(every).cells[6::9]]
+    assert len(errors) == len(known)
+    assert errors == sorted(errors, reverse=True)
 
 
 def test_samples_are_those_of_the_decoded_rows(runs: dict[str, Path]) -> None:
@@ -108,6 +118,22 @@ def test_without_a_manifest_errors_are_unknown(runs: dict[str, Path], tmp_path: 
     assert run.relative is None
     assert {layer.method for layer in run.layers} == {None}
     assert "there is none, so that errors and origin are not known" in CheckpointReport(runs=(run,)).to_html()
+
+
+@pytest.mark.parametrize(
+    "value", ['"x"', "1e999", "NaN", "1" + "0" * 400, "[1]", "true", '{"a": NaN}', "null"]
+)
+def test_what_is_no_number_in_a_manifest_is_none(runs: dict[str, Path], tmp_path: Path, value: str) -> None:
+    forged = shutil.copytree(runs["int4"], tmp_path / "forged")
+    path = forged / "zeropoint_manifest.json"
+    text = path.read_text()
+    for name in NUMBERS:
+        text = re.sub(rf'"{name}": [^,}}]+', f'"{name}": {value}', text, count=1)
+    text = text[: text.rindex('"sha256": "')]
+    path.write_text(f'{text}"sha256": "{hashlib.sha256(text.encode()).hexdigest()}"\n}}\n')
+    report = report_checkpoint(forged)
+    assert dict.fromkeys(NUMBERS) in [dict(layer.record) for layer in report.runs[0].layers]
+    assert json.loads(Texts(report.to_html()).data) == json.loads(report.to_json())
 
 
 def test_names_stay_text_whatever_they_hold(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -149,10 +175,10 @@ def test_a_file_with_hostile_names_has_a_page(tmp_path: Path) -> None:
 def test_reasons_are_what_is_seen(runs: dict[str, Path]) -> None:
     layer = report_checkpoint(runs["int4"]).runs[0].layers[0]
     assert layer.sample is not None
-    more: dict[str, Any] = {"clipped": layer.values // 10, "zero_blocks": 3, "loss": {"own": 5}}
-    odd = replace(layer, record={**layer.record, **more}, sample=replace(layer.sample, peak=30.0))
+    record = {**layer.record, "clipped": layer.values / 10, "zero_blocks": 3.0}
+    odd = replace(layer, record=record, loss={"own": 5.0}, sample=replace(layer.sample, peak=30.0))
     assert [each.split(":")[0] for each in odd.reasons] == ["outliers", "range", "underflow", "few tokens"]
-    assert replace(odd, record={}, sample=None).reasons == ()
+    assert replace(odd, record={}, loss={}, sample=None).reasons == ()
 
 
 def many(layer: LayerFacts, count: int) -> tuple[LayerFacts, ...]:

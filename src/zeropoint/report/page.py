@@ -7,7 +7,7 @@ filtering. All that it shows, and more, stands in it as JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..checkpoint.read.storage import Place
 from ..checkpoint.verify.overview import LayerFacts, Overview, overview
-from ..errors import count, size_of
+from ..errors import CheckpointError, count, option, size_of
 from ..own_files import FileKind, OwnFile
 from ..results import Result
 from ..signatures import by_signature
@@ -32,7 +32,7 @@ _WORST, _LINES = 8, 12
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckpointReport(Result):
-    """What there is to see of some checkpoints, side by side.
+    """A report about checkpoints, which stand side by side.
 
     Args:
         runs: the checkpoints, in the order in which they were given.
@@ -73,7 +73,7 @@ def report_checkpoint(
     path: Place | str, *, others: Sequence[Place | str] = (), out: Path | str | None = None,
     overwrite: bool = False,
 ) -> CheckpointReport:  # fmt: skip
-    """Return what there is to see of checkpoints, and write it as a page.
+    """Return a report about checkpoints, and write its page.
 
     Args:
         path: a directory, a file, or the URL of either: quantized by zeropoint or others, or floats.
@@ -87,6 +87,10 @@ def report_checkpoint(
     Example:
         >>> zp.report_checkpoint("MODEL-w4a16", out="report.html")  # doctest: +SKIP
     """
+    if out is not None and not overwrite and Path(out).exists():
+        raise CheckpointError(
+            f"{str(out)!r} exists; add {option('overwrite', True)} to replace it, or name a new file"
+        )
     runs = tuple(overview(each) for each in (path, *others))
     if out is None:
         return CheckpointReport(runs=runs)
@@ -109,7 +113,7 @@ def page_of(path: Place | str) -> Path:
 
 
 def _about(run: Overview) -> Iterator[str]:
-    """Yield what a page says of one checkpoint."""
+    """Yield the parts of a page about one checkpoint."""
     yield _cards(run)
     yield from (f"<p>{_text(line)}</p>" for line in run.inspection.problems)
     yield from _worst(run.layers)
@@ -123,7 +127,7 @@ def _about(run: Overview) -> Iterator[str]:
 
 
 def _side_by_side(runs: Sequence[Overview]) -> Iterator[str]:
-    """Yield what a page says of several checkpoints."""
+    """Yield the parts of a page about several checkpoints."""
     yield "<h2>Side by side</h2>"
     yield from _table(
         ("checkpoint", "size", "bits a value", "relative error", "quantized layers", "schemes"),
@@ -145,7 +149,7 @@ def _side_by_side(runs: Sequence[Overview]) -> Iterator[str]:
 
 
 def _cards(run: Overview) -> str:
-    """Return the answer first: size, bits, error, and what stays in floats."""
+    """Return the cards with size, bits, error, and bytes of tensors that are not quantized."""
     found, kept = run.inspection, sum(each.nbytes for each in run.kept)
     cards = [
         (size_of(found.nbytes), f"from {size_of(run.float_bytes)} as floats"),
@@ -159,7 +163,7 @@ def _cards(run: Overview) -> str:
 
 
 def _worst(layers: Sequence[LayerFacts]) -> Iterator[str]:
-    """Yield the layers of the largest error, with what is seen of the reason, and what keeping one costs."""
+    """Yield the table of layers with the largest errors: the reason, and the bytes that keeping one costs."""
     known = sorted((e, n) for n, layer in enumerate(layers) if (e := layer.relative))[::-1][:_WORST]
     if not known:
         return
@@ -174,11 +178,15 @@ def _worst(layers: Sequence[LayerFacts]) -> Iterator[str]:
             (
                 _text(layer.module), _number(layer.relative, _relative(layer.relative)),
                 _text(_seen(layer)),
-                _number(layer.float_bytes - layer.nbytes, size_of(layer.float_bytes - layer.nbytes)),
+                _number(layer.float_bytes - layer.nbytes, _more(layer.float_bytes - layer.nbytes)),
             )
             for layer in worst
         ),
     )  # fmt: skip
+
+
+def _more(nbytes: int) -> str:
+    return f"{size_of(abs(nbytes))}{' less' if nbytes < 0 else ''}"
 
 
 def _seen(layer: LayerFacts) -> str:
@@ -197,10 +205,9 @@ def _by_depth(layers: Sequence[LayerFacts]) -> Iterator[str]:
 
 
 def _losses(layers: Sequence[LayerFacts]) -> Iterator[str]:
-    """Yield what outputs are off by where data were learned from, and on held-out data."""
+    """Yield the chart of losses of outputs, on calibration data and on held-out data."""
     seen, held = (
-        _series((layer.module, _in(layer.record.get("loss"), key)) for layer in layers)
-        for key in ("seen", "held_out")
+        _series((layer.module, layer.loss.get(key)) for layer in layers) for key in ("seen", "held_out")
     )
     if seen:
         yield "<h2>Loss of outputs</h2>"
@@ -228,7 +235,7 @@ def _series(pairs: Iterable[tuple[str, float | None]]) -> dict[str, list[tuple[i
 
 
 def _kind(module: str) -> str:
-    """Return what layers of one kind share of their names.
+    """Return the part of a name that layers of one kind share.
 
     >>> _kind("model.layers.3.mlp.down_proj")
     'mlp.down_proj'
@@ -332,7 +339,7 @@ def _layers_table(runs: Sequence[Overview]) -> Iterator[str]:
 
 
 def _row(layer: LayerFacts) -> Sequence[_Cell]:
-    sqnr = _in(layer.record, "sqnr_db")
+    sqnr = layer.record.get("sqnr_db")
     return (
         _text(layer.module), _text(short_scheme(layer.scheme)), _text(layer.method or "unknown"),
         _text(shape(layer.shape)), _number(layer.nbytes, size_of(layer.nbytes)),
@@ -342,7 +349,7 @@ def _row(layer: LayerFacts) -> Sequence[_Cell]:
 
 
 def _kept(run: Overview) -> Iterator[str]:
-    """Yield the tensors that stay as they are, those of one kind together."""
+    """Yield the table of tensors that are not quantized, one row for each kind."""
     groups: dict[tuple[str, str], list[int]] = {}
     for each in run.kept:
         groups.setdefault((pattern(each.name), each.dtype), []).append(each.nbytes)
@@ -361,7 +368,7 @@ def _kept(run: Overview) -> Iterator[str]:
 
 
 def _made_of(run: Overview) -> Iterator[str]:
-    """Yield what the files were made of, as far as their manifest says."""
+    """Yield versions and hashes from the manifest."""
     yield "<h2>To reproduce it</h2>"
     items = run.identity.items() or [("manifest", "there is none, so that errors and origin are not known")]
     yield f"<dl>{''.join(f'<dt>{_text(key)}</dt><dd>{_text(value)}</dd>' for key, value in items)}</dl>"
@@ -412,11 +419,6 @@ def _cell(cell: _Cell, *, first: bool) -> str:
         return f"<td class=n data-v='{value}'>{_text(cell.text)}</td>"
     # Long names may break behind their dots, and nowhere else.
     return f"<td class=name>{cell.replace('.', '.<wbr>')}</td>" if first else f"<td>{cell}</td>"
-
-
-def _in(record: object, key: str) -> float | None:
-    found = record.get(key) if isinstance(record, Mapping) else None
-    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
 
 
 def _relative(value: float | None) -> str:

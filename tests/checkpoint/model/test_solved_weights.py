@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
 import statistics
@@ -117,6 +118,17 @@ def test_what_was_solved_on_other_data_or_another_source_is_not_used(
     shard.write_bytes(shard.read_bytes()[:-2] + b"\x01\x3c")  # the header stays
     with pytest.raises(zp.CheckpointError, match=rf"differs in '{shard.name}'"):
         quantize(copy, tmp_path / "other")
+
+
+def test_the_manifest_has_the_losses_of_the_run(source: Path, tmp_path: Path) -> None:
+    result = quantize(source, tmp_path / "out")
+    said = json.loads((tmp_path / "out" / "zeropoint_manifest.json").read_text())["weights"]
+    of_run = {weight["module"]: weight["loss"] for weight in result.to_dict()["weights"]}
+    names = ("seen", "held_out", "vectors", "own")
+    assert {module: record["loss"] for module, record in said.items()} == {
+        module: {name: loss[name] for name in names} for module, loss in of_run.items()
+    }
+    assert all(loss["held_out"] != loss["seen"] for loss in of_run.values())
 
 
 def test_codes_without_the_record_of_their_run_are_not_used(

@@ -1,4 +1,4 @@
-"""What there is to see of a checkpoint: each quantized layer, its size, its error and a sample of its codes.
+"""Facts about a checkpoint for a report: size, error and a sample of codes of each quantized layer.
 
 Sizes are those of headers, errors those of the manifest, where there is one; of each layer a few rows are
 decoded. The original is not read.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +33,8 @@ _ROWS = 32
 """Rows of a layer that are decoded, from its middle."""
 BARS = 32
 """Most bars of a histogram of codes."""
+NUMBERS = ("relative", "sqnr_db", "largest", "clipped", "zero_blocks", "lost_blocks")
+_LOSS = ("seen", "held_out", "vectors", "own")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,9 @@ class LayerFacts:
         values: how many it has.
         nbytes: of its tensors.
         float_bytes: of the weight in the dtype that it was quantized from.
-        record: what the manifest has about it, such as ``relative``, ``sqnr_db`` and ``clipped``.
+        record: what the manifest has about it, by the names of :data:`NUMBERS`.
+        loss: what it has about outputs of a weight that was solved on data: ``seen`` and ``held_out``, shares
+            of their squares, ``vectors`` and ``own``, on how many inputs.
         sample: of its codes, or None where they cannot be decoded alone.
     """
 
@@ -77,13 +81,14 @@ class LayerFacts:
     values: int
     nbytes: int
     float_bytes: int
-    record: Mapping[str, Any]
+    record: Mapping[str, float | None]
+    loss: Mapping[str, float | None]
     sample: CodeSample | None
 
     @property
     def relative(self) -> float | None:
         """The relative error, or None where it is not known."""
-        return _number(self.record.get("relative"))
+        return self.record.get("relative")
 
     @property
     def bits(self) -> float:
@@ -93,27 +98,26 @@ class LayerFacts:
     @property
     def clipped(self) -> float:
         """The share of values beyond the range of their block."""
-        return (_number(self.record.get("clipped")) or 0.0) / max(1, self.values)
+        return (self.record.get("clipped") or 0.0) / max(1, self.values)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What makes its error large, as far as that can be seen."""
+        """Reasons for a large error, where one is seen."""
         found = []
         if self.sample is not None and self.sample.peak > _OUTLIERS:
             found.append(f"outliers: the largest value is {self.sample.peak:.0f} times the root mean square")
         if self.clipped > _CLIPS:
             found.append(f"range: {self.clipped:.2%} of values are clipped")
-        if self.record.get("zero_blocks"):
-            found.append(f"underflow: {self.record['zero_blocks']:,} blocks are zeros alone")
-        loss = self.record.get("loss")
-        tokens = None if not isinstance(loss, dict) else _number(loss.get("own"))
+        zeros, tokens = self.record.get("zero_blocks"), self.loss.get("own")
+        if zeros:
+            found.append(f"underflow: {zeros:,.0f} blocks are zeros alone")
         if tokens is not None and tokens < self.shape[1]:
             found.append(f"few tokens: {tokens:,.0f} for {self.shape[1]:,} inputs")
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all facts as values that JSON holds."""
-        return {**asdict(self), "record": dict(self.record), "bits": self.bits, "reasons": list(self.reasons)}
+        return {**asdict(self), "bits": self.bits, "reasons": list(self.reasons)}
 
 
 _OUTLIERS, _CLIPS = 12.0, 0.05
@@ -132,7 +136,7 @@ class KeptFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Overview(Result):
-    """A checkpoint to be looked at.
+    """Facts about a checkpoint.
 
     Args:
         name: of its folder or file.
@@ -182,7 +186,7 @@ class Overview(Result):
 
 
 def overview(path: Place | str) -> Overview:
-    """Return what there is to see of the checkpoint at ``path``.
+    """Return facts about the checkpoint at ``path``.
 
     Args:
         path: a directory, a file, or the URL of either.
@@ -214,7 +218,8 @@ def _facts(
         yield LayerFacts(
             module=layer.module, scheme=str(layer.weight), shape=layer.shape, values=layer.values,
             method=str(record.get("method", NEAREST)) if record else None, nbytes=layer.nbytes,
-            float_bytes=layer.values * layer.dtype.itemsize, record=record, sample=_sample(layer, files),
+            float_bytes=layer.values * layer.dtype.itemsize, record=_numbers_in(record, NUMBERS),
+            loss=_numbers_in(record.get("loss"), _LOSS), sample=_sample(layer, files),
         )  # fmt: skip
 
 
@@ -231,7 +236,7 @@ def _sample(layer: StoredLayer, files: OpenFiles) -> CodeSample | None:
     finite = values[torch.isfinite(values)]
     if not finite.numel():
         return None
-    square = float(finite.square().mean().sqrt())
+    square = float(finite.double().square().mean().sqrt())
     numbers = _numbers(q)
     low, high = float(numbers.min()), float(numbers.max())
     ends = float(((numbers == low) | (numbers == high)).double().mean()) if high > low else 0.0
@@ -285,10 +290,20 @@ def _octaves(q: QuantizedTensor) -> float:
         return 0.0
     scales = q.scales[0].double().abs()
     used = scales[(scales > 0) & torch.isfinite(scales)]
-    return float(torch.log2(used.max() / used.min())) if used.numel() else 0.0
+    return float(torch.log2(used.max()) - torch.log2(used.min())) if used.numel() else 0.0
+
+
+def _numbers_in(record: object, names: Iterable[str]) -> dict[str, float | None]:
+    """Return the numbers of a record of a manifest, by name; None for what is no finite number."""
+    if not isinstance(record, Mapping):
+        return {}
+    return {name: _number(record[name]) for name in names if name in record}
 
 
 def _number(value: object) -> float | None:
-    """Return a number of a manifest, or None for anything else."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer that no float holds
+        return None
