@@ -138,6 +138,7 @@ def test_files_and_single_tensors_have_no_place_for_them(tmp_path: Path) -> None
         ("lowrank16", r"names no method.* write lowrank16\+gptq"),
         ("shift+lowrank16+gptq", r"write lowrank16\+shift\+gptq"),
         ("lowrank+lowrank16+gptq", "do the same; leave one out"),
+        ("lowrank8+shift+signround", r"lowrank8 takes a part away; write lowrank8\+shift\+gptq"),
         ("lowrank+nearest", "these steps end with gptq or descent or adaround"),
     ],
 )

@@ -177,6 +177,13 @@ def spelled(text: str) -> MethodChain | None:
             f"method {text!r} rounds by {last!r}, and these steps end with {ends}: "
             f"{'+'.join((*names, GPTQ.name, *behind))}"
         )
+    keeper = next((name for name in moves if getattr(_known(name), "keeps", None) is not None), None)
+    if keeper is not None and isinstance(end, BlockRounding):
+        right = "+".join((*names, GPTQ.name, *behind))
+        raise RecipeError(
+            f"method {text!r}: {last} rounds whole weights once more, of which {keeper} takes a part away; "
+            f"write {right}"
+        )
     for one, after in itertools.pairwise(map(_known, names)):
         if one.rank == after.rank and one != after:
             raise RecipeError(f"method {text!r}: {one.name} and {after.name} do the same; leave one out")

@@ -24,13 +24,14 @@ STEPS = 100
 class BegunWeight:
     """A weight that is rounded together with others.
 
-    task: it. weight: the parameter of its layer. sides: the values that its numbers may take. loss: how far
-    its outputs were before.
+    task: it. weight: the parameter of its layer. sides: the values that its numbers may take. result: the
+    codes at the start, and what goes with them, such as a corrected bias. loss: how far its outputs were.
     """
 
     task: WeightTask
     weight: nn.Parameter
     sides: Sides
+    result: LayerResult
     loss: Loss
 
     @property
@@ -87,4 +88,5 @@ def rounded_together(
         loss = replace(
             each.loss, outputs=None, notes=(*each.loss.notes, note), together=(found.first, found.least)
         )
-        yield each, LayerResult(q=each.sides.codes(state), notes=loss.notes), loss
+        result = replace(each.result, q=each.sides.codes(state), notes=loss.notes, outputs=None)
+        yield each, result, loss

@@ -251,7 +251,7 @@ class _Block:
             loss = self._loss(task, data, result)
             if of_block(task):
                 weight = self._layers[task.layer].get_parameter("weight")
-                begun.append(BegunWeight(task, weight, Sides(self._matrix(task), result.q), loss))
+                begun.append(BegunWeight(task, weight, Sides(self._matrix(task), result.q), result, loss))
             else:
                 solutions.add(task, result, loss)
         for task in tasks:

@@ -99,6 +99,25 @@ def test_biases_of_a_family_are_corrected_and_verified(
     assert any(f"{biases} biases differ from the original by what {RESCALED} says" in n for n in proven.notes)
 
 
+def test_weights_that_are_rounded_together_keep_the_corrections_of_their_start(
+    sources: Sources, tmp_path: Path
+) -> None:
+    for method in ("shift+gptq+bias", "shift+signround+bias"):
+        quantize(sources("opt"), tmp_path / method, method=method)
+    before = tensors(sources("opt"))
+    start, after = (
+        parsed_folds((tmp_path / name / RESCALED).read_text())[0]
+        for name in ("shift+gptq+bias", "shift+signround+bias")
+    )
+    first = "model.decoder.layers.0.self_attn.q_proj.bias"
+    assert len(start) == len(after) == 12
+    assert start[first].added is not None
+    assert torch.equal(start[first].added, after[first].added), "of the same codes, on the same inputs"
+    written = tensors(tmp_path / "shift+signround+bias")
+    assert torch.equal(written[first], after[first].of(before[first]))
+    assert zp.verify_checkpoint(tmp_path / "shift+signround+bias", sources("opt")).ok
+
+
 @pytest.mark.parametrize(("to", "layout"), [("q8_0", "gguf"), ("q4_0", "gguf"), ("int4:g32", None)])
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_what_is_added_follows_from_the_files_in_the_order_of_the_original(

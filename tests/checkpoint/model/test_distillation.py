@@ -66,6 +66,15 @@ def test_outputs_of_blocks_come_closer_and_only_scales_change(
     assert shares[0] < 0.97 * shares[1]
 
 
+def test_a_rotated_checkpoint_is_trained_against_the_rotated_model(source: Path, tmp_path: Path) -> None:
+    zp.quantize_checkpoint(source, tmp_path / "rotated", "int3:g64", method="rotate+nearest")
+    result = distill(source, tmp_path / "rotated", tmp_path / "out")
+    errors = re.match(r"outputs of 2 blocks are off by ([\d.]+)% .* by ([\d.]+)% before", result.notes[0])
+    assert errors is not None
+    assert float(errors[1]) < 0.97 * float(errors[2]) < 50  # of the model that is not rotated, over 100
+    assert zp.verify_checkpoint(tmp_path / "out", source).ok
+
+
 def test_the_manifest_says_what_is_trained_and_verify_measures_it(
     source: Path, quantized: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ that an interrupted command resumes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -31,6 +32,7 @@ from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import shard_fields
 from ..plan.limits import Limits
 from ..plan.new_tensor import NewTensor
+from ..plan.rotated import rotated_floats, rotation_said
 from ..read.decoding import read_rows
 from ..read.quantized_layers import StoredLayer, configuration
 from ..read.source import Source
@@ -91,7 +93,9 @@ def distilled(
     scales that can be trained, and models that are not run here; CalibrationError for bad data.
     """
     source, quantized, limits = asked.source, asked.quantized, plan.limits
-    with running(source, asked.given, limits, remedy=_REMEDY) as teacher, Files() as files:
+    rotation = rotation_said(quantized) if rotation_said(source) is None else None
+    seen = None if rotation is None else functools.partial(rotated_floats, rotation=rotation)
+    with running(source, asked.given, limits, remedy=_REMEDY, seen=seen) as teacher, Files() as files:
         left = replace(limits, base_memory=limits.max_memory - max(1, teacher.spare))
         with (
             running(quantized, teacher.batches, left, remedy=_REMEDY) as student,
