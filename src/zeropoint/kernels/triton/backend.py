@@ -16,7 +16,7 @@ from ...ops.registry import Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
 from ...schemes import Scheme
 from .launches import Launch
-from .segmentation import segments_of
+from .piece_cuts import pieces_of
 
 INTERPRETER = "TRITON_INTERPRET"
 """The variable of the environment that has Triton's interpreter run kernels on tensors of the host.
@@ -47,7 +47,7 @@ class TritonBackend:
         if request.dtype not in _DTYPES or request.own_dtype not in _DTYPES:
             return f"{request.dtype} is computed in float64"
         reason = _scheme_refusal(request)
-        found = segments_of(request.scheme.granularity, request.shape, request.scheme.bits)
+        found = pieces_of(request.scheme.granularity, request.shape, request.scheme.bits)
         return reason or (found if isinstance(found, str) else None)
 
     def prepare(self, request: Request) -> Kernel:

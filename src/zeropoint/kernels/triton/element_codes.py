@@ -11,11 +11,13 @@ import triton
 import triton.language as tl
 
 from ...ops.lowering import Kind, Narrow, ScaleBy, ZeroPlace
+from .specialization import Hardware
 
 _INTEGER, _FLOAT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(Kind.FLOAT))
 _BFLOAT16, _FLOAT16 = tl.constexpr(int(Narrow.BFLOAT16)), tl.constexpr(int(Narrow.FLOAT16))
 _AFTER, _INSIDE = tl.constexpr(int(ZeroPlace.AFTER)), tl.constexpr(int(ZeroPlace.INSIDE))
 _MULTIPLY, _RECIPROCAL = tl.constexpr(int(ScaleBy.MULTIPLY)), tl.constexpr(int(ScaleBy.RECIPROCAL))
+_E4M3, _E5M2 = tl.constexpr(int(Hardware.E4M3)), tl.constexpr(int(Hardware.E5M2))
 # 1.5 * 2**23: added to a float32 below 2**22, it leaves the nearest integer, ties to even, in the low bits.
 _WHOLE = tl.constexpr(12582912.0)
 _EXPONENT = tl.constexpr(0x7F800000)
@@ -73,45 +75,74 @@ def rounded(x, to: tl.constexpr):
 
 
 @triton.jit
-def quotient(value, factor, amax, k: tl.constexpr):
-    """Return IEEE quotients of values, (many, size), and the factors of their segments, (many,).
+def larger(a, b):
+    """Return the larger of two numbers, NaN where one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest(value, k: tl.constexpr):
+    """Return the largest magnitude of each row of (many, size), NaN where there is one.
+
+    The interpreter takes long for a reduction of its own, and finds the largest bits.
+    """
+    if k.native:
+        return tl.reduce(tl.abs(value), 1, larger)
+    else:  # noqa: RET505
+        return float_of(tl.max((bits_of(value) & 0x7FFFFFFF).to(tl.int32), axis=1))
+
+
+@triton.jit
+def usual(amax, factor):
+    """Return whether quotients of values up to ``amax`` and these factors may be fused: see :func:`fused`.
+
+    Both broadcast against each other; false where one is NaN.
+    """
+    found = (factor >= _LEAST_FACTOR) & (factor <= _MOST) & (amax <= _MOST)
+    return tl.min(tl.min(found.to(tl.int32), axis=1), axis=0) > 0
+
+
+@triton.jit
+def fused(value, factor, inverse):
+    """Return IEEE quotients, of fused multiplications and additions; inverse: ``RN(1 / factor)``.
 
     With ``y = RN(1 / b)`` and a ``q`` within one unit in the last place of ``a / b``, ``fma(fma(-b, q, a),
     y, q)`` is ``RN(a / b)`` (Markstein 1990), but for the sign of zero. ``a y`` is within 1.5 units, and
     within one after a first correction. Where a remainder underflows, ``a`` is below 2**-100 and the quotient
-    below 2**-40, which is less than any boundary between codes. Programs with other factors or values divide.
+    below 2**-40, which is less than any boundary between codes.
     """
-    if k.fused:
-        usual = (factor >= _LEAST_FACTOR) & (factor <= _MOST) & (amax <= _MOST)
-        if tl.min(usual.to(tl.int32)) > 0:
-            inverse = tl.div_rn(1.0, factor)[:, None] + tl.zeros_like(value)
-            divisor = tl.zeros_like(value) - factor[:, None]
-            ratio = value * inverse
-            ratio = tl.fma(tl.fma(divisor, ratio, value), inverse, ratio)
-            ratio = tl.fma(tl.fma(divisor, ratio, value), inverse, ratio)
-        else:
-            ratio = tl.div_rn(value, factor[:, None])
-        return ratio
-    else:  # noqa: RET505
-        return tl.div_rn(value, factor[:, None])
+    inverse += tl.zeros_like(value)
+    divisor = tl.zeros_like(value) - factor
+    ratio = value * inverse
+    ratio = tl.fma(tl.fma(divisor, ratio, value), inverse, ratio)
+    return tl.fma(tl.fma(divisor, ratio, value), inverse, ratio)
 
 
 @triton.jit
-def encoded(value, factor, zero, amax, k: tl.constexpr):
-    """Return the codes of float32 values, (many, size), as int32, of whose bits ``k.width`` count.
+def _ratio(value, factor, fast: tl.constexpr, k: tl.constexpr):
+    """Return values over factors, or times them, rounded as the scheme's are."""
+    if k.element.scaling == _MULTIPLY:
+        ratio = value * factor
+    elif k.element.scaling == _RECIPROCAL:
+        ratio = value * tl.div_rn(1.0, factor)
+    elif fast:
+        ratio = fused(value, factor, tl.div_rn(1.0, factor))
+    else:
+        ratio = tl.div_rn(value, factor + tl.zeros_like(value))
+    return rounded(ratio, k.element.quotient)
+
+
+@triton.jit
+def codes_of(value, factor, zero, fast: tl.constexpr, k: tl.constexpr):
+    """Return the codes of float32 values, int32, of whose bits ``k.width`` count.
 
     factor: what values are divided by, or multiplied by under ScaleBy.MULTIPLY; Inf where a scale was lost.
-    zero: zero point. amax: largest magnitude. All three (many,) float32.
+    zero: zero point. Both float32, broadcast against values. fast: whether factors and values are
+    :func:`usual`.
     """
-    if k.element.scaling == _MULTIPLY:
-        ratio = value * factor[:, None]
-    elif k.element.scaling == _RECIPROCAL:
-        ratio = value * tl.div_rn(1.0, factor)[:, None]
-    else:
-        ratio = quotient(value, factor, amax, k)
-    ratio = rounded(ratio, k.element.quotient)
+    ratio = _ratio(value, factor, fast, k)
     if k.element.kind == _INTEGER:
-        return _integer(ratio, zero[:, None], k)
+        return _integer(ratio, zero, k)
     elif k.element.kind == _FLOAT:  # noqa: RET505
         return _float(ratio, value, k)
     else:
@@ -120,6 +151,44 @@ def encoded(value, factor, zero, amax, k: tl.constexpr):
             return rank
         else:  # noqa: RET505
             return ((k.order >> (rank.to(tl.int64) * 4)) & 15).to(tl.int32)
+
+
+@triton.jit
+def encoded(value, factor, zero, amax, k: tl.constexpr):
+    """Return :func:`codes_of` values, (many, size), whose factors, zero points and magnitudes are (many,)."""
+    if k.fused:
+        if usual(amax[:, None], factor[:, None]):
+            codes = codes_of(value, factor[:, None], zero[:, None], True, k)
+        else:
+            codes = codes_of(value, factor[:, None], zero[:, None], False, k)
+        return codes
+    else:  # noqa: RET505
+        return codes_of(value, factor[:, None], zero[:, None], False, k)
+
+
+@triton.jit
+def rounded_values(value, factor, zero, table, fast: tl.constexpr, k: tl.constexpr):
+    """Return what codes of values stand for, less zero points, in units of scales: codes and back.
+
+    Numbers without zero points, and floats with both signs of zero, are rounded without their codes.
+    """
+    element: tl.constexpr = k.element
+    if element.kind == _INTEGER and not element.zero_place:
+        ratio = _ratio(value, factor, fast, k)
+        steps = tl.minimum(tl.maximum(ratio, element.low * 1.0), element.high * 1.0)
+        return (steps + _WHOLE) - _WHOLE
+    elif (  # noqa: RET505
+        element.kind == _FLOAT and not element.negative_nan and element.unsigned_below < 0 and not k.hardware
+    ):
+        a, binade = _binades(_ratio(value, factor, fast, k), k)
+        high = binade * (2.0 ** (23 - element.mantissa))
+        return float_of(bits_of((a + high) - high) | (bits_of(value) & 0x80000000))
+    else:
+        codes = codes_of(value, factor, zero, fast, k) & ((1 << k.width) - 1)
+        result = decoded(codes, table, k)
+        if element.zero_place:
+            result -= zero
+        return result
 
 
 @triton.jit
@@ -137,29 +206,42 @@ def _integer(ratio, zero, k: tl.constexpr):
 
 
 @triton.jit
+def _binades(ratio, k: tl.constexpr):
+    """Return magnitudes, at most the format's largest, and the powers of two below them, from 2**emin on."""
+    a = tl.minimum(tl.abs(ratio), k.element.maximum)
+    least = float_of(tl.zeros_like(bits_of(a)) + (k.element.emin << 23))
+    return a, float_of(bits_of(tl.maximum(a, least)) & _EXPONENT)
+
+
+@triton.jit
 def _float(ratio, value, k: tl.constexpr):
     """Round quotients to the format, saturating; the signs are those of ``value``.
 
     For a magnitude ``a`` with exponent ``e = max(exponent(a), emin)``, adding ``c = 2**(e + 23 - m)`` leaves
     the integer significand of m bits in the low bits of the sum, and a carry moves into the exponent field by
     itself. ``-(emin << m)`` rides along in the mantissa of c, which keeps ties right because it is even (but
-    for m = 0, put right after); of the rest of c no bit is in the low byte.
+    for m = 0, put right after); of the rest of c no bit is in the low byte. ``c`` is the power of two of
+    ``a`` times a constant, exactly, so that a fused multiplication and addition rounds once.
     """
     element: tl.constexpr = k.element
-    a = tl.abs(ratio)
-    sign = bits_of(value) & 0x80000000
-    if element.unsigned_below >= 0:  # negative, and so with the sign bit, where ``a`` is larger
-        sign &= element.unsigned_below - bits_of(a)
-    a = tl.minimum(a, element.maximum)
-    exponent = tl.maximum(bits_of(a) & _EXPONENT, element.emin << 23)
-    lift: tl.constexpr = ((23 - element.mantissa) << 23) + 256 - ((element.emin << element.mantissa) & 0xFE)
-    code = bits_of(a + float_of(exponent + lift)) + (exponent >> (23 - element.mantissa))
-    if (element.emin << element.mantissa) & 1:
-        code -= 1
-    code = (code & element.magnitude) | (sign >> element.sign_shift)
-    if element.negative_nan:  # the format has no negative zero
-        code = tl.where(code == element.magnitude + 1, 0, code)
-    return code.to(tl.int32)
+    if k.hardware == _E4M3:
+        return ratio.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
+    elif k.hardware == _E5M2:  # noqa: RET505
+        return ratio.to(tl.float8e5).to(tl.uint8, bitcast=True).to(tl.int32)
+    else:
+        a, binade = _binades(ratio, k)
+        sign = bits_of(value) & 0x80000000
+        if element.unsigned_below >= 0:  # negative, and so with the sign bit, where ``a`` is larger
+            sign &= element.unsigned_below - bits_of(a)
+        rides: tl.constexpr = 256 - ((element.emin << element.mantissa) & 0xFE)
+        lift = float_of(tl.zeros_like(bits_of(a)) + (((150 - element.mantissa) << 23) + rides))
+        code = bits_of(tl.fma(binade, lift, a)) + (bits_of(binade) >> (23 - element.mantissa))
+        if (element.emin << element.mantissa) & 1:
+            code -= 1
+        code = (code & element.magnitude) | (sign >> element.sign_shift)
+        if element.negative_nan:  # the format has no negative zero
+            code = tl.where(code == element.magnitude + 1, 0, code)
+        return code.to(tl.int32)
 
 
 @triton.jit
@@ -184,15 +266,21 @@ def decoded(code, table, k: tl.constexpr):
         whole = (code ^ element.sign) | 0x4B000000
         return whole.to(tl.float32, bitcast=True) - (8388608.0 + element.sign)
     elif element.kind == _FLOAT:  # noqa: RET505
+        if k.hardware == _E4M3:
+            return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        if k.hardware == _E5M2:
+            return code.to(tl.uint8).to(tl.float8e5, bitcast=True).to(tl.float32)
         # Under the exponent of float32, subnormals included, the bits are the number over a power of two.
         magnitude = code & element.magnitude
         power = float_of(tl.zeros_like(magnitude) + ((element.emin + 126) << 23))
         number = float_of(magnitude << (23 - element.mantissa)) * power
         sign = (code & (element.magnitude + 1)).to(tl.uint32) << element.sign_shift
         number = float_of(bits_of(number) | sign)
-        special = magnitude > element.max_code
-        if element.negative_nan:
-            special |= code == element.magnitude + 1
-        return tl.where(special, tl.load(table + code, mask=special, other=0.0), number)
+        if element.max_code < element.magnitude or element.negative_nan:
+            special = magnitude > element.max_code
+            if element.negative_nan:
+                special |= code == element.magnitude + 1
+            number = tl.where(special, tl.load(table + code, mask=special, other=0.0), number)
+        return number
     else:
         return tl.load(table + code)

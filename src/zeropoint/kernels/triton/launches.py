@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ...errors import NonFiniteError
-from ...formats import IntFormat
+from ...formats import Format
+from ...formats.torch_dtypes import format_of
 from ...layout import packing
 from ...layout.blocks import reduce_blocks
 from ...ops import reference
@@ -21,11 +22,14 @@ from ...ops.registry import Request
 from ...params import arithmetic
 from ...params.arithmetic import Ranges
 from ...params.effective import effective_scale
+from ...params.stored import load_scale
 from ...params.tensors import Params, parameter_tensors, require_parameters, zero_point_of
 from ...schemes import Granularity, Scheme
+from .piece_cuts import Pieces, SmallBlocks, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
-from .specialization import Constants, constants_of, of_extremes
+from .specialization import Constants, constants_of, held_of, of_extremes
 
+AnyCut = Pieces | Segments | SmallBlocks
 Codes = tuple[torch.Tensor, Params]
 Ends = tuple[float, float] | None
 """Extremes of the tensor that a tensor is a part of."""
@@ -37,19 +41,31 @@ class Launch:
 
     def __init__(self, request: Request) -> None:
         scheme = request.scheme
-        found = segments_of(scheme.granularity, request.shape, scheme.bits)
-        assert isinstance(found, Segments)
-        self._request, self._segments = request, found
-        self._given = constants_of(request, found, chosen=False)
+        pieces = pieces_of(scheme.granularity, request.shape, scheme.bits)
+        assert isinstance(pieces, Pieces)
+        self._request, self._pieces = request, pieces
+        self._given = constants_of(request, pieces.shape, chosen=False, words=pieces.shape.even)
         # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
-        from . import segments as kernels
+        from . import pieces as kernels
 
         self._kernels = kernels
 
     @functools.cached_property
-    def _chosen(self) -> Constants:
-        """What the kernel that chooses scales is compiled for."""
-        return constants_of(self._request, self._segments, chosen=True)
+    def _choosing(self) -> tuple[Any, Segments | SmallBlocks, Constants] | None:
+        """The kernel that chooses the scale of each block, its cut and constants, where blocks fit into one."""
+        asked = self._request
+        scheme, shape = asked.scheme, asked.shape
+        from . import segments, small_blocks
+
+        small = small_blocks_of(scheme.granularity, shape, scheme.bits)
+        if small is not None:
+            return small_blocks.quantize_small_blocks, small, constants_of(
+                asked, small.shape, chosen=True, words=True
+            )
+        found = segments_of(scheme.granularity, shape, scheme.bits)
+        if isinstance(found, str) or not found.own:
+            return None
+        return segments.quantize_blocks, found, constants_of(asked, found.shape, chosen=True)
 
     @property
     def _empty(self) -> bool:
@@ -74,7 +90,9 @@ class Launch:
         cut = segments_of(Granularity.block(*[1] * len(lead), block), shape, 8)
         assert isinstance(cut, Segments)
         low, high = torch.empty((2, cut.cut.segments), dtype=torch.float32, device=x.device)
-        _start(self._kernels.segment_extremes, (bits(x), low, high), cut, of_extremes(cut, x.device))
+        from .segments import segment_extremes
+
+        _start(segment_extremes, (bits(x), low, high), cut, of_extremes(cut.shape, x.device))
         if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
             reference.require_finite(x)
             raise NonFiniteError("statistics of a finite tensor are not finite")
@@ -86,17 +104,20 @@ class Launch:
         if self._empty:
             return out
         bad = torch.zeros(1, dtype=torch.int32, device=x.device)
-        tensors = bits(x), *self._factors(params, dividing=True), out, bad
-        _start(self._kernels.quantize_segments, tensors, self._segments, self._given)
+        scales, levels, coarse, zeros = self._scales(params)
+        levels = self._reciprocals if self._given.multiply else levels
+        data = _words(out, self._given)
+        tensors = bits(x), scales, levels, coarse, zeros, data, bad
+        _start(self._kernels.quantize_pieces, tensors, self._pieces, self._given)
         if bad.item():
             reference.require_finite(x)
-        return out
+        return _filled(out, data)
 
     def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         asked = self._request
         whole = asked.scheme.granularity == Granularity.tensor() and extremes is not None
-        if not self._empty and asked.scheme.scales and self._segments.own and not whole:
+        if not self._empty and asked.scheme.scales and self._choosing is not None and not whole:
             found = self._in_one_pass(x, extremes)
         else:
             params = self.choose_params(x, extremes)
@@ -104,7 +125,9 @@ class Launch:
         return found if out is None else filled(out, *found)
 
     def _in_one_pass(self, x: torch.Tensor, extremes: Ends) -> Codes:
-        scheme, device, constants = self._request.scheme, x.device, self._chosen
+        assert self._choosing is not None
+        kernel, cut, constants = self._choosing
+        scheme, device = self._request.scheme, x.device
         params = [
             torch.empty(grid, dtype=dtype, device=device)
             for grid, dtype in parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
@@ -116,8 +139,8 @@ class Launch:
         if len(scheme.scales) > 1:
             coarse = params[1] = self._coarse(x, extremes)
         data, bad = self._packed(x), torch.zeros(1, dtype=torch.int32, device=device)
-        tensors = bits(x), coarse, scales, zeros, data, bad
-        _start(self._kernels.quantize_blocks, tensors, self._segments, constants)
+        tensors = bits(x), coarse, scales, zeros, _words(data, constants), bad
+        _start(kernel, tensors, cut, constants)
         if bad.item():
             reference.choose_params(x, scheme, extremes)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
@@ -137,9 +160,9 @@ class Launch:
         asked, device = self._request, data.device
         out = torch.empty(asked.shape, dtype=asked.dtype, device=device) if out is None else out
         if not self._empty:
-            factors = self._factors(params, dividing=False)
-            tensors = data.contiguous(), *factors, _table(asked.scheme, device), bits(out)
-            _start(self._kernels.dequantize_segments, tensors, self._segments, self._given)
+            words = _words(data.contiguous(), self._given)
+            tensors = words, *self._scales(params), _table(asked.scheme, device), bits(out)
+            _start(self._kernels.dequantize_pieces, tensors, self._pieces, self._given)
         return out
 
     def fake_quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -147,40 +170,64 @@ class Launch:
         asked = self._request
         out = torch.empty(asked.shape, dtype=asked.dtype, device=x.device) if out is None else out
         if not self._empty:
-            factors, zeros = self._factors(params, dividing=True)
-            back, _ = self._factors(params, dividing=False)
-            tensors = bits(x), factors, back, zeros, _table(asked.scheme, x.device), bits(out)
-            _start(self._kernels.fake_quantize_segments, tensors, self._segments, self._given)
+            scales, levels, coarse, zeros = self._scales(params)
+            inverses = self._reciprocals if self._given.multiply else levels
+            table = _table(asked.scheme, x.device)
+            tensors = bits(x), scales, levels, inverses, coarse, zeros, table, bits(out)
+            _start(self._kernels.fake_quantize_pieces, tensors, self._pieces, self._given)
         return out
 
     def _packed(self, x: torch.Tensor) -> torch.Tensor:
         shape = packing.packed_shape(self._request.shape, self._request.scheme.bits)
         return torch.empty(shape, dtype=torch.uint8, device=x.device)
 
-    def _factors(self, params: Params, *, dividing: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one float32 factor a block, the step of integer codes included, and the zero points.
+    @property
+    def _reciprocals(self) -> torch.Tensor:
+        return _levels(self._finest, self._request.device, reciprocal=True)
 
-        dividing: whether a zero factor becomes Inf, by which every value divides to zero.
-        """
+    @property
+    def _finest(self) -> Format:
         asked = self._request
+        return asked.scheme.scales[0].format_for(format_of(asked.own_dtype))
+
+    def _scales(self, params: Params) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return scales, the values of their codes, the scale of the whole tensor, and zero points.
+
+        As :mod:`.pieces` has them; where there are none, the scales take their places.
+        """
+        asked, held = self._request, self._given.held
         scheme = asked.scheme
         require_parameters(scheme, params, asked.shape)
-        factors = effective_scale(scheme, params, asked.shape, asked.own_dtype)
-        if factors is None:
-            factors = torch.ones(scheme.granularity.block_count(asked.shape), device=asked.device)
-        factors = factors.to(torch.float32)
-        if dividing:
-            factors = torch.where(factors == 0, torch.inf, factors)
-        if isinstance(scheme.element, IntFormat) and scheme.element.fraction_bits:
-            factors = factors * float(scheme.element_step)
+        if held_of(scheme, asked.own_dtype) is None:
+            factors = effective_scale(scheme, params, asked.shape, asked.own_dtype)
+            if factors is None:
+                factors = torch.ones(scheme.granularity.block_count(asked.shape), device=asked.device)
+            scales = factors.to(torch.float32).contiguous()
+        else:
+            scales = params[0].contiguous().view(torch.uint8) if held.bytes else bits(params[0])
+        levels = _levels(self._finest, asked.device, reciprocal=False) if held.bytes else scales
         zero = zero_point_of(scheme, params)
-        zeros = factors if zero is None else zero.to(torch.float32)
-        return factors.contiguous(), zeros.contiguous()
+        if zero is not None and not zero.is_floating_point() and zero.element_size() > 1:
+            zero = zero.to(torch.float32)
+        return scales, levels, bits(params[1]) if held.coarse else scales, scales if zero is None else bits(zero)
 
 
-def _start(kernel: Any, tensors: tuple[torch.Tensor, ...], cut: Segments, constants: Constants) -> None:
+def _start(kernel: Any, tensors: tuple[torch.Tensor, ...], cut: AnyCut, constants: Constants) -> None:
     with _on(tensors[0].device):
         kernel[(cut.programs,)](*tensors, cut.cut, constants, num_warps=cut.warps, enable_fp_fusion=False)
+
+
+def _words(data: torch.Tensor, constants: Constants) -> torch.Tensor:
+    """Return packed codes as kernels take them: words of pieces, in memory of their own if data is odd."""
+    if constants.word <= 1:
+        return data
+    kind = torch.int32 if constants.word == 4 else torch.int16
+    return (data.clone() if data.data_ptr() % constants.word else data).view(-1).view(kind)
+
+
+def _filled(out: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Return ``out`` with the codes of words, where they lie elsewhere."""
+    return out if words.data_ptr() == out.data_ptr() else out.copy_(words.view(torch.uint8).view(out.shape))
 
 
 def _written(parameter: torch.Tensor, *, floats: bool) -> torch.Tensor:
@@ -196,6 +243,15 @@ def _written(parameter: torch.Tensor, *, floats: bool) -> torch.Tensor:
 def _table(scheme: Scheme, device: torch.device) -> torch.Tensor:
     """Return the values of all codes of a scheme on a device."""
     return torch.from_numpy(value_table(scheme)).to(device)
+
+
+@functools.lru_cache(maxsize=256)
+def _levels(fmt: Format, device: torch.device, *, reciprocal: bool) -> torch.Tensor:
+    """Return the values of all codes of a format of scales on a device, or their reciprocals; NaN past them."""
+    codes = torch.arange(1 << fmt.bits, device="cpu").to(torch.uint8)
+    values = torch.full((256,), torch.nan, dtype=torch.float32, device="cpu")
+    values[: len(codes)] = load_scale(codes, fmt, torch.float32)
+    return (1 / values if reciprocal else values).to(device)
 
 
 def _over(

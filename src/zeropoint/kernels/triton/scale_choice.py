@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ...ops.lowering import How, Offset
-from .element_codes import bits_of, float_of, rounded
+from .element_codes import bits_of, float_of, fused, rounded
 
 _POWER, _MINIFLOAT, _AFFINE = (
     tl.constexpr(int(How.POWER)), tl.constexpr(int(How.MINIFLOAT)), tl.constexpr(int(How.AFFINE))
@@ -13,15 +13,36 @@ _REAL, _TRUNCATED, _OF_ROUNDED = (
     tl.constexpr(int(Offset.REAL)), tl.constexpr(int(Offset.TRUNCATED)), tl.constexpr(int(Offset.OF_ROUNDED))
 )  # fmt: skip
 _INFINITE = tl.constexpr(float("inf"))
+_LEAST_FACTOR, _MOST_FACTOR = tl.constexpr(2.0**-60), tl.constexpr(2.0**60)
 _LEAST_NORMAL, _LEAST_POWER = tl.constexpr(0x00800000), tl.constexpr(0x00400000)
 
 
 @triton.jit
-def scales_of(amax, low, high, coarse, k: tl.constexpr):
+def scales_fit_fusing(amax, coarse, k: tl.constexpr):
+    """Return whether the quotients of :func:`scales_of` may be fused: no remainder of theirs underflows."""
+    fit = (amax == 0.0) | ((amax >= _LEAST_FACTOR) & (amax <= _MOST_FACTOR))
+    found = tl.min(fit.to(tl.int32), axis=0) > 0
+    if k.rule.how == _MINIFLOAT:
+        outer = tl.load(coarse)
+        found = found & (outer >= _LEAST_FACTOR) & (outer <= _MOST_FACTOR)
+    return found
+
+
+@triton.jit
+def _over(a, b, inverse, fast: tl.constexpr):
+    """Return IEEE quotients; inverse: ``RN(1 / b)``."""
+    if fast:
+        return fused(a, b, inverse)
+    else:  # noqa: RET505 (Triton compiles one of the two)
+        return tl.div_rn(a, b + tl.zeros_like(a))
+
+
+@triton.jit
+def scales_of(amax, low, high, coarse, fast: tl.constexpr, k: tl.constexpr):
     """Choose the scales of blocks from their extremes, float32.
 
     amax, low, high: largest magnitude, smallest and largest number. coarse: where the scale of the whole
-    tensor lies, float32.
+    tensor lies, float32. fast: whether quotients may be fused, see :func:`scales_fit_fusing`.
 
     Returns (scale, factor, zero, fits). scale: float32, or the code of a byte, int32. factor: what elements
     are divided by or multiplied by, Inf where the scale was lost. fits: whether the scale fits its format.
@@ -35,13 +56,13 @@ def scales_of(amax, low, high, coarse, k: tl.constexpr):
         scale = byte.to(tl.int32)
         factor = _power(254 - byte) if k.multiply else _power(byte) * rule.unit
     elif rule.how == _MINIFLOAT:
-        scale, factor = _minifloat(amax, tl.load(coarse), rule)
+        scale, factor = _minifloat(amax, tl.load(coarse), fast, k)
         fits = amax == amax
     elif rule.how == _AFFINE:
         scale, zero, fits = _affine(low, high, rule)
         factor = scale
     else:
-        scale, fits = _linear(rounded(tl.div_rn(amax, rule.divisor), rule.narrow), rule)
+        scale, fits = _linear(rounded(_over(amax, rule.divisor, k.inverse_divisor, fast), rule.narrow), rule)
         factor = scale * rule.unit
     if rule.unsigned:
         fits &= low >= 0.0
@@ -76,15 +97,16 @@ def _power_code(amax, rule: tl.constexpr):
 
 
 @triton.jit
-def _minifloat(amax, coarse, rule: tl.constexpr):
+def _minifloat(amax, coarse, fast: tl.constexpr, k: tl.constexpr):
     """Return the codes of scales relative to ``coarse``, and the factors of elements."""
-    ideal = rounded(tl.div_rn(amax, rule.divisor), rule.narrow)
+    rule: tl.constexpr = k.rule
+    ideal = rounded(_over(amax, rule.divisor, k.inverse_divisor, fast), rule.narrow)
     if rule.by_product:
-        relative = tl.div_rn(amax, coarse * rule.divisor)
+        relative = _over(amax, coarse * rule.divisor, tl.div_rn(1.0, coarse * rule.divisor), fast)
     elif rule.inverse:
         relative = ideal * coarse
     else:
-        relative = tl.div_rn(ideal, coarse)
+        relative = _over(ideal, coarse, tl.div_rn(1.0, coarse), fast)
     code = _minifloat_code(relative, rule)
     value = _minifloat_value(code, rule)
     if rule.zero_scale > 0.0:
@@ -92,7 +114,7 @@ def _minifloat(amax, coarse, rule: tl.constexpr):
         lost = value == 0.0
         value = tl.where(lost, empty, value)
         code = tl.where(lost, _minifloat_code(empty, rule), code)
-    factor = (tl.div_rn(value, coarse) if rule.inverse else value * coarse) * rule.unit
+    factor = (_over(value, coarse, tl.div_rn(1.0, coarse), fast) if rule.inverse else value * coarse) * rule.unit
     return code.to(tl.int32), tl.where(factor > 0.0, factor, _INFINITE)
 
 

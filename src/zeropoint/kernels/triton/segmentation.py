@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...ops.lowering import row_mapping
 from ...schemes import Granularity
 
-LONGEST = 8192
+LONGEST = 32768
 """Elements of the longest segment: a program holds a segment in registers."""
 SHORTEST = 8
 """Elements of the shortest: eight codes of any width are whole bytes."""
@@ -37,28 +37,34 @@ class Cut(NamedTuple):
     row_mod: int
 
 
-class Segments(NamedTuple):
-    """A tensor in segments.
+class SegmentShape(NamedTuple):
+    """What kernels are compiled for.
 
     size: length of a segment rounded up to a power of two. many: segments of a program. flat: whether
-    segments follow each other in memory without gaps. own: whether segment ``t`` has scale ``t``.
+    segments follow each other in memory without gaps.
     """
 
-    cut: Cut
     size: int
     many: int
     flat: bool
+
+
+class Segments(NamedTuple):
+    """A tensor in segments; own: whether segment ``t`` has scale ``t``."""
+
+    cut: Cut
+    shape: SegmentShape
     own: bool
 
     @property
     def programs(self) -> int:
         """Programs that take all segments."""
-        return -(-self.cut.segments // self.many)
+        return -(-self.cut.segments // self.shape.many)
 
     @property
     def warps(self) -> int:
-        """Warps of a program: 32 to 64 elements a thread were fastest on an H200."""
-        return max(1, self.size * self.many // 2048)
+        """Warps of a program: 32 elements a thread."""
+        return max(1, self.shape.size * self.shape.many // 1024)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -81,6 +87,6 @@ def segments_of(granularity: Granularity, shape: tuple[int, ...], width: int) ->
     cut = Cut(rows * per_row, per_row, length, cols, row_bytes, block, row_blocks, *mapping)
     whole = cut.row_div == 1 and cut.row_mod >= rows
     return Segments(
-        cut=cut, size=size, many=max(1, TILE // size), flat=length == size and cols % length == 0,
+        cut=cut, shape=SegmentShape(size, max(1, TILE // size), length == size and cols % length == 0),
         own=whole and row_blocks == per_row,
     )  # fmt: skip

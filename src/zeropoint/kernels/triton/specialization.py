@@ -9,15 +9,41 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...formats import FloatFormat
+from ...formats import FloatFormat, IntFormat
+from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import lowering
-from ...ops.lowering import THRESHOLDS, How, Kind, code_order
+from ...ops.lowering import THRESHOLDS, Kind, ScaleBy, code_order
 from ...ops.registry import Request
-from ...schemes import Scheme
-from .segmentation import Segments
+from ...params.effective import over_reciprocal
+from ...schemes import Granularity, Scheme
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _WHOLE_BYTES = {1: 8, 2: 4, 3: 8, 4: 2, 5: 8, 6: 4, 7: 8, 8: 1}
 """Codes of each width that fill whole bytes together."""
+_WORDS = {1: 1, 2: 2, 4: 4}
+"""Bytes of a piece of eight codes of each width, of those that make a word."""
+
+
+class Hardware(IntEnum):
+    """Formats that a GPU converts to and from, half to even and saturating, as the reference does."""
+
+    NONE = 0
+    E4M3 = 1
+    E5M2 = 2
+
+
+class Held(NamedTuple):
+    """How given scales are stored.
+
+    bytes: whether they are codes, whose values a table has. coarse: whether they are relative to the scale of
+    the whole tensor; inverse: which divides them. unit: step of integer codes.
+    """
+
+    bytes: bool
+    coarse: bool
+    inverse: bool
+    unit: float
 
 
 class Constants(NamedTuple):
@@ -25,32 +51,39 @@ class Constants(NamedTuple):
 
     element, rule: records of :mod:`zeropoint.ops.lowering`, of plain numbers. ``unsigned_below`` is the bits
     of a float32, as a subnormal constant would make float64 of what it meets; ``thresholds`` are padded with
-    Inf. order: of a codebook the codes of all ranks, four bits each, int64. width: bits of a code. group:
-    codes that fill whole bytes together. multiply: whether values are multiplied by factors. size, many,
-    flat, own: see :class:`.segmentation.Segments`. native: whether a GPU runs the kernel, rather than the
-    interpreter. fused: whether quotients may be made of fused multiplications and additions, see
-    :func:`.element_codes.quotient`.
+    Inf. inverse_divisor: ``RN(1 / rule.divisor)``. held: how given scales are stored, None where they are
+    chosen. cut: the part of a cut that is compiled in. order: of a codebook the codes of all ranks, four bits
+    each, int64. width: bits of a code. word: bytes of a word of eight codes, 0 where codes are passed as
+    bytes. group: codes that fill whole bytes together. multiply: whether values are multiplied by factors.
+    native: whether a GPU runs the kernel, rather than the interpreter. fused: whether quotients may be made of
+    fused multiplications and additions, see :func:`.element_codes.fused`. hardware: the format whose
+    conversion a GPU has.
     """
 
     element: Any
     rule: Any
+    inverse_divisor: float
+    held: Any
+    cut: Any
     order: int
     width: int
+    word: int
     group: int
     multiply: bool
-    size: int
-    many: int
-    flat: bool
-    own: bool
     native: bool
     fused: bool
+    hardware: int
 
 
-def constants_of(request: Request, segments: Segments, *, chosen: bool) -> Constants:
-    """Return what the kernels of a request are compiled for; chosen: whether they choose scales."""
+def constants_of(request: Request, cut: Any, *, chosen: bool, words: bool = False) -> Constants:
+    """Return what the kernels of a request are compiled for.
+
+    cut: the part of its cut that is compiled in. chosen: whether they choose scales. words: whether codes are
+    passed as words.
+    """
     scheme, dtype = request.scheme, request.own_dtype
     rule = lowering.rule_of(scheme, dtype) if chosen else lowering.GIVEN
-    multiply = rule.how is How.POWER and isinstance(scheme.element, FloatFormat)
+    multiply = by_powers(scheme, dtype) and isinstance(scheme.element, FloatFormat)
     element = lowering.element_of(scheme, dtype, multiply=multiply)
     if request.code_range is not None:
         element = element._replace(low=request.code_range[0], high=request.code_range[1])
@@ -59,19 +92,63 @@ def constants_of(request: Request, segments: Segments, *, chosen: bool) -> Const
     plain = _plain(element)._replace(unsigned_below=unsigned, thresholds=element.thresholds + padding)
     native = request.device.type == "cuda"
     return Constants(
-        element=plain, rule=_plain(rule), order=_order(scheme),
-        width=scheme.bits, group=_WHOLE_BYTES[scheme.bits], multiply=multiply, size=segments.size,
-        many=segments.many, flat=segments.flat, own=segments.own, native=native,
-        fused=native and _boundaries_are_large(element),
+        element=plain, rule=_plain(rule), inverse_divisor=float(np.float32(1) / np.float32(rule.divisor)),
+        held=None if chosen else held_of(scheme, dtype) or _factors(scheme), cut=cut, order=_order(scheme),
+        width=scheme.bits, word=_WORDS.get(scheme.bits, 0) if words else 0,
+        group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
+        fused=native and element.scaling is ScaleBy.DIVIDE and _boundaries_are_large(element),
+        hardware=int(_hardware(element)) if native else 0,
     )  # fmt: skip
 
 
-def of_extremes(segments: Segments, device: torch.device) -> Constants:
+def by_powers(scheme: Scheme, dtype: torch.dtype) -> bool:
+    """Return whether a block has one scale, an E8M0 byte."""
+    return len(scheme.scales) == 1 and (
+        dtype_of(scheme.scales[0].format_for(format_of(dtype))) is torch.float8_e8m0fnu
+    )
+
+
+def _factors(scheme: Scheme) -> Held:
+    """Return how factors are held that the host makes of scales, one float32 a block."""
+    return Held(bytes=False, coarse=False, inverse=False, unit=_unit(scheme))
+
+
+def _unit(scheme: Scheme) -> float:
+    return float(scheme.element_step) if isinstance(scheme.element, IntFormat) else 1.0
+
+
+def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
+    """Return how given scales are stored, or None where kernels know them as factors of float32 alone."""
+    formats, unit = [level.format_for(format_of(dtype)) for level in scheme.scales], _unit(scheme)
+    if scheme.center is not None or scheme.element.per_scale > 1 or not 1 <= len(formats) <= 2:
+        return None
+    coarse = len(formats) == 2
+    if coarse and (scheme.scales[1].granularity != Granularity.tensor() or dtype_of(formats[1]) not in _FLOATS):
+        return None
+    if dtype_of(formats[0]) in _FLOATS:
+        return Held(bytes=False, coarse=coarse, inverse=coarse and over_reciprocal(scheme, 0), unit=unit)
+    if formats[0].bits > 8:
+        return None
+    return Held(bytes=True, coarse=coarse, inverse=coarse and over_reciprocal(scheme, 0), unit=unit)
+
+
+def of_extremes(cut: Any, device: torch.device) -> Constants:
     """Return what the kernel that finds extremes is compiled for, whatever the format."""
     return Constants(
-        element=None, rule=None, order=0, width=8, group=1, multiply=False, size=segments.size,
-        many=segments.many, flat=segments.flat, own=segments.own, native=device.type == "cuda", fused=False,
+        element=None, rule=None, inverse_divisor=1.0, held=None, cut=cut, order=0, width=8, word=0, group=1,
+        multiply=False, native=device.type == "cuda", fused=False, hardware=0,
     )  # fmt: skip
+
+
+def _hardware(element: lowering.Element) -> Hardware:
+    """Return the format whose conversion a GPU has; signs are those of quotients there."""
+    found = element.mantissa, element.emin, element.maximum, element.max_code, element.negative_nan
+    if element.kind is not Kind.FLOAT or element.unsigned_below >= 0:
+        return Hardware.NONE
+    return {
+        (3, 127 - 6, 448.0, 0x7E, False): Hardware.E4M3,
+        (2, 127 - 14, 57344.0, 0x7B, False): Hardware.E5M2,
+    }.get(found, Hardware.NONE)
 
 
 def _plain(record: Any) -> Any:

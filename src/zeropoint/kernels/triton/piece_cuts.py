@@ -1,0 +1,119 @@
+"""How tensors are cut into pieces of eight elements, for kernels under given scales."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+from ...ops.lowering import row_mapping
+from ...schemes import Granularity
+
+PIECE = 8
+"""Elements of a piece: 16 bytes of two-byte floats, and whole bytes of codes of any width."""
+LARGEST_BLOCK = 1024
+"""Elements of the largest of the small blocks."""
+PER_THREAD, WARPS = 4, 4
+"""Pieces of a thread, and warps of a program; see the table of docs/performance.md."""
+
+
+class PieceCut(NamedTuple):
+    """What kernels take at run time.
+
+    cols, row_bytes: elements, and bytes of codes, of a row. tiles: programs of a row. block, row_blocks:
+    elements of a block along the row, and blocks of a row. row_div, row_mod: row ``r`` has the scales of row
+    ``r // row_div % row_mod``.
+    """
+
+    cols: int
+    row_bytes: int
+    tiles: int
+    block: int
+    row_blocks: int
+    row_div: int
+    row_mod: int
+
+
+class PieceShape(NamedTuple):
+    """What kernels are compiled for.
+
+    pieces: of a program. block: elements of a block, where blocks are powers of two of at least a piece and
+    fill programs; 0 otherwise. single: whether a program is inside of a block. even: whether rows are whole
+    pieces. joined: whether rows follow each other as one row.
+    """
+
+    pieces: int
+    block: int
+    single: bool
+    even: bool
+    joined: bool
+
+
+class Pieces(NamedTuple):
+    """A tensor in pieces, and the programs that take them."""
+
+    cut: PieceCut
+    shape: PieceShape
+    programs: int
+    warps: int
+
+
+@functools.lru_cache(maxsize=1024)
+def pieces_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> Pieces | str:
+    """Return the pieces of a tensor with codes of ``width`` bits, or why there are none."""
+    cols = shape[-1] if shape else 1
+    grid, extents = granularity.grid(shape) or (1,), granularity.block_shape(shape) or (1,)
+    mapping = row_mapping(shape[:-1], extents[:-1], grid[:-1])
+    if mapping is None:
+        return f"blocks of {granularity} in a tensor of shape {shape} span rows unevenly"
+    rows, block, row_blocks = math.prod(shape[:-1]), min(extents[-1], max(cols, 1)), grid[-1]
+    tile = PIECE * PER_THREAD * 32 * WARPS
+    even, one = cols % PIECE == 0, math.prod(grid) == 1
+    in_order = mapping[0] == 1 and mapping[1] >= rows and cols % block == 0 and row_blocks > 1
+    joined = even and (one or in_order)
+    if joined:
+        block, row_blocks = (rows * cols if one else block), math.prod(grid)
+        rows, cols, mapping = 1, rows * cols, (1, 1)
+    tiles = -(-cols // tile)
+    known = block if even and block >= PIECE and block & (block - 1) == 0 and tile % block == 0 else 0
+    cut = PieceCut(cols, -(-cols * width // 8), tiles, block, row_blocks, *mapping)
+    made = PieceShape(
+        pieces=tile // PIECE, block=known, single=row_blocks == 1 or block % tile == 0, even=even, joined=joined
+    )
+    return Pieces(cut=cut, shape=made, programs=rows * tiles, warps=WARPS)
+
+
+class BlockShape(NamedTuple):
+    """What the kernel of small blocks is compiled for.
+
+    threads: of a program, counted over all turns. vectors: pieces of a thread. lanes: threads of a block.
+    """
+
+    threads: int
+    vectors: int
+    lanes: int
+
+
+class SmallBlocks(NamedTuple):
+    """A tensor in small blocks, of which ``cut`` pieces there are, and the programs that take them."""
+
+    cut: int
+    shape: BlockShape
+    programs: int
+    warps: int
+
+
+@functools.lru_cache(maxsize=1024)
+def small_blocks_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> SmallBlocks | None:
+    """Return the small blocks of a tensor, or None where it has others: see :mod:`.small_blocks`."""
+    cols, block = (shape[-1], granularity.block_shape(shape)[-1]) if shape else (1, 1)
+    alone = math.prod(granularity.block_shape(shape)) == block
+    if not alone or cols % block or block & (block - 1) or not PIECE <= block <= LARGEST_BLOCK:
+        return None
+    vectors = min(PER_THREAD, block // PIECE) if width in (1, 2, 4) else 1
+    threads = 32 * WARPS * PER_THREAD // vectors
+    pieces = math.prod(shape) // PIECE
+    return SmallBlocks(
+        cut=pieces, shape=BlockShape(threads=threads, vectors=vectors, lanes=block // PIECE // vectors),
+        programs=-(-pieces // (threads * vectors)), warps=WARPS,
+    )  # fmt: skip
