@@ -1,18 +1,22 @@
-"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--rows N] [--json FILE]`.
+"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--megabytes N] [--json FILE]`.
 
-First codes, scales and values of a part are compared with the reference on the host; a difference ends the
-run with exit code 1. Then each call is timed by the GPU's clock next to a copy on the same device, and next
-to torchao where it is installed: its MX and NVFP4 functions under torch.compile, its Triton kernel for fp8.
+First codes, scales and values are compared with the reference on the host, of random numbers and of numbers
+where arithmetic goes wrong; a difference ends the run with exit code 1. Then plans are captured in CUDA
+graphs, over buffers that together exceed the second-level cache, and replayed next to a copy of the numbers
+on the same device: the median of the replays. At last the host's time of a run, and that it allocates nothing.
 
-GB/s counts the bytes read plus written once, scales counted, though choosing scales of a whole tensor (nvfp4,
-int8:tensor) reads the values twice. A call includes what it does on the host, such as the check for NaN.
+GB/s counts the bytes read plus written once, scales counted, though the scale of a whole tensor (nvfp4) takes
+a second read. torchao, where it is installed, is timed by the same graphs: its MX and NVFP4 functions under
+torch.compile, its Triton kernel for fp8.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,99 +27,190 @@ import zeropoint as zp
 
 SCHEMES = (
     "int8:channel", "int8:tensor", "int4:g128", "uint4:g32:asym", "float8_e4m3fn:channel",
-    "float8_e4m3fn:g128", "mxfp8_e4m3", "mxfp4", "nvfp4", "nf4:g64",
+    "float8_e4m3fn:g128", "mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4", "nf4:g64",
 )  # fmt: skip
-COLUMNS = 16384
-CHECKED_ROWS = 48
+COLUMNS = 8192
+CACHE = 256 << 20
+"""Bytes that the buffers of a graph exceed: several times a second-level cache."""
+REPLAYS = 9
+
+
+def odd_rows(scheme: str) -> torch.Tensor:
+    """Return rows where arithmetic goes wrong, as float32: ties, subnormals, zeros, both ends of the range."""
+    generator = torch.Generator().manual_seed(len(scheme))
+    x = torch.randn(40, COLUMNS, generator=generator)
+    x[1], x[2, ::3], x[3] = 0.0, -0.0, 2.0**-140
+    x[4:12] *= torch.logspace(-37, 37, 8)[:, None]
+    x[12] = torch.arange(COLUMNS) % 33 / 4 - 4
+    x[13] = torch.nextafter(x[12], x[12] + 1)
+    x[14:20] = torch.randint(-127, 128, (6, COLUMNS), generator=generator) / 2
+    x[20:, ::16] = 0.0
+    return x.abs() if zp.Scheme.parse(scheme).element.min >= 0 and "asym" not in scheme else x
 
 
 def compare(scheme: str, x: torch.Tensor) -> None:
     """Exit when codes, scales or values differ from those of the reference on the host."""
-    here, part = zp.quantize(x, scheme), x.cpu()
-    with zp.only_backend("reference"):
-        there = zp.quantize(part, scheme)
-        values = there.dequantize()
-    pairs = [
-        (here.data, there.data),
-        (here.dequantize(), values),
-        *zip(here.scales, there.scales, strict=True),
-    ]
-    pairs.append((zp.fake_quantize(x, here.params), values))
-    if not all(torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)) for a, b in pairs):
-        sys.exit(f"bytes of {scheme} differ from those of the reference")
+    for part in (x, x[:, :-7].contiguous()):
+        if part.shape[1] != COLUMNS and zp.Scheme.parse(scheme).granularity.extents:
+            continue
+        here, host = zp.quantize(part.cuda(), scheme), part
+        with zp.only_backend("reference"):
+            there = zp.quantize(host, scheme)
+            values, far = there.dequantize(), zp.quantize(host * 1.25, there.params).data
+            rounded = zp.fake_quantize(host * 1.25, there.params)
+        pairs = [(here.data, there.data), (here.dequantize(), values)]
+        pairs += zip(here.scales, there.scales, strict=True)
+        pairs.append((zp.quantize(part.cuda() * 1.25, here.params).data, far))
+        pairs.append((zp.fake_quantize(part.cuda() * 1.25, here.params), rounded))
+        for place, (a, b) in enumerate(pairs):
+            if not torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)):
+                wrong = a.cpu().view(torch.uint8) != b.view(torch.uint8)
+                where = torch.nonzero(wrong)[0].tolist()
+                sys.exit(f"bytes of {scheme}, {x.dtype} differ, part {place}: {int(wrong.sum())}, first at {where}")
 
 
-def peers(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Return calls of torchao that quantize ``x``, by our scheme for the same format."""
+def seconds(calls: list[Callable[[], object]]) -> float:
+    """Return the median time of a call, of graphs that make all of them in turns."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    found = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) / 1e3 / len(calls))
+    return statistics.median(found)
+
+
+def peers(scheme: str) -> Callable[[torch.Tensor], object] | None:
+    """Return torchao's function for the format of ``scheme``, or None."""
     try:
         from torchao.prototype.blockwise_fp8_training import kernels as blockwise
         from torchao.prototype.mx_formats.mx_tensor import to_mx
         from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
     except ImportError:
-        return {}
+        return None
     mx, nv = torch.compile(to_mx), torch.compile(nvfp4_quantize)
-    scale = x.float().abs().amax() / (448 * 6)
+    scale = torch.tensor(4.0 / (448 * 6), device="cuda")
     return {
-        "float8_e4m3fn:g128": lambda: blockwise.triton_fp8_blockwise_act_quant_lhs(x, 128),
-        "mxfp8_e4m3": lambda: mx(x, torch.float8_e4m3fn, 32),
-        "mxfp4": lambda: mx(x, torch.float4_e2m1fn_x2, 32),
-        "nvfp4": lambda: nv(x, 16, scale),
-    }
+        "float8_e4m3fn:g128": lambda x: blockwise.triton_fp8_blockwise_act_quant_lhs(x, 128),
+        "mxfp8_e4m3": lambda x: mx(x, torch.float8_e4m3fn, 32),
+        "mxfp4": lambda x: mx(x, torch.float4_e2m1fn_x2, 32),
+        "nvfp4": lambda x: nv(x, 16, scale),
+    }.get(scheme)
 
 
-def measure(x: torch.Tensor) -> list[dict[str, Any]]:
-    """Return GB/s of all operators, of the copy, and of peers."""
-    from triton.testing import do_bench
+def measure(scheme: str, rows: int, *, only: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return GB/s of the copy and of the operators, by name."""
+    shape = rows, COLUMNS
+    count = max(1, -(-CACHE // (rows * COLUMNS * 2)))
+    sets = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+    outs = [torch.empty_like(x) for x in sets]
+    codes = [zp.quantize(x, scheme) for x in sets]
+    nbytes = sets[0].nbytes + codes[0].data.nbytes + sum(level.nbytes for level in codes[0].scales)
+    row: dict[str, Any] = {"scheme": scheme, "rows": rows}
 
-    def rate(call: Callable[[], object], nbytes: int) -> float:
-        return nbytes / do_bench(call, warmup=20, rep=80) / 1e6
+    def note(name: str, calls: list[Callable[[], object]], moved: int) -> None:
+        if not only or name in only:
+            row[name] = moved / seconds(calls) / 1e9
 
-    target, rows = torch.empty_like(x), []
-    others = peers(x)
-    for scheme in SCHEMES:
-        q = zp.quantize(x, scheme)
-        nbytes = x.nbytes + q.data.nbytes + sum(level.nbytes for level in q.scales)
-        row: dict[str, Any] = {"scheme": scheme, "copy": rate(lambda: target.copy_(x), 2 * x.nbytes)}
-        row["quantize"] = rate(lambda s=scheme: zp.quantize(x, s), nbytes)
-        row["quantize, given scales"] = rate(lambda p=q.params: zp.quantize(x, p), nbytes)
-        row["dequantize"] = rate(q.dequantize, nbytes)
-        row["fake_quantize, given scales"] = rate(lambda p=q.params: zp.fake_quantize(x, p), 2 * x.nbytes)
-        if scheme in others:
-            try:
-                row["torchao"] = rate(others[scheme], nbytes)
-            except Exception as error:  # noqa: BLE001 (a peer that fails has no figure, and says why)
-                row["torchao"] = f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"
-        rows.append(row)
-        print(line(row), flush=True)
-    return rows
+    note("copy", [lambda x=x, o=o: o.copy_(x) for x, o in zip(sets, outs, strict=True)], 2 * sets[0].nbytes)
+    chosen = zp.plan("quantize", scheme, shape, torch.bfloat16, device="cuda")
+    if chosen.allocates is None:
+        made = [chosen.empty() for _ in sets]
+        note("quantize", [lambda x=x, q=q: chosen.run(x, out=q) for x, q in zip(sets, made, strict=True)], nbytes)
+    given = codes[0].params
+    encode = zp.plan("quantize", given, shape, torch.bfloat16, device="cuda")
+    filled = [encode.empty() for _ in sets]
+    note("given", [lambda x=x, q=q: encode.run(x, out=q) for x, q in zip(sets, filled, strict=True)], nbytes)
+    decode = zp.plan("dequantize", given, shape, torch.bfloat16, device="cuda")
+    note("dequantize", [lambda q=q, o=o: decode.run(q, out=o) for q, o in zip(filled, outs, strict=True)], nbytes)
+    fake = zp.plan("fake_quantize", given, shape, torch.bfloat16, device="cuda")
+    note("fake", [lambda x=x, o=o: fake.run(x, out=o) for x, o in zip(sets, outs, strict=True)], 2 * sets[0].nbytes)
+    peer = peers(scheme)
+    if peer is not None:
+        try:
+            note("torchao", [lambda x=x: peer(x) for x in sets], nbytes)
+        except Exception as error:  # noqa: BLE001 (a peer that fails has no figure, and says why)
+            row["torchao"] = f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"
+    return row
+
+
+NAMES = ("quantize", "given", "dequantize", "fake", "torchao")
 
 
 def line(row: dict[str, Any]) -> str:
     """Return a row of the table: GB/s, and the share of the copy's."""
-    scheme, copy, *cells = row.values()
+    copy = row["copy"]
+    cells = [row.get(name, "") for name in NAMES]
     shown = [f"{cell:,.0f} ({cell / copy:.2f})" if isinstance(cell, float) else str(cell) for cell in cells]
-    return f"| {scheme} | {copy:,.0f} | " + " | ".join(shown) + " |"
+    return f"| `{row['scheme']}` | {copy:,.0f} | " + " | ".join(shown) + " |"
+
+
+def host_time(scheme: str) -> dict[str, Any]:
+    """Return the host's microseconds for a run of a plan, and for a replay, and what 100 runs allocate."""
+    x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+    plan = zp.plan("quantize", zp.quantize(x, scheme).params, tuple(x.shape), x.dtype, device="cuda")
+    out, found = plan.empty(), {"scheme": scheme}
+    plan.run(x, out=out)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(50):
+            plan.run(x, out=out)
+        times.append((time.perf_counter() - start) / 50)
+        torch.cuda.synchronize()
+    found["run"] = statistics.median(times) * 1e6
+    found["allocations"] = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.run(x, out=out)
+    expected = zp.quantize(x * 0.5, plan.signature.params).data
+    x.mul_(0.5)
+    start = time.perf_counter()
+    graph.replay()
+    found["replay"] = (time.perf_counter() - start) * 1e6
+    torch.cuda.synchronize()
+    found["equal"] = torch.equal(out.data, expected)
+    return found
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=65536, help=f"rows of {COLUMNS} bfloat16 numbers")
+    parser.add_argument("--megabytes", type=int, default=1024, help=f"of bfloat16 numbers in rows of {COLUMNS}")
+    parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="those to check and time")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no GPU; the kernels are tested in Triton's interpreter, which says nothing of speed")
     torch.manual_seed(0)
-    x = torch.randn(asked.rows, COLUMNS, device="cuda", dtype=torch.bfloat16)
-    for scheme in SCHEMES:
-        compare(scheme, x[:CHECKED_ROWS])
+    for scheme in asked.schemes:
+        for dtype in (torch.bfloat16, torch.float32, torch.float16):
+            for x in (odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype)):
+                compare(scheme, torch.where(x.abs() < torch.finfo(dtype).max / 2, x, 1.0))
     gpu = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    print(f"{gpu}; {len(SCHEMES)} schemes have the reference's bytes\n")
-    print("| scheme | copy | quantize | given scales | dequantize | fake_quantize | torchao |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    rows = measure(x)
+    print(f"{gpu}; {len(asked.schemes)} schemes have the reference's bytes; {asked.megabytes} MB\n")
+    print("| scheme | copy | " + " | ".join(NAMES) + " |\n| --- | --- |" + " --- |" * len(NAMES))
+    rows = []
+    for scheme in asked.schemes:
+        rows.append(measure(scheme, (asked.megabytes << 20) // (2 * COLUMNS)))
+        print(line(rows[-1]), flush=True)
+    hosts = [host_time(scheme) for scheme in ("int8:channel", "mxfp4", "nvfp4") if scheme in asked.schemes]
+    for found in hosts:
+        print(found)
     if asked.json:
-        asked.json.write_text(json.dumps({"gpu": gpu, "shape": list(x.shape), "rows": rows}, indent=1) + "\n")
+        asked.json.write_text(json.dumps({"gpu": gpu, "rows": rows, "host": hosts}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

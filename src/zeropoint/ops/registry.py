@@ -100,12 +100,14 @@ class HeldKernel:
     workspace_bytes: memory that the kernel holds between calls, and writes to in each.
     parameter_bytes: memory of its copies of given parameters, which no call writes to.
     allocates: why a call takes further memory that grows with the data, or None when it takes none.
+    settle: waits for the device and raises what runs since its last call met; None where runs raise it.
     """
 
     run: Callable[..., None]
     workspace_bytes: int
     parameter_bytes: int = 0
     allocates: str | None = None
+    settle: Callable[[], None] | None = None
 
 
 class Kernel(Protocol):

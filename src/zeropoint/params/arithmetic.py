@@ -107,6 +107,17 @@ def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
     return store(values, scheme.scales[index].format_for(format_of(ranges.dtype)))
 
 
+def coarse_divisor(scheme: Scheme, dtype: torch.dtype) -> float | None:
+    """Return what the largest magnitude of a tensor is divided by, in float64, for its scale.
+
+    None where other rules decide; see :func:`coarsest_scale`.
+    """
+    scheme = scheme.start
+    index = len(scheme.scales) - 1
+    fits = index > 0 and not scheme.scales[index].rule.power_of_two and _always_fits(scheme, dtype)
+    return float(scheme.divisor * _finer_span(scheme, index, dtype)) if fits else None
+
+
 def finest_scales(
     scheme: Scheme, amax: torch.Tensor, coarser: torch.Tensor | None, dtype: torch.dtype, *, factor: float
 ) -> torch.Tensor:

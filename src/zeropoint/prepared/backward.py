@@ -78,7 +78,7 @@ class DequantizeBackward:
         self._operand, self._staged = signature.operand, Staged(signature.operand)
         self._factors = _Factors(signature, dividing=False)
         self.workspace_bytes, self.parameter_bytes = self._staged.nbytes, self._factors.nbytes
-        self.allocates = self._factors.allocates
+        self.allocates, self.settle = self._factors.allocates, None
 
     def empty(self) -> torch.Tensor:
         """See :class:`PlannedCall`."""

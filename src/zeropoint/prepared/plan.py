@@ -133,6 +133,21 @@ class Plan:
         """
         self._call.check(*inputs, out=out)
 
+    def synchronize(self) -> None:
+        """Wait for the device and raise what runs since the last call met; on the host, runs raise it.
+
+        A run on a device returns before the device is done, and so before it is known whether numbers are
+        finite. A CUDA graph that replays runs is one of them.
+
+        Raises:
+            NonFiniteError: for NaN and Inf, and for a block whose scale does not fit its format.
+
+        Example:
+            >>> plan("quantize", "int8", (4,)).synchronize()
+        """
+        if self._call.settle is not None:
+            self._call.settle()
+
     def within(self, low: int, high: int) -> Plan:
         """Return the plan with codes limited to ``low..high``: ``clamp(round(x / s) + z, low, high)``.
 

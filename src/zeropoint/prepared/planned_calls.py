@@ -6,6 +6,7 @@ first, into memory of the plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,12 +81,13 @@ class PlannedCall(Protocol):
     """The part of a plan that runs.
 
     workspace_bytes: memory held between calls that a call writes to. parameter_bytes: that of copies of given
-    parameters. allocates: why a call takes more, or None.
+    parameters. allocates: why a call takes more, or None. settle: that of its kernels.
     """
 
     workspace_bytes: int
     parameter_bytes: int
     allocates: str | None
+    settle: Callable[[], None] | None
 
     def empty(self) -> Value:
         """Return memory for a result."""
@@ -107,6 +109,7 @@ class PlannedQuantize:
         self._params, self._run, self._staged = signature.params, kernel.run, Staged(signature.operand)
         self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
         self.parameter_bytes, self.allocates = kernel.parameter_bytes, kernel.allocates
+        self.settle = kernel.settle
 
     def empty(self) -> QuantizedTensor:
         """See :class:`PlannedCall`."""
@@ -142,7 +145,7 @@ class PlannedDequantize:
         self._operand, self._codes = signature.operand.contiguous(), signature.codes()
         self._params, self._run = signature.params, kernel.run
         self.workspace_bytes, self.parameter_bytes = kernel.workspace_bytes, kernel.parameter_bytes
-        self.allocates = kernel.allocates
+        self.allocates, self.settle = kernel.allocates, kernel.settle
 
     def empty(self) -> torch.Tensor:
         """See :class:`PlannedCall`."""
@@ -177,13 +180,14 @@ class PlannedFakeQuantize:
             self._run = kernel.run
             self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
             self.parameter_bytes, self.allocates = kernel.parameter_bytes, kernel.allocates
+            self.settle = kernel.settle
             return
         first, second = signature.kernel(Op.QUANTIZE_DYNAMIC), signature.kernel(Op.DEQUANTIZE)
         self._codes = signature.codes().empty(None)
         self._choose, self._run = first.run, second.run
         held = first.workspace_bytes + second.workspace_bytes + bytes_of(self._codes)
         self.workspace_bytes, self.parameter_bytes = held + self._staged.nbytes, 0
-        self.allocates = first.allocates or second.allocates
+        self.allocates, self.settle = first.allocates or second.allocates, first.settle
 
     def empty(self) -> torch.Tensor:
         """See :class:`PlannedCall`."""
@@ -215,7 +219,7 @@ class PlannedBackward:
         self._operand = signature.operand
         self._staged, self._staged_slope = Staged(signature.operand), Staged(signature.operand)
         kernel = signature.kernel(Op.FAKE_QUANTIZE_BACKWARD)
-        self._run, self.allocates = kernel.run, kernel.allocates
+        self._run, self.allocates, self.settle = kernel.run, kernel.allocates, kernel.settle
         self.workspace_bytes = kernel.workspace_bytes + 2 * self._staged.nbytes
         self.parameter_bytes = kernel.parameter_bytes
         self._codes: QuantizedTensor | None = None
@@ -223,7 +227,7 @@ class PlannedBackward:
             first = signature.kernel(Op.QUANTIZE_DYNAMIC)
             self._codes, self._choose = signature.codes().empty(None), first.run
             self.workspace_bytes += first.workspace_bytes + bytes_of(self._codes)
-            self.allocates = first.allocates or kernel.allocates
+            self.allocates, self.settle = first.allocates or kernel.allocates, first.settle
 
     def empty(self) -> torch.Tensor:
         """See :class:`PlannedCall`."""

@@ -12,8 +12,9 @@ import torch
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops.lowering_refusals import element_refusal, rule_refusal
 from ...ops.preparation import FunctionKernel
-from ...ops.registry import Kernel, Op, Request
+from ...ops.registry import HeldKernel, Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
+from ...params.tensors import Params
 from ...schemes import Scheme
 from .launches import Launch
 from .piece_cuts import pieces_of
@@ -52,7 +53,7 @@ class TritonBackend:
 
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        return FunctionKernel(self.name, request, _KERNELS[request.op](Launch(request)))
+        return _Kernel(self.name, request, Launch(request))
 
 
 @functools.cache
@@ -95,5 +96,17 @@ _KERNELS: dict[Op, Callable[[Launch], Callable[..., object]]] = {
     Op.DEQUANTIZE: lambda launch: launch.dequantize,
     Op.FAKE_QUANTIZE: lambda launch: launch.fake_quantize,
 }
+
+class _Kernel(FunctionKernel):
+    """The kernels of one request, which plans hold where nothing of a run is allocated."""
+
+    def __init__(self, backend: str, request: Request, launch: Launch) -> None:
+        super().__init__(backend, request, _KERNELS[request.op](launch))
+        self._launch = launch
+
+    def hold(self, params: Params | None) -> HeldKernel:
+        """See :class:`zeropoint.ops.registry.PlanKernel`."""
+        return self._launch.hold(params) or self.in_temporaries(params)
+
 
 BACKEND = TritonBackend()

@@ -30,7 +30,7 @@ _INTEGER = tl.constexpr(int(Kind.INTEGER))
 
 
 @triton.jit
-def _place(cut, k: tl.constexpr):
+def part_place(cut, k: tl.constexpr):
     """Return row and number of the program's part, int64, and how many elements of the row are left, int32."""
     part = tl.program_id(0)
     row = part * 0
@@ -43,7 +43,25 @@ def _place(cut, k: tl.constexpr):
 
 
 @triton.jit
-def _elements(left, k: tl.constexpr):
+def part_start(row, part, cut, k: tl.constexpr):
+    """Return where the program's elements begin, int64."""
+    start = row * cut.cols + part * (k.cut.pieces * 8)
+    if k.cut.even:
+        start = tl.multiple_of(start, 8)
+    return start
+
+
+@triton.jit
+def _first_byte(row, part, cut, k: tl.constexpr):
+    """Return where the bytes of the program's codes begin, int64."""
+    start = row * cut.row_bytes + part * (k.cut.pieces * k.width)
+    if k.cut.even and k.width == 8:
+        start = tl.multiple_of(start, 8)
+    return start
+
+
+@triton.jit
+def part_elements(left, k: tl.constexpr):
     """Return the places of elements in the part, (pieces, 8), and which there are."""
     piece = tl.arange(0, k.cut.pieces)[:, None] * 8
     at = piece + tl.arange(0, 8)[None, :]
@@ -110,9 +128,9 @@ def _zeros(zeros, place, there, k: tl.constexpr):
 @triton.jit
 def quantize_pieces(x, scales, levels, coarse, zeros, data, bad, cut, k: tl.constexpr):
     """Write the codes of ``x``, and 1 to ``bad``, (1,) int32, if a value is not finite."""
-    row, part, left = _place(cut, k)
-    at, there = _elements(left, k)
-    start = row * cut.cols + part * (k.cut.pieces * 8)
+    row, part, left = part_place(cut, k)
+    at, there = part_elements(left, k)
+    start = part_start(row, part, cut, k)
     value = float32(tl.load(x + start + at, mask=there, other=0))
     place = _blocks(row, part, at, cut, k)
     factor = _scales(scales, levels, coarse, place, there, k)
@@ -129,21 +147,21 @@ def quantize_pieces(x, scales, levels, coarse, zeros, data, bad, cut, k: tl.cons
     else:
         codes = codes_of(value, factor, zero, False, k)
         tl.store(bad + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
-    store_codes(data, codes, row * cut.row_bytes + part * (k.cut.pieces * k.width), there, left, k)
+    store_codes(data, codes, _first_byte(row, part, cut, k), there, left, k)
 
 
 @triton.jit
 def dequantize_pieces(data, scales, levels, coarse, zeros, table, out, cut, k: tl.constexpr):
     """Write the values of codes; table: (256,) float32, those of all codes."""
-    row, part, left = _place(cut, k)
-    at, there = _elements(left, k)
-    first = row * cut.row_bytes + part * (k.cut.pieces * k.width)
+    row, part, left = part_place(cut, k)
+    at, there = part_elements(left, k)
+    first = _first_byte(row, part, cut, k)
     value = decoded(load_codes(data, first, there, left, k.cut.pieces, k), table, k)
     place = _blocks(row, part, at, cut, k)
     if k.element.zero_place:
         value -= _zeros(zeros, place, there, k)
     value *= _scales(scales, levels, coarse, place, there, k) * k.held.unit
-    start = row * cut.cols + part * (k.cut.pieces * 8)
+    start = part_start(row, part, cut, k)
     tl.store(out + start + at, stored(value, out.dtype.element_ty), mask=there)
 
 
@@ -153,9 +171,9 @@ def fake_quantize_pieces(x, scales, levels, inverses, coarse, zeros, table, out,
 
     inverses: reciprocals of ``levels``, where values are multiplied by them.
     """
-    row, part, left = _place(cut, k)
-    at, there = _elements(left, k)
-    start = row * cut.cols + part * (k.cut.pieces * 8)
+    row, part, left = part_place(cut, k)
+    at, there = part_elements(left, k)
+    start = part_start(row, part, cut, k)
     value = float32(tl.load(x + start + at, mask=there, other=0))
     place = _blocks(row, part, at, cut, k)
     scale = _scales(scales, levels, coarse, place, there, k)

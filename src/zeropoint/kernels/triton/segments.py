@@ -11,7 +11,7 @@ points are float32, one each block, and zero points are read where there are som
 import triton
 import triton.language as tl
 
-from .element_codes import encoded, float32, largest
+from .element_codes import encoded, float32, largest, stored
 from .scale_choice import scales_of
 
 
@@ -90,9 +90,9 @@ def quantize_blocks(x, coarse, scales, zeros, data, bad, cut, k: tl.constexpr):
     high = tl.where(inside, tl.max(tl.where(there, value, float("-inf")), axis=1), 0.0)
     scale, factor, zero, fits = scales_of(amax, low, high, coarse, False, k)
     _store_codes(data, encoded(value, factor, zero, amax, k), t, there, cut, k)
-    tl.store(scales + t, scale.to(scales.dtype.element_ty), mask=inside)
+    tl.store(scales + t, stored(scale, scales.dtype.element_ty), mask=inside)
     if k.element.zero_place:
-        tl.store(zeros + t, zero, mask=inside)
+        tl.store(zeros + t, stored(zero, zeros.dtype.element_ty), mask=inside)
     tl.store(bad + t * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from ...ops.lowering import How
 from .code_bytes import store_codes, word_of
-from .element_codes import codes_of, float32, larger, largest, usual
+from .element_codes import codes_of, float32, larger, largest, stored, usual
 from .scale_choice import scales_fit_fusing, scales_of
 
 _POWER, _AFFINE = tl.constexpr(int(How.POWER)), tl.constexpr(int(How.AFFINE))
@@ -105,9 +105,9 @@ def quantize_small_blocks(x, coarse, scales, zeros, data, bad, cut, k: tl.conste
     start = tl.program_id(0).to(tl.int64) * blocks
     block = tl.arange(0, blocks)
     inside = block * k.cut.lanes < left
-    tl.store(scales + start + block, scale.to(scales.dtype.element_ty), mask=inside)
+    tl.store(scales + start + block, stored(scale, scales.dtype.element_ty), mask=inside)
     if k.element.zero_place:
-        tl.store(zeros + start + block, zero, mask=inside)
+        tl.store(zeros + start + block, stored(zero, zeros.dtype.element_ty), mask=inside)
     tl.store(bad + block * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
     factors, zero_points = _of_threads(factor, k), _of_threads(zero, k)
     if k.fused:
