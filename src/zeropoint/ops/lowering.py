@@ -110,6 +110,11 @@ _NARROW = {
 }
 
 
+def narrow_of(dtype: torch.dtype | None) -> Narrow:
+    """Return what intermediates are rounded to for :func:`zeropoint.params.arithmetic.rounder`'s answer."""
+    return _NARROW[dtype]
+
+
 class Element(NamedTuple):
     """A format's constants; each kind has its own.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -107,15 +108,39 @@ def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
     return store(values, scheme.scales[index].format_for(format_of(ranges.dtype)))
 
 
-def coarse_divisor(scheme: Scheme, dtype: torch.dtype) -> float | None:
-    """Return what the largest magnitude of a tensor is divided by, in float64, for its scale.
+class TensorRule(NamedTuple):
+    """How the scale of a whole tensor follows from its largest magnitude, above one finer level.
 
-    None where other rules decide; see :func:`coarsest_scale`.
+    largest: the largest number of a scale of 1. divisor: that of elements alone. reciprocal: whether the
+    reciprocal is kept: ``1 / max(amax, tiny)`` times ``largest``, each rounded to ``narrow``, which fits while
+    its product with ``amax / divisor`` is at most ``fits``. Else the scale is ``amax / largest`` in float64,
+    rounded to float32.
     """
+
+    largest: float
+    divisor: float
+    reciprocal: bool
+    narrow: torch.dtype | None
+    tiny: float
+    fits: float
+
+
+def tensor_rule(scheme: Scheme, dtype: torch.dtype) -> TensorRule | None:
+    """Return the rule of :func:`coarsest_scale` for a float32 scale above one level, None for other schemes."""
     scheme = scheme.start
-    index = len(scheme.scales) - 1
-    fits = index > 0 and not scheme.scales[index].rule.power_of_two and _always_fits(scheme, dtype)
-    return float(scheme.divisor * _finer_span(scheme, index, dtype)) if fits else None
+    if len(scheme.scales) != 2:
+        return None
+    level, span = scheme.scales[1], _finer_span(scheme, 1, dtype)
+    reciprocal = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
+    plain = not level.rule.power_of_two and not _up(level)
+    if dtype_of(level.format_for(format_of(dtype))) is not torch.float32 or not plain:
+        return None
+    if not reciprocal and not _always_fits(scheme, dtype):
+        return None
+    return TensorRule(
+        largest=float(scheme.divisor * span), divisor=float(scheme.divisor), reciprocal=reciprocal,
+        narrow=rounder(scheme, dtype), tiny=torch.finfo(dtype).tiny, fits=span * _slack(scheme, 1, dtype),
+    )  # fmt: skip
 
 
 def finest_scales(

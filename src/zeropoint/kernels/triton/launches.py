@@ -28,7 +28,7 @@ from ...params.tensors import Params, parameter_tensors, require_parameters, zer
 from ...schemes import Granularity, Scheme
 from .piece_cuts import BlockShape, Pieces, SmallBlocks, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
-from .specialization import Constants, constants_of, held_of, of_extremes
+from .specialization import Constants, constants_of, held_of, lowered_rule, of_extremes
 
 AnyCut = Pieces | Segments | SmallBlocks
 ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
@@ -144,16 +144,25 @@ class Launch:
         if out is None:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
-        notes, coarse = _notes(x.device), None
-        if len(scheme.scales) > 1 and self._coarse_divisor is None:
-            ends = self._ends(x, scheme.scales[1].granularity, None)
-            coarse = arithmetic.coarsest_scale(scheme, _ranges([ends, ends], x))
-            out[1][1].copy_(coarse.view_as(out[1][1]))
-        self._choose_and_encode(x, *out, notes, known=coarse is not None)
+        notes, known = _notes(x.device), len(scheme.scales) > 1 and self._tensor_rule is None
+        if known:
+            self._find_coarse(x, out[1])
+        self._choose_and_encode(x, *out, notes, known=known)
+        if notes[0].item() and len(scheme.scales) > 1 and not known:
+            # The usual scale of the tensor may not fit where the reference finds another one.
+            self._find_coarse(x, out[1])
+            notes.zero_()
+            self._choose_and_encode(x, *out, notes, known=True)
         if notes[0].item():
             reference.choose_params(x, scheme, extremes)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
         return out
+
+    def _find_coarse(self, x: torch.Tensor, params: Params) -> None:
+        """Write the scale of the whole tensor; raises NonFiniteError."""
+        scheme = self._request.scheme
+        ends = self._ends(x, scheme.scales[1].granularity, None)
+        params[1].copy_(arithmetic.coarsest_scale(scheme, _ranges([ends, ends], x)).view_as(params[1]))
 
     def _choose_and_encode(
         self, x: torch.Tensor, data: torch.Tensor, params: Params, notes: torch.Tensor, *, known: bool = False
@@ -172,10 +181,8 @@ class Launch:
         _fill(data, words)
 
     @functools.cached_property
-    def _coarse_divisor(self) -> float | None:
-        """What the largest magnitude of a tensor is divided by for its scale, where a kernel can."""
-        found = arithmetic.coarse_divisor(self._request.scheme, self._request.own_dtype)
-        return found if found is not None and float(np.float32(found)) == found else None
+    def _tensor_rule(self) -> arithmetic.TensorRule | None:
+        return arithmetic.tensor_rule(self._request.scheme, self._request.own_dtype)
 
     @functools.cached_property
     def _amax(self) -> Start:
@@ -189,8 +196,9 @@ class Launch:
     def _coarse(self) -> Start:
         from .whole_tensors import coarse_scale
 
-        constants = of_extremes(None, self._request.device)._replace(inverse_divisor=self._coarse_divisor)
-        return Start(coarse_scale, ONCE, constants)
+        assert self._tensor_rule is not None
+        constants = of_extremes(None, self._request.device)
+        return Start(coarse_scale, ONCE, constants._replace(rule=lowered_rule(self._tensor_rule)))
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
@@ -249,7 +257,7 @@ class Launch:
         scheme = self._request.scheme
         if self._empty or not scheme.scales or self._choose is None:
             return False
-        return len(scheme.scales) == 1 or self._coarse_divisor is not None
+        return len(scheme.scales) == 1 or self._tensor_rule is not None
 
     def _held_quantize(self, given: Given, notes: torch.Tensor, x: torch.Tensor, data: torch.Tensor) -> None:
         if not self._empty:

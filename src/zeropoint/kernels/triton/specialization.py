@@ -14,6 +14,7 @@ from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import lowering
 from ...ops.lowering import THRESHOLDS, Kind, ScaleBy, code_order
 from ...ops.registry import Request
+from ...params.arithmetic import TensorRule
 from ...params.effective import over_reciprocal
 from ...schemes import Granularity, Scheme
 
@@ -138,6 +139,12 @@ def of_extremes(cut: Any, device: torch.device) -> Constants:
         element=None, rule=None, inverse_divisor=1.0, held=None, cut=cut, order=0, width=8, word=0, group=1,
         multiply=False, native=device.type == "cuda", fused=False, hardware=0,
     )  # fmt: skip
+
+
+def lowered_rule(rule: TensorRule) -> TensorRule:
+    """Return the rule of a tensor's scale with what it rounds to as a plain number."""
+    narrow: Any = int(lowering.narrow_of(rule.narrow))
+    return rule._replace(narrow=narrow)
 
 
 def _hardware(element: lowering.Element) -> Hardware:

@@ -7,7 +7,7 @@ float32. NaN has larger bits than Inf, and Inf than any finite number.
 import triton
 import triton.language as tl
 
-from .element_codes import bits_of, float32, float_of, largest
+from .element_codes import bits_of, float32, float_of, largest, rounded
 from .pieces import part_elements, part_place, part_start
 
 _LEAST = tl.constexpr(2.0**-126)
@@ -25,14 +25,24 @@ def tensor_amax(x, notes, cut, k: tl.constexpr):
 
 @triton.jit
 def coarse_scale(notes, coarse, cut, k: tl.constexpr):
-    """Write the scale of a tensor, (1,) float32, and make ``notes[1]`` zero.
+    """Write the scale of a tensor, (1,) float32, and make ``notes[1]`` zero; ``k.rule`` is its TensorRule.
 
-    The largest magnitude is divided in float64 by ``k.inverse_divisor``, the largest number of a scale of 1;
-    one that is not finite sets ``notes[0]``.
+    A largest magnitude that is not finite, or a scale that does not fit, sets ``notes[0]``.
     """
-    amax = float_of(tl.load(notes + 1))
-    scale = tl.maximum(amax.to(tl.float64) / k.inverse_divisor, _LEAST).to(tl.float32)
-    tl.store(coarse, tl.where(amax == 0.0, 1.0, scale))
-    tl.store(notes + 1, 0)
-    if (amax < float("inf")) == 0:
-        tl.store(notes, 1)
+    rule: tl.constexpr = k.rule
+    one = tl.arange(0, 1)
+    amax = float_of(tl.load(notes + 1 + one))
+    fits = amax < float("inf")
+    if rule.reciprocal:
+        scale = rounded(tl.div_rn(one * 0.0 + 1.0, tl.maximum(amax, rule.tiny)), rule.narrow)
+        scale = rounded(scale * rule.largest, rule.narrow)
+        scale = tl.where(scale < float("inf"), scale, 1.0)
+        own = rounded(tl.div_rn(amax, one * 0.0 + rule.divisor), rule.narrow)
+        fits &= own.to(tl.float64) * scale.to(tl.float64) <= tl.full([1], rule.fits, tl.float64)
+    else:
+        scale = amax.to(tl.float64) / tl.full([1], rule.largest, tl.float64)
+        scale = tl.maximum(scale, tl.full([1], _LEAST, tl.float64)).to(tl.float32)
+        scale = tl.where(amax == 0.0, 1.0, scale)
+    tl.store(coarse + one, scale)
+    tl.store(notes + 1 + one, 0)
+    tl.store(notes + one, 1, mask=fits == 0)
