@@ -102,11 +102,11 @@ class _Kernel(FunctionKernel):
 
     def __init__(self, backend: str, request: Request, launch: Launch) -> None:
         super().__init__(backend, request, _KERNELS[request.op](launch))
-        self._launch = launch
+        self.launch = launch
 
     def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        return self._launch.hold(params) or self.in_temporaries(params)
+        return self.launch.hold(params) or self.in_temporaries(params)
 
 
 BACKEND = TritonBackend()

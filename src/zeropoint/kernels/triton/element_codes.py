@@ -22,6 +22,7 @@ _E4M3, _E5M2 = tl.constexpr(int(Hardware.E4M3)), tl.constexpr(int(Hardware.E5M2)
 _WHOLE = tl.constexpr(12582912.0)
 _EXPONENT = tl.constexpr(0x7F800000)
 _IN_ORDER = tl.constexpr(0xFEDCBA9876543210 - (1 << 64))
+_SIGNIFICAND = tl.constexpr(0x7FFFFF)
 _LEAST_FACTOR, _MOST = tl.constexpr(2.0**-60), tl.constexpr(2.0**60)
 
 
@@ -93,12 +94,14 @@ def largest(value, k: tl.constexpr):
 
 
 @triton.jit
-def usual(amax, factor):
+def usual(amax, factor, k: tl.constexpr):
     """Return whether quotients of values up to ``amax`` and these factors may be fused: see :func:`fused`.
 
     Both broadcast against each other; false where one is NaN.
     """
     found = (factor >= _LEAST_FACTOR) & (factor <= _MOST) & (amax <= _MOST)
+    if k.short:
+        found &= (bits_of(factor) & _SIGNIFICAND) != _SIGNIFICAND
     return tl.min(tl.min(found.to(tl.int32), axis=1), axis=0) > 0
 
 
@@ -119,28 +122,68 @@ def fused(value, factor, inverse):
 
 
 @triton.jit
-def _ratio(value, factor, fast: tl.constexpr, k: tl.constexpr):
-    """Return values over factors, or times them, rounded as the scheme's are."""
+def reciprocals(factor):
+    """Return ``y = RN(1 / b)`` and ``(1 - b y) y``, which make :func:`_short` quotients."""
+    inverse = tl.div_rn(1.0, factor)
+    return inverse, tl.fma(0.0 - factor, inverse, 1.0) * inverse
+
+
+@triton.jit
+def _short(value, inverse, rest, k: tl.constexpr):
+    """Return quotients of two operations, on the same side of short numbers as IEEE's; never negative zero.
+
+    With ``y = RN(1 / b)``, ``1 - b y`` is a float32, so that ``y + (1 - b y) y`` is ``1 / b`` to 2**-47. For
+    all values of up to 11 bits and all factors, 2**33 pairs of significands, the quotient is IEEE's but for 28
+    pairs, and of these one alone has a quotient of up to 13 bits: that of 1 and the largest significand.
+    Boundaries between codes are shorter than that. tests/kernels/triton/short_quotients.c counts them.
+    """
+    return tl.fma(value, inverse + tl.zeros_like(value), tl.fma(value, rest, 0.0))
+
+
+@triton.jit
+def ratio_of(value, factor, inverse, rest, fast: tl.constexpr, k: tl.constexpr):
+    """Return :func:`ratios`; fast: whether factors and values are :func:`usual`."""
     if k.element.scaling == _MULTIPLY:
         ratio = value * factor
     elif k.element.scaling == _RECIPROCAL:
         ratio = value * tl.div_rn(1.0, factor)
+    elif fast and k.short:
+        ratio = _short(value, inverse, rest, k)
     elif fast:
-        ratio = fused(value, factor, tl.div_rn(1.0, factor))
+        ratio = fused(value, factor, inverse)
     else:
         ratio = tl.div_rn(value, factor + tl.zeros_like(value))
-    return rounded(ratio, k.element.quotient)
+    ratio = rounded(ratio, k.element.quotient)
+    if k.element.unsigned_below == 0 and not (fast and k.short and k.element.quotient == 0):
+        ratio += 0.0  # makes negative zero positive
+    return ratio
 
 
 @triton.jit
-def codes_of(value, factor, zero, fast: tl.constexpr, k: tl.constexpr):
-    """Return the codes of float32 values, int32, of whose bits ``k.width`` count.
+def ratios(value, factor, inverse, rest, amax, k: tl.constexpr):
+    """Return float32 values over factors, or times them, rounded as the scheme's are.
 
     factor: what values are divided by, or multiplied by under ScaleBy.MULTIPLY; Inf where a scale was lost.
-    zero: zero point. Both float32, broadcast against values. fast: whether factors and values are
-    :func:`usual`.
+    inverse, rest: its :func:`reciprocals`. amax: largest magnitudes. All float32, broadcast against values.
+    Codes of these quotients are made after the two branches have met: ptxas 12.8 loses the last one of fp8
+    where they are made inside of them.
     """
-    ratio = _ratio(value, factor, fast, k)
+    if k.fused:
+        if usual(amax, factor, k):
+            ratio = ratio_of(value, factor, inverse, rest, True, k)
+        else:
+            ratio = ratio_of(value, factor, inverse, rest, False, k)
+        return ratio
+    else:  # noqa: RET505 (Triton compiles one of the two)
+        return ratio_of(value, factor, inverse, rest, False, k)
+
+
+@triton.jit
+def codes_of(ratio, value, zero, k: tl.constexpr):
+    """Return the codes of :func:`ratios` of values, int32, of whose bits ``k.width`` count.
+
+    Of floats, the low byte is the code. zero: zero points, float32, broadcast against values.
+    """
     if k.element.kind == _INTEGER:
         return _integer(ratio, zero, k)
     elif k.element.kind == _FLOAT:  # noqa: RET505
@@ -155,40 +198,41 @@ def codes_of(value, factor, zero, fast: tl.constexpr, k: tl.constexpr):
 
 @triton.jit
 def encoded(value, factor, zero, amax, k: tl.constexpr):
-    """Return :func:`codes_of` values, (many, size), whose factors, zero points and magnitudes are (many,)."""
+    """Return the codes of values, (many, size), whose factors, zero points and magnitudes are (many,)."""
+    factor = factor[:, None]
+    inverse, rest = factor, factor
     if k.fused:
-        if usual(amax[:, None], factor[:, None]):
-            codes = codes_of(value, factor[:, None], zero[:, None], True, k)
-        else:
-            codes = codes_of(value, factor[:, None], zero[:, None], False, k)
-        return codes
-    else:  # noqa: RET505
-        return codes_of(value, factor[:, None], zero[:, None], False, k)
+        inverse, rest = reciprocals(factor)
+    return codes_of(ratios(value, factor, inverse, rest, amax[:, None], k), value, zero[:, None], k)
 
 
 @triton.jit
-def rounded_values(value, factor, zero, table, fast: tl.constexpr, k: tl.constexpr):
+def rounded_values(ratio, value, zero, table, k: tl.constexpr):
     """Return what codes of values stand for, less zero points, in units of scales: codes and back.
 
     Numbers without zero points, and floats with both signs of zero, are rounded without their codes.
     """
     element: tl.constexpr = k.element
     if element.kind == _INTEGER and not element.zero_place:
-        ratio = _ratio(value, factor, fast, k)
         steps = tl.minimum(tl.maximum(ratio, element.low * 1.0), element.high * 1.0)
         return (steps + _WHOLE) - _WHOLE
     elif (  # noqa: RET505
         element.kind == _FLOAT and not element.negative_nan and element.unsigned_below < 0 and not k.hardware
     ):
-        a, binade = _binades(_ratio(value, factor, fast, k), k)
+        a, binade = _binades(ratio, k)
         high = binade * (2.0 ** (23 - element.mantissa))
-        return float_of(bits_of((a + high) - high) | (bits_of(value) & 0x80000000))
+        return _signed((a + high) - high, value)
     else:
-        codes = codes_of(value, factor, zero, fast, k) & ((1 << k.width) - 1)
-        result = decoded(codes, table, k)
+        result = decoded(codes_of(ratio, value, zero, k) & ((1 << k.width) - 1), table, k)
         if element.zero_place:
             result -= zero
         return result
+
+
+@triton.jit
+def _signed(number, sign):
+    """Return magnitudes with the signs of other numbers."""
+    return float_of((bits_of(number) & 0x7FFFFFFF) | (bits_of(sign) & 0x80000000))
 
 
 @triton.jit
@@ -224,23 +268,27 @@ def _float(ratio, value, k: tl.constexpr):
     ``a`` times a constant, exactly, so that a fused multiplication and addition rounds once.
     """
     element: tl.constexpr = k.element
+    if k.hardware:  # a fused quotient of negative zero is zero
+        ratio = ratio if element.scaling == _MULTIPLY else _signed(ratio, value)
     if k.hardware == _E4M3:
         return ratio.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
     elif k.hardware == _E5M2:  # noqa: RET505
         return ratio.to(tl.float8e5).to(tl.uint8, bitcast=True).to(tl.int32)
     else:
         a, binade = _binades(ratio, k)
-        sign = bits_of(value) & 0x80000000
-        if element.unsigned_below >= 0:  # negative, and so with the sign bit, where ``a`` is larger
-            sign &= element.unsigned_below - bits_of(a)
+        sign = bits_of(value)
+        if element.unsigned_below == 0:
+            sign = bits_of(ratio)
+        elif element.unsigned_below > 0:  # of quotients at most that far below zero, the sum has no sign
+            sign = bits_of(ratio + float_of(tl.zeros_like(bits_of(a)) + element.unsigned_below))
         rides: tl.constexpr = 256 - ((element.emin << element.mantissa) & 0xFE)
         lift = float_of(tl.zeros_like(bits_of(a)) + (((150 - element.mantissa) << 23) + rides))
         code = bits_of(tl.fma(binade, lift, a)) + (bits_of(binade) >> (23 - element.mantissa))
         if (element.emin << element.mantissa) & 1:
             code -= 1
-        code = (code & element.magnitude) | (sign >> element.sign_shift)
+        code |= (sign & 0x80000000) >> element.sign_shift
         if element.negative_nan:  # the format has no negative zero
-            code = tl.where(code == element.magnitude + 1, 0, code)
+            code = tl.where((code & 0xFF) == element.magnitude + 1, 0, code)
         return code.to(tl.int32)
 
 

@@ -34,7 +34,7 @@ AnyCut = Pieces | Segments | SmallBlocks
 ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
 """The cut of a kernel that has one number to write."""
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Scales, the values of their codes, the scale of the whole tensor, and zero points."""
+"""Scales, what they stand for, the scale of the whole tensor, and zero points."""
 Codes = tuple[torch.Tensor, Params]
 Ends = tuple[float, float] | None
 """Extremes of the tensor that a tensor is a part of."""
@@ -49,14 +49,19 @@ class Launch:
         pieces = pieces_of(scheme.granularity, request.shape, scheme.bits)
         assert isinstance(pieces, Pieces)
         self._request, self._pieces = request, pieces
-        self._given = constants_of(request, pieces.shape, chosen=False, words=pieces.shape.even)
+        self._given = constants_of(request, pieces.shape, chosen=False)
+        self._own_tables: torch.Tensor | None = None
 
     @functools.cached_property
     def _quantize(self) -> Start:
         # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
-        from .pieces import quantize_pieces
+        from . import pieces, small_blocks
 
-        return Start(quantize_pieces, self._pieces, self._given)
+        asked = self._request
+        small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
+        if small is None:
+            return Start(pieces.quantize_pieces, self._pieces, self._given)
+        return Start(small_blocks.quantize_small_blocks, small, self._given._replace(cut=small.shape))
 
     @functools.cached_property
     def _dequantize(self) -> Start:
@@ -79,7 +84,7 @@ class Launch:
 
         small = small_blocks_of(scheme.granularity, shape, scheme.bits)
         if small is not None:
-            constants = constants_of(asked, small.shape, chosen=True, words=True)
+            constants = constants_of(asked, small.shape, chosen=True)
             return Start(small_blocks.quantize_small_blocks, small, constants)
         found = segments_of(scheme.granularity, shape, scheme.bits)
         if isinstance(found, str) or not found.own:
@@ -128,11 +133,7 @@ class Launch:
         return out
 
     def _encode(self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor) -> None:
-        scales, levels, coarse, zeros = given
-        levels = self._reciprocals if self._given.multiply else levels
-        data = _words(out, self._given)
-        self._quantize(bits(x), scales, levels, coarse, zeros, data, notes)
-        _fill(out, data)
+        self._quantize(bits(x), *given, out, notes)
 
     def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
@@ -147,12 +148,12 @@ class Launch:
         notes, known = _notes(x.device), len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
-        self._choose_and_encode(x, *out, notes, known=known)
+        self.choose_and_encode(x, *out, notes, known=known)
         if notes[0].item() and len(scheme.scales) > 1 and not known:
             # The usual scale of the tensor may not fit where the reference finds another one.
             self._find_coarse(x, out[1])
             notes.zero_()
-            self._choose_and_encode(x, *out, notes, known=True)
+            self.choose_and_encode(x, *out, notes, known=True)
         if notes[0].item():
             reference.choose_params(x, scheme, extremes)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
@@ -164,21 +165,25 @@ class Launch:
         ends = self._ends(x, scheme.scales[1].granularity, None)
         params[1].copy_(arithmetic.coarsest_scale(scheme, _ranges([ends, ends], x)).view_as(params[1]))
 
-    def _choose_and_encode(
-        self, x: torch.Tensor, data: torch.Tensor, params: Params, notes: torch.Tensor, *, known: bool = False
-    ) -> None:
+    def choose_and_encode(
+        self, x: torch.Tensor, data: torch.Tensor, params: Params, notes: torch.Tensor, *, known: bool = False,
+        tables: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Write codes and parameters; known: whether the scale of the whole tensor is there already."""
         assert self._choose is not None
         constants, x = self._choose.constants, bits(x)
-        if len(params) > 1 and len(self._request.scheme.scales) > 1 and not known:
+        levelled = len(self._request.scheme.scales) > 1
+        if levelled and tables is None:
+            tables = self._new_tables()
+        if levelled and known:
+            self._fill_tables(_levels(self._finest, x.device), params[1], tables)
+        elif levelled:
             self._amax(x, notes)
-            self._coarse(notes, params[1])
+            self._coarse(notes, params[1], _levels(self._finest, x.device), tables)
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
         zeros = params[-1] if constants.element.zero_place else scales
-        coarse = params[1] if len(self._request.scheme.scales) > 1 else scales
-        words = _words(data, constants)
-        self._choose(x, coarse, bits(scales), bits(zeros), words, notes)
-        _fill(data, words)
+        coarse = params[1] if levelled else scales
+        self._choose(x, bits(scales), scales if tables is None else tables, coarse, bits(zeros), data, notes)
 
     @functools.cached_property
     def _tensor_rule(self) -> arithmetic.TensorRule | None:
@@ -197,8 +202,7 @@ class Launch:
         from .whole_tensors import coarse_scale
 
         assert self._tensor_rule is not None
-        constants = of_extremes(None, self._request.device)
-        return Start(coarse_scale, ONCE, constants._replace(rule=lowered_rule(self._tensor_rule)))
+        return Start(coarse_scale, ONCE, self._given._replace(rule=lowered_rule(self._tensor_rule)))
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
@@ -209,8 +213,7 @@ class Launch:
         return out
 
     def _decode(self, data: torch.Tensor, given: Given, out: torch.Tensor) -> None:
-        words = _words(data.contiguous(), self._given)
-        self._dequantize(words, *given, _table(self._request.scheme, data.device), bits(out))
+        self._dequantize(data.contiguous(), *given, _table(self._request.scheme, data.device), bits(out))
 
     def fake_quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of the codes of ``x``."""
@@ -221,10 +224,7 @@ class Launch:
         return out
 
     def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor) -> None:
-        scales, levels, coarse, zeros = given
-        inverses = self._reciprocals if self._given.multiply else levels
-        table = _table(self._request.scheme, x.device)
-        self._fake_quantize(bits(x), scales, levels, inverses, coarse, zeros, table, bits(out))
+        self._fake_quantize(bits(x), *given, _table(self._request.scheme, x.device), bits(out))
 
     def hold(self, params: Params | None) -> HeldKernel | None:
         """Return the kernels with memory of their own, which wait for no device; None where some allocate."""
@@ -238,7 +238,8 @@ class Launch:
             assert given is not None
             run = functools.partial(self._held_quantize, given, notes)
         elif op is Op.QUANTIZE_DYNAMIC:
-            run = functools.partial(self._held_dynamic, notes)
+            tables = self._new_tables() if len(self._request.scheme.scales) > 1 else None
+            run = functools.partial(self._held_dynamic, notes, tables)
         elif op is Op.DEQUANTIZE:
             run = functools.partial(self._held_dequantize, given)
         else:
@@ -264,9 +265,10 @@ class Launch:
             self._encode(x, given, data, notes)
 
     def _held_dynamic(
-        self, notes: torch.Tensor, x: torch.Tensor, data: torch.Tensor, params: Params
-    ) -> None:
-        self._choose_and_encode(x, data, params, notes)
+        self, notes: torch.Tensor, tables: torch.Tensor | None, x: torch.Tensor, data: torch.Tensor,
+        params: Params,
+    ) -> None:  # fmt: skip
+        self.choose_and_encode(x, data, params, notes, tables=tables)
 
     def _held_dequantize(
         self, given: Given | None, data: torch.Tensor, params: Params, out: torch.Tensor
@@ -283,18 +285,34 @@ class Launch:
         return torch.empty(shape, dtype=torch.uint8, device=x.device)
 
     @property
-    def _reciprocals(self) -> torch.Tensor:
-        return _levels(self._finest, self._request.device, reciprocal=True)
-
-    @property
     def _finest(self) -> Format:
         asked = self._request
         return asked.scheme.scales[0].format_for(format_of(asked.own_dtype))
 
-    def _scales(self, params: Params) -> Given:
-        """Return scales, the values of their codes, the scale of the whole tensor, and zero points.
+    def _tables(self, coarse: torch.Tensor) -> torch.Tensor:
+        """Return what scales stand for that are bytes: see :mod:`.held_scales`."""
+        if not self._given.held.coarse and self._own_tables is not None:
+            return self._own_tables
+        levels = _levels(self._finest, self._request.device)
+        tables = self._new_tables()
+        self._fill_tables(levels, coarse if self._given.held.coarse else levels, tables)
+        if not self._given.held.coarse:
+            self._own_tables = tables
+        return tables
 
-        As :mod:`.pieces` has them; where there are none, the scales take their places.
+    def _new_tables(self) -> torch.Tensor:
+        return torch.empty((3, 256), dtype=torch.float32, device=self._request.device)
+
+    @functools.cached_property
+    def _fill_tables(self) -> Start:
+        from .held_scales import scale_tables
+
+        return Start(scale_tables, ONCE, self._given)
+
+    def _scales(self, params: Params) -> Given:
+        """Return scales, what they stand for, the scale of the whole tensor, and zero points.
+
+        Where there are none, the scales take their places.
         """
         asked, held = self._request, self._given.held
         scheme = asked.scheme
@@ -306,11 +324,12 @@ class Launch:
             scales = factors.to(torch.float32).contiguous()
         else:
             scales = params[0].contiguous().view(torch.uint8) if held.bytes else bits(params[0])
-        levels = _levels(self._finest, asked.device, reciprocal=False) if held.bytes else scales
+        coarse = bits(params[1]) if held.coarse else scales
+        tables = self._tables(coarse) if held.bytes else scales
         zero = zero_point_of(scheme, params)
         if zero is not None and not zero.is_floating_point() and zero.element_size() > 1:
             zero = zero.to(torch.float32)
-        return scales, levels, bits(params[1]) if held.coarse else scales, scales if zero is None else bits(zero)
+        return scales, tables, coarse, scales if zero is None else bits(zero)
 
 
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
@@ -352,20 +371,6 @@ class Start:
                 self._compiled = made[grid]
 
 
-def _words(data: torch.Tensor, constants: Constants) -> torch.Tensor:
-    """Return packed codes as kernels take them: words of pieces, in memory of their own if data is odd."""
-    if constants.word <= 1:
-        return data
-    kind = torch.int32 if constants.word == 4 else torch.int16
-    return (data.clone() if data.data_ptr() % constants.word else data).view(-1).view(kind)
-
-
-def _fill(out: torch.Tensor, words: torch.Tensor) -> None:
-    """Write the codes of words to ``out``, where they lie elsewhere."""
-    if words.data_ptr() != out.data_ptr():
-        out.copy_(words.view(torch.uint8).view(out.shape))
-
-
 @functools.lru_cache(maxsize=256)
 def _table(scheme: Scheme, device: torch.device) -> torch.Tensor:
     """Return the values of all codes of a scheme on a device."""
@@ -373,12 +378,12 @@ def _table(scheme: Scheme, device: torch.device) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def _levels(fmt: Format, device: torch.device, *, reciprocal: bool) -> torch.Tensor:
-    """Return the values of all codes of a format of scales on a device, or their reciprocals; NaN past them."""
+def _levels(fmt: Format, device: torch.device) -> torch.Tensor:
+    """Return the values of all codes of a format of scales on a device, NaN past them."""
     codes = torch.arange(1 << fmt.bits, device="cpu").to(torch.uint8)
     values = torch.full((256,), torch.nan, dtype=torch.float32, device="cpu")
     values[: len(codes)] = load_scale(codes, fmt, torch.float32)
-    return (1 / values if reciprocal else values).to(device)
+    return values.to(device)
 
 
 def _over(

@@ -39,7 +39,7 @@ class PieceShape(NamedTuple):
 
     pieces: of a program. block: elements of a block, where blocks are powers of two of at least a piece and
     fill programs; 0 otherwise. single: whether a program is inside of a block. even: whether rows are whole
-    pieces. joined: whether rows follow each other as one row.
+    pieces. joined: whether rows follow each other as one row. own: whether each row has scales of its own.
     """
 
     pieces: int
@@ -47,6 +47,7 @@ class PieceShape(NamedTuple):
     single: bool
     even: bool
     joined: bool
+    own: bool
 
 
 class Pieces(NamedTuple):
@@ -69,7 +70,8 @@ def pieces_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> P
     rows, block, row_blocks = math.prod(shape[:-1]), min(extents[-1], max(cols, 1)), grid[-1]
     tile = PIECE * PER_THREAD * 32 * WARPS
     even, one = cols % PIECE == 0, math.prod(grid) == 1
-    in_order = mapping[0] == 1 and mapping[1] >= rows and cols % block == 0 and row_blocks > 1
+    own = mapping[0] == 1 and mapping[1] >= rows
+    in_order = own and cols % block == 0 and row_blocks > 1
     joined = even and (one or in_order)
     if joined:
         block, row_blocks = (rows * cols if one else block), math.prod(grid)
@@ -78,8 +80,9 @@ def pieces_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> P
     known = block if even and block >= PIECE and block & (block - 1) == 0 and tile % block == 0 else 0
     cut = PieceCut(cols, -(-cols * width // 8), tiles, block, row_blocks, *mapping)
     made = PieceShape(
-        pieces=tile // PIECE, block=known, single=row_blocks == 1 or block % tile == 0, even=even, joined=joined
-    )
+        pieces=tile // PIECE, block=known, single=row_blocks == 1 or block % tile == 0, even=even, joined=joined,
+        own=own or joined,
+    )  # fmt: skip
     return Pieces(cut=cut, shape=made, programs=rows * tiles, warps=WARPS)
 
 

@@ -4,9 +4,8 @@ A program has a part of one row; rows that follow each other, with their blocks 
 inside a part are of 32 bits, those of parts of 64. ``cut`` is a :class:`.piece_cuts.PieceCut`, ``k`` the
 :class:`.specialization.Constants` of compilation.
 
-Values are float32, float16, bfloat16, or int16 bits of bfloat16. Codes are packed bytes, or words of the
-codes of a piece. Scales are floats, or bytes whose values ``levels`` has, (256,) float32; ``coarse`` is the
-scale of the whole tensor, (1,) float32, by which they are multiplied or divided.
+Values are float32, float16, bfloat16, or int16 bits of bfloat16, codes packed bytes. For ``scales``,
+``tables`` and ``coarse`` see :mod:`.held_scales`.
 """
 
 import triton
@@ -21,10 +20,13 @@ from .element_codes import (
     float32,
     float_of,
     largest,
+    ratio_of,
+    ratios,
     rounded_values,
     stored,
     usual,
 )
+from .held_scales import factors_of, scale_of
 
 _INTEGER = tl.constexpr(int(Kind.INTEGER))
 
@@ -75,7 +77,9 @@ def part_elements(left, k: tl.constexpr):
 def _blocks(row, part, at, cut, k: tl.constexpr):
     """Return the numbers of the blocks of elements, of shape (1, 1), (pieces, 1) or (pieces, 8)."""
     tile: tl.constexpr = k.cut.pieces * 8
-    base = row // cut.row_div % cut.row_mod * cut.row_blocks
+    base = row * cut.row_blocks
+    if not k.cut.own:
+        base = row // cut.row_div % cut.row_mod * cut.row_blocks
     if k.cut.single:
         return (base + part * tile // cut.block) + tl.zeros([1, 1], tl.int32)
     elif k.cut.block > 0:  # noqa: RET505
@@ -95,104 +99,77 @@ def _load(numbers, place, there, otherwise, k: tl.constexpr):
 
 
 @triton.jit
-def _scales(scales, levels, coarse, place, there, k: tl.constexpr):
-    """Return the scales of blocks, or their reciprocals where values are multiplied by them, float32."""
-    found = _load(scales, place, there, 1, k)
-    if k.held.bytes:
-        scale = tl.load(levels + found.to(tl.int32))
-    else:
-        scale = float32(found)
-    if k.held.coarse:
-        if k.held.inverse:
-            scale = tl.div_rn(scale, tl.zeros_like(scale) + float32(tl.load(coarse)))
-        else:
-            scale = scale * float32(tl.load(coarse))
-    return scale
-
-
-@triton.jit
-def _divisors(scale, k: tl.constexpr):
-    """Return what values are divided by: Inf where a scale was lost, by which every value divides to zero."""
-    return tl.where(scale == 0.0, float("inf"), scale) * k.held.unit
-
-
-@triton.jit
 def _zeros(zeros, place, there, k: tl.constexpr):
     """Return the zero points of blocks, float32; zeros where there are none."""
     if k.element.zero_place:
-        return _load(zeros, place, there, 0, k).to(tl.float32)
+        return float32(_load(zeros, place, there, 0, k))
     else:  # noqa: RET505
         return place.to(tl.float32) * 0.0
 
 
 @triton.jit
-def quantize_pieces(x, scales, levels, coarse, zeros, data, bad, cut, k: tl.constexpr):
-    """Write the codes of ``x``, and 1 to ``bad``, (1,) int32, if a value is not finite."""
+def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
+    """Write the codes of ``x``, and 1 to ``notes``, (1,) int32, if a value is not finite."""
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
-    start = part_start(row, part, cut, k)
-    value = float32(tl.load(x + start + at, mask=there, other=0))
+    value = float32(tl.load(x + part_start(row, part, cut, k) + at, mask=there, other=0))
     place = _blocks(row, part, at, cut, k)
-    factor = _scales(scales, levels, coarse, place, there, k)
-    zero = _zeros(zeros, place, there, k)
-    if not k.multiply:
-        factor = _divisors(factor, k)
+    factor, inverse, rest = factors_of(_load(scales, place, there, 1, k), tables, coarse, k)
     amax = largest(value, k)[:, None]
-    if k.fused:
-        if usual(amax, factor):
-            codes = codes_of(value, factor, zero, True, k)
-        else:
-            codes = codes_of(value, factor, zero, False, k)
-            tl.store(bad + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
-    else:
-        codes = codes_of(value, factor, zero, False, k)
-        tl.store(bad + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
+    tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
+    codes = codes_of(ratios(value, factor, inverse, rest, amax, k), value, _zeros(zeros, place, there, k), k)
     store_codes(data, codes, _first_byte(row, part, cut, k), there, left, k)
 
 
 @triton.jit
-def dequantize_pieces(data, scales, levels, coarse, zeros, table, out, cut, k: tl.constexpr):
-    """Write the values of codes; table: (256,) float32, those of all codes."""
+def dequantize_pieces(data, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
+    """Write the values of codes; values: (256,) float32, those of all codes."""
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
-    first = _first_byte(row, part, cut, k)
-    value = decoded(load_codes(data, first, there, left, k.cut.pieces, k), table, k)
+    codes = load_codes(data, _first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
+    value = decoded(codes, values, k)
     place = _blocks(row, part, at, cut, k)
     if k.element.zero_place:
         value -= _zeros(zeros, place, there, k)
-    value *= _scales(scales, levels, coarse, place, there, k) * k.held.unit
-    start = part_start(row, part, cut, k)
-    tl.store(out + start + at, stored(value, out.dtype.element_ty), mask=there)
+    value *= scale_of(_load(scales, place, there, 1, k), tables, coarse, k) * k.held.unit
+    tl.store(out + part_start(row, part, cut, k) + at, stored(value, out.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def fake_quantize_pieces(x, scales, levels, inverses, coarse, zeros, table, out, cut, k: tl.constexpr):
-    """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN.
+def _ratio_or_lost(value, factor, k: tl.constexpr):
+    """Return quotients; those of a block whose scale was lost are zeros, also where values are Inf."""
+    lost = (factor == float("inf")) & (value == value)
+    value = tl.where(lost, float_of(bits_of(value) & 0x80000000), value)
+    return ratio_of(value, factor, factor, factor, False, k)
 
-    inverses: reciprocals of ``levels``, where values are multiplied by them.
-    """
+
+@triton.jit
+def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
+    """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
     start = part_start(row, part, cut, k)
     value = float32(tl.load(x + start + at, mask=there, other=0))
     place = _blocks(row, part, at, cut, k)
-    scale = _scales(scales, levels, coarse, place, there, k)
-    zero = _zeros(zeros, place, there, k)
-    if k.multiply:
-        factor, kept = _scales(scales, inverses, coarse, place, there, k), value
-    else:
-        factor = _divisors(scale, k)
-        # A block whose scale was lost holds zeros of the signs of its values, also where they are Inf.
-        lost = (factor == float("inf")) & (value == value)
-        kept = tl.where(lost, float_of(bits_of(value) & 0x80000000), value)
+    found, zero = _load(scales, place, there, 1, k), _zeros(zeros, place, there, k)
+    factor, inverse, rest = factors_of(found, tables, coarse, k)
+    plain = False
     if k.fused:
-        if usual(largest(kept, k)[:, None], factor):
-            result = rounded_values(kept, factor, zero, table, True, k)
+        plain = usual(largest(value, k)[:, None], factor, k)
+        if plain:
+            ratio = ratio_of(value, factor, inverse, rest, True, k)
         else:
-            result = rounded_values(kept, factor, zero, table, False, k)
+            ratio = _ratio_or_lost(value, factor, k)
+    elif k.multiply:
+        ratio = ratio_of(value, factor, inverse, rest, False, k)
     else:
-        result = rounded_values(kept, factor, zero, table, False, k)
-    result *= scale * k.held.unit
+        ratio = _ratio_or_lost(value, factor, k)
+    scale = scale_of(found, tables, coarse, k) * k.held.unit
+    result = rounded_values(ratio, value, zero, values, k) * scale
     if k.element.kind != _INTEGER:
-        result = tl.where(value == value, result, float("nan"))
+        if k.fused:
+            if plain == 0:
+                result = tl.where(value == value, result, float("nan"))
+        else:
+            result = tl.where(value == value, result, float("nan"))
     tl.store(out + start + at, stored(result, out.dtype.element_ty), mask=there)

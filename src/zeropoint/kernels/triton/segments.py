@@ -75,11 +75,11 @@ def _store_codes(data, codes, t, there, cut, k: tl.constexpr):
 
 
 @triton.jit
-def quantize_blocks(x, coarse, scales, zeros, data, bad, cut, k: tl.constexpr):
+def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
     """Choose the scale of each segment, a whole block, and write it with zero point and codes.
 
     coarse: (1,) float32, the scale of the whole tensor, read where there are two levels. scales: float32, or
-    uint8 for scales that are bytes. bad: (1,) int32, set if a value is not finite or a scale does not fit its
+    uint8 for scales that are bytes. notes: (1,) int32, set if a value is not finite or a scale does not fit its
     format.
     """
     t = _segments(k)
@@ -93,7 +93,7 @@ def quantize_blocks(x, coarse, scales, zeros, data, bad, cut, k: tl.constexpr):
     tl.store(scales + t, stored(scale, scales.dtype.element_ty), mask=inside)
     if k.element.zero_place:
         tl.store(zeros + t, stored(zero, zeros.dtype.element_ty), mask=inside)
-    tl.store(bad + t * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
+    tl.store(notes + t * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
 
 
 @triton.jit

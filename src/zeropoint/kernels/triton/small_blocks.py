@@ -1,4 +1,4 @@
-"""The kernel that chooses scales of small blocks: blocks of 8 to 1,024 elements that fill rows.
+"""The kernel that quantizes small blocks, of 8 to 1,024 elements that fill rows, under scales chosen or given.
 
 Block after block lies in memory without gaps, whatever the shape. A thread has ``vectors`` pieces of eight
 elements that follow each other, of one block; ``lanes`` threads share a block. Scales and quotients of a
@@ -9,11 +9,22 @@ import triton
 import triton.language as tl
 
 from ...ops.lowering import How
-from .code_bytes import store_codes, word_of
-from .element_codes import codes_of, float32, larger, largest, stored, usual
+from .code_bytes import bytes_of, store_codes
+from .element_codes import (
+    codes_of,
+    float32,
+    larger,
+    largest,
+    ratio_of,
+    ratios,
+    reciprocals,
+    stored,
+    usual,
+)
+from .held_scales import factors_of, looked_up
 from .scale_choice import scales_fit_fusing, scales_of
 
-_POWER, _AFFINE = tl.constexpr(int(How.POWER)), tl.constexpr(int(How.AFFINE))
+_MINIFLOAT, _AFFINE = tl.constexpr(int(How.MINIFLOAT)), tl.constexpr(int(How.AFFINE))
 
 
 @triton.jit
@@ -43,46 +54,33 @@ def _of_threads(numbers, k: tl.constexpr):
 
 
 @triton.jit
-def _store(data, values, factor, zero, first, left, fast: tl.constexpr, k: tl.constexpr):
-    """Write the codes of all pieces of threads; ``first`` is the number of the first thread."""
-    vectors: tl.constexpr = k.cut.vectors
-    thread = tl.arange(0, k.cut.threads)
-    if vectors == 1:
-        codes = codes_of(values[0], factor, zero, fast, k)
-        store_codes(data, codes, first * k.width, thread[:, None] < left, left * 8, k)
-    else:
-        a = word_of(codes_of(values[0], factor, zero, fast, k), k)
-        b = word_of(codes_of(values[1], factor, zero, fast, k), k)
-        if vectors == 4:
-            c = word_of(codes_of(values[2], factor, zero, fast, k), k)
-            d = word_of(codes_of(values[3], factor, zero, fast, k), k)
-            words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [k.cut.threads, 4])
-        else:
-            words = tl.join(a, b)
-        at = thread[:, None] * vectors + tl.arange(0, vectors)[None, :]
-        place = data + first * (vectors * k.width) // k.word
-        tl.store(place + at, words.to(data.dtype.element_ty), mask=thread[:, None] < left)
+def _bytes(value, factor, inverse, rest, zero, fast: tl.constexpr, k: tl.constexpr):
+    """Return the bytes of pieces, (threads, k.width)."""
+    return bytes_of(codes_of(ratio_of(value, factor, inverse, rest, fast, k), value, zero, k), k)
 
 
 @triton.jit
-def quantize_small_blocks(x, coarse, scales, zeros, data, bad, cut, k: tl.constexpr):
-    """Choose the scale of each block and write it with zero point and codes.
+def _all_bytes(values, factor, inverse, rest, zero, fast: tl.constexpr, k: tl.constexpr):
+    """Return the bytes of all pieces of threads, (threads, vectors * k.width)."""
+    a = _bytes(values[0], factor, inverse, rest, zero, fast, k)
+    b = _bytes(values[1], factor, inverse, rest, zero, fast, k)
+    if k.cut.vectors == 4:
+        c = _bytes(values[2], factor, inverse, rest, zero, fast, k)
+        d = _bytes(values[3], factor, inverse, rest, zero, fast, k)
+        joined = tl.join(tl.join(a, c), tl.join(b, d))  # (threads, width, 2, 2), the piece last
+        return tl.reshape(tl.permute(joined, [0, 2, 3, 1]), [k.cut.threads, 4 * k.width])
+    else:  # noqa: RET505
+        return tl.reshape(tl.permute(tl.join(a, b), [0, 2, 1]), [k.cut.threads, 2 * k.width])
 
-    ``cut`` is the number of pieces of ``x``; other arguments are those of
-    :func:`.segments.quantize_blocks`.
+
+@triton.jit
+def _chosen(values, coarse, scales, tables, zeros, notes, start, left, k: tl.constexpr):
+    """Choose the scales of blocks, write them, and return their factors and zero points, by threads.
+
+    Returns (amax, factor, inverse, rest, zero), (threads, 1), as :func:`.element_codes.ratios` takes them.
     """
-    threads: tl.constexpr = k.cut.threads
     vectors: tl.constexpr = k.cut.vectors
-    blocks: tl.constexpr = threads // k.cut.lanes
     ranged: tl.constexpr = k.rule.how == _AFFINE or k.rule.unsigned
-    first = tl.program_id(0).to(tl.int64) * threads
-    left = tl.minimum(cut // vectors - first, threads).to(tl.int32)
-    thread = tl.arange(0, threads)[:, None]
-    at = thread * (8 * vectors) + tl.arange(0, 8)[None, :]
-    values = ()
-    for piece in tl.static_range(vectors):
-        found = tl.load(x + first * (8 * vectors) + (at + 8 * piece), mask=thread < left, other=0)
-        values = values + (float32(found),)  # noqa: RUF005 (Triton has no other way to grow a tuple)
     amax = largest(values[0], k)
     low, high = amax, amax
     if ranged:
@@ -102,20 +100,77 @@ def quantize_small_blocks(x, coarse, scales, zeros, data, bad, cut, k: tl.conste
             scale, factor, zero, fits = scales_of(amax, low, high, coarse, False, k)
     else:
         scale, factor, zero, fits = scales_of(amax, low, high, coarse, False, k)
-    start = tl.program_id(0).to(tl.int64) * blocks
-    block = tl.arange(0, blocks)
+    # Each thread stores and looks up the scales of its own blocks: others would have to be exchanged.
+    block = tl.max_contiguous(tl.arange(0, k.cut.threads // k.cut.lanes), [1])
     inside = block * k.cut.lanes < left
     tl.store(scales + start + block, stored(scale, scales.dtype.element_ty), mask=inside)
     if k.element.zero_place:
         tl.store(zeros + start + block, stored(zero, zeros.dtype.element_ty), mask=inside)
-    tl.store(bad + block * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
-    factors, zero_points = _of_threads(factor, k), _of_threads(zero, k)
+    tl.store(notes + block * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
+    inverse, rest = factor, factor
     if k.fused:
         # A block of zeros has the codes of zeros under any factor.
-        nonzero = tl.where(amax == 0.0, 1.0, factor)
-        if usual(amax[:, None], nonzero[:, None]):
-            _store(data, values, _of_threads(nonzero, k), zero_points, first, left, True, k)
+        if k.rule.how == _MINIFLOAT:
+            factor, inverse, rest = looked_up(scale, tables, k)
+            inverse, rest = tl.where(amax == 0.0, 1.0, inverse), tl.where(amax == 0.0, 0.0, rest)
         else:
-            _store(data, values, factors, zero_points, first, left, False, k)
+            inverse, rest = reciprocals(tl.where(amax == 0.0, 1.0, factor))
+        factor = tl.where(amax == 0.0, 1.0, factor)
+    threads = _of_threads(factor, k), _of_threads(inverse, k), _of_threads(rest, k), _of_threads(zero, k)
+    return _of_threads(amax, k), threads[0], threads[1], threads[2], threads[3]
+
+
+@triton.jit
+def _given(values, coarse, scales, tables, zeros, notes, start, left, k: tl.constexpr):
+    """Return what :func:`_chosen` does, of scales that are there."""
+    vectors: tl.constexpr = k.cut.vectors
+    thread = tl.arange(0, k.cut.threads)
+    amax = largest(values[0], k)
+    for piece in tl.static_range(1, vectors):
+        amax = larger(amax, largest(values[piece], k))
+    there, place = thread < left, start + thread // k.cut.lanes
+    factor, inverse, rest = factors_of(tl.load(scales + place, mask=there, other=1), tables, coarse, k)
+    tl.store(notes + thread * 0, 1, mask=(amax < float("inf")) == 0)
+    zero = factor * 0.0
+    if k.element.zero_place:
+        zero = float32(tl.load(zeros + place, mask=there, other=0))
+    return amax[:, None], factor[:, None], inverse[:, None], rest[:, None], zero[:, None]
+
+
+@triton.jit
+def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
+    """Write the codes of ``x``, and with them the scale of each block and its zero point, if they are chosen.
+
+    ``cut`` is the number of pieces of ``x``. notes: (1,) int32, set if a value is not finite or a scale does not
+    fit its format. For ``scales``, ``tables`` and ``coarse`` see :mod:`.held_scales`.
+    """
+    threads: tl.constexpr = k.cut.threads
+    vectors: tl.constexpr = k.cut.vectors
+    first = tl.program_id(0).to(tl.int64) * threads
+    start = tl.program_id(0).to(tl.int64) * (threads // k.cut.lanes)
+    left = tl.minimum(cut // vectors - first, threads).to(tl.int32)
+    thread = tl.arange(0, threads)[:, None]
+    at = thread * (8 * vectors) + tl.arange(0, 8)[None, :]
+    values = ()
+    for piece in tl.static_range(vectors):
+        found = tl.load(x + first * (8 * vectors) + (at + 8 * piece), mask=thread < left, other=0)
+        values = values + (float32(found),)  # noqa: RUF005 (Triton has no other way to grow a tuple)
+    if k.chosen:
+        amax, factor, inverse, rest, zero = _chosen(
+            values, coarse, scales, tables, zeros, notes, start, left, k
+        )
     else:
-        _store(data, values, factors, zero_points, first, left, False, k)
+        amax, factor, inverse, rest, zero = _given(values, coarse, scales, tables, zeros, notes, start, left, k)
+    if vectors == 1:
+        codes = codes_of(ratios(values[0], factor, inverse, rest, amax, k), values[0], zero, k)
+        store_codes(data, codes, first * k.width, thread < left, left * 8, k)
+    else:
+        if k.fused:
+            if usual(amax, factor, k):
+                codes = _all_bytes(values, factor, inverse, rest, zero, True, k)
+            else:
+                codes = _all_bytes(values, factor, inverse, rest, zero, False, k)
+        else:
+            codes = _all_bytes(values, factor, inverse, rest, zero, False, k)
+        each: tl.constexpr = vectors * k.width
+        tl.store(data + first * each + (thread * each + tl.arange(0, each)[None, :]), codes, mask=thread < left)

@@ -12,7 +12,7 @@ import torch
 from ...formats import FloatFormat, IntFormat
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import lowering
-from ...ops.lowering import THRESHOLDS, Kind, ScaleBy, code_order
+from ...ops.lowering import THRESHOLDS, Kind, ScaleBy, ZeroPlace, code_order
 from ...ops.registry import Request
 from ...params.arithmetic import TensorRule
 from ...params.effective import over_reciprocal
@@ -22,8 +22,6 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _WHOLE_BYTES = {1: 8, 2: 4, 3: 8, 4: 2, 5: 8, 6: 4, 7: 8, 8: 1}
 """Codes of each width that fill whole bytes together."""
-_WORDS = {1: 1, 2: 2, 4: 4}
-"""Bytes of a piece of eight codes of each width, of those that make a word."""
 
 
 class Hardware(IntEnum):
@@ -52,12 +50,12 @@ class Constants(NamedTuple):
 
     element, rule: records of :mod:`zeropoint.ops.lowering`, of plain numbers. ``unsigned_below`` is the bits
     of a float32, as a subnormal constant would make float64 of what it meets; ``thresholds`` are padded with
-    Inf. inverse_divisor: ``RN(1 / rule.divisor)``. held: how given scales are stored, None where they are
-    chosen. cut: the part of a cut that is compiled in. order: of a codebook the codes of all ranks, four bits
-    each, int64. width: bits of a code. word: bytes of a word of eight codes, 0 where codes are passed as
-    bytes. group: codes that fill whole bytes together. multiply: whether values are multiplied by factors.
+    Inf. inverse_divisor: ``RN(1 / rule.divisor)``. held: how scales are stored. chosen: whether the kernel
+    chooses them. cut: the part of a cut that is compiled in. order: of a codebook the codes of all ranks, four bits
+    each, int64. width: bits of a code. group: codes that fill whole bytes together. multiply: whether values are multiplied by factors.
     native: whether a GPU runs the kernel, rather than the interpreter. fused: whether quotients may be made of
-    fused multiplications and additions, see :func:`.element_codes.fused`. hardware: the format whose
+    fused multiplications and additions, see :func:`.element_codes.fused`. short: whether they may be of two operations,
+    see :func:`.element_codes.short_quotients`. hardware: the format whose
     conversion a GPU has.
     """
 
@@ -65,22 +63,22 @@ class Constants(NamedTuple):
     rule: Any
     inverse_divisor: float
     held: Any
+    chosen: bool
     cut: Any
     order: int
     width: int
-    word: int
     group: int
     multiply: bool
     native: bool
     fused: bool
+    short: bool
     hardware: int
 
 
-def constants_of(request: Request, cut: Any, *, chosen: bool, words: bool = False) -> Constants:
+def constants_of(request: Request, cut: Any, *, chosen: bool) -> Constants:
     """Return what the kernels of a request are compiled for.
 
-    cut: the part of its cut that is compiled in. chosen: whether they choose scales. words: whether codes are
-    passed as words.
+    cut: the part of its cut that is compiled in. chosen: whether they choose scales.
     """
     scheme, dtype = request.scheme, request.own_dtype
     rule = lowering.rule_of(scheme, dtype) if chosen else lowering.GIVEN
@@ -94,11 +92,10 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, words: bool = Fals
     native = request.device.type == "cuda"
     return Constants(
         element=plain, rule=_plain(rule), inverse_divisor=float(np.float32(1) / np.float32(rule.divisor)),
-        held=None if chosen else held_of(scheme, dtype) or _factors(scheme), cut=cut, order=_order(scheme),
-        width=scheme.bits, word=_WORDS.get(scheme.bits, 0) if words else 0,
-        group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
+        held=held_of(scheme, dtype) or _factors(scheme), chosen=chosen, cut=cut, order=_order(scheme),
+        width=scheme.bits, group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
         fused=native and element.scaling is ScaleBy.DIVIDE and _boundaries_are_large(element),
-        hardware=int(_hardware(element)) if native else 0,
+        short=_is_short(element, request.dtype), hardware=int(_hardware(element)) if native else 0,
     )  # fmt: skip
 
 
@@ -136,8 +133,8 @@ def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
 def of_extremes(cut: Any, device: torch.device) -> Constants:
     """Return what the kernel that finds extremes is compiled for, whatever the format."""
     return Constants(
-        element=None, rule=None, inverse_divisor=1.0, held=None, cut=cut, order=0, width=8, word=0, group=1,
-        multiply=False, native=device.type == "cuda", fused=False, hardware=0,
+        element=None, rule=None, inverse_divisor=1.0, held=None, chosen=False, cut=cut, order=0, width=8, group=1,
+        multiply=False, native=device.type == "cuda", fused=False, short=False, hardware=0,
     )  # fmt: skip
 
 
@@ -168,6 +165,12 @@ def _boundaries_are_large(element: lowering.Element) -> bool:
     if element.kind is Kind.FLOAT:
         return element.emin - element.mantissa > 127 - 30
     return all(abs(threshold) > 2.0**-30 for threshold in element.thresholds)
+
+
+def _is_short(element: lowering.Element, dtype: torch.dtype) -> bool:
+    """Return whether values and boundaries between codes have the few bits that short quotients need."""
+    few = element.kind is not Kind.CODEBOOK and element.zero_place is not ZeroPlace.INSIDE
+    return few and dtype in (torch.bfloat16, torch.float16)
 
 
 def _order(scheme: Scheme) -> int:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from .element_codes import bits_of, float32, float_of, largest, rounded
+from .held_scales import fill_tables
 from .pieces import part_elements, part_place, part_start
 
 _LEAST = tl.constexpr(2.0**-126)
@@ -24,9 +25,10 @@ def tensor_amax(x, notes, cut, k: tl.constexpr):
 
 
 @triton.jit
-def coarse_scale(notes, coarse, cut, k: tl.constexpr):
-    """Write the scale of a tensor, (1,) float32, and make ``notes[1]`` zero; ``k.rule`` is its TensorRule.
+def coarse_scale(notes, coarse, levels, tables, cut, k: tl.constexpr):
+    """Write the scale of a tensor, (1,) float32, and the tables of finer ones; make ``notes[1]`` zero.
 
+    ``k.rule`` is its TensorRule. For ``levels`` and ``tables`` see :mod:`.held_scales`.
     A largest magnitude that is not finite, or a scale that does not fit, sets ``notes[0]``.
     """
     rule: tl.constexpr = k.rule
@@ -46,3 +48,4 @@ def coarse_scale(notes, coarse, cut, k: tl.constexpr):
     tl.store(coarse + one, scale)
     tl.store(notes + 1 + one, 0)
     tl.store(notes + one, 1, mask=fits == 0)
+    fill_tables(levels, scale, tables, k)
