@@ -66,7 +66,7 @@ class TritonDense:
 
     def factor(self, h: torch.Tensor) -> TriangularFactors:
         """See :class:`zeropoint.ops.registry.Dense`."""
-        size, device, kernels = len(h), h.device, _kernels()[1]
+        size, device, kernels, lanes = len(h), h.device, _kernels()[1], max(BLOCK, _LANES)
         matrix, d = h.T.contiguous().clone(), h.new_zeros(size)
         failed = torch.full((1,), -1, dtype=torch.int32, device=device)
         scratch = Eliminated(*h.new_empty((2, BLOCK, size)))
@@ -74,7 +74,7 @@ class TritonDense:
         for begin in range((size - 1) // BLOCK * BLOCK, -1, -BLOCK):
             sizes = Eliminating(size, begin, min(begin + BLOCK, size))
             args = matrix, d, failed, scratch, sizes
-            _launch(kernels.eliminate_block, 1, (*args, True, BLOCK), warps=max(1, BLOCK // 32))
+            _launch(kernels.eliminate_block, 1, (*args, True, lanes), warps=lanes // 32)
             _launch(kernels.eliminate_block, -(-begin // _LANES), (*args, False, _LANES), warps=1)
             lines = LineSizes(sizes.end - begin, begin, begin, size, size, size)
             _add_lines(matrix, scratch.kept, scratch.minus, tiles[: _triangle(-(-begin // _TILE))], lines)
