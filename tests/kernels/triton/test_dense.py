@@ -76,8 +76,13 @@ def test_tokens_in_parts_and_columns_of_a_view_have_the_bytes_of_all_together(
 )
 def test_large_numbers_are_scaled_and_tiny_ones_are_zero(dtype: torch.dtype, power: int) -> None:
     x = (normal(70, 40).to(dtype).double() * 2.0**power).to(dtype)
-    into = torch.eye(40, dtype=torch.float64)
-    assert_bytes_of_the_reference(lambda device: (feedback.gram(x.to(device), into=into.to(device)),))
+    into = normal(40, 40, seed=1).double().T
+
+    def products(device: str) -> Results:
+        there = x.to(device)
+        return feedback.gram(there), feedback.gram(there, there, into=into.to(device))
+
+    assert_bytes_of_the_reference(products)
 
 
 def test_no_tokens_no_columns_and_no_rows_are_taken() -> None:
@@ -102,6 +107,7 @@ def test_factors_have_the_bytes_of_the_reference(columns: int) -> None:
     assert_bytes_of_the_reference(lambda device: feedback.factor(h.to(device)))
     garbage = h.triu() + torch.full_like(h, 7.0).tril(-1)
     assert_bytes_of_the_reference(lambda device: feedback.factor(garbage.to(device)))
+    assert DENSE.factor(h.to(DEVICE)).m.is_contiguous()
 
 
 @pytest.mark.usefixtures("small_blocks")

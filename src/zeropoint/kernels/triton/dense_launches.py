@@ -27,7 +27,7 @@ from .block_steps import (
     Lines,
     LineSizes,
     Tokens,
-)  # fmt: skip
+)
 
 BLOCK = 64
 """Columns that are processed before their errors are added to all others; changes no result."""
@@ -60,14 +60,16 @@ class TritonDense:
         left = _Columns(x)
         right = left if y is None else _Columns(y)
         plain = left.exponent == right.exponent == 0
-        sums = into.clone(memory_format=torch.contiguous_format) if plain else torch.zeros_like(into)
+        sums = into.clone(memory_format=torch.contiguous_format)
+        if not plain:
+            sums.zero_()
         _add_products(left, right, sums, dot=_dot_adds_in_order(x.device))
         return sums if plain else into + sums * 2.0**left.exponent * 2.0**right.exponent
 
     def factor(self, h: torch.Tensor) -> TriangularFactors:
         """See :class:`zeropoint.ops.registry.Dense`."""
         size, device, kernels, lanes = len(h), h.device, _kernels()[1], max(BLOCK, _LANES)
-        matrix, d = h.T.contiguous().clone(), h.new_zeros(size)
+        matrix, d = _transposed(h), h.new_zeros(size)
         failed = torch.full((1,), -1, dtype=torch.int32, device=device)
         scratch = Eliminated(*h.new_empty((2, BLOCK, size)))
         tiles = _lower_tiles(-(-size // _TILE), device)
@@ -78,10 +80,10 @@ class TritonDense:
             _launch(kernels.eliminate_block, -(-begin // _LANES), (*args, False, _LANES), warps=1)
             lines = LineSizes(sizes.end - begin, begin, begin, size, size, size)
             _add_lines(matrix, scratch.kept, scratch.minus, tiles[: _triangle(-(-begin // _TILE))], lines)
-        column, m = int(failed), matrix.T
+        column, m = int(failed), matrix.T.contiguous()
         if column >= 0:
             return TriangularFactors(m=m, d=d, failed=column)
-        m = m.triu(1)
+        m.triu_(1)
         m.diagonal().fill_(1.0)
         return TriangularFactors(m=m, d=d)
 
