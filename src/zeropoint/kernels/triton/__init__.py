@@ -1,5 +1,6 @@
 """Triton kernels for CUDA devices: the same bytes as the reference. Importable without Triton."""
 
 from .backend import BACKEND
+from .dense_launches import DENSE
 
-__all__ = ["BACKEND"]
+__all__ = ["BACKEND", "DENSE"]
