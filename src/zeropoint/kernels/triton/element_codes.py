@@ -154,8 +154,11 @@ def ratio_of(value, factor, inverse, rest, fast: tl.constexpr, k: tl.constexpr):
     else:
         ratio = tl.div_rn(value, factor + tl.zeros_like(value))
     ratio = rounded(ratio, k.element.quotient)
-    if k.element.unsigned_below == 0 and not (fast and k.short and k.element.quotient == 0):
-        ratio += 0.0  # makes negative zero positive
+    if k.element.kind == _FLOAT:
+        if k.element.unsigned_below < 0 and fast:
+            ratio = _signed(ratio, value)
+        elif k.element.unsigned_below == 0 and not (fast and k.short and k.element.quotient == 0):
+            ratio += 0.0  # makes negative zero positive
     return ratio
 
 
@@ -165,6 +168,8 @@ def ratios(value, factor, inverse, rest, amax, k: tl.constexpr):
 
     factor: what values are divided by, or multiplied by under ScaleBy.MULTIPLY; Inf where a scale was lost.
     inverse, rest: its :func:`reciprocals`. amax: largest magnitudes. All float32, broadcast against values.
+    Quotients that round to zero have the signs of values, but for what :class:`zeropoint.ops.lowering.Element`
+    drops.
     Codes of these quotients are made after the two branches have met: ptxas 12.8 loses the last one of fp8
     where they are made inside of them.
     """
@@ -179,15 +184,16 @@ def ratios(value, factor, inverse, rest, amax, k: tl.constexpr):
 
 
 @triton.jit
-def codes_of(ratio, value, zero, k: tl.constexpr):
-    """Return the codes of :func:`ratios` of values, int32, of whose bits ``k.width`` count.
+def codes_of(ratio, zero, bounded: tl.constexpr, k: tl.constexpr):
+    """Return the codes of :func:`ratios`, int32, of whose bits ``k.width`` count.
 
-    Of floats, the low byte is the code. zero: zero points, float32, broadcast against values.
+    Of floats, the low byte is the code. zero: zero points, float32, broadcast against quotients. bounded:
+    whether floats need no clamping, see :func:`below_the_end`.
     """
     if k.element.kind == _INTEGER:
         return _integer(ratio, zero, k)
     elif k.element.kind == _FLOAT:  # noqa: RET505
-        return _float(ratio, value, k)
+        return _float(ratio, bounded, k)
     else:
         rank = _rank(ratio, k)
         if k.order == _IN_ORDER:
@@ -203,27 +209,27 @@ def encoded(value, factor, zero, amax, k: tl.constexpr):
     inverse, rest = factor, factor
     if k.fused:
         inverse, rest = reciprocals(factor)
-    return codes_of(ratios(value, factor, inverse, rest, amax[:, None], k), value, zero[:, None], k)
+    return codes_of(ratios(value, factor, inverse, rest, amax[:, None], k), zero[:, None], False, k)
 
 
 @triton.jit
-def rounded_values(ratio, value, zero, table, k: tl.constexpr):
-    """Return what codes of values stand for, less zero points, in units of scales: codes and back.
+def rounded_values(ratio, zero, table, k: tl.constexpr):
+    """Return what codes of :func:`ratios` stand for, less zero points, in units of scales: codes and back.
 
-    Numbers without zero points, and floats with both signs of zero, are rounded without their codes.
+    Numbers without zero points, and floats that have negative zero, are rounded without their codes.
     """
     element: tl.constexpr = k.element
     if element.kind == _INTEGER and not element.zero_place:
         steps = tl.minimum(tl.maximum(ratio, element.low * 1.0), element.high * 1.0)
         return (steps + _WHOLE) - _WHOLE
     elif (  # noqa: RET505
-        element.kind == _FLOAT and not element.negative_nan and element.unsigned_below < 0 and not k.hardware
+        element.kind == _FLOAT and not element.negative_nan and not k.hardware
     ):
-        a, binade = _binades(ratio, k)
+        a, binade = _binades(ratio, False, k)
         high = binade * (2.0 ** (23 - element.mantissa))
-        return _signed((a + high) - high, value)
+        return _signed((a + high) - high, _sign_source(ratio, k))
     else:
-        result = decoded(codes_of(ratio, value, zero, k) & ((1 << k.width) - 1), table, k)
+        result = decoded(codes_of(ratio, zero, False, k) & ((1 << k.width) - 1), table, k)
         if element.zero_place:
             result -= zero
         return result
@@ -231,8 +237,8 @@ def rounded_values(ratio, value, zero, table, k: tl.constexpr):
 
 @triton.jit
 def _signed(number, sign):
-    """Return magnitudes with the signs of other numbers."""
-    return float_of((bits_of(number) & 0x7FFFFFFF) | (bits_of(sign) & 0x80000000))
+    """Return numbers, which are positive or have the signs of others, with the signs of these."""
+    return float_of(bits_of(number) | (bits_of(sign) & 0x80000000))
 
 
 @triton.jit
@@ -250,16 +256,40 @@ def _integer(ratio, zero, k: tl.constexpr):
 
 
 @triton.jit
-def _binades(ratio, k: tl.constexpr):
+def _sign_source(ratio, k: tl.constexpr):
+    """Return float32 with the signs of codes."""
+    if k.element.unsigned_below > 0:  # of quotients at most that far below zero, the sum has no sign
+        return ratio + float_of(tl.zeros_like(bits_of(ratio)) + k.element.unsigned_below)
+    else:  # noqa: RET505
+        return ratio
+
+
+@triton.jit
+def below_the_end(amax, inverse, k: tl.constexpr):
+    """Return whether no quotient of values up to ``amax`` rounds past the largest number of a float format.
+
+    True within 2**-20 below the middle between that number and the one that would follow.
+    """
+    element: tl.constexpr = k.element
+    last: tl.constexpr = (element.max_code >> element.mantissa) + element.emin - 128
+    middle: tl.constexpr = element.maximum + 2.0 ** (last - element.mantissa)
+    found = amax * inverse < middle * (1 - 2.0**-20)
+    return tl.min(tl.min(found.to(tl.int32), axis=1), axis=0) > 0
+
+
+@triton.jit
+def _binades(ratio, bounded: tl.constexpr, k: tl.constexpr):
     """Return magnitudes, at most the format's largest, and the powers of two below them, from 2**emin on."""
-    a = tl.minimum(tl.abs(ratio), k.element.maximum)
+    a = tl.abs(ratio)
+    if not bounded:
+        a = tl.minimum(a, k.element.maximum)
     least = float_of(tl.zeros_like(bits_of(a)) + (k.element.emin << 23))
     return a, float_of(bits_of(tl.maximum(a, least)) & _EXPONENT)
 
 
 @triton.jit
-def _float(ratio, value, k: tl.constexpr):
-    """Round quotients to the format, saturating; the signs are those of ``value``.
+def _float(ratio, bounded: tl.constexpr, k: tl.constexpr):
+    """Round quotients to the format, saturating; signs are kept.
 
     For a magnitude ``a`` with exponent ``e = max(exponent(a), emin)``, adding ``c = 2**(e + 23 - m)`` leaves
     the integer significand of m bits in the low bits of the sum, and a carry moves into the exponent field by
@@ -268,19 +298,13 @@ def _float(ratio, value, k: tl.constexpr):
     ``a`` times a constant, exactly, so that a fused multiplication and addition rounds once.
     """
     element: tl.constexpr = k.element
-    if k.hardware:  # a fused quotient of negative zero is zero
-        ratio = ratio if element.scaling == _MULTIPLY else _signed(ratio, value)
     if k.hardware == _E4M3:
         return ratio.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
     elif k.hardware == _E5M2:  # noqa: RET505
         return ratio.to(tl.float8e5).to(tl.uint8, bitcast=True).to(tl.int32)
     else:
-        a, binade = _binades(ratio, k)
-        sign = bits_of(value)
-        if element.unsigned_below == 0:
-            sign = bits_of(ratio)
-        elif element.unsigned_below > 0:  # of quotients at most that far below zero, the sum has no sign
-            sign = bits_of(ratio + float_of(tl.zeros_like(bits_of(a)) + element.unsigned_below))
+        a, binade = _binades(ratio, bounded, k)
+        sign = bits_of(_sign_source(ratio, k))
         rides: tl.constexpr = 256 - ((element.emin << element.mantissa) & 0xFE)
         lift = float_of(tl.zeros_like(bits_of(a)) + (((150 - element.mantissa) << 23) + rides))
         code = bits_of(tl.fma(binade, lift, a)) + (bits_of(binade) >> (23 - element.mantissa))

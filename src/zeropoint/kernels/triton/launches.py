@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -355,20 +356,24 @@ class Start:
 
     def __init__(self, kernel: Any, cut: AnyCut, constants: Constants) -> None:
         self.constants = constants
-        self._kernel, self._cut, self._compiled = kernel, cut, None
+        self._kernel, self._cut = kernel, cut
+        self._compiled: Callable[..., None] | None = None
+        self._index = -1
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Start the kernel on the stream of the caller."""
-        aligned = all(each.data_ptr() % 16 == 0 for each in tensors)
-        with _on(tensors[0].device):
-            if aligned and self._compiled is not None:
-                self._compiled(*tensors, self._cut.cut, self.constants)
+        if self._compiled is not None and torch.cuda.current_device() == self._index:
+            # Plain numbers, which the launcher takes as they are: it asks the driver about each tensor.
+            places = [each.data_ptr() for each in tensors]
+            if not functools.reduce(operator.or_, places) & 15:
+                self._compiled(*places, self._cut.cut, self.constants)
                 return
+        with _on(tensors[0].device):
             grid = (self._cut.programs, 1, 1)
             options = {"num_warps": self._cut.warps, "enable_fp_fusion": False}
             made = self._kernel[grid](*tensors, self._cut.cut, self.constants, **options)
-            if aligned and self.constants.native:
-                self._compiled = made[grid]
+        if self.constants.native and all(each.data_ptr() % 16 == 0 for each in tensors):
+            self._compiled, self._index = made[grid], tensors[0].device.index
 
 
 @functools.lru_cache(maxsize=256)

@@ -117,7 +117,7 @@ def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.co
     factor, inverse, rest = factors_of(_load(scales, place, there, 1, k), tables, coarse, k)
     amax = largest(value, k)[:, None]
     tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
-    codes = codes_of(ratios(value, factor, inverse, rest, amax, k), value, _zeros(zeros, place, there, k), k)
+    codes = codes_of(ratios(value, factor, inverse, rest, amax, k), _zeros(zeros, place, there, k), False, k)
     store_codes(data, codes, _first_byte(row, part, cut, k), there, left, k)
 
 
@@ -165,7 +165,7 @@ def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: 
     else:
         ratio = _ratio_or_lost(value, factor, k)
     scale = scale_of(found, tables, coarse, k) * k.held.unit
-    result = rounded_values(ratio, value, zero, values, k) * scale
+    result = rounded_values(ratio, zero, values, k) * scale
     if k.element.kind != _INTEGER:
         if k.fused:
             if plain == 0:

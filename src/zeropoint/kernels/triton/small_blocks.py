@@ -8,9 +8,10 @@ thread are those of few blocks, so that few of them are computed more than once.
 import triton
 import triton.language as tl
 
-from ...ops.lowering import How
+from ...ops.lowering import How, Kind
 from .code_bytes import bytes_of, store_codes
 from .element_codes import (
+    below_the_end,
     codes_of,
     float32,
     larger,
@@ -24,6 +25,7 @@ from .element_codes import (
 from .held_scales import factors_of, looked_up
 from .scale_choice import scales_fit_fusing, scales_of
 
+_FLOAT = tl.constexpr(int(Kind.FLOAT))
 _MINIFLOAT, _AFFINE = tl.constexpr(int(How.MINIFLOAT)), tl.constexpr(int(How.AFFINE))
 
 
@@ -56,7 +58,7 @@ def _of_threads(numbers, k: tl.constexpr):
 @triton.jit
 def _bytes(value, factor, inverse, rest, zero, fast: tl.constexpr, k: tl.constexpr):
     """Return the bytes of pieces, (threads, k.width)."""
-    return bytes_of(codes_of(ratio_of(value, factor, inverse, rest, fast, k), value, zero, k), k)
+    return bytes_of(codes_of(ratio_of(value, factor, inverse, rest, fast, k), zero, fast and k.element.kind == _FLOAT, k), k)
 
 
 @triton.jit
@@ -162,11 +164,14 @@ def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k:
     else:
         amax, factor, inverse, rest, zero = _given(values, coarse, scales, tables, zeros, notes, start, left, k)
     if vectors == 1:
-        codes = codes_of(ratios(values[0], factor, inverse, rest, amax, k), values[0], zero, k)
+        codes = codes_of(ratios(values[0], factor, inverse, rest, amax, k), zero, False, k)
         store_codes(data, codes, first * k.width, thread < left, left * 8, k)
     else:
         if k.fused:
-            if usual(amax, factor, k):
+            plain = usual(amax, factor, k)
+            if k.element.kind == _FLOAT:
+                plain = plain & below_the_end(amax, inverse, k)
+            if plain:
                 codes = _all_bytes(values, factor, inverse, rest, zero, True, k)
             else:
                 codes = _all_bytes(values, factor, inverse, rest, zero, False, k)
