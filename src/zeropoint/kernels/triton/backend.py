@@ -15,6 +15,7 @@ from ...ops.preparation import FunctionKernel
 from ...ops.registry import Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
 from ...schemes import Scheme
+from .backward_launch import Backward
 from .launches import Launch
 from .segmentation import segments_of
 
@@ -52,7 +53,7 @@ class TritonBackend:
 
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        return FunctionKernel(self.name, request, _KERNELS[request.op](Launch(request)))
+        return FunctionKernel(self.name, request, _KERNELS[request.op](request))
 
 
 @functools.cache
@@ -88,12 +89,13 @@ def _scale_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     return None if known else f"scales of level {first} are chosen by the reference"
 
 
-_KERNELS: dict[Op, Callable[[Launch], Callable[..., object]]] = {
-    Op.CHOOSE_PARAMS: lambda launch: launch.choose_params,
-    Op.QUANTIZE: lambda launch: launch.quantize,
-    Op.QUANTIZE_DYNAMIC: lambda launch: launch.quantize_dynamic,
-    Op.DEQUANTIZE: lambda launch: launch.dequantize,
-    Op.FAKE_QUANTIZE: lambda launch: launch.fake_quantize,
+_KERNELS: dict[Op, Callable[[Request], Callable[..., object]]] = {
+    Op.CHOOSE_PARAMS: lambda request: Launch(request).choose_params,
+    Op.QUANTIZE: lambda request: Launch(request).quantize,
+    Op.QUANTIZE_DYNAMIC: lambda request: Launch(request).quantize_dynamic,
+    Op.DEQUANTIZE: lambda request: Launch(request).dequantize,
+    Op.FAKE_QUANTIZE: lambda request: Launch(request).fake_quantize,
+    Op.FAKE_QUANTIZE_BACKWARD: lambda request: Backward(request).run,
 }
 
 BACKEND = TritonBackend()

@@ -179,7 +179,7 @@ class Launch:
 
 
 def _start(kernel: Any, tensors: tuple[torch.Tensor, ...], cut: Segments, constants: Constants) -> None:
-    with _on(tensors[0].device):
+    with on_device(tensors[0].device):
         kernel[(cut.programs,)](*tensors, cut.cut, constants, num_warps=cut.warps, enable_fp_fusion=False)
 
 
@@ -224,6 +224,6 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Have kernels started on ``device``, as those of torch are; the interpreter warns of each overflow."""
     return torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore")

@@ -1,0 +1,60 @@
+"""Triton's kernels compiled to machine code of a GPU, on any host, in a process without its interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+CODE = """
+import importlib, json, re, sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from zeropoint.kernels.triton.specialization import constants_of
+from zeropoint.kernels.triton.segmentation import segments_of
+from zeropoint.ops.registry import Op, Request
+from zeropoint.schemes import Scheme
+
+asked = json.loads(sys.argv[1])
+scheme, shape, dtype = Scheme.parse(asked["scheme"]), (4096, 8192), torch.bfloat16
+cut = segments_of(scheme.granularity, shape, scheme.bits)
+request = Request(op=Op.QUANTIZE, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype,
+                  device=torch.device("cuda"))
+kernel = getattr(importlib.import_module("zeropoint.kernels.triton." + asked["module"]), asked["kernel"])
+signature = {name: asked["arguments"][name] for name in kernel.arg_names if name in asked["arguments"]}
+signature |= {name: "constexpr" for name in kernel.arg_names if name not in signature}
+if "cut" in kernel.arg_names:
+    signature["cut"] = type(cut.cut)("i64", *["i32"] * (len(cut.cut) - 1))
+constants = dict(asked["constants"])
+if "k" in kernel.arg_names:
+    constants["k"] = constants_of(request, cut, chosen=False)
+whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
+         if str(signature[name]).startswith("*")}
+source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
+options = {"num_warps": asked["warps"], "enable_fp_fusion": False}
+made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+print(made.asm["ptx"])
+"""
+
+
+def ptx_of(module: str, kernel: str, scheme: str, arguments: dict[str, str], **rest: Any) -> str:
+    """Return the PTX of a kernel for bfloat16 under a scheme; raises AssertionError where it fails.
+
+    arguments: types of what is passed at run time. rest: warps, and constants of compilation besides ``k``.
+    """
+    asked = {"module": module, "kernel": kernel, "scheme": scheme, "arguments": arguments}
+    asked |= {"warps": rest.pop("warps", 1), "constants": rest}
+    environment = dict(os.environ)
+    environment.pop("TRITON_INTERPRET", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(asked)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
