@@ -9,12 +9,14 @@ import sys
 from typing import Any
 
 CODE = """
-import importlib, json, re, sys
+import importlib, json, subprocess, sys, tempfile
+from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.segmentation import segments_of
+from zeropoint.kernels.triton.sweep_launch import sweep_of
 from zeropoint.ops.registry import Op, Request
 from zeropoint.schemes import Scheme
 
@@ -29,24 +31,34 @@ signature |= {name: "constexpr" for name in kernel.arg_names if name not in sign
 if "cut" in kernel.arg_names:
     signature["cut"] = type(cut.cut)("i64", *["i32"] * (len(cut.cut) - 1))
 constants = dict(asked["constants"])
+if "s" in kernel.arg_names:
+    constants["s"] = sweep_of(scheme, shape, dtype, weighted=False)._replace(**constants.pop("sweep"))
 if "k" in kernel.arg_names:
     constants["k"] = constants_of(request, cut, chosen=False)
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
          if str(signature[name]).startswith("*")}
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
-options = {"num_warps": asked["warps"], "enable_fp_fusion": False}
+options = {"num_warps": asked["warps"], "enable_fp_fusion": asked["fused"]}
 made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "ptxas"
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "kernel.ptx"
+    file.write_text(made.asm["ptx"])
+    report = subprocess.run([tool, "-v", "-arch=sm_90a", file, "-o", Path(folder) / "kernel"],
+                            capture_output=True, text=True, check=True).stderr
+assert "0 bytes spill stores, 0 bytes spill loads" in report, report
 print(made.asm["ptx"])
 """
 
 
 def ptx_of(module: str, kernel: str, scheme: str, arguments: dict[str, str], **rest: Any) -> str:
-    """Return the PTX of a kernel for bfloat16 under a scheme; raises AssertionError where it fails.
+    """Return the PTX of a kernel for bfloat16 under a scheme; raises AssertionError where it fails or spills.
 
-    arguments: types of what is passed at run time. rest: warps, and constants of compilation besides ``k``.
+    arguments: types of what is passed at run time. rest: warps, whether products and sums are fused, what is
+    replaced in the ``sweep``, and constants of compilation besides ``k`` and ``s``.
     """
     asked = {"module": module, "kernel": kernel, "scheme": scheme, "arguments": arguments}
-    asked |= {"warps": rest.pop("warps", 1), "constants": rest}
+    asked |= {"warps": rest.pop("warps", 1), "fused": rest.pop("fused", False), "constants": rest}
     environment = dict(os.environ)
     environment.pop("TRITON_INTERPRET", None)
     ran = subprocess.run(

@@ -18,6 +18,7 @@ from ...schemes import Scheme
 from .backward_launch import Backward
 from .launches import Launch
 from .segmentation import segments_of
+from .sweep_launch import ScaleSweep, sweep_refusal
 
 INTERPRETER = "TRITON_INTERPRET"
 """The variable of the environment that has Triton's interpreter run kernels on tensors of the host.
@@ -76,8 +77,11 @@ def _scheme_refusal(request: Request) -> str | None:
     if multiplies(scheme) and rounder(scheme, request.own_dtype) is not None:
         return "reciprocals of 16 bits are known to the reference alone"
     reason = element_refusal(scheme, decoding=op is Op.DEQUANTIZE)
-    if reason is None and op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and scheme.scales:
-        return rule_refusal(scheme, request.own_dtype) or _scale_refusal(scheme, request.own_dtype)
+    chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype
+    if reason is None and (op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)):
+        reason = sweep_refusal(request)
+    if reason is None and chooses:
+        reason = rule_refusal(scheme.start, dtype) or _scale_refusal(scheme.start, dtype)
     return reason
 
 
@@ -89,13 +93,18 @@ def _scale_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     return None if known else f"scales of level {first} are chosen by the reference"
 
 
+def _choosing(request: Request) -> Launch | ScaleSweep:
+    return Launch(request) if request.scheme.search is None else ScaleSweep(request)
+
+
 _KERNELS: dict[Op, Callable[[Request], Callable[..., object]]] = {
-    Op.CHOOSE_PARAMS: lambda request: Launch(request).choose_params,
+    Op.CHOOSE_PARAMS: lambda request: _choosing(request).choose_params,
     Op.QUANTIZE: lambda request: Launch(request).quantize,
-    Op.QUANTIZE_DYNAMIC: lambda request: Launch(request).quantize_dynamic,
+    Op.QUANTIZE_DYNAMIC: lambda request: _choosing(request).quantize_dynamic,
     Op.DEQUANTIZE: lambda request: Launch(request).dequantize,
     Op.FAKE_QUANTIZE: lambda request: Launch(request).fake_quantize,
     Op.FAKE_QUANTIZE_BACKWARD: lambda request: Backward(request).run,
+    Op.SEARCH_PARAMS: lambda request: ScaleSweep(request).search_params,
 }
 
 BACKEND = TritonBackend()
