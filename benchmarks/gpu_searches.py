@@ -29,7 +29,7 @@ from zeropoint.params.tensors import Params
 SEARCHED = {
     "nvfp4": "nvfp4:scale=search", "nvfp4a16": "nvfp4a16:scale=search", "mxfp4": "mxfp4:scale=search",
     "mxfp8_e4m3": "mxfp8_e4m3:scale=search", "int4:g32:scale=ue4m3": "int4:g32:scale=search/ue4m3",
-    "mxint8": "mxint8:scale=search",
+    "mxint8": "mxint8:scale=search", "int4:g128": "int4:g128:scale=search",
 }  # fmt: skip
 """Schemes, and what quantizes under searched scales at once."""
 MASKED = ("int8:channel", "int4:g128", "uint4:g32:asym", "float8_e4m3fn:channel", "mxfp4", "nvfp4", "nf4:g64")

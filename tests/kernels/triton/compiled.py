@@ -14,10 +14,12 @@ from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from zeropoint.kernels.triton.fit_launch import fit_of
 from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.segmentation import segments_of
 from zeropoint.kernels.triton.sweep_launch import sweep_of
 from zeropoint.ops.registry import Op, Request
+from zeropoint.params.scale_windows import block_length
 from zeropoint.schemes import Scheme
 
 asked = json.loads(sys.argv[1])
@@ -35,6 +37,8 @@ if "s" in kernel.arg_names:
     constants["s"] = sweep_of(scheme, shape, dtype, weighted=False)._replace(**constants.pop("sweep"))
 if "k" in kernel.arg_names:
     constants["k"] = constants_of(request, cut, chosen=False)
+if "f" in kernel.arg_names:
+    constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
          if str(signature[name]).startswith("*")}
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
@@ -55,7 +59,7 @@ def ptx_of(module: str, kernel: str, scheme: str, arguments: dict[str, str], **r
     """Return the PTX of a kernel for bfloat16 under a scheme; raises AssertionError where it fails or spills.
 
     arguments: types of what is passed at run time. rest: warps, whether products and sums are fused, what is
-    replaced in the ``sweep``, and constants of compilation besides ``k`` and ``s``.
+    replaced in ``sweep`` or ``fit``, and constants of compilation besides ``k``, ``s`` and ``f``.
     """
     asked = {"module": module, "kernel": kernel, "scheme": scheme, "arguments": arguments}
     asked |= {"warps": rest.pop("warps", 1), "fused": rest.pop("fused", False), "constants": rest}

@@ -100,7 +100,7 @@ def test_tensors_of_any_shape_are_searched(shape: tuple[int, ...]) -> None:
     assert same_bytes(found[0].cpu().view(torch.uint8), expected[0].view(torch.uint8))
 
 
-@pytest.mark.parametrize("scheme", ["nvfp4:scale=search", "mxfp4:scale=search"])
+@pytest.mark.parametrize("scheme", ["nvfp4:scale=search", "mxfp4:scale=search", "int4:g128:scale=search"])
 def test_the_rule_that_searches_gives_the_bytes_of_the_reference(scheme: str) -> None:
     x = numbers(torch.bfloat16, scheme, 128)
     with zp.only_backend("reference"):
@@ -124,14 +124,15 @@ def test_the_rule_that_searches_refuses_what_is_not_finite_with_its_place() -> N
 
 
 @pytest.mark.parametrize(("scheme", "reason"), [
-    ("int4:g128", "scales of level float32@g128 are fitted by the reference"),
+    ("int4:g256", "scales of level float32@g256 of blocks of 256 values are searched by the reference"),
+    ("float8_e4m3fn:g32", "scales of level float32@g32 of blocks of 32 values are searched"),
     ("uint4:g32:asym", "level after level and with zero points"),
     ("mxfp4:scale=search2.4", "scales of rule search2.4 are searched by the reference"),
     ("nvfp4:scale=four_over_six", "scales of rule four_over_six are searched by the reference"),
     ("int4:g48:scale=ue4m3", "blocks of 48 values"), ("mxfp4:block4x32", "blocks of 128 values"),
 ])  # fmt: skip
 def test_what_no_kernel_searches_has_a_reason(scheme: str, reason: str) -> None:
-    x = torch.ones(4, 96, device=DEVICE)
+    x = torch.ones(4, 768, device=DEVICE)
     refused = BACKEND.refusal(request(Op.SEARCH_PARAMS, x, zp.Scheme.parse(scheme)))
     assert refused is not None
     assert reason in refused

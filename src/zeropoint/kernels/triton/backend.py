@@ -17,8 +17,8 @@ from ...params.arithmetic import multiplies, rounder
 from ...schemes import Scheme
 from .backward_launch import Backward
 from .launches import Launch
+from .search_launch import SearchedScales, search_refusal
 from .segmentation import segments_of
-from .sweep_launch import ScaleSweep, sweep_refusal
 
 INTERPRETER = "TRITON_INTERPRET"
 """The variable of the environment that has Triton's interpreter run kernels on tensors of the host.
@@ -79,7 +79,7 @@ def _scheme_refusal(request: Request) -> str | None:
     reason = element_refusal(scheme, decoding=op is Op.DEQUANTIZE)
     chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype
     if reason is None and (op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)):
-        reason = sweep_refusal(request)
+        reason = search_refusal(request)
     if reason is None and chooses:
         reason = rule_refusal(scheme.start, dtype) or _scale_refusal(scheme.start, dtype)
     return reason
@@ -93,8 +93,8 @@ def _scale_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     return None if known else f"scales of level {first} are chosen by the reference"
 
 
-def _choosing(request: Request) -> Launch | ScaleSweep:
-    return Launch(request) if request.scheme.search is None else ScaleSweep(request)
+def _choosing(request: Request) -> Launch | SearchedScales:
+    return Launch(request) if request.scheme.search is None else SearchedScales(request)
 
 
 _KERNELS: dict[Op, Callable[[Request], Callable[..., object]]] = {
@@ -104,7 +104,7 @@ _KERNELS: dict[Op, Callable[[Request], Callable[..., object]]] = {
     Op.DEQUANTIZE: lambda request: Launch(request).dequantize,
     Op.FAKE_QUANTIZE: lambda request: Launch(request).fake_quantize,
     Op.FAKE_QUANTIZE_BACKWARD: lambda request: Backward(request).run,
-    Op.SEARCH_PARAMS: lambda request: ScaleSweep(request).search_params,
+    Op.SEARCH_PARAMS: lambda request: SearchedScales(request).search_params,
 }
 
 BACKEND = TritonBackend()

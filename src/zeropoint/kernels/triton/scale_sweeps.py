@@ -70,16 +70,15 @@ def _factor(code, coarse, s: tl.constexpr):
 
 @triton.jit
 def _pairwise(values, s: tl.constexpr):
-    """Return the sums of rows: halves are added, then those of the result."""
+    """Return the sums of rows: halves are added, then those of the result; a sum of two has one order."""
     halvings: tl.constexpr = s.halvings
     for step in tl.static_range(halvings):
-        a, b = tl.split(tl.permute(tl.reshape(values, [s.many, 2, s.size >> (step + 1)]), (0, 2, 1)))
-        values = a + b
+        values = tl.sum(tl.reshape(values, [s.many, 2, s.size >> (step + 1)]), axis=1)
     return tl.reshape(values, [s.many])
 
 
 @triton.jit
-def _squared_error(block, factor, table, s: tl.constexpr, k: tl.constexpr):
+def squared_error(block, factor, table, s: tl.constexpr, k: tl.constexpr):
     """Return the weighted squared errors of blocks under their scales, (many,) float64.
 
     block: values, weights, and largest magnitudes.
@@ -142,7 +141,7 @@ def _highest(amax, coarse, s: tl.constexpr):
 @triton.jit
 def _sweep(block, start, coarse, table, s: tl.constexpr, k: tl.constexpr):
     """Return the codes of the scales of least error; of equal errors the start wins, else the smallest."""
-    amax, limit = block[2], _squared_error(block, _factor(start, coarse, s), table, s, k)
+    amax, limit = block[2], squared_error(block, _factor(start, coarse, s), table, s, k)
     place = _highest(amax, coarse, s)
     low = tl.zeros_like(place)
     if not s.weighted:
@@ -153,7 +152,7 @@ def _sweep(block, start, coarse, table, s: tl.constexpr, k: tl.constexpr):
         factor = _factor(tl.maximum(place, 0) + s.first, coarse, s)
         bound = tl.where(error < limit, error, limit) * s.safe
         alive = alive & ((_clipped(block, factor, s) > bound) == 0)
-        found = _squared_error(block, factor, table, s, k)
+        found = squared_error(block, factor, table, s, k)
         better = alive & (found <= error)
         best, error = tl.where(better, place, best), tl.where(better, found, error)
         place -= 1

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from ...formats import FloatFormat
 from ...formats.torch_dtypes import format_of
-from ...ops import lowering, reference
+from ...ops import lowering
 from ...ops.lowering import How, Kind, Narrow, ScaleBy, value_table
-from ...ops.lowering_refusals import rule_refusal
-from ...ops.reference_backend import filled
 from ...ops.registry import Request
-from ...ops.scale_search import searched_levels
 from ...ops.window_search import SAFE, clips_by_largest
 from ...params.effective import over_reciprocal
 from ...params.ladder import Ladder
-from ...params.scale_windows import block_length, has_window, window_of
+from ...params.scale_windows import block_length, window_of
 from ...params.stored import load_scale
 from ...params.tensors import Params, require_parameters
 from ...schemes import Scheme
-from .launches import Codes, Ends, Launch, bits, on_device
+from .launches import bits, on_device
 from .segmentation import Segments, segments_of
 from .specialization import constants_of
 
@@ -75,26 +71,6 @@ class Sweep(NamedTuple):
     listed: bool
 
 
-def sweep_refusal(request: Request) -> str | None:
-    """Return why no kernel searches the scales of a request, or None."""
-    scheme, shape = request.scheme.start, request.shape
-    search = request.scheme.search
-    if search is not None and (search.factor or search.power != 2):
-        return f"scales of rule {search.text} are searched by the reference"
-    if not has_window(scheme) or searched_levels(scheme) != [0]:
-        return f"scales of {scheme} are searched by the reference, level after level and with zero points"
-    reason = rule_refusal(scheme, request.own_dtype)
-    if reason is not None:
-        return reason
-    if lowering.rule_of(scheme, request.own_dtype).how not in (How.POWER, How.MINIFLOAT):
-        return f"scales of level {scheme.scales[0]} are fitted by the reference"
-    size = block_length(scheme, shape)
-    whole = bool(shape) and size == scheme.granularity.block_shape(shape)[-1] and shape[-1] % size == 0
-    if not whole or size & (size - 1) or not SHORTEST <= size <= LONGEST:
-        return f"blocks of {size} values in rows of {shape[-1:]} are searched by the reference"
-    return None
-
-
 @functools.lru_cache(maxsize=256)
 def sweep_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, *, weighted: bool) -> Sweep:
     """Return what the searches of a scheme that is not refused are compiled for."""
@@ -126,26 +102,13 @@ class ScaleSweep:
     """The kernels on tensors that fit one request."""
 
     def __init__(self, request: Request) -> None:
-        self._request, self._scheme = replace(request, scheme=request.scheme.start), request.scheme
-        found = segments_of(self._request.scheme.granularity, request.shape, request.scheme.bits)
+        found = segments_of(request.scheme.granularity, request.shape, request.scheme.bits)
         assert isinstance(found, Segments)
-        self._constants = constants_of(self._request, found, chosen=False)
-        self._start = Launch(self._request)
+        self._request, self._constants = request, constants_of(request, found, chosen=False)
         # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
         from . import scale_sweeps as kernels
 
         self._kernels = kernels
-
-    def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
-        """Return the parameters that ``x`` gives by a rule that compares errors; raises NonFiniteError."""
-        reference.require_whole(self._scheme, extremes)
-        return self.search_params(x, self._start.choose_params(x, extremes))
-
-    def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """Return codes and the parameters that ``x`` gives by that rule."""
-        params = self.choose_params(x, extremes)
-        found = self._start.quantize(x, params), params
-        return found if out is None else filled(out, *found)
 
     def search_params(
         self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None
@@ -176,7 +139,7 @@ class ScaleSweep:
                 programs = min(programs, _PROGRAMS)
             weights, pitch = _weights(importance, x)
             self._kernels.sweep_exactly[(programs,)](
-                values, weights, starts, coarse, _table(scheme, x.device), unsure, count, found,
+                values, weights, starts, coarse, values_of_codes(scheme, x.device), unsure, count, found,
                 blocks, shape[-1], pitch, sweep, self._constants, num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
         return [found.view(start.dtype), *coarser]
@@ -206,6 +169,6 @@ def _weights(importance: torch.Tensor | None, x: torch.Tensor) -> tuple[torch.Te
 
 
 @functools.lru_cache(maxsize=256)
-def _table(scheme: Scheme, device: torch.device) -> torch.Tensor:
-    """Return the values of all codes of a scheme on a device."""
+def values_of_codes(scheme: Scheme, device: torch.device) -> torch.Tensor:
+    """Return the values of all codes of a scheme on a device, (256,) float32."""
     return torch.from_numpy(value_table(scheme)).to(device)
