@@ -21,15 +21,15 @@ def _power(exponent):
 
 
 @triton.jit
-def _better(best, numbers, inverse, f: tl.constexpr):
+def _better(product, square, numbers, inverse, f: tl.constexpr):
     """Return sums of products and of squares of the codes that gain more, float64; of equals the later ones.
 
-    best: these sums. numbers: int32, with places as many as keep sums below 2**31.
+    product, square: those so far. numbers: int32, with places as many as keep sums below 2**31.
     """
-    product, square = best
     steps = numbers.to(tl.float32) * inverse[:, None]
     steps = tl.minimum(tl.maximum(steps, f.low * 1.0), f.high * 1.0)
-    codes = ((steps + _WHOLE) - _WHOLE).to(tl.int32)
+    # Bits of the sum are those of its constant, and the code more.
+    codes = (steps + _WHOLE).to(tl.int32, bitcast=True) - 0x4B400000
     new = tl.sum(numbers * codes, axis=1).to(tl.float64)
     own = tl.sum(codes * codes, axis=1).to(tl.float64)
     better = (new > 0.0) & (new * new * square >= product * product * own)
@@ -53,16 +53,17 @@ def fit_scales(x, ratios, scales, largest, blocks, f: tl.constexpr):
     numbers = ((numbers + _WIDE_WHOLE) - _WIDE_WHOLE).to(tl.int32)
     most = tl.max(tl.abs(numbers), axis=1).to(tl.float32)
     first = tl.where(most > 0.0, tl.div_rn(tl.zeros_like(most) + f.first, most), 0.0)
-    best = tl.zeros_like(amax).to(tl.float64), tl.zeros_like(amax).to(tl.float64) + 1.0
+    product = tl.zeros_like(amax).to(tl.float64)
+    square = product + 1.0
     for place in range(f.ratios):
-        best = _better(best, numbers, first * tl.load(ratios + place), f)
+        product, square = _better(product, square, numbers, first * tl.load(ratios + place), f)
     for _fit in tl.static_range(2):
-        again = tl.div_rn(best[1].to(tl.float32), best[0].to(tl.float32))
-        best = _better(best, numbers, tl.where(best[0] > 0.0, again, 0.0), f)
-    fitted = best[0] / best[1] * _power(-exponent)
+        again = tl.div_rn(square.to(tl.float32), product.to(tl.float32))
+        product, square = _better(product, square, numbers, tl.where(product > 0.0, again, 0.0), f)
+    fitted = product / square * _power(-exponent)
     least = amax.to(tl.float64) * f.least
     fitted = tl.where(fitted > least, fitted, least)
-    tl.store(scales + b, tl.where(best[0] > 0.0, fitted, 0.0), mask=there)
+    tl.store(scales + b, tl.where(product > 0.0, fitted, 0.0), mask=there)
     tl.store(largest + b, amax, mask=there)
 
 
