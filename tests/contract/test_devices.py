@@ -27,7 +27,7 @@ OFFERED = {
     "cpu": set(Op) - {Op.DEQUANTIZE_BACKWARD, Op.SEARCH},
     "triton": {
         Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC, Op.QUANTIZE, Op.DEQUANTIZE, Op.FAKE_QUANTIZE,
-        Op.FAKE_QUANTIZE_BACKWARD,
+        Op.FAKE_QUANTIZE_BACKWARD, Op.SEARCH_PARAMS,
     },
 }  # fmt: skip
 """What each backend offers for int8 with a scale for each row."""
