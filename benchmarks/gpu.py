@@ -68,7 +68,9 @@ def compare(scheme: str, x: torch.Tensor) -> None:
             if not torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)):
                 wrong = a.cpu().view(torch.uint8) != b.view(torch.uint8)
                 where = torch.nonzero(wrong)[0].tolist()
-                sys.exit(f"bytes of {scheme}, {x.dtype} differ, part {place}: {int(wrong.sum())}, first at {where}")
+                sys.exit(
+                    f"bytes of {scheme}, {x.dtype} differ, part {place}: {int(wrong.sum())}, first at {where}"
+                )
 
 
 def captured(calls: list[Callable[[], object]]) -> Callable[[], None]:
@@ -136,7 +138,11 @@ def measure(scheme: str, rows: int, *, only: tuple[str, ...] = ()) -> dict[str, 
     chosen = zp.plan("quantize", scheme, shape, torch.bfloat16, device="cuda")
     if chosen.allocates is None:
         made = [chosen.empty() for _ in sets]
-        note("quantize", [lambda x=x, q=q: chosen.run(x, out=q) for x, q in zip(sets, made, strict=True)], nbytes)
+        note(
+            "quantize",
+            [lambda x=x, q=q: chosen.run(x, out=q) for x, q in zip(sets, made, strict=True)],
+            nbytes,
+        )
     if chosen.allocates is None and len(codes[0].scales) > 1:
         launch = kernel_of(request(Op.QUANTIZE_DYNAMIC, sets[0], zp.Scheme.parse(scheme)), "triton").launch
         notes = torch.zeros(2, dtype=torch.int32, device="cuda")
@@ -149,9 +155,17 @@ def measure(scheme: str, rows: int, *, only: tuple[str, ...] = ()) -> dict[str, 
     filled = [encode.empty() for _ in sets]
     note("given", [lambda x=x, q=q: encode.run(x, out=q) for x, q in zip(sets, filled, strict=True)], nbytes)
     decode = zp.plan("dequantize", given, shape, torch.bfloat16, device="cuda")
-    note("dequantize", [lambda q=q, o=o: decode.run(q, out=o) for q, o in zip(filled, outs, strict=True)], nbytes)
+    note(
+        "dequantize",
+        [lambda q=q, o=o: decode.run(q, out=o) for q, o in zip(filled, outs, strict=True)],
+        nbytes,
+    )
     fake = zp.plan("fake_quantize", given, shape, torch.bfloat16, device="cuda")
-    note("fake", [lambda x=x, o=o: fake.run(x, out=o) for x, o in zip(sets, outs, strict=True)], 2 * sets[0].nbytes)
+    note(
+        "fake",
+        [lambda x=x, o=o: fake.run(x, out=o) for x, o in zip(sets, outs, strict=True)],
+        2 * sets[0].nbytes,
+    )
     peer = peers(scheme)
     if peer is not None:
         try:
@@ -205,7 +219,9 @@ def host_time(scheme: str) -> dict[str, Any]:
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=1024, help=f"of bfloat16 numbers in rows of {COLUMNS}")
+    parser.add_argument(
+        "--megabytes", type=int, default=1024, help=f"of bfloat16 numbers in rows of {COLUMNS}"
+    )
     parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="those to check and time")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     asked = parser.parse_args()

@@ -25,8 +25,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OFFERED = {
     "reference": set(Op) - {Op.SEARCH},  # int8 by rows is no type of ggml
     "cpu": set(Op) - {Op.DEQUANTIZE_BACKWARD, Op.SEARCH},
-    "triton": {Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC, Op.QUANTIZE, Op.DEQUANTIZE, Op.FAKE_QUANTIZE},
-}
+    "triton": {
+        Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC, Op.QUANTIZE, Op.DEQUANTIZE, Op.FAKE_QUANTIZE,
+        Op.FAKE_QUANTIZE_BACKWARD, Op.SEARCH_PARAMS,
+    },
+}  # fmt: skip
 """What each backend offers for int8 with a scale for each row."""
 
 

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -16,8 +17,10 @@ from ...ops.registry import HeldKernel, Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
 from ...params.tensors import Params
 from ...schemes import Scheme
+from .backward_launch import Backward
 from .launches import Launch
 from .piece_cuts import pieces_of
+from .search_launch import SearchedScales, search_refusal
 
 INTERPRETER = "TRITON_INTERPRET"
 """The variable of the environment that has Triton's interpreter run kernels on tensors of the host.
@@ -43,7 +46,7 @@ class TritonBackend:
         missing = _triton_refusal()
         if missing is not None:
             return missing
-        if request.op not in _KERNELS:
+        if request.op not in _LAUNCHES:
             return f"{request.op.value} is left to the reference"
         if request.dtype not in _DTYPES or request.own_dtype not in _DTYPES:
             return f"{request.dtype} is computed in float64"
@@ -53,7 +56,7 @@ class TritonBackend:
 
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        return _Kernel(self.name, request, Launch(request))
+        return _Kernel(self.name, request, _LAUNCHES[request.op](request))
 
 
 @functools.cache
@@ -76,8 +79,11 @@ def _scheme_refusal(request: Request) -> str | None:
     if multiplies(scheme) and rounder(scheme, request.own_dtype) is not None:
         return "reciprocals of 16 bits are known to the reference alone"
     reason = element_refusal(scheme, decoding=op is Op.DEQUANTIZE)
-    if reason is None and op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and scheme.scales:
-        return rule_refusal(scheme, request.own_dtype) or _scale_refusal(scheme, request.own_dtype)
+    chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype
+    if reason is None and (op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)):
+        reason = search_refusal(request)
+    if reason is None and chooses:
+        reason = rule_refusal(scheme.start, dtype) or _scale_refusal(scheme.start, dtype)
     return reason
 
 
@@ -89,24 +95,33 @@ def _scale_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     return None if known else f"scales of level {first} are chosen by the reference"
 
 
-_KERNELS: dict[Op, Callable[[Launch], Callable[..., object]]] = {
-    Op.CHOOSE_PARAMS: lambda launch: launch.choose_params,
-    Op.QUANTIZE: lambda launch: launch.quantize,
-    Op.QUANTIZE_DYNAMIC: lambda launch: launch.quantize_dynamic,
-    Op.DEQUANTIZE: lambda launch: launch.dequantize,
-    Op.FAKE_QUANTIZE: lambda launch: launch.fake_quantize,
+def _choosing(request: Request) -> Launch | SearchedScales:
+    return Launch(request) if request.scheme.search is None else SearchedScales(request)
+
+
+_LAUNCHES: dict[Op, Callable[[Request], Any]] = {
+    Op.CHOOSE_PARAMS: _choosing,
+    Op.QUANTIZE: Launch,
+    Op.QUANTIZE_DYNAMIC: _choosing,
+    Op.DEQUANTIZE: Launch,
+    Op.FAKE_QUANTIZE: Launch,
+    Op.FAKE_QUANTIZE_BACKWARD: Backward,
+    Op.SEARCH_PARAMS: SearchedScales,
 }
+"""What starts the kernels of each operator, in a method of the operator's name."""
+
 
 class _Kernel(FunctionKernel):
     """The kernels of one request, which plans hold where nothing of a run is allocated."""
 
-    def __init__(self, backend: str, request: Request, launch: Launch) -> None:
-        super().__init__(backend, request, _KERNELS[request.op](launch))
+    def __init__(self, backend: str, request: Request, launch: Any) -> None:
+        super().__init__(backend, request, getattr(launch, request.op.value))
         self.launch = launch
 
     def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        return self.launch.hold(params) or self.in_temporaries(params)
+        held = getattr(self.launch, "hold", lambda _: None)(params)
+        return held or self.in_temporaries(params)
 
 
 BACKEND = TritonBackend()

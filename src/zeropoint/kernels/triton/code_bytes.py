@@ -13,7 +13,7 @@ _FLOAT = tl.constexpr(int(Kind.FLOAT))
 
 @triton.jit
 def bytes_of(codes, k: tl.constexpr):
-    """Return the bytes of pieces, (pieces, k.width), from their codes, (pieces, 8) int32, of 1, 2 or 4 bits."""
+    """Return the bytes of pieces, (pieces, k.width), from their codes, (pieces, 8), of 1, 2 or 4 bits; int32."""
     count: tl.constexpr = 8 // k.width
     parts = tl.reshape(codes, [codes.shape[0], k.width, count])
     place = tl.arange(0, count)
@@ -21,8 +21,7 @@ def bytes_of(codes, k: tl.constexpr):
         # What is above the last code of a byte is cut off with the byte.
         mask = tl.where(place < count - 1, (1 << k.width) - 1, -1)
         parts &= mask[None, None, :]
-    joined = tl.sum(parts << (place * k.width)[None, None, :], axis=2)
-    return joined.to(tl.uint8)
+    return tl.sum(parts << (place * k.width)[None, None, :], axis=2)
 
 
 @triton.jit
@@ -36,10 +35,10 @@ def store_codes(data, codes, start, there, left, k: tl.constexpr):
     elif 8 % each == 0:
         at = piece[:, None] * each + tl.arange(0, each)[None, :]
         if there.shape[1] == 1:
-            tl.store(data + start + at, bytes_of(codes, k), mask=there)
+            tl.store(data + start + at, bytes_of(codes, k).to(tl.uint8), mask=there)
         else:
             whole = bytes_of(tl.where(there, codes, 0), k)
-            tl.store(data + start + at, whole, mask=at < (left * each + 7) // 8)
+            tl.store(data + start + at, whole.to(tl.uint8), mask=at < (left * each + 7) // 8)
     else:
         shifts = (tl.arange(0, 8) * each)[None, :].to(tl.int64)
         codes = tl.where(there, codes, 0).to(tl.int64) & ((1 << each) - 1)

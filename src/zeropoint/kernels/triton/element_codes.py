@@ -170,8 +170,7 @@ def ratios(value, factor, inverse, rest, amax, k: tl.constexpr):
     inverse, rest: its :func:`reciprocals`. amax: largest magnitudes. All float32, broadcast against values.
     Quotients that round to zero have the signs of values, but for what :class:`zeropoint.ops.lowering.Element`
     drops.
-    Codes of these quotients are made after the two branches have met: ptxas 12.8 loses the last one of fp8
-    where they are made inside of them.
+    Codes of eight bits are made of them after the two branches have met: ptxas 12.8 loses some that meet there.
     """
     if k.fused:
         if usual(amax, factor, k):

@@ -49,8 +49,8 @@ class Launch:
         scheme = request.scheme
         pieces = pieces_of(scheme.granularity, request.shape, scheme.bits)
         assert isinstance(pieces, Pieces)
-        self._request, self._pieces = request, pieces
-        self._given = constants_of(request, pieces.shape, chosen=False)
+        self._request, self.pieces = request, pieces
+        self.given = constants_of(request, pieces.shape, chosen=False)
         self._own_tables: torch.Tensor | None = None
 
     @functools.cached_property
@@ -61,20 +61,20 @@ class Launch:
         asked = self._request
         small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
         if small is None:
-            return Start(pieces.quantize_pieces, self._pieces, self._given)
-        return Start(small_blocks.quantize_small_blocks, small, self._given._replace(cut=small.shape))
+            return Start(pieces.quantize_pieces, self.pieces, self.given)
+        return Start(small_blocks.quantize_small_blocks, small, self.given._replace(cut=small.shape))
 
     @functools.cached_property
     def _dequantize(self) -> Start:
         from .pieces import dequantize_pieces
 
-        return Start(dequantize_pieces, self._pieces, self._given)
+        return Start(dequantize_pieces, self.pieces, self.given)
 
     @functools.cached_property
     def _fake_quantize(self) -> Start:
         from .pieces import fake_quantize_pieces
 
-        return Start(fake_quantize_pieces, self._pieces, self._given)
+        return Start(fake_quantize_pieces, self.pieces, self.given)
 
     @functools.cached_property
     def _choose(self) -> Start | None:
@@ -128,7 +128,7 @@ class Launch:
         out = self._packed(x) if out is None else out
         if not self._empty:
             notes = _notes(x.device)
-            self._encode(x, self._scales(params), out, notes)
+            self._encode(x, self.scales(params), out, notes)
             if notes[0].item():
                 reference.require_finite(x)
         return out
@@ -203,14 +203,14 @@ class Launch:
         from .whole_tensors import coarse_scale
 
         assert self._tensor_rule is not None
-        return Start(coarse_scale, ONCE, self._given._replace(rule=lowered_rule(self._tensor_rule)))
+        return Start(coarse_scale, ONCE, self.given._replace(rule=lowered_rule(self._tensor_rule)))
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
         asked = self._request
         out = torch.empty(asked.shape, dtype=asked.dtype, device=data.device) if out is None else out
         if not self._empty:
-            self._decode(data, self._scales(params), out)
+            self._decode(data, self.scales(params), out)
         return out
 
     def _decode(self, data: torch.Tensor, given: Given, out: torch.Tensor) -> None:
@@ -221,7 +221,7 @@ class Launch:
         asked = self._request
         out = torch.empty(asked.shape, dtype=asked.dtype, device=x.device) if out is None else out
         if not self._empty:
-            self._round(x, self._scales(params), out)
+            self._round(x, self.scales(params), out)
         return out
 
     def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor) -> None:
@@ -233,7 +233,7 @@ class Launch:
         if op not in _HELD or (op is Op.QUANTIZE_DYNAMIC and not self._chooses_alone):
             return None
         own = None if params is None else [each.detach().clone() for each in params]
-        notes, given = _notes(device), None if own is None else self._scales(own)
+        notes, given = _notes(device), None if own is None else self.scales(own)
         run: Callable[..., None]
         if op is Op.QUANTIZE:
             assert given is not None
@@ -275,7 +275,7 @@ class Launch:
         self, given: Given | None, data: torch.Tensor, params: Params, out: torch.Tensor
     ) -> None:
         if not self._empty:
-            self._decode(data, self._scales(params) if given is None else given, out)
+            self._decode(data, self.scales(params) if given is None else given, out)
 
     def _held_fake_quantize(self, given: Given, x: torch.Tensor, out: torch.Tensor) -> None:
         if not self._empty:
@@ -292,12 +292,12 @@ class Launch:
 
     def _tables(self, coarse: torch.Tensor) -> torch.Tensor:
         """Return what scales stand for that are bytes: see :mod:`.held_scales`."""
-        if not self._given.held.coarse and self._own_tables is not None:
+        if not self.given.held.coarse and self._own_tables is not None:
             return self._own_tables
         levels = _levels(self._finest, self._request.device)
         tables = self._new_tables()
-        self._fill_tables(levels, coarse if self._given.held.coarse else levels, tables)
-        if not self._given.held.coarse:
+        self._fill_tables(levels, coarse if self.given.held.coarse else levels, tables)
+        if not self.given.held.coarse:
             self._own_tables = tables
         return tables
 
@@ -308,14 +308,14 @@ class Launch:
     def _fill_tables(self) -> Start:
         from .held_scales import scale_tables
 
-        return Start(scale_tables, ONCE, self._given)
+        return Start(scale_tables, ONCE, self.given)
 
-    def _scales(self, params: Params) -> Given:
+    def scales(self, params: Params) -> Given:
         """Return scales, what they stand for, the scale of the whole tensor, and zero points.
 
         Where there are none, the scales take their places.
         """
-        asked, held = self._request, self._given.held
+        asked, held = self._request, self.given.held
         scheme = asked.scheme
         require_parameters(scheme, params, asked.shape)
         if held_of(scheme, asked.own_dtype) is None:
@@ -368,7 +368,7 @@ class Start:
             if not functools.reduce(operator.or_, places) & 15:
                 self._compiled(*places, self._cut.cut, self.constants)
                 return
-        with _on(tensors[0].device):
+        with on_device(tensors[0].device):
             grid = (self._cut.programs, 1, 1)
             options = {"num_warps": self._cut.warps, "enable_fp_fusion": False}
             made = self._kernel[grid](*tensors, self._cut.cut, self.constants, **options)
@@ -417,6 +417,6 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Have kernels started on ``device``, as those of torch are; the interpreter warns of each overflow."""
     return torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore")

@@ -113,7 +113,7 @@ def small_blocks_of(granularity: Granularity, shape: tuple[int, ...], width: int
     alone = math.prod(granularity.block_shape(shape)) == block
     if not alone or cols % block or block & (block - 1) or not PIECE <= block <= LARGEST_BLOCK:
         return None
-    vectors = min(PER_THREAD, block // PIECE) if width in (1, 2, 4) else 1
+    vectors = min(4, PER_THREAD, block // PIECE) if width in (1, 2, 4) else 1
     threads = 32 * WARPS * PER_THREAD // vectors
     pieces = math.prod(shape) // PIECE
     return SmallBlocks(

@@ -74,7 +74,7 @@ def part_elements(left, k: tl.constexpr):
 
 
 @triton.jit
-def _blocks(row, part, at, cut, k: tl.constexpr):
+def part_blocks(row, part, at, cut, k: tl.constexpr):
     """Return the numbers of the blocks of elements, of shape (1, 1), (pieces, 1) or (pieces, 8)."""
     tile: tl.constexpr = k.cut.pieces * 8
     base = row * cut.row_blocks
@@ -90,7 +90,7 @@ def _blocks(row, part, at, cut, k: tl.constexpr):
 
 
 @triton.jit
-def _load(numbers, place, there, otherwise, k: tl.constexpr):
+def load_of_blocks(numbers, place, there, otherwise, k: tl.constexpr):
     """Return the numbers of blocks."""
     if k.cut.single:
         return tl.load(numbers + place)
@@ -99,10 +99,10 @@ def _load(numbers, place, there, otherwise, k: tl.constexpr):
 
 
 @triton.jit
-def _zeros(zeros, place, there, k: tl.constexpr):
+def part_zeros(zeros, place, there, k: tl.constexpr):
     """Return the zero points of blocks, float32; zeros where there are none."""
     if k.element.zero_place:
-        return float32(_load(zeros, place, there, 0, k))
+        return float32(load_of_blocks(zeros, place, there, 0, k))
     else:  # noqa: RET505
         return place.to(tl.float32) * 0.0
 
@@ -113,11 +113,13 @@ def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.co
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
     value = float32(tl.load(x + part_start(row, part, cut, k) + at, mask=there, other=0))
-    place = _blocks(row, part, at, cut, k)
-    factor, inverse, rest = factors_of(_load(scales, place, there, 1, k), tables, coarse, k)
+    place = part_blocks(row, part, at, cut, k)
+    factor, inverse, rest = factors_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k)
     amax = largest(value, k)[:, None]
     tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
-    codes = codes_of(ratios(value, factor, inverse, rest, amax, k), _zeros(zeros, place, there, k), False, k)
+    codes = codes_of(
+        ratios(value, factor, inverse, rest, amax, k), part_zeros(zeros, place, there, k), False, k
+    )
     store_codes(data, codes, _first_byte(row, part, cut, k), there, left, k)
 
 
@@ -128,10 +130,10 @@ def dequantize_pieces(data, scales, tables, coarse, zeros, values, out, cut, k: 
     at, there = part_elements(left, k)
     codes = load_codes(data, _first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
     value = decoded(codes, values, k)
-    place = _blocks(row, part, at, cut, k)
+    place = part_blocks(row, part, at, cut, k)
     if k.element.zero_place:
-        value -= _zeros(zeros, place, there, k)
-    value *= scale_of(_load(scales, place, there, 1, k), tables, coarse, k) * k.held.unit
+        value -= part_zeros(zeros, place, there, k)
+    value *= scale_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k) * k.held.unit
     tl.store(out + part_start(row, part, cut, k) + at, stored(value, out.dtype.element_ty), mask=there)
 
 
@@ -150,8 +152,8 @@ def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: 
     at, there = part_elements(left, k)
     start = part_start(row, part, cut, k)
     value = float32(tl.load(x + start + at, mask=there, other=0))
-    place = _blocks(row, part, at, cut, k)
-    found, zero = _load(scales, place, there, 1, k), _zeros(zeros, place, there, k)
+    place = part_blocks(row, part, at, cut, k)
+    found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
     factor, inverse, rest = factors_of(found, tables, coarse, k)
     plain = False
     if k.fused:

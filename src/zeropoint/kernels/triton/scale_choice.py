@@ -114,7 +114,9 @@ def _minifloat(amax, coarse, fast: tl.constexpr, k: tl.constexpr):
         lost = value == 0.0
         value = tl.where(lost, empty, value)
         code = tl.where(lost, _minifloat_code(empty, rule), code)
-    factor = (_over(value, coarse, tl.div_rn(1.0, coarse), fast) if rule.inverse else value * coarse) * rule.unit
+    factor = (
+        _over(value, coarse, tl.div_rn(1.0, coarse), fast) if rule.inverse else value * coarse
+    ) * rule.unit
     return code.to(tl.int32), tl.where(factor > 0.0, factor, _INFINITE)
 
 

@@ -58,12 +58,18 @@ def _of_threads(numbers, k: tl.constexpr):
 @triton.jit
 def _bytes(value, factor, inverse, rest, zero, fast: tl.constexpr, k: tl.constexpr):
     """Return the bytes of pieces, (threads, k.width)."""
-    return bytes_of(codes_of(ratio_of(value, factor, inverse, rest, fast, k), zero, fast and k.element.kind == _FLOAT, k), k)
+    return bytes_of(
+        codes_of(ratio_of(value, factor, inverse, rest, fast, k), zero, fast and k.element.kind == _FLOAT, k),
+        k,
+    )
 
 
 @triton.jit
 def _all_bytes(values, factor, inverse, rest, zero, fast: tl.constexpr, k: tl.constexpr):
-    """Return the bytes of all pieces of threads, (threads, vectors * k.width)."""
+    """Return the bytes of all pieces of threads, (threads, vectors * k.width) int32.
+
+    They become bytes after the two branches have met: ptxas 12.8 loses some that meet there as bytes.
+    """
     a = _bytes(values[0], factor, inverse, rest, zero, fast, k)
     b = _bytes(values[1], factor, inverse, rest, zero, fast, k)
     if k.cut.vectors == 4:
@@ -162,7 +168,9 @@ def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k:
             values, coarse, scales, tables, zeros, notes, start, left, k
         )
     else:
-        amax, factor, inverse, rest, zero = _given(values, coarse, scales, tables, zeros, notes, start, left, k)
+        amax, factor, inverse, rest, zero = _given(
+            values, coarse, scales, tables, zeros, notes, start, left, k
+        )
     if vectors == 1:
         codes = codes_of(ratios(values[0], factor, inverse, rest, amax, k), zero, False, k)
         store_codes(data, codes, first * k.width, thread < left, left * 8, k)
@@ -178,4 +186,5 @@ def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k:
         else:
             codes = _all_bytes(values, factor, inverse, rest, zero, False, k)
         each: tl.constexpr = vectors * k.width
-        tl.store(data + first * each + (thread * each + tl.arange(0, each)[None, :]), codes, mask=thread < left)
+        places = data + first * each + (thread * each + tl.arange(0, each)[None, :])
+        tl.store(places, codes.to(tl.uint8), mask=thread < left)

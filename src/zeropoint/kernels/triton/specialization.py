@@ -75,14 +75,15 @@ class Constants(NamedTuple):
     hardware: int
 
 
-def constants_of(request: Request, cut: Any, *, chosen: bool) -> Constants:
+def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = False) -> Constants:
     """Return what the kernels of a request are compiled for.
 
     cut: the part of its cut that is compiled in. chosen: whether they choose scales.
+    dividing: whether values are divided by powers of two, too.
     """
     scheme, dtype = request.scheme, request.own_dtype
     rule = lowering.rule_of(scheme, dtype) if chosen else lowering.GIVEN
-    multiply = by_powers(scheme, dtype) and isinstance(scheme.element, FloatFormat)
+    multiply = not dividing and by_powers(scheme, dtype) and isinstance(scheme.element, FloatFormat)
     element = lowering.element_of(scheme, dtype, multiply=multiply)
     if request.code_range is not None:
         element = element._replace(low=request.code_range[0], high=request.code_range[1])
@@ -121,7 +122,9 @@ def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
     if scheme.center is not None or scheme.element.per_scale > 1 or not 1 <= len(formats) <= 2:
         return None
     coarse = len(formats) == 2
-    if coarse and (scheme.scales[1].granularity != Granularity.tensor() or dtype_of(formats[1]) not in _FLOATS):
+    if coarse and (
+        scheme.scales[1].granularity != Granularity.tensor() or dtype_of(formats[1]) not in _FLOATS
+    ):
         return None
     if dtype_of(formats[0]) in _FLOATS:
         return Held(bytes=False, coarse=coarse, inverse=coarse and over_reciprocal(scheme, 0), unit=unit)

@@ -1,0 +1,77 @@
+"""The host side of the gradient of fake quantization."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+from ...formats import IntFormat
+from ...ops.reference import float_bounds
+from ...ops.registry import HeldKernel, Request
+from ...params.tensors import Params
+from ...schemes import Scheme
+from .launches import Given, Launch, Start, bits
+
+_WORDS = {2: torch.int16, 4: torch.int32}
+
+
+class Backward:
+    """The kernel on tensors that fit one request."""
+
+    def __init__(self, request: Request) -> None:
+        self._launch = Launch(request)
+        element = self._launch.given.element
+        ends = _ends(request.scheme) or (float(element.low), float(element.high))
+        self._ends = torch.tensor(ends, dtype=torch.float32, device=request.device)
+
+    @functools.cached_property
+    def _start(self) -> Start:
+        # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
+        from .gradient_masks import pass_within
+
+        return Start(pass_within, self._launch.pieces, self._launch.given)
+
+    def fake_quantize_backward(
+        self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See :attr:`zeropoint.ops.registry.Op.FAKE_QUANTIZE_BACKWARD`."""
+        out = torch.empty(x.shape, dtype=grad.dtype, device=x.device) if out is None else out
+        if 0 not in x.shape:
+            self._mask(self._launch.scales(params), grad, x, out)
+        return out
+
+    def _mask(self, given: Given, grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+        words = _WORDS[grad.itemsize]
+        self._start(bits(x), grad.contiguous().view(words), *given, self._ends, out.view(words))
+
+    def hold(self, params: Params | None) -> HeldKernel:
+        """Return the kernel with its own parameters, where they are given."""
+        own = None if params is None else [each.detach().clone() for each in params]
+        given = None if own is None else self._launch.scales(own)
+
+        def run(grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor) -> None:
+            if 0 not in x.shape:
+                self._mask(self._launch.scales(params) if given is None else given, grad, x, out)
+
+        held = 0 if own is None else sum(each.nbytes for each in own)
+        return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=held)
+
+
+@functools.lru_cache(maxsize=256)
+def _ends(scheme: Scheme) -> tuple[float, float] | None:
+    """Return the smallest and the largest float32 quotient that is not clipped; None of integers."""
+    if isinstance(scheme.element, IntFormat):
+        return None
+    low, high, closed = float_bounds(scheme)
+    return _inward(low, 1, closed=closed), _inward(high, -1, closed=closed)
+
+
+def _inward(end: float, toward: int, *, closed: bool) -> float:
+    """Return the float32 nearest to ``end`` on the side ``toward``, ``end`` itself if it counts."""
+    near = np.float32(end)
+    off = (float(near) - end) * toward
+    if off < 0 or (off == 0 and not closed):
+        near = np.nextafter(near, np.float32(toward * np.inf))
+    return float(near)

@@ -1,0 +1,55 @@
+"""The gradient of fake quantization: passed where a value, rounded, lies within the codes.
+
+Gradients are moved as the bits they are, so that NaN keeps its own. Programs have pieces, as :mod:`.pieces` has.
+"""
+
+import triton
+import triton.language as tl
+
+from ...ops.lowering import Kind, ZeroPlace
+from .element_codes import float32, largest, ratios, rounded
+from .held_scales import factors_of
+from .pieces import load_of_blocks, part_blocks, part_elements, part_place, part_start, part_zeros
+
+_INTEGER = tl.constexpr(int(Kind.INTEGER))
+_AFTER, _INSIDE = tl.constexpr(int(ZeroPlace.AFTER)), tl.constexpr(int(ZeroPlace.INSIDE))
+# 1.5 * 2**23: added to a float32 below 2**22 and subtracted again, it leaves the nearest integer.
+_WHOLE = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def _within(ratio, zero, low, high, k: tl.constexpr):
+    """Return where quotients, (many, size), round to a code without being clipped; NaN does not."""
+    if k.element.kind == _INTEGER:
+        first, last = zero * 0 + low, zero * 0 + high
+        if k.element.zero_place == _AFTER:
+            first, last = first - zero, last - zero
+        elif k.element.zero_place == _INSIDE:
+            ratio = rounded(ratio + zero, k.element.quotient)
+        # Past a code more than the ends nothing changes, and below 2**22 the sum rounds to an integer.
+        near = tl.minimum(tl.maximum(ratio, first - 1.0), last + 1.0)
+        near = (near + _WHOLE) - _WHOLE
+        return (near >= first) & (near <= last) & (ratio == ratio)
+    else:  # noqa: RET505 (Triton compiles one of the two)
+        return (ratio >= low) & (ratio <= high)
+
+
+@triton.jit
+def pass_within(x, grad, scales, tables, coarse, zeros, ends, out, cut, k: tl.constexpr):
+    """Write the gradients of values that are not clipped, and zeros of the others' signs.
+
+    grad, out: integers of the gradients' bits. ends: (2,) float32, the smallest and the largest integer, or
+    quotient that is not clipped. The other arguments are those of :mod:`.pieces`.
+    """
+    row, part, left = part_place(cut, k)
+    at, there = part_elements(left, k)
+    start = part_start(row, part, cut, k)
+    value = float32(tl.load(x + start + at, mask=there, other=0))
+    gradient = tl.load(grad + start + at, mask=there, other=0)
+    place = part_blocks(row, part, at, cut, k)
+    found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
+    factor, inverse, rest = factors_of(found, tables, coarse, k)
+    ratio = ratios(value, factor, inverse, rest, largest(value, k)[:, None], k)
+    kept = _within(ratio, zero, tl.load(ends), tl.load(ends + 1), k)
+    sign: tl.constexpr = -(1 << (gradient.dtype.primitive_bitwidth - 1))
+    tl.store(out + start + at, tl.where(kept, gradient, gradient & sign), mask=there)

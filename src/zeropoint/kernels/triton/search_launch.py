@@ -1,0 +1,67 @@
+"""Searches of scales: which a request gets, and what a rule that searches adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...ops import lowering, reference
+from ...ops.lowering import How
+from ...ops.lowering_refusals import rule_refusal
+from ...ops.reference_backend import filled
+from ...ops.registry import Request
+from ...ops.scale_search import searched_levels
+from ...params.scale_windows import block_length, has_window
+from ...params.tensors import Params
+from .fit_launch import ScaleFit, fits
+from .launches import Codes, Ends, Launch
+from .sweep_launch import LONGEST, SHORTEST, ScaleSweep
+
+
+def search_refusal(request: Request) -> str | None:
+    """Return why no kernel searches the scales of a request, or None."""
+    scheme, shape = request.scheme.start, request.shape
+    search = request.scheme.search
+    if search is not None and (search.factor or search.power != 2):
+        return f"scales of rule {search.text} are searched by the reference"
+    if not has_window(scheme) or searched_levels(scheme) != [0]:
+        return f"scales of {scheme} are searched by the reference, level after level and with zero points"
+    reason = rule_refusal(scheme, request.own_dtype)
+    if reason is not None:
+        return reason
+    swept = lowering.rule_of(scheme, request.own_dtype).how in (How.POWER, How.MINIFLOAT)
+    size = block_length(scheme, shape)
+    if not (swept or fits(scheme, shape)):
+        return f"scales of level {scheme.scales[0]} of blocks of {size} values are searched by the reference"
+    whole = bool(shape) and size == scheme.granularity.block_shape(shape)[-1] and shape[-1] % size == 0
+    if not whole or size & (size - 1) or not SHORTEST <= size <= LONGEST:
+        return f"blocks of {size} values in rows of {shape[-1:]} are searched by the reference"
+    return None
+
+
+class SearchedScales:
+    """The kernels on tensors that fit one request, which is not refused."""
+
+    def __init__(self, request: Request) -> None:
+        asked = replace(request, scheme=request.scheme.start)
+        swept = lowering.rule_of(asked.scheme, request.own_dtype).how is not How.LINEAR
+        self._scheme, self._start = request.scheme, Launch(asked)
+        self._search: ScaleSweep | ScaleFit = ScaleSweep(asked) if swept else ScaleFit(asked)
+
+    def search_params(
+        self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None
+    ) -> Params:
+        """See :attr:`zeropoint.ops.registry.Op.SEARCH_PARAMS`."""
+        return self._search.search_params(x, params, importance)
+
+    def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
+        """Return the parameters that ``x`` gives by a rule that searches; raises NonFiniteError."""
+        reference.require_whole(self._scheme, extremes)
+        return self.search_params(x, self._start.choose_params(x, extremes))
+
+    def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
+        """Return codes and the parameters that ``x`` gives by that rule."""
+        params = self.choose_params(x, extremes)
+        found = self._start.quantize(x, params), params
+        return found if out is None else filled(out, *found)

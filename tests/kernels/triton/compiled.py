@@ -1,0 +1,82 @@
+"""Triton's kernels compiled to machine code of a GPU, on any host, in a process without its interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+CODE = """
+import importlib, json, subprocess, sys, tempfile
+from pathlib import Path
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from zeropoint.kernels.triton.fit_launch import fit_of
+from zeropoint.kernels.triton.specialization import constants_of
+from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
+from zeropoint.kernels.triton.segmentation import segments_of
+from zeropoint.kernels.triton.sweep_launch import sweep_of
+from zeropoint.ops.registry import Op, Request
+from zeropoint.params.scale_windows import block_length
+from zeropoint.schemes import Scheme
+
+asked = json.loads(sys.argv[1])
+scheme, shape, dtype = Scheme.parse(asked["scheme"]), (4096, 8192), torch.bfloat16
+found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of}[asked["cut"]]
+cut = found(scheme.granularity, shape, scheme.bits)
+request = Request(op=Op.QUANTIZE, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype,
+                  device=torch.device("cuda"))
+kernel = getattr(importlib.import_module("zeropoint.kernels.triton." + asked["module"]), asked["kernel"])
+signature = {name: asked["arguments"][name] for name in kernel.arg_names if name in asked["arguments"]}
+signature |= {name: "constexpr" for name in kernel.arg_names if name not in signature}
+if "cut" in kernel.arg_names:
+    wide = isinstance(cut.cut, int)
+    signature["cut"] = "i64" if wide else type(cut.cut)("i64", *["i32"] * (len(cut.cut) - 1))
+constants = dict(asked["constants"])
+if "s" in kernel.arg_names:
+    constants["s"] = sweep_of(scheme, shape, dtype, weighted=False)._replace(**constants.pop("sweep"))
+if "k" in kernel.arg_names:
+    constants["k"] = constants_of(request, cut.shape, chosen=asked["chosen"], dividing="s" in kernel.arg_names)
+if "f" in kernel.arg_names:
+    constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
+whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
+         if str(signature[name]).startswith("*")}
+source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
+options = {"num_warps": asked["warps"] or cut.warps, "enable_fp_fusion": asked["fused"]}
+made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "ptxas"
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "kernel.ptx"
+    file.write_text(made.asm["ptx"])
+    report = subprocess.run([tool, "-v", "-arch=sm_90a", file, "-o", Path(folder) / "kernel"],
+                            capture_output=True, text=True, check=True).stderr
+assert "0 bytes spill stores, 0 bytes spill loads" in report, report
+print(made.asm["ptx"])
+"""
+
+
+def ptx_of(module: str, kernel: str, scheme: str, arguments: dict[str, str], **rest: Any) -> str:
+    """Return the PTX of a kernel for bfloat16 under a scheme; raises AssertionError where it fails or spills.
+
+    arguments: types of what is passed at run time. rest: warps, whether products and sums are fused, the cut,
+    whether scales are chosen, what is replaced in ``sweep`` or ``fit``, and constants of compilation besides
+    ``k``, ``s`` and ``f``.
+    """
+    asked = {"module": module, "kernel": kernel, "scheme": scheme, "arguments": arguments}
+    asked |= {"warps": rest.pop("warps", 1), "fused": rest.pop("fused", False)}
+    asked |= {"cut": rest.pop("cut", "segments"), "chosen": rest.pop("chosen", False)}
+    asked["constants"] = rest
+    environment = dict(os.environ)
+    environment.pop("TRITON_INTERPRET", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(asked)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
