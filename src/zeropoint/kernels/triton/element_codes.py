@@ -271,7 +271,7 @@ def below_the_end(amax, inverse, k: tl.constexpr):
     """
     element: tl.constexpr = k.element
     last: tl.constexpr = (element.max_code >> element.mantissa) + element.emin - 128
-    middle: tl.constexpr = element.maximum + 2.0 ** (last - element.mantissa)
+    middle: tl.constexpr = element.maximum + 2.0 ** (last - element.mantissa - 1)
     found = amax * inverse < middle * (1 - 2.0**-20)
     return tl.min(tl.min(found.to(tl.int32), axis=1), axis=0) > 0
 
