@@ -53,6 +53,13 @@ class ChannelFold:
         """The same without what is added, under which the model computes what it did before."""
         return replace(self, added=None)
 
+    def on(self, device: torch.device) -> ChannelFold:
+        """Return the fold with its tensors on a device."""
+        rows, columns, added = (
+            None if x is None else x.to(device) for x in (self.rows, self.columns, self.added)
+        )
+        return replace(self, rows=rows, columns=columns, added=added)
+
     def of(self, x: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Return what becomes of ``x``, whole rows from row ``first`` on, rounded once to its dtype."""
         y = x.double() + self.one

@@ -162,7 +162,7 @@ def folded(root: nn.Module, folds: Mapping[str, ChannelFold], *, kept: bool = Fa
     try:
         for name, fold in folds.items():
             parameter = parameters[name]
-            parameter.copy_(fold.of(parameter))
+            parameter.copy_(fold.on(parameter.device).of(parameter))
             if not bool(torch.isfinite(parameter).all()):
                 raise CalibrationError(
                     f"{name} overflows {parameter.dtype} when its channels are rescaled; leave the step out, "
