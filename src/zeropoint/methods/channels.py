@@ -26,7 +26,7 @@ def numbers_of(steps: torch.Tensor) -> torch.Tensor:
     tensor([0.5000, 1.0000, 4.0000], dtype=torch.float64)
     """
     found = {k: 2.0 ** (k / PARTS) for k in set(steps.tolist())}
-    return torch.tensor([found[k] for k in steps.tolist()], dtype=torch.float64)
+    return torch.tensor([found[k] for k in steps.tolist()], dtype=torch.float64, device=steps.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from torch import nn
 
 from ..progress import counted
 from ..stats import GramMatrix, MeanSquare, State
-from ..stats.accumulator import on_device
 from .block_chain import BlockChain, Steps, blocks_of, keeping
 from .calibrate import evaluating
 from .layer import quantized_inputs
@@ -122,6 +121,6 @@ def _of_nothing(name: str, features: int, *, gram: bool) -> InputSums:
 
 def _add(sums: InputSums, x: torch.Tensor) -> None:
     features = x.shape[-1]
-    sums.squares = MeanSquare(features=features).update(on_device(x.device, sums.squares), x)
+    sums.squares = MeanSquare(features=features).update(sums.squares, x)
     if sums.gram is not None:
-        sums.gram = GramMatrix(features=features).update(on_device(x.device, sums.gram), x)
+        sums.gram = GramMatrix(features=features).update(sums.gram, x)

@@ -140,7 +140,7 @@ def _fold(
     if not bool(steps.any()):
         return
     module = modules[found.name]
-    rows = torch.zeros(len(module.get_parameter("weight")), dtype=torch.int64)
+    rows = steps.new_zeros(len(module.get_parameter("weight")))
     rows[found.first + found.place] = -steps
     more = {f"{found.name}.weight": ChannelFold(rows=rows, one=found.one)}
     if module._parameters.get("bias") is not None:

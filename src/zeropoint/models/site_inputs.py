@@ -12,7 +12,6 @@ import torch
 
 from ..methods import LayerData, Method, Samples
 from ..stats import Accumulator, CrossGram, PairSums, State, Statistics
-from ..stats.accumulator import on_device
 from .tensor_files import TensorLike, append_tensor, read_tensor, scratch_folder
 
 EVERY = 8
@@ -121,7 +120,6 @@ class SiteInputs:
         if not learned:
             return
         inputs = torch.cat([seen.inputs for seen in learned])
-        state = on_device(inputs.device, state)
         if isinstance(made, CrossGram | PairSums):
             floats = torch.cat([seen.floats for seen in learned])
             self._states[name] = made.update_pair(state, floats, inputs)
