@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -44,6 +45,11 @@ class Elsewhere(torch.Tensor):
 
     def __repr__(self) -> str:
         return f"Elsewhere({self.held})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        made: torch.Tensor = Elsewhere(self.held.clone())
+        memo[id(self)] = made = nn.Parameter(made, self.requires_grad) if _is_parameter(self) else made
+        return made
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """Return the memory of the numbers, which tells views of one tensor from others."""
@@ -112,6 +118,10 @@ def _run(func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     originals = {id(x.held): x for x in there}
     found = func(*tree_map(_inner, tuple(args)), **tree_map(_inner, own))
     return tree_map(lambda x: _outer(x, originals) if elsewhere else x, found)
+
+
+def _is_parameter(x: torch.Tensor) -> bool:
+    return isinstance(x, nn.Parameter)
 
 
 def _inner(x: Any) -> Any:
