@@ -1,7 +1,7 @@
 """Solve a checkpoint on the CPU and on a GPU, and compare: `python benchmarks/gpu_methods.py MODEL DATA`.
 
-MODEL is a folder of Hugging Face, DATA token ids in .safetensors or text. Each method quantizes the model on
-both devices; codes are compared, and both results with the model itself on the tokens of --eval. A forward
+MODEL is a folder of Hugging Face, DATA token ids in .safetensors. Each method quantizes the model on both
+devices; codes are compared, and both results with the model itself on the tokens of --eval. A forward
 pass on a GPU adds in another order, and the CPU rounds factors of float32 to bfloat16 where it multiplies
 these, so that inputs of layers differ a little, and codes next to the middle of two numbers with them.
 
@@ -78,6 +78,19 @@ def shortened(model: Path, layers: int, out: Path) -> Path:
     return out
 
 
+def ids_of(file: Path) -> torch.Tensor:
+    """Return the token ids of a .safetensors file with one tensor, in a row."""
+    (ids,) = load_file(file).values()
+    return ids.reshape(-1)
+
+
+def windows_of(file: Path, windows: int, length: int) -> torch.Tensor:
+    """Return the first windows of a file of token ids."""
+    ids = ids_of(file)
+    count = min(windows, len(ids) // length)
+    return ids[: count * length].reshape(count, length)
+
+
 def codes(folder: Path) -> dict[str, torch.Tensor]:
     """Return the codes of all quantized weights as integers, by name."""
     found = {}
@@ -99,8 +112,8 @@ def quantized(model: Path, out: Path, asked: argparse.Namespace, *, device: str,
     """Return what a method takes on a device, and makes there."""
     start = time.perf_counter()
     result = zp.quantize_checkpoint(
-        model, out, asked.to, method=method, calibration=asked.data, samples=asked.windows,
-        length=asked.length, device=device, max_memory="32G", ignore=["lm_head"],
+        model, out, asked.to, method=method, device=device, max_memory="32G",
+        calibration=windows_of(asked.data, asked.windows, asked.length),
     )  # fmt: skip
     return Side(device=device, seconds=time.perf_counter() - start, loss=losses(result), kl=None)
 
@@ -115,8 +128,10 @@ def compare(model: Path, folder: Path, asked: argparse.Namespace, method: str) -
     own, other = map(codes, outs)
     apart = [(x - other[name]).abs() for name, x in own.items()]
     if asked.eval is not None:
+        text = folder / "eval.safetensors"
+        save_file({"input_ids": ids_of(asked.eval)}, text)
         measured = zp.evaluate_checkpoint(
-            outs, model, asked.eval, context=asked.length, windows=asked.scored, continuations=0,
+            outs, model, text, context=asked.length, windows=asked.scored, continuations=0,
             noise_floor=False, device=asked.device, max_memory="32G",
         )  # fmt: skip
         found = [each.statistics["Mean KLD"].value for each in measured.models]
@@ -134,7 +149,7 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--eval", type=Path, help="token ids or text to measure both results on")
+    parser.add_argument("--eval", type=Path, help="token ids to measure both results on")
     parser.add_argument("--methods", default="gptq,shift+gptq")
     parser.add_argument("--to", default="int4:g64", help="a scheme of four bits")
     parser.add_argument("--device", default="cuda")

@@ -28,12 +28,12 @@ from zeropoint.ops.devices import CPU, device_named
 
 SIZES = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "vocab_size": 64, "max_position_embeddings": 64,
+    "num_key_value_heads": 1, "vocab_size": 64, "max_position_embeddings": 128,
 }  # fmt: skip
 WINDOWS = torch.randint(0, 64, (8, 8), generator=torch.Generator().manual_seed(0))
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 CASES = {
-    "shift+gptq+bias": {}, "awq+gptq": {}, "descent": {"calibration": "self", "samples": 8, "length": 8},
+    "shift+gptq+bias": {}, "equalize+gptq": {}, "descent": {"calibration": "self", "samples": 8, "length": 8},
     "shift+signround": {}, "mse_weighted": {"to": "w8a8_static"}, "gptq": {"source": "experts"},
 }  # fmt: skip
 
@@ -149,7 +149,7 @@ def test_models_elsewhere_are_evaluated_searched_and_observed_to_the_same_number
         assert found.to_dict()["device"] == ("cpu" if device is None else device.type)
         searched = zp.search_checkpoint(
             models / "plain",
-            "5bpw",
+            "8bpw",
             ["int4:g16", "int8:g16"],
             importance="linearity",
             text=WEIGHED,
@@ -197,7 +197,7 @@ def test_a_gpu_without_enough_free_memory_is_refused_in_one_sentence(
     monkeypatch.setattr(solved_weights, "_memory_of", lambda *_: 16 << 30)
     with standing_in() as device:
         solving_takes = (
-            r"solving weights takes about 8 GiB more than is free on elsewhere:0: Gram matrices .*"
+            r"solving weights takes about 8.0 GiB more than is free on elsewhere:0: Gram matrices .*"
         )
         with pytest.raises(zp.CheckpointError, match=rf"{solving_takes}; leave device='elsewhere:0' out$"):
             quantize(models, tmp_path / "out", "gptq", device=device)
