@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils import backend_registration
@@ -98,6 +99,10 @@ def standing_in() -> Iterator[torch.device]:
 
 @functools.cache
 def _register() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU, whose gradients torch would look for on the other device; its own tests run")
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip(f"torch {torch.__version__} has no devices that Python makes")
     backend_registration._setup_privateuseone_for_python_backend(rename=NAME)
 
 
@@ -115,9 +120,9 @@ def _run(func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if name.startswith(("index", "_index")) and not elsewhere and there:
             raise MixedDevicesError(f"{func}: an index of the device into a tensor of the host")
     own = dict(named) if asked is None else {**named, "device": torch.device("cpu")}
-    originals = {id(x.held): x for x in there}
+    known = {id(x.held): x for x in there}
     found = func(*tree_map(_inner, tuple(args)), **tree_map(_inner, own))
-    return tree_map(lambda x: _outer(x, originals) if elsewhere else x, found)
+    return tree_map(lambda x: _outer(x, known) if elsewhere else x, found)
 
 
 def _is_parameter(x: torch.Tensor) -> bool:
@@ -128,7 +133,7 @@ def _inner(x: Any) -> Any:
     return x.held if isinstance(x, Elsewhere) else x
 
 
-def _outer(x: Any, originals: Mapping[int, Elsewhere]) -> Any:
+def _outer(x: Any, known: Mapping[int, Elsewhere]) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
-    return originals[id(x)] if id(x) in originals else Elsewhere(x)
+    return known[id(x)] if id(x) in known else Elsewhere(x)

@@ -12,6 +12,9 @@ from tests.stand_in_device import standing_in
 from zeropoint.errors import OptionError, UnsupportedError
 from zeropoint.ops.devices import device_named, device_of, exact_products
 
+GPU = torch.device("cuda", 0)
+"""Where it is: nothing is computed there."""
+
 
 @pytest.mark.parametrize("given", [None, "cpu", torch.device("cpu")])
 def test_the_processor_is_what_runs_models_where_nothing_else_is_said(given: torch.device | str) -> None:
@@ -57,7 +60,7 @@ def before(request: pytest.FixtureRequest) -> Iterator[tuple[object, ...]]:
 
 
 def test_products_are_exact_meanwhile_and_settings_are_put_back(before: tuple[object, ...]) -> None:
-    with standing_in() as device, suppress(KeyError), exact_products(device):
+    with suppress(KeyError), exact_products(GPU):
         assert _settings() == (False, False, False, False, "ieee")
         raise KeyError
     assert _settings() == before
@@ -69,7 +72,7 @@ def test_a_setting_that_torch_refuses_to_tell_by_its_older_name_is_put_back_by_t
     matmul = torch.backends.cuda.matmul
     matmul.fp32_precision = "tf32"
     try:
-        with standing_in() as device, exact_products(device):
+        with exact_products(GPU):
             assert matmul.fp32_precision == "ieee"
         assert matmul.fp32_precision == "tf32"
     finally:
