@@ -161,8 +161,8 @@ def test_a_cache_gives_the_same_numbers_and_is_refused_for_anything_else(
     assert (cache.stat().st_size, list(tmp_path.iterdir())) == (size, [cache])
     (tmp_path / "other.txt").write_text((folder / "text.txt").read_text()[::-1])
     for changed, message in (
-        ({"windows": 4}, "another text, context or number of windows; delete it, or name another file"),
-        ({"context": 16}, "another text, context or number of windows"),
+        ({"windows": 4}, "number of windows or device; delete it, or name another file"),
+        ({"context": 16}, "another text, context, number of windows or device"),
         ({"continuations": 2}, "another text"),
     ):
         with pytest.raises(CheckpointError, match=message):

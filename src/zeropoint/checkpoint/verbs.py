@@ -275,7 +275,7 @@ def _float(dtype: str | None) -> str | None:
 def add_kv_scales(
     source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
     *, samples: int | None = None, length: int | None = None, workers: int | None = None,
-    max_memory: int | str | None = None, overwrite: bool = False,
+    max_memory: int | str | None = None, device: torch.device | str | None = None, overwrite: bool = False,
     restart: bool = False, break_lock: bool = False, skip_finished: bool = False, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Copy a quantized checkpoint and add scales for a float8 cache of keys and values.
@@ -290,7 +290,7 @@ def add_kv_scales(
         calibration: a file of text, token ids (windows, length) or (tokens,), a .safetensors file that holds
             them, or ``"self"`` for tokens that the model generates.
         samples, length: of windows of it, as for :func:`~zeropoint.quantize_checkpoint`.
-        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+        workers, max_memory, device, progress: as for :func:`~zeropoint.quantize_checkpoint`.
         overwrite, restart, break_lock, skip_finished: likewise.
 
     Returns:
@@ -310,7 +310,7 @@ def add_kv_scales(
         progress=progress,
     )
     writing.require_target(out)
-    limits = Limits.default(workers, max_memory)
+    limits = Limits.default(workers, max_memory, device)
     data = Windows(given=calibration, samples=samples, length=length)
     plan = with_cache_scales(open_source(source), data, limits=limits, progress=progress is True)
     return writing.write(plan, out, "copying")
@@ -381,8 +381,8 @@ def distill_checkpoint(
 def gather_statistics(
     source: Place | str, file: Path | str, calibration: torch.Tensor | Path | str | None = None,
     *, samples: int | None = None, length: int | None = None, statistics: Paths = (), gram: bool = False,
-    workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
-    progress: Shown = False,
+    workers: int | None = None, max_memory: int | str | None = None,
+    device: torch.device | str | None = None, overwrite: bool = False, progress: Shown = False,
 ) -> StatisticsResult:  # fmt: skip
     """Write statistics of the inputs of a checkpoint's layers to a file, from which weights are quantized.
 
@@ -397,7 +397,7 @@ def gather_statistics(
         samples, length: of windows of it, likewise.
         statistics: files of this function in its place, which are added in their order.
         gram: whether to sum Gram matrices, which method gptq takes.
-        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+        workers, max_memory, device, progress: as for :func:`~zeropoint.quantize_checkpoint`.
         overwrite: replace a file of statistics that is there.
 
     Returns:
@@ -414,7 +414,8 @@ def gather_statistics(
     parts, path = paths(statistics), Path(file)
     require_one(calibration=calibration, statistics=parts or None)
     require_ending(path, of_files=bool(parts))
-    data, limits = asked_windows(calibration, samples, length), Limits.default(workers, max_memory)
+    data, limits = asked_windows(calibration, samples, length), Limits.default(workers, max_memory, device)
+    limits.require_model(runs=data is not None)
     if data is None:
         if gram:
             raise OptionError(f"{option('gram', True)} is for a run of the model; leave it out")

@@ -99,6 +99,17 @@ def parse_workers(text: str) -> int:
     return int(text)
 
 
+def parse_device(text: str) -> str:
+    """Return the name of a device; raises typer.BadParameter for any but the processor and GPUs of CUDA.
+
+    >>> parse_device("cuda:1")
+    'cuda:1'
+    """
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", text, re.ASCII):
+        raise typer.BadParameter(f"device {text!r} must be cpu, cuda, or cuda:1 for the second GPU")
+    return text
+
+
 def parse_format(text: str) -> str:
     """Return the name of a format; raises typer.BadParameter with the closest ones, or all.
 

@@ -9,7 +9,7 @@ import typer
 
 from . import layers
 from .arguments import parse_path
-from .options import READ, AsJson, Memory
+from .options import READ, AsJson, Device, Memory
 from .output import show, show_json
 
 
@@ -47,6 +47,7 @@ def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
         bool, typer.Option("--noise-floor/--no-noise-floor", help="Run the reference in bfloat16, too.")
     ] = True,
     max_memory: Memory = None,
+    device: Device = None,
     everything: Annotated[bool, typer.Option("--all", help="All statistics, percentiles too.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +67,8 @@ def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
     start = time.perf_counter()
     found = layers.evaluate_checkpoint(
         models, against, text, context=context, windows=windows, continuations=continuations, cloze=cloze,
-        noise_floor=noise_floor, cache=cache, max_memory=max_memory, progress=True,
+        noise_floor=noise_floor, cache=cache, max_memory=max_memory, device=device,
+        progress=True,
     )  # fmt: skip
     seconds = time.perf_counter() - start
     if as_json:

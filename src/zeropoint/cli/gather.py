@@ -13,6 +13,7 @@ from .options import (
     AsJson,
     Calibration,
     Checkpoint,
+    Device,
     Length,
     Memory,
     Samples,
@@ -34,6 +35,7 @@ def statistics(  # noqa: PLR0913 (typer makes an option of each parameter)
     ] = False,
     workers: Workers = None,
     max_memory: Memory = None,
+    device: Device = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file of statistics that is there.")
     ] = False,
@@ -53,7 +55,7 @@ def statistics(  # noqa: PLR0913 (typer makes an option of each parameter)
     """  # noqa: D301
     result = layers.gather_statistics(
         source, file, calibration, samples=samples, length=length, statistics=statistics or (), gram=gram,
-        workers=workers, max_memory=max_memory, overwrite=overwrite, progress=True,
+        workers=workers, max_memory=max_memory, device=device, overwrite=overwrite, progress=True,
     )  # fmt: skip
     if as_json:
         show_json(result.to_dict())

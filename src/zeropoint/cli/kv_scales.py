@@ -9,7 +9,7 @@ import typer
 
 from . import layers
 from .arguments import parse_path
-from .options import AsJson, Checkpoint, Everything, Length, Memory, Samples, Workers
+from .options import AsJson, Checkpoint, Device, Everything, Length, Memory, Samples, Workers
 from .writing import BreakLock, Overwrite, Restart, SkipFinished, Target, parent_noted, show_run
 
 
@@ -28,6 +28,7 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     length: Length = None,
     workers: Workers = None,
     max_memory: Memory = None,
+    device: Device = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
@@ -51,7 +52,7 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     with parent_noted(out):
         result = layers.add_kv_scales(
             source, out, calibration, samples=samples, length=length, workers=workers,
-            max_memory=max_memory, overwrite=overwrite, restart=restart, break_lock=break_lock,
-            skip_finished=skip_finished, progress=True,
+            max_memory=max_memory, device=device, overwrite=overwrite, restart=restart,
+            break_lock=break_lock, skip_finished=skip_finished, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, as_json=as_json)

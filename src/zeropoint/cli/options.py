@@ -10,6 +10,7 @@ import typer
 from ..codecs.names import NAMES
 from . import layers
 from .arguments import (
+    parse_device,
     parse_format,
     parse_memory,
     parse_method,
@@ -49,6 +50,13 @@ Memory = Annotated[
     int | None,
     typer.Option(metavar="SIZE", parser=parse_memory, help="Most memory of the process; default: 2G."),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE", parser=parse_device,
+        help="Where the model runs on data: cpu (the default), cuda, or cuda:N.",
+    ),
+]  # fmt: skip
 To = Annotated[
     str | None,
     typer.Option(metavar="SCHEME", parser=parse_scheme, help="Preset or scheme, such as w4a16 or int4:g64."),

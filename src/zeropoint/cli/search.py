@@ -15,6 +15,7 @@ from .options import (
     Calibration,
     Checkpoint,
     DequantizeFirst,
+    Device,
     Everything,
     Format,
     Ignore,
@@ -104,6 +105,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     ignore: Ignore = None,
     workers: Workers = None,
     max_memory: Memory = None,
+    device: Device = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a recipe and a plot that are there.")
     ] = False,
@@ -138,7 +140,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
         importance=importance.value, text=text, calibration=calibration, samples=samples,
         length=length, imatrix=imatrix, statistics=statistics or (), refine=refine,
         include=include or (), ignore=ignore or (), dequantize_first=dequantize_first, workers=workers,
-        max_memory=max_memory, overwrite=overwrite, plot=plot, progress=True,
+        max_memory=max_memory, device=device, overwrite=overwrite, plot=plot, progress=True,
     )  # fmt: skip
     if as_json:
         show_json(result.to_dict())

@@ -60,7 +60,7 @@ class ClozeProbe:
         logits = found.logits(at)
         likely = []
         for row, n in enumerate(self._groups[batch]):
-            first, tokens = max(1, self._first[n]), torch.tensor(self._rows[n])
+            first, tokens = max(1, self._first[n]), torch.tensor(self._rows[n], device=logits.device)
             scored = logits[row, first - 1 : len(tokens) - 1].double().log_softmax(-1)
             likely.append(scored.gather(-1, tokens[first:, None]).sum())
         return torch.stack(likely)
@@ -91,7 +91,7 @@ class ClozeAnswers:
             base: under the reference.
         """
         group = list(self._groups[batch])
-        self._own[group], self._base[group] = own.numpy(), base.numpy()
+        self._own[group], self._base[group] = own.cpu().numpy(), base.cpu().numpy()
 
     def statistics(self) -> Statistics:
         """See :class:`~.probe.Answers`."""

@@ -35,7 +35,8 @@ def greedy_continuations(model: RunningModel, prompts: torch.Tensor, tokens: int
         prompts: (prompts, length) int64, the same length for all.
         tokens: how many tokens are added.
     """
-    whole, given, cache = prompts, prompts, None
+    cache, whole = None, prompts.to(model.device)
+    given = whole
     with ExitStack() as stack, evaluating(model.root):
         for name in model.steps.blocks:
             stack.enter_context(model.steps.loaded(name))
@@ -43,7 +44,7 @@ def greedy_continuations(model: RunningModel, prompts: torch.Tensor, tokens: int
             found = model.root(input_ids=given, past_key_values=cache, use_cache=True)
             given, cache = found.logits[:, -1:].argmax(-1), found.past_key_values
             whole = torch.cat([whole, given], 1)
-    return whole
+    return whole.cpu()
 
 
 def prompts_of(ids: torch.Tensor, number: int, length: int) -> torch.Tensor:

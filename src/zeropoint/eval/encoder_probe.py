@@ -143,4 +143,4 @@ class EncoderAnswers:
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> Floats:
-    return torch.cat(list(parts)).double().numpy().astype(np.float64)
+    return torch.cat(list(parts)).double().cpu().numpy().astype(np.float64)

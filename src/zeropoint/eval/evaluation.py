@@ -24,6 +24,7 @@ from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place, shown
 from ..errors import CalibrationError, UnsupportedError, option, size_of
+from ..ops.devices import CPU
 from ..results import Result
 from ..signatures import by_signature
 from .cloze import cloze_items
@@ -139,6 +140,7 @@ class Evaluation(Result):
         data: sentences about what they ran on.
         models: the noise floor first, if any, then the models in their order.
         notes: sentences about what was left out.
+        device: where models ran, ``cpu`` or ``cuda``.
     """
 
     reference: str
@@ -147,6 +149,7 @@ class Evaluation(Result):
     data: tuple[str, ...]
     models: tuple[ModelQuality, ...]
     notes: tuple[str, ...] = ()
+    device: str = CPU.type
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -157,7 +160,7 @@ class Evaluation(Result):
         """See :class:`Result`: numbers by the names of statistics, shares as shares."""
         return {
             "reference": self.reference, "reference_bytes": self.reference_bytes, "encoder": self.encoder,
-            "data": list(self.data), "notes": list(self.notes),
+            "data": list(self.data), "notes": list(self.notes), "device": self.device,
             "models": [
                 {
                     "name": model.name, "bytes": model.nbytes, "noise_floor": model.is_noise_floor,
@@ -196,7 +199,7 @@ def evaluate_checkpoint(
     models: Place | str | Sequence[Place | str], against: Place | str, text: Path | str,
     *, context: int = 512, windows: int | None = None, continuations: int = 16,
     cloze: Path | str | None = None, noise_floor: bool = True, cache: Path | str | None = None,
-    max_memory: int | str | None = None, progress: bool = False,
+    max_memory: int | str | None = None, device: torch.device | str | None = None, progress: bool = False,
 ) -> Evaluation:  # fmt: skip
     """Return how far models are from a reference on a text, as ``zeropoint eval`` does.
 
@@ -215,6 +218,7 @@ def evaluate_checkpoint(
         noise_floor: whether the reference runs in bfloat16, too, which is the first of ``models`` then.
         cache: a file that keeps what the reference gives, for other models on the same text.
         max_memory: most memory of the process, as bytes or a text such as ``"1G"``; 2 GiB if None.
+        device: where models run: the processor if None, or ``"cuda"``.
         progress: whether to show bars, on a terminal.
 
     Returns:
@@ -231,7 +235,7 @@ def evaluate_checkpoint(
         tagged=None if cloze is None else Path(cloze), cache=None if cache is None else Path(cache),
     )  # fmt: skip
     every = [models] if isinstance(models, Place | str) else list(models)
-    limits = Limits.default(max_memory=max_memory)
+    limits = Limits.default(max_memory=max_memory, device=device)
     return evaluate(every, against, text, settings=settings, limits=limits, progress=progress)
 
 
@@ -292,7 +296,7 @@ def evaluate(
                 ))  # fmt: skip
     return Evaluation(
         reference=str(against), reference_bytes=reference.entries.nbytes, encoder=encoder,
-        data=tuple(asked.data), models=tuple(found), notes=tuple(asked.notes),
+        data=tuple(asked.data), models=tuple(found), notes=tuple(asked.notes), device=limits.device.type,
     )  # fmt: skip
 
 
@@ -328,7 +332,7 @@ def _base(
         with ran(progress=progress) as base:
             yield base
         return
-    key = reference_key(reference, asked.batches, str(settings.tokens), settings.dtype)
+    key = reference_key(reference, asked.batches, f"{settings.tokens}{limits.mark}", settings.dtype)
     known = functools.partial(cache.read, key, asked.batches) if cache.is_there else None
     with ran(progress=progress, known=known) as base:
         if known is None:
@@ -403,11 +407,12 @@ def _ask_for_continuations(
         known[:, :length], prompts
     ):  # fmt: skip
         with opened(reference, [{"input_ids": prompts}], limits, dtype=settings.dtype) as (model, _):
-            needed = sum(p.nbytes for p in model.root.parameters()) + limits.base_memory
-            if needed > limits.max_memory:
+            whole = sum(p.nbytes for p in model.root.parameters())
+            needed = whole if limits.on_gpu else whole + limits.base_memory
+            if needed > (model.spare if limits.on_gpu else limits.max_memory):
                 asked.notes.append(
                     f"no continuations: the reference as a whole takes {size_of(needed)}, more than "
-                    f"{option('max_memory')} allows"
+                    + (f"is free on {limits.device}" if limits.on_gpu else f"{option('max_memory')} allows")
                 )
                 return
             known = greedy_continuations(model, prompts, number)

@@ -32,7 +32,7 @@ from ..own_files import FileKind, OwnFile
 
 _KEY, _DIGESTS, _PROMPTS = "zeropoint.reference", "zeropoint.sha256", "sequences"
 _CACHE = FileKind("cache", _KEY.encode())
-_SAID = {"model": "another reference", "text": "another text, context or number of windows",
+_SAID = {"model": "another reference", "text": "another text, context, number of windows or device",
          "dtype": "another dtype", "versions": "other versions of torch or transformers"}  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def numbers_of(steps: torch.Tensor) -> torch.Tensor:
     tensor([0.5000, 1.0000, 4.0000], dtype=torch.float64)
     """
     found = {k: 2.0 ** (k / PARTS) for k in set(steps.tolist())}
-    return torch.tensor([found[k] for k in steps.tolist()], dtype=torch.float64)
+    return torch.tensor([found[k] for k in steps.tolist()], dtype=torch.float64, device=steps.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,13 @@ class ChannelFold:
     def rescaling(self) -> ChannelFold:
         """The same without what is added, under which the model computes what it did before."""
         return replace(self, added=None)
+
+    def on(self, device: torch.device) -> ChannelFold:
+        """Return the fold with its tensors on a device."""
+        rows, columns, added = (
+            None if x is None else x.to(device) for x in (self.rows, self.columns, self.added)
+        )
+        return replace(self, rows=rows, columns=columns, added=added)
 
     def of(self, x: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Return what becomes of ``x``, whole rows from row ``first`` on, rounded once to its dtype."""

@@ -64,7 +64,7 @@ def _factored(mean: torch.Tensor) -> Factored:
     diagonal = mean.diagonal().clone()
     middle = float(diagonal.mean())
     if not middle > 0:
-        mean, diagonal, middle = torch.eye(len(diagonal), dtype=torch.float64), torch.ones_like(diagonal), 1.0
+        mean, diagonal, middle = torch.eye(len(mean)).to(mean), torch.ones_like(diagonal), 1.0
     order = torch.argsort(diagonal, descending=True, stable=True)
     dead = diagonal == 0
     damping = DAMPING

@@ -92,7 +92,7 @@ def _on_ball(x: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
     """
     size = x.abs()
     falling = size.sort(-1, descending=True).values
-    over = (falling.cumsum(-1) - radius) / torch.arange(1, x.shape[-1] + 1, dtype=x.dtype)
+    over = (falling.cumsum(-1) - radius) / torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
     count = (falling > over).sum(-1, keepdim=True).clamp_min(1)
     cut = over.gather(-1, count - 1).clamp_min(0.0)
     return x.sign() * (size - cut).clamp_min(0.0)

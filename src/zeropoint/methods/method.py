@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -186,6 +186,16 @@ class LayerResult:
     notes: tuple[str, ...] = ()
     outputs: OutputError | None = None
     low_rank: LowRank | None = None
+
+    def on(self, device: torch.device) -> LayerResult:
+        """Return codes and changes on a device.
+
+        Args:
+            device: where they are wanted.
+        """
+        return replace(
+            self, q=self.q.to(device), changes={name: x.to(device) for name, x in self.changes.items()}
+        )
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the weight as it is deployed: rotated back where codes are rotated.

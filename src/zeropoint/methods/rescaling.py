@@ -108,7 +108,7 @@ def rescaled(step: Rescaling, channels: Channels) -> Rescaled:
     """
     x = channels.inputs[:: max(1, -(-len(channels.inputs) // _VECTORS))]
     readers = [reader for reader in channels.readers if reader.scheme is not None]
-    same = torch.zeros(len(channels.place), dtype=torch.int64)
+    same = torch.zeros_like(channels.place)
     base = _error(x, readers, same)
     best, found = base, Rescaled(steps=same, note="none better than no rescaling")
     for note, wanted in step.candidates(channels) if readers and len(x) and base > 0 else ():
@@ -127,8 +127,8 @@ def _snapped(wanted: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     logs = torch.where(good, wanted, torch.ones_like(wanted)).log2()
     logs = torch.where(good, logs - logs[good].mean(), torch.zeros_like(logs))
     size = int(place.max()) + 1
-    sums = torch.zeros(size, dtype=logs.dtype).index_add_(0, place, logs)
-    counts = torch.zeros(size, dtype=logs.dtype).index_add_(0, place, torch.ones_like(logs))
+    sums = logs.new_zeros(size).index_add_(0, place, logs)
+    counts = logs.new_zeros(size).index_add_(0, place, torch.ones_like(logs))
     mean = (sums / counts.clamp_min(1))[place]
     most = math.log2(LARGEST)
     return (mean.clamp(-most, most) * PARTS).round().long()

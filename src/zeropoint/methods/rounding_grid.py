@@ -42,9 +42,11 @@ def grid_of(params: QuantizationParams) -> Grid:
     scale = by_row(params.effective_scale())
     assert scale is not None
     levels, ties_up = _levels(scheme)
+    device = scale.device
     return Grid(
-        levels=levels, ties_up=ties_up, scale=scale, offset=by_row(params.effective_offset()),
-        zero=by_row(params.zero_point), block_of=torch.arange(shape[-1]) // width,
+        levels=levels.to(device), ties_up=None if ties_up is None else ties_up.to(device), scale=scale,
+        offset=by_row(params.effective_offset()), zero=by_row(params.zero_point),
+        block_of=torch.arange(shape[-1], device=device) // width,
     )  # fmt: skip
 
 

@@ -111,7 +111,7 @@ class Sides:
         # Error feedback moved numbers whose code is not the nearest, and more the farther they are from it.
         away = torch.where(away > 0.5, (1 - away).clamp_min(0.0), away).clamp_max(_UNDER_HALF)
         self._where = torch.where(above, away, 1 - away).float()
-        self._moved, self._means = torch.zeros_like(self._where), SlopeMeans(tuple(self._where.shape))
+        self._moved, self._means = torch.zeros_like(self._where), SlopeMeans(self._where)
 
     @property
     def goes_up(self) -> torch.Tensor:

@@ -173,8 +173,8 @@ def _place(probe: BlockProbe, rows: _Rows, reader: str) -> torch.Tensor | None:
     module, x = probe.modules[name], probe.inputs[reader].double()
     count = len(module.get_parameter("weight")) - first
     live = x.square().sum(0) > 0
-    place = torch.zeros(x.shape[1], dtype=torch.int64)
-    number = torch.arange(1, count + 1)
+    place = torch.zeros(x.shape[1], dtype=torch.int64, device=x.device)
+    number = torch.arange(1, count + 1, device=x.device)
     for position in range(math.ceil(math.log(count + 1, _DIGITS))):
         digits = number // _DIGITS**position % _DIGITS
         with probe.unchanged([name]):
@@ -188,7 +188,7 @@ def _place(probe: BlockProbe, rows: _Rows, reader: str) -> torch.Tensor | None:
     place -= 1  # what no row changes is number 0
     if not live.all():
         # A channel that is always zero says nothing: its row follows where all others have their own number.
-        own_number = torch.arange(len(place))
+        own_number = torch.arange(len(place), device=place.device)
         if count != len(place) or not torch.equal(place[live], own_number[live]):
             return None
         place = own_number
@@ -211,7 +211,7 @@ def _confirmed(
 ) -> Absorber | None:
     """Return the absorber with all that reads its channels, if the block then gives what it gave."""
     name, first, one = rows
-    digits = torch.arange(int(place.max()) + 1) % (_DIGITS - 1) + 1
+    digits = _digits(place)
     every = list(readers)
     while True:
         found = Absorber(name=name, first=first, place=place, one=one, readers=tuple(every))
@@ -229,6 +229,11 @@ def _confirmed(
                 return None
             return replace(found, readers=(*every, *unreached))
         every += more
+
+
+def _digits(place: torch.Tensor) -> torch.Tensor:
+    """Return how often each row is halved, by which rows next to each other differ."""
+    return torch.arange(int(place.max()) + 1, device=place.device) % (_DIGITS - 1) + 1
 
 
 def are_absorbers(probe: BlockProbe, found: Sequence[Absorber]) -> bool:
@@ -257,7 +262,7 @@ def _halved_outputs(
     """Return what the block gives with the rows of absorbers halved, and columns doubled for it or not."""
     with probe.unchanged({each.name for each in found} | {name for each in found for name in each.readers}):
         for each in found:
-            digits = torch.arange(int(each.place.max()) + 1) % (_DIGITS - 1) + 1
+            digits = _digits(each.place)
             each.scale_rows(probe.modules[each.name], 0.5 ** digits.double())
             for name in each.readers if made_up else ():
                 scale_columns(probe.modules[name], 2.0 ** digits[each.place].double())

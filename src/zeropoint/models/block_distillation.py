@@ -70,7 +70,7 @@ class TrainedScales:
         self._format, self._granularity = level.format_for(format_of(q.dtype)), level.granularity
         self._first = load_scale(q.scales[0], self._format, torch.float32)
         self._moved = torch.zeros_like(self._first)
-        self._means = SlopeMeans(tuple(self._first.shape))
+        self._means = SlopeMeans(self._first)
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,7 @@ from ..errors import CalibrationError, UnsupportedError
 from ..methods import LayerData, LayerResult, Loss
 from ..methods.channels import ChannelFold
 from ..methods.rotate import needs_checkpoint, rotation_of
+from ..ops.devices import device_of, exact_products
 from ..params import QuantizationParams
 from ..progress import counted
 from ..recipes import Activation, Assignment, Recipe
@@ -170,11 +171,14 @@ def require_batches(data: object) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Let ``model`` run in evaluation mode and without gradients, and put its modes back whatever happens."""
+    """Let ``model`` run in evaluation mode, without gradients and in full float32 on a GPU.
+
+    Its modes are put back whatever happens.
+    """
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), exact_products(device_of(model)):
             yield
     finally:
         for module, mode in modes.items():

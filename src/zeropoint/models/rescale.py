@@ -140,7 +140,7 @@ def _fold(
     if not bool(steps.any()):
         return
     module = modules[found.name]
-    rows = torch.zeros(len(module.get_parameter("weight")), dtype=torch.int64)
+    rows = steps.new_zeros(len(module.get_parameter("weight")))
     rows[found.first + found.place] = -steps
     more = {f"{found.name}.weight": ChannelFold(rows=rows, one=found.one)}
     if module._parameters.get("bias") is not None:
@@ -162,7 +162,7 @@ def folded(root: nn.Module, folds: Mapping[str, ChannelFold], *, kept: bool = Fa
     try:
         for name, fold in folds.items():
             parameter = parameters[name]
-            parameter.copy_(fold.of(parameter))
+            parameter.copy_(fold.on(parameter.device).of(parameter))
             if not bool(torch.isfinite(parameter).all()):
                 raise CalibrationError(
                     f"{name} overflows {parameter.dtype} when its channels are rescaled; leave the step out, "

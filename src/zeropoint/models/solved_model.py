@@ -13,6 +13,7 @@ from ..methods import Method
 from ..methods.chain import without_corrections
 from ..methods.channels import ChannelFold
 from ..methods.rotate import needs_checkpoint, rotation_of
+from ..ops.devices import CPU, device_of
 from ..recipes import Assignment, Recipe
 from .block_chain import Steps
 from .calibrate import Calibration, calibrate, require_batches
@@ -60,7 +61,9 @@ def solved(
                 tasks.append(_task(name, gives, module))
         if tasks:
             require_corrected(asked, tasks)
-            solve(root, batches, tasks, steps or Steps(), found, progress=progress)
+            how = steps or Steps()
+            how = how if device_of(model) == CPU else replace(how, workers=1)
+            solve(root, batches, tasks, how, found, progress=progress)
     folds = {name: fold for block in found.rescaled.values() for name, fold in block.folds.items()}
     ranges = Calibration()
     if static:

@@ -471,10 +471,10 @@ class _Block:
     def _install(self, task: WeightTask, result: LayerResult) -> None:
         weight = _weight(self._layers[task.layer])
         rows = slice(None) if task.rows is None else task.rows
-        weight[rows] = result.dequantize().to(weight.dtype)
+        weight[rows] = result.on(weight.device).dequantize().to(weight.dtype)
         for name, added in result.changes.items():
             own = self._layers[task.layer].get_parameter(name).detach()
-            own[rows] = ChannelFold(added=added).of(own[rows])
+            own[rows] = ChannelFold(added=added.to(own.device)).of(own[rows])
 
 
 def _rounds(source: nn.Module) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:

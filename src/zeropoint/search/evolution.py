@@ -165,10 +165,11 @@ def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
     def improve(table: Table, chosen: Sequence[str], allowed: int, state: SearchState, bar: Bar) -> Improved:
         found = table.choices
         windows = windows_of(found.source, given)
+        kind = f"{decided_by(found, table.mark, windows)}{limits.mark}"
         with bar("refining", _generations) as on_generation, meter_of(found, windows, limits) as meter:
             best = evolved(
                 Fitness(meter, found), chosen, Terms(options=levels(table), budget=allowed),
-                generations=generations, known=(state, decided_by(found, table.mark, windows)),
+                generations=generations, known=(state, kind),
                 on_progress=on_generation,
             )  # fmt: skip
         note = (

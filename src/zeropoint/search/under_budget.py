@@ -82,6 +82,11 @@ class _Budgeted:
                 f"divergence, or {option('refine', metavar='N')}"
             )
 
+    @property
+    def runs_model(self) -> bool:
+        """Whether the model runs to weigh layers, or choices."""
+        return self.importance != EQUAL or self.refine > 0
+
     def search(
         self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
         method: str | None, selection: Selection, limits: Limits,
@@ -115,7 +120,8 @@ def search_checkpoint(
     calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
     length: int | None = None, imatrix: Path | str | None = None, statistics: Paths = (), refine: int = 0,
     include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
-    workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
+    workers: int | None = None, max_memory: int | str | None = None,
+    device: torch.device | str | None = None, overwrite: bool = False,
     plot: Path | str | None = None, progress: Shown = False,
 ) -> SearchResult:  # fmt: skip
     """Choose a scheme for each layer, so that the least is lost within a budget.
@@ -142,7 +148,8 @@ def search_checkpoint(
         imatrix: an importance matrix of llama.cpp, in its place.
         statistics: files of :func:`~zeropoint.gather_statistics` in its place, added where there are several.
         refine: generations of an evolution by the measured KL divergence of the model.
-        include, ignore, dequantize_first, workers, max_memory, progress: as for :func:`quantize_checkpoint`.
+        include, ignore, dequantize_first, workers, max_memory: as for :func:`quantize_checkpoint`.
+        device, progress: likewise.
         overwrite: replace a recipe and a plot that are there.
         plot: a file for a picture of loss over bits, in SVG.
 
@@ -165,6 +172,8 @@ def search_checkpoint(
     data, files = asked_windows(calibration, samples, length), paths(statistics)
     _require_one_source(data, imatrix, files)
     _require_apart(out=out, plot=plot, state=state)
+    limits = Limits.default(workers, max_memory, device)
+    limits.require_model(runs=data is not None or what.runs_model)
     opened, written = open_source(source), None if out is None else Path(out)
     drawn = None if plot is None else OwnFile(Path(plot), SVG, opened.places)
     recipe = None if written is None else OwnFile(written, RECIPE, opened.places)
@@ -179,7 +188,7 @@ def search_checkpoint(
     result = what.search(
         opened, format=format, method=method,
         selection=selection_of(include, ignore, dequantize_first=dequantize_first),
-        limits=Limits.default(workers, max_memory), calibration=data,
+        limits=limits, calibration=data,
         imatrix=imatrix, statistics=files, out=written, progress=progress,
     )  # fmt: skip
     if drawn is not None:
@@ -211,7 +220,8 @@ def quantize_checkpoint(
     statistics: Paths = (),
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, force: bool = False,
     dequantize_first: bool = False, dequantize_kept: bool = False, workers: int | None = None,
-    max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
+    max_memory: int | str | None = None, device: torch.device | str | None = None, overwrite: bool = False,
+    restart: bool = False,
     break_lock: bool = False, skip_finished: bool = False, executor: str | Executor = LOCAL,
     address: str | None = None,
     spool: Path | str | None = None, progress: Shown = False,
@@ -254,6 +264,9 @@ def quantize_checkpoint(
         dequantize_kept: write those of them that are not requantized as floats, too.
         workers: threads; one for each core if None.
         max_memory: most memory of the process, as bytes or a text such as ``"1G"``; 2 GiB if None.
+        device: where the model runs on ``calibration``, and weights are solved: the processor if None, or
+            ``"cuda"``, which takes the memory of a block at a time there. Sums are rounded otherwise, so that
+            codes differ in few places.
         overwrite: write into a directory that is not empty.
         restart: discard an interrupted run in ``out`` and start over; it is resumed otherwise.
         break_lock: remove the lock of a run that has died.
@@ -291,7 +304,8 @@ def quantize_checkpoint(
         executor=executor, address=address,
         spool=spool, progress=progress,
     )  # fmt: skip
-    target, limits = writing.require_target(out), Limits.default(workers, max_memory)
+    target, limits = writing.require_target(out), Limits.default(workers, max_memory, device)
+    limits.require_model(runs=data is not None or what.runs_model)
     selection = selection_of(
         include, ignore, strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
     )

@@ -118,7 +118,9 @@ def noisy(weight: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     True
     """
     noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
-    return weight + noise * (size * float(weight.double().norm()) / math.sqrt(max(1, weight.numel())))
+    return weight + noise.to(weight.device) * (
+        size * float(weight.double().norm()) / math.sqrt(max(1, weight.numel()))
+    )
 
 
 def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
@@ -130,7 +132,8 @@ def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
 
     def weigh(found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar) -> Weighing:
         windows = windows_of(found.source, given)
-        kind = f"noise {noise:g}, tokens {digest_of(windows)}" + ("" if inputs is None else inputs.mark)
+        kind = f"noise {noise:g}, tokens {digest_of(windows)}{limits.mark}"
+        kind += "" if inputs is None else inputs.mark
         left = [layer for layer in found.layers if state.fact(kind, layer.name, number_in) is None]
         if left:
             with bar("weighing", layers_of) as on_layer, meter_of(found, windows, limits) as meter:
@@ -163,7 +166,8 @@ def by_divergence(given: Text, limits: Limits) -> Weigh:
 
     def weigh(found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar) -> Weighing:
         windows = windows_of(found.source, given)
-        kind = f"divergence, {decided_by(found, '' if inputs is None else inputs.mark, windows)}"
+        mark = "" if inputs is None else inputs.mark
+        kind = f"divergence, {decided_by(found, mark, windows)}{limits.mark}"
         known = {
             layer.name: {KEEP: 0.0, **(state.fact(kind, layer.name, numbers_in) or {})}
             for layer in found.layers
@@ -219,7 +223,9 @@ def _slope(
 
 def _size(noise: torch.Tensor, weight: torch.Tensor, counts: Weights) -> float:
     """Return the squares of ``noise`` over those of ``weight``, in which columns count as ``counts`` says."""
-    own, other = (float((x.double().square() @ torch.from_numpy(counts)).sum()) for x in (noise, weight))
+    own, other = (
+        float((x.double().cpu().square() @ torch.from_numpy(counts)).sum()) for x in (noise, weight)
+    )
     return own / other if other else 1.0
 
 

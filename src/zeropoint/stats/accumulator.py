@@ -22,6 +22,18 @@ State = dict[str, torch.Tensor]
 """Name to tensor."""
 
 
+def on_device(device: torch.device, state: State) -> State:
+    """Return a state on a device.
+
+    Args:
+        device: where its tensors are wanted.
+        state: of any accumulator.
+    """
+    if all(tensor.device == device for tensor in state.values()):
+        return state
+    return {key: tensor.to(device) for key, tensor in state.items()}
+
+
 class Accumulator(ABC):
     """How batches of data are summed up. States that are passed in are never modified.
 

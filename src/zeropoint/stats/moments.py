@@ -9,7 +9,7 @@ import torch
 
 from ..errors import RangeError, ShapeError, UnsupportedError
 from ..ops.feedback import gram, squares
-from .accumulator import Accumulator, State
+from .accumulator import Accumulator, State, on_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +95,10 @@ class GramMatrix(_OfFeatures):
         """Return ``state`` after one more batch, whose sums are added to its own in order.
 
         Args:
-            state: a state of this accumulator, which is not changed.
+            state: a state of this accumulator, which is not changed, on any device.
             x: a float tensor, the features along its last axis.
         """
+        state = on_device(x.device, state)
         rows, counts = self.vectors(x)
         return _joined(state, "gram", gram(rows, into=state["gram"]), counts)
 
@@ -132,9 +133,10 @@ class MeanSquare(_OfFeatures):
         """Return ``state`` after one more batch, whose squares are added to its own in order.
 
         Args:
-            state: a state of this accumulator, which is not changed.
+            state: a state of this accumulator, which is not changed, on any device.
             x: a float tensor, the features along its last axis.
         """
+        state = on_device(x.device, state)
         rows, counts = self.vectors(x)
         return _joined(state, "squares", squares(rows, into=state["squares"]), counts)
 
@@ -168,8 +170,7 @@ class _OfPairs(_OfFeatures):
         Raises:
             ShapeError: for another number of features, or two shapes.
         """
-        begin = {name: value.to(inputs.device) for name, value in self.start().items()}
-        return self.update_pair(begin, float_inputs, inputs)
+        return self.update_pair(self.start(), float_inputs, inputs)
 
     @abstractmethod
     def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
@@ -226,6 +227,7 @@ class CrossGram(_OfPairs):
         Raises:
             ShapeError: for another number of features, or two shapes.
         """
+        state = on_device(inputs.device, state)
         difference, near = self.pairs(float_inputs, inputs)
         return _joined(state, "cross", gram(difference, near, into=state["cross"]), _counts_of(near, inputs))
 
@@ -264,6 +266,7 @@ class PairSums(_OfPairs):
         Raises:
             ShapeError: for another number of features, or two shapes.
         """
+        state = on_device(inputs.device, state)
         difference, near = self.pairs(float_inputs, inputs)
         ones = near.new_ones(len(near), 1)
         counts = _counts_of(near, inputs)

@@ -14,7 +14,7 @@ from ..params import QuantizationParams
 from ..params.module_buffers import keeping_dtypes
 from ..params.tracing import traced_as_constant
 from ..schemes import Scheme
-from .accumulator import Accumulator, State, Statistics
+from .accumulator import Accumulator, State, Statistics, on_device
 from .processes import gathered, shares_work
 from .statistic import Statistic
 
@@ -94,7 +94,7 @@ class Observer(nn.Module):
             return
         own = self.state()
         with torch.no_grad():
-            _set(own, self.statistic.update_all(_on_device(batches[0].device, own), batches))
+            _set(own, self.statistic.update_all(on_device(batches[0].device, own), batches))
 
     def measure(self, x: torch.Tensor) -> State:
         """Return the state of one batch alone, of the parts of all processes where they share it.
@@ -114,7 +114,7 @@ class Observer(nn.Module):
             batch: a state that :meth:`measure` gave.
         """
         own = self.state()
-        batch = _on_device(own["seen"].device, batch)
+        batch = on_device(own["seen"].device, batch)
         if self._adds:
             _add(own, batch)
         else:
@@ -128,7 +128,7 @@ class Observer(nn.Module):
         """
         own = self.state()
         with torch.no_grad():
-            _set(own, self.statistic.merge(own, _on_device(own["seen"].device, other.state())))
+            _set(own, self.statistic.merge(own, on_device(own["seen"].device, other.state())))
 
     def gathered(self) -> Observer:
         """Return a copy with the states of all processes merged; every process must call it.
@@ -177,7 +177,7 @@ class Observer(nn.Module):
     def reset(self) -> None:
         """Forget all data."""
         own = self.state()
-        _set(own, _on_device(own["seen"].device, self.statistic.start()))
+        _set(own, on_device(own["seen"].device, self.statistic.start()))
 
     def enable(self) -> None:
         """Take in what passes."""
@@ -215,13 +215,6 @@ def _is_plain(accumulator: Accumulator) -> bool:
     if isinstance(accumulator, Statistic) and type(accumulator).join is not Statistic.join:
         return False
     return kind.fold is Accumulator.fold and kind.merge in (Accumulator.merge, Statistic.merge)
-
-
-def _on_device(device: torch.device, state: State) -> State:
-    """Return a state on a device."""
-    if all(tensor.device == device for tensor in state.values()):
-        return state
-    return {key: tensor.to(device) for key, tensor in state.items()}
 
 
 def _set(own: State, state: State) -> None:

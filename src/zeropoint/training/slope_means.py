@@ -18,12 +18,12 @@ class SlopeMeans:
     It is 1 or -1 where gradients agree, and close to 0 where their sign changes: the step of Adam.
 
     Args:
-        shape: of the tensor.
+        like: the tensor.
 
     Source: Kingma and Ba, Adam, arXiv:1412.6980.
 
     Example:
-        >>> means = SlopeMeans((2,))
+        >>> means = SlopeMeans(torch.zeros(2))
         >>> means.direction(torch.tensor([3.0, -0.5]))
         tensor([ 1., -1.])
     """
@@ -31,8 +31,9 @@ class SlopeMeans:
     NUMBER_BYTES = 8
     """Memory of a number of the tensor."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._mean, self._square = torch.zeros(shape), torch.zeros(shape)
+    def __init__(self, like: torch.Tensor) -> None:
+        self._mean = torch.zeros(like.shape, device=like.device)
+        self._square = torch.zeros_like(self._mean)
         self._steps = 0
 
     def direction(self, slope: torch.Tensor) -> torch.Tensor:

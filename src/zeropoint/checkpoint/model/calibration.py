@@ -27,6 +27,7 @@ from ...methods.rotate import unrotated
 from ...models import LocalQuantize, SplitExperts, calibrate_sequential
 from ...models.block_chain import Steps
 from ...models.unfuse import unfused
+from ...ops.devices import CPU, exact_products, free_bytes
 from ...params import QuantizationParams
 from ...recipes import Assignment, Recipe, Rule
 from ...stats import Statistics
@@ -40,6 +41,7 @@ from ..plan.origin import Floats, as_floats
 from ..plan.placement import Placement
 from ..read.source import Source
 from ..read.storage import shown
+from .device_memory import parameters_on
 from .empty_model import empty_model
 from .importance import weighted
 from .loading import Files, fill, read_tensor
@@ -184,8 +186,9 @@ class RunningModel:
 
     floats: the checkpoint as if it were not quantized. root: with experts apart. rows: where the rows of its
     Linear layers lie in the files. steps: its blocks, which have their weights while they run. batches: what
-    it runs on. vocabulary: number of tokens that it knows. longest: most tokens that it takes at once. width:
-    numbers that a block gives for a token. spare: bytes of memory that the process may take beyond that.
+    it runs on, where it runs. vocabulary: number of tokens that it knows. longest: most tokens that it takes
+    at once. width: numbers that a block gives for a token. spare: bytes of memory that may be taken beyond
+    that, of a GPU where it runs on one. device: where it runs.
     """
 
     floats: Floats
@@ -197,6 +200,7 @@ class RunningModel:
     longest: int
     width: int
     spare: int
+    device: torch.device
 
 
 @contextmanager
@@ -213,7 +217,9 @@ def running(
     _require_runnable(source, remedy)
     transformers = transformers_package()
     what = f"transformers {transformers.__version__} does not run the model of {shown(source.root)}"
+    device = limits.device
     with reading(what, remedy, UnsupportedError, system=True), torch.no_grad(), ExitStack() as stack:
+        stack.enter_context(exact_products(device))
         files = stack.enter_context(Files())
         floats = as_floats(source, dtype=dtype)
         floats = floats if seen is None else seen(floats)
@@ -232,18 +238,19 @@ def running(
         own = not isinstance(given, list) and Windows.of(given).is_own
         if own:
             require_memory(model, blocks, windows, limits, spare)
-        weights = _Weights(model, floats, files, remedy)
+        weights = _Weights(model, floats, files, remedy, device)
         root = stack.enter_context(unfused(model))
         weights.release()
         rows = _rows(root)
         weights.split(root, rows)
         with weights.outside(blocks):
             if own:
-                generate(root, weights.block, blocks, windows, workers=limits.workers)
+                generate(root, weights.block, blocks, windows, workers=limits.batches_at_once)
+            batches = [{name: x.to(device) for name, x in batch.items()} for batch in batches]
             yield RunningModel(
                 floats=floats, root=root, rows=rows, steps=Steps(blocks=blocks, loaded=weights.block),
                 batches=batches, vocabulary=vocabulary, longest=longest, width=config.hidden_size,
-                spare=spare,
+                spare=spare, device=device,
             )  # fmt: skip
 
 
@@ -329,32 +336,50 @@ def _spare_memory(
 ) -> int:  # fmt: skip
     """Return the bytes of ``max_memory`` that running the model leaves free.
 
-    Running takes one block, the layers outside of blocks, and activations. Raises CheckpointError where that
-    is too much.
+    Running takes one block, the layers outside of blocks, and activations: of a GPU, where models run on one,
+    and then the process holds one of both at a time. Raises CheckpointError where that is too much.
     """
     every = sum(p.nbytes for p in model.parameters())
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
     item = next(model.parameters()).dtype.itemsize
     tokens = [batch["input_ids"].numel() for batch in batches]
     passing, logits = sum(tokens) * hidden * item, max(tokens) * vocabulary * 4
-    needed = limits.base_memory + every - sum(inside) + 2 * max(inside) + passing + logits
-    if needed > limits.max_memory:
+    outside, running = every - sum(inside), 2 * max(inside) + passing + logits
+    on_host = limits.base_memory + (max(outside, *inside) if limits.on_gpu else outside + running)
+    host = limits.max_memory - on_host
+    if host < 0:
+        what = "a block or the embeddings" if limits.on_gpu else _RUNNING
         raise CheckpointError(
-            f"the model takes about {size_of(needed)} on its data (a block, the embeddings, and what passes "
-            f"between blocks), more than the process may take; use "
-            f"{option('max_memory', str(-(-needed >> 20)) + 'M')}, or fewer tokens"
+            f"the model takes about {size_of(on_host)} on its data ({what}), "
+            f"{replace(limits, device=CPU).short_of(-host)}, or fewer tokens"
         )
-    return limits.max_memory - needed
+    if not limits.on_gpu:
+        return host
+    spare = free_bytes(limits.device) - outside - running
+    if spare < 0:
+        raise CheckpointError(
+            f"the model takes about {size_of(outside + running)} on its data ({_RUNNING}), "
+            f"{size_of(-spare)} {limits.short_of(-spare)}, or use fewer tokens"
+        )
+    return spare
+
+
+_RUNNING = "a block, the embeddings, and what passes between blocks"
+"""What takes memory where a model runs."""
 
 
 class _Weights:
     """The parameters of a model, which have memory, and are read from the checkpoint, while they are needed.
 
     model: before it is unfused, since its own tensors have the names from which those of files follow.
+    device: where the model runs, to which parameters are moved while they are needed.
     """
 
-    def __init__(self, model: nn.Module, floats: Floats, files: Files, remedy: str) -> None:
+    def __init__(
+        self, model: nn.Module, floats: Floats, files: Files, remedy: str, device: torch.device
+    ) -> None:  # fmt: skip
         self._model, self._floats, self._files, self._remedy = model, floats, files, remedy
+        self._root, self._device = model, device
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         state = model.state_dict()
         self._state = {name: tensor for name, tensor in state.items() if name in parameters}
@@ -364,6 +389,7 @@ class _Weights:
 
     def split(self, root: nn.Module, rows: Iterable[WeightRows]) -> None:
         """Let fused weights be read a layer of an expert at a time: files have their rows apart."""
+        self._root = root
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
         fused = tuple(f"{name}.{own}" for name, m in experts.items() for own in (m.up, m.down))
         for found in rows:
@@ -380,23 +406,32 @@ class _Weights:
 
     def block(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the block called ``name`` has its weights."""
-        return self._loaded({n: tensor for n, tensor in self._state.items() if n.startswith(f"{name}.")})
+        inside = {n: tensor for n, tensor in self._state.items() if n.startswith(f"{name}.")}
+        return self._loaded(inside, self._root.get_submodule(name).modules())
 
     def outside(self, blocks: tuple[str, ...]) -> AbstractContextManager[None]:
         """Return a context in which all that is inside none of ``blocks`` has its weights."""
         inside = tuple(f"{name}." for name in blocks)
-        return self._loaded({n: t for n, t in self._state.items() if not n.startswith(inside)})
+        held = {module for name in blocks for module in self._root.get_submodule(name).modules()}
+        own = [module for module in self._root.modules() if module not in held]
+        return self._loaded({n: t for n, t in self._state.items() if not n.startswith(inside)}, own)
 
     @contextmanager
-    def _loaded(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    def _loaded(self, state: Mapping[str, torch.Tensor], modules: Iterable[nn.Module]) -> Iterator[None]:
         for tensor in state.values():
             tensor.untyped_storage().resize_(tensor.nbytes)
         try:
             self._fill(state)
-            yield
+            with parameters_on(self._device, modules):
+                if self._device.type != CPU.type:
+                    self._empty(state)
+                yield
         finally:
-            for tensor in state.values():
-                tensor.untyped_storage().resize_(0)
+            self._empty(state)
+
+    def _empty(self, state: Mapping[str, torch.Tensor]) -> None:
+        for tensor in state.values():
+            tensor.untyped_storage().resize_(0)
 
     def _fill(self, state: Mapping[str, torch.Tensor], *, optional: bool = False) -> None:
         """Read tensors from the files; raises CheckpointError for one that is not there, unless optional."""

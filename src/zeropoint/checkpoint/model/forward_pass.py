@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from ...errors import CalibrationError, UnsupportedError, option, printable
+from ...errors import CalibrationError, CheckpointError, UnsupportedError, option, printable, size_of
 from ...models.sequential import run_blocks, run_rest
+from ...ops.devices import CPU
 from ..plan.limits import Limits
 from ..read.source import Source
 from ..read.storage import shown
@@ -47,7 +49,8 @@ class ForwardPass:
         if last is not None and _KEEP in inspect.signature(self.model.root.forward).parameters:
             given[_KEEP] = last
         with torch.no_grad():
-            return run_rest(self.model.root, given, self.values[batch], self.model.steps)
+            there = tree_map_only(torch.Tensor, lambda x: x.to(self.model.device), self.values[batch])
+            return run_rest(self.model.root, given, there, self.model.steps)
 
     def logits(self, batch: int, *, last: int | None = None) -> torch.Tensor:
         """Return logits of a batch: (sequences, positions, vocabulary), of the last positions or of all.
@@ -106,7 +109,9 @@ def forward_pass(
     """
     with opened(source, batches, limits, dtype=dtype) as (model, notes):
         if known is None:
-            values: Sequence[Any] = _last(run_blocks(model.root, batches, model.steps, progress=progress))
+            values: Sequence[Any] = _last(
+                run_blocks(model.root, model.batches, model.steps, progress=progress)
+            )
         else:
             values = known(model.width)
         yield ForwardPass(model=model, values=values, notes=notes)
@@ -133,6 +138,7 @@ class Replacing:
         self._given: list[Sequence[Any]] = []
 
     def __enter__(self) -> Replacing:
+        require_whole(self.model)
         for name in self._blocks:
             self._held.enter_context(self.model.steps.loaded(name))
         self._given = list(run_blocks(self.model.root, self.model.batches, self._steps))
@@ -186,7 +192,7 @@ class Replacing:
     def _put(self, module: str, weight: torch.Tensor) -> None:
         rows = self._rows(module)
         parameter = self._parameter(rows.layer)
-        parameter[rows.index] = weight.detach().to(parameter.dtype)
+        parameter[rows.index] = weight.detach().to(parameter)
 
     def _rows(self, module: str) -> WeightRows:
         found = next((rows for rows in self.model.rows if rows.module == module), None)
@@ -207,8 +213,19 @@ class Replacing:
             if layer.startswith(f"{name}."):
                 return number
         embeddings = self.model.root.get_input_embeddings().weight  # type: ignore[operator]
-        tied = self._parameter(layer).data_ptr() == embeddings.data_ptr()
+        tied = self.model.root.get_parameter(f"{layer}.weight") is embeddings
         return len(self._blocks) if layer == _HEAD and not tied else 0
+
+
+def require_whole(model: RunningModel) -> None:
+    """Raise CheckpointError where a GPU has too little free memory for all blocks of a model at once."""
+    inside = [sum(p.nbytes for p in model.root.get_submodule(n).parameters()) for n in model.steps.blocks]
+    missing = sum(inside) - 2 * max(inside) - model.spare
+    if model.device != CPU and missing > 0:
+        raise CheckpointError(
+            f"the whole model takes {size_of(missing)} more than is free on {model.device}; leave "
+            f"{option('device', str(model.device))} out"
+        )
 
 
 _HEAD = "lm_head"

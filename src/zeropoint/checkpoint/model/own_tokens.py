@@ -17,6 +17,7 @@ import torch
 
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, option, size_of
 from ...models.block_chain import in_threads
+from ...ops.devices import device_of
 from ..plan.limits import Limits
 from .tokens import OWN
 
@@ -39,14 +40,12 @@ def require_memory(
     # Keys and values of a block are copied when a token is added.
     cache = 2 * (len(blocks) + 1) * heads * width * item * windows[0].numel()
     logits = 4 * 4 * model.get_input_embeddings().num_embeddings
-    running = min(limits.workers, -(-len(windows) // TOGETHER)) * min(len(windows), TOGETHER)
+    running = min(limits.batches_at_once, -(-len(windows) // TOGETHER)) * min(len(windows), TOGETHER)
     needed = sum(inside) - 2 * max(inside) + running * (cache + logits) - spare
     if needed > 0:
-        total = option("max_memory", f"{-(-(limits.max_memory + needed) >> 20)}M")
         raise CheckpointError(
             f"{option('calibration', OWN)} takes the whole model in memory, keys and values of "
-            f"{running} windows with it, {size_of(needed)} more than the process may take; use {total}, or "
-            "text"
+            f"{running} windows with it, {size_of(needed)} {limits.short_of(needed)}, or use text"
         )
 
 
@@ -70,16 +69,17 @@ def generate(
 def _continue(root: Any, groups: Sequence[Sequence[torch.Tensor]], number: int) -> None:
     ids = torch.cat(list(groups[number]))
     generator, cache = torch.Generator().manual_seed(number), None
+    device = device_of(root)
     with torch.no_grad():
         for at in range(1, ids.shape[1]):
-            found = root(input_ids=ids[:, at - 1 : at], past_key_values=cache, use_cache=True)
+            found = root(input_ids=ids[:, at - 1 : at].to(device), past_key_values=cache, use_cache=True)
             logits, cache = getattr(found, "logits", None), getattr(found, "past_key_values", None)
             if logits is None or cache is None:
                 raise UnsupportedError(
                     f"{type(root).__name__} predicts no next token from kept keys and values, so that it "
                     f"generates no calibration data; give {option('calibration', metavar='FILE')} with text"
                 )
-            chances = logits[:, -1].float().softmax(-1)
+            chances = logits[:, -1].float().softmax(-1).cpu()
             if not bool(torch.isfinite(chances).all()):
                 raise CalibrationError(
                     "the model gives logits that are not finite, and generates no tokens; give text, or "

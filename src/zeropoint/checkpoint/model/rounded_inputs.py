@@ -41,6 +41,7 @@ def rounded_inputs(
             continue
         quantizer = as_module(input_quantizer(layer, given, source, files))
         assert quantizer is not None
+        quantizer.to(model.device)
         rounded[str(given)] += 1
         handles.append(model.root.get_submodule(rows.layer).register_forward_pre_hook(_Rounding(quantizer)))
     try:

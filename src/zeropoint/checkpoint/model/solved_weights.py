@@ -36,6 +36,7 @@ from ...models.rescale import RescaledBlock
 from ...models.site_inputs import EVERY, kin_of
 from ...models.solutions import WeightTask, require_corrected
 from ...models.solving import solve
+from ...ops.devices import CPU
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import ASKED, identity, require_same, stamps
@@ -133,24 +134,25 @@ def solved(
     """
     kept = SolvedFolder(folder)
     with running(plan.source, given, plan.limits, remedy=_REMEDY, seen=plan.seen) as model:
-        ids = b"".join(batch["input_ids"].numpy().tobytes() for batch in model.batches)
+        ids = b"".join(batch["input_ids"].cpu().numpy().tobytes() for batch in model.batches)
         kept.begin({**identity(plan), **stamps(plan), "tokens": hashlib.sha256(ids).hexdigest()})
-        tasks = _tasks(plan, model.rows)
-        memo = model.spare - _memory_of(tasks, model, plan.limits)
+        tasks, limits = _tasks(plan, model.rows), plan.limits
+        memo = model.spare - _memory_of(tasks, model, limits)
         if memo < 0:
-            needed = f"{-(-(plan.limits.max_memory - memo) >> 20)}M"
             raise CheckpointError(
-                f"solving weights takes about {size_of(-memo)} more than the process may take: Gram matrices "
-                f"of {_LARGEST}, and a weight of each worker in float64; use {option('max_memory', needed)}"
+                f"solving weights takes about {size_of(-memo)} {limits.short_of(-memo, _SOLVING)}"
             )
-        kept_at_once = max(0, memo - _OVERHEAD) // 2
+        passing = _passing(tasks, model) if limits.on_gpu else 0
+        in_files = not limits.on_gpu or passing > memo
+        memo -= 0 if in_files else passing
         steps = replace(
-            model.steps, folder=folder, workers=plan.limits.workers, memo=kept_at_once,
-            at_once=windows_at_once(model.spare, plan.limits, _BLOCKS_REMEDY),
+            model.steps, folder=folder if in_files else None, workers=limits.batches_at_once,
+            memo=max(0, memo - _OVERHEAD) // 2,
+            at_once=windows_at_once(model.spare, limits, _BLOCKS_REMEDY),
         )  # fmt: skip
         require_corrected((method_named(weight.method) for weight in plan.weights), tasks)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
-        held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"]
+        held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"].cpu()
         folds = _in_files(model, kept.folds(tasks, model.root))
     if folds:
         plan = with_folds(plan, folds)
@@ -203,7 +205,7 @@ def _of_corrections(plan: CheckpointPlan, corrected: Collection[str]) -> Iterato
 
 _OVERHEAD = 768 << 20
 """Bytes for threads of torch, transformers and fragmented memory, as measured; none of it keeps results."""
-_LARGEST = "the widest layers that run together"
+_SOLVING = ": Gram matrices of the widest layers that run together, and a weight of each worker in float64"
 
 
 _BLOCKS_REMEDY = "use method descent"
@@ -220,13 +222,12 @@ def windows_at_once(spare: int, limits: Limits, remedy: str) -> Callable[[int, i
         left = spare - _OVERHEAD
         missing = fixed + window - left
         if missing > 0:
-            needed = f"{-(-(limits.max_memory + missing) >> 20)}M"
             raise CheckpointError(
                 f"training a block takes about {size_of(fixed + window)} for one window at a time, "
-                f"{size_of(missing)} more than the process may take; use {option('max_memory', needed)}, or "
-                f"{remedy}"
+                f"{size_of(missing)} {limits.short_of(missing)}, or {remedy}"
             )
-        return min(limits.workers, (left - fixed) // window) if window else limits.workers
+        most = limits.batches_at_once
+        return min(most, (left - fixed) // window) if window else most
 
     return at_once
 
@@ -245,8 +246,24 @@ def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits)
     widest = max((columns for _, columns in shapes.values()), default=0)
     values = max((rows * columns for rows, columns in shapes.values()), default=0)
     tokens = EVERY * max(batch["input_ids"].numel() for batch in model.batches)
-    numbers = max(together.values(), default=0) + limits.workers * (4 * widest**2 + 5 * values)
+    at_once = limits.batches_at_once * (4 * widest**2 + 5 * values)
+    numbers = max(together.values(), default=0) + at_once
     return 8 * numbers + 4 * 3 * tokens * widest
+
+
+def _passing(tasks: Iterable[WeightTask], model: RunningModel) -> int:
+    """Return the bytes of what is kept of all tokens while weights are solved, at most.
+
+    That is what passes between blocks in the float and in the deployed model, of which one is counted as
+    what running takes, and the inputs of the layers of a block in the float model.
+    """
+    features: Counter[str] = Counter()
+    for layer in {task.layer for task in tasks}:
+        block = next((each for each in model.steps.blocks if layer.startswith(f"{each}.")), "")
+        features[block] += model.root.get_parameter(f"{layer}.weight").shape[1]
+    tokens = sum(batch["input_ids"].numel() for batch in model.batches)
+    item = next(model.root.parameters()).dtype.itemsize
+    return tokens * item * (model.width + max(features.values(), default=0))
 
 
 def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]:
@@ -321,6 +338,7 @@ class SolvedFolder:
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep the codes of a weight."""
         give_back()
+        result = result.on(CPU)
         loss = loss if task.exact else replace(loss, outputs=None)
         self.losses[task.name], self._changes[task.name] = loss, result.changes
         changes = {name: packed_numbers(added) for name, added in result.changes.items()}
@@ -356,6 +374,7 @@ class SolvedFolder:
 
     def add_rescaling(self, block: str, found: RescaledBlock) -> None:
         """Keep how a block is rescaled."""
+        found = replace(found, folds={name: fold.on(CPU) for name, fold in found.folds.items()})
         self._rescaled[block] = found
         text = folds_text(found.folds, found.notes, refused=found.refused)
         self.write(self._rescaling(block), lambda draft: draft.write_text(text, encoding="utf-8"))

@@ -100,7 +100,7 @@ class StatisticsDraft:
 
     def _append(self, name: str, numbers: torch.Tensor) -> None:
         self._rows.append(Row(name, "F64", tuple(numbers.shape), numbers.nbytes))
-        self._file.write(numbers.contiguous().numpy().data)
+        self._file.write(numbers.cpu().contiguous().numpy().data)
 
     def write(self, file: OwnFile, *, overwrite: bool) -> int:
         """Write the file, and return its bytes."""
@@ -325,5 +325,5 @@ def tokens_digest(windows: Iterable[torch.Tensor]) -> str:
     """Return a digest of windows of tokens."""
     total = hashlib.sha256()
     for window in windows:
-        total.update(f"{tuple(window.shape)}".encode() + window.numpy().tobytes())
+        total.update(f"{tuple(window.shape)}".encode() + window.cpu().numpy().tobytes())
     return total.hexdigest()

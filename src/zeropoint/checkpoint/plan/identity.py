@@ -48,6 +48,8 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
     }
     if plan.statistics or plan.placements.added or plan.solved:
         fields["calibration"] = _digest(_learned(plan))
+    if plan.limits.on_gpu:
+        fields["device"] = plan.limits.device.type
     if plan.asked:
         fields[ASKED] = plan.asked
     fields |= shard_fields(source)

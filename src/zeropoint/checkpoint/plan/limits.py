@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...errors import CheckpointError, option, parse_size, size_of
+from ...errors import CheckpointError, OptionError, option, parse_size, size_of
 from ...ops import registry
+from ...ops.devices import CPU, device_named
 from ...schemes import Scheme
 
 BASE_MEMORY = 400 << 20
@@ -32,10 +33,10 @@ DEFAULT_MEMORY = 2 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a run; they change speed, never bytes.
+    """Limits of a run; they change speed, never bytes, but for what a model learns on a GPU.
 
     workers: threads. max_memory: bytes of the whole process. tile_values: numbers in a tile, memory
-    permitting.
+    permitting. device: where models run on data, whose sums a GPU rounds in its own way.
 
     Raises CheckpointError for limits under which nothing can run.
     """
@@ -44,6 +45,7 @@ class Limits:
     max_memory: int = DEFAULT_MEMORY
     tile_values: int = TILE_VALUES
     base_memory: int = BASE_MEMORY
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -62,15 +64,53 @@ class Limits:
             )
 
     @staticmethod
-    def default(workers: int | None = None, max_memory: int | str | None = None) -> Limits:
-        """Return limits with a worker for each core and 2 GiB, where nothing else is said.
+    def default(
+        workers: int | None = None, max_memory: int | str | None = None,
+        device: torch.device | str | None = None,
+    ) -> Limits:  # fmt: skip
+        """Return limits with a worker for each core and 2 GiB on the processor, where nothing else is said.
 
         max_memory: bytes, or a text such as ``"1G"``, for which OptionError is raised where it is no size.
+        device: see :func:`~zeropoint.ops.devices.device_named`, which says what is raised.
         """
         return Limits(
             workers=available_cores() if workers is None else workers,
             max_memory=DEFAULT_MEMORY if max_memory is None else parse_size(max_memory),
+            device=device_named(device),
         )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether models run on a GPU."""
+        return self.device.type != CPU.type
+
+    @property
+    def batches_at_once(self) -> int:
+        """How many batches a model runs on at the same time: one for each worker, and one on a GPU."""
+        return 1 if self.on_gpu else self.workers
+
+    @property
+    def mark(self) -> str:
+        """What tells numbers of a model that ran on a GPU from those of the host; empty for these."""
+        return f", on {self.device.type}" if self.on_gpu else ""
+
+    def short_of(self, missing: int, what: str = "") -> str:
+        """Return what is said of bytes that a model needs beyond those that it may take, and the remedy.
+
+        what: stands before the remedy.
+        """
+        if self.on_gpu:
+            return f"more than is free on {self.device}{what}; leave {option('device', str(self.device))} out"
+        enough = f"{-(-(self.max_memory + missing) >> 20)}M"
+        return f"more than the process may take{what}; use {option('max_memory', enough)}"
+
+    def require_model(self, *, runs: bool) -> None:
+        """Raise OptionError where models are to run on a GPU, and none runs."""
+        if self.on_gpu and not runs:
+            raise OptionError(
+                f"{option('device', str(self.device))} is where a model runs on data, and none runs here; "
+                f"add {option('calibration', metavar='FILE')}, or leave it out"
+            )
 
     def require_gram(self, shape: tuple[int, int], *, workers: int = 1) -> None:
         """Raise CheckpointError where solving a weight takes more than the process may take.

@@ -25,6 +25,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "source": str(plan.source.root),
         "output": str(result.path),
         "rotation": None if plan.rotation is None else plan.rotation.name,
+        "device": plan.limits.device.type,
         "schemes": [scheme_document(layer) for layer in plan.layers],
         "source_bytes": plan.source_bytes,
         "output_bytes": plan.output_bytes,

@@ -1,0 +1,96 @@
+"""Devices that models run on: the processor, or a GPU of CUDA, and how a GPU computes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import OptionError, UnsupportedError, option
+
+CPU = torch.device("cpu")
+_USAGE = "use cpu, cuda, or cuda:1 for the second GPU"
+
+
+def device_named(given: torch.device | str | None) -> torch.device:
+    """Return the device of a name, a GPU with its number; the processor if None.
+
+    Raises OptionError for another word, UnsupportedError for a GPU that torch does not find.
+
+    >>> device_named(None)
+    device(type='cpu')
+    """
+    if given is None:
+        return CPU
+    said = option("device", str(given))
+    try:
+        device = torch.device(given)
+    except RuntimeError as error:
+        raise OptionError(f"{said} is no device of torch; {_USAGE}") from error
+    if device.type == "cpu":
+        return CPU
+    if device.type != "cuda":
+        raise OptionError(f"{said} is no device that models run on here; {_USAGE}")
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"{said} needs a GPU, and torch {torch.__version__} finds none on this machine; leave it out, or "
+            "install a driver and a torch for CUDA"
+        )
+    number, last = device.index or 0, torch.cuda.device_count() - 1
+    if number > last:
+        raise UnsupportedError(f"{said} is not among the GPUs here, which are cuda:0 to cuda:{last}; use one")
+    return torch.device("cuda", number)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters: that of the first one that is not on the host.
+
+    >>> device_of(nn.Linear(2, 2))
+    device(type='cpu')
+    """
+    return next((x.device for x in model.parameters() if x.device.type not in ("cpu", "meta")), CPU)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory of a GPU that a model can take: free, or kept by torch without use."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Let a GPU multiply in full float32, and sum products of 16 bits in float32; nothing on the host.
+
+    The settings of torch are those of before at the end.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    narrow = [(cudnn, "allow_tf32"), (matmul, "allow_tf32"), *((matmul, name) for name in _REDUCTIONS)]
+    # Releases from 2.9 on have another name for the same setting, which the older one overwrites.
+    own = [getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None), matmul]
+    newer = [(place, "fp32_precision") for place in own if hasattr(place, "fp32_precision")]
+    before = [(place, name, _setting(place, name)) for place, name in (*narrow, *newer)]
+    try:
+        for place, name in narrow:
+            setattr(place, name, False)
+        yield
+    finally:
+        for place, name, value in before:
+            if value is not None:
+                setattr(place, name, value)
+
+
+_REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+
+
+def _setting(place: Any, name: str) -> Any:
+    """Return a setting, or None where torch refuses the older name of what was set by the newer one."""
+    try:
+        return getattr(place, name)
+    except RuntimeError:
+        return None
