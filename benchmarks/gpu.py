@@ -1,9 +1,10 @@
-"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--megabytes N] [--json FILE]`.
+"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--megabytes N ...] [--json FILE]`.
 
 First codes, scales and values are compared with the reference on the host, of random numbers and of numbers
 where arithmetic goes wrong; a difference ends the run with exit code 1. Then plans are captured in CUDA
 graphs, over buffers that together exceed the second-level cache, and replayed next to a copy of the numbers
-on the same device: the median of the replays. At last the host's time of a run, and that it allocates nothing.
+on the same device: the median of the replays. At last the host's time of a run, and that it allocates
+nothing.
 
 GB/s counts the bytes read plus written once, scales counted, though the scale of a whole tensor (nvfp4) takes
 a second read. torchao, where it is installed, is timed by the same graphs: its MX and NVFP4 functions under
@@ -38,7 +39,7 @@ REPLAYS = 9
 
 
 def odd_rows(scheme: str) -> torch.Tensor:
-    """Return rows where arithmetic goes wrong, as float32: ties, subnormals, zeros, both ends of the range."""
+    """Return rows where arithmetic goes wrong, float32: ties, subnormals, zeros, both ends of the range."""
     generator = torch.Generator().manual_seed(len(scheme))
     x = torch.randn(40, COLUMNS, generator=generator)
     x[1], x[2, ::3], x[3] = 0.0, -0.0, 2.0**-140
@@ -233,12 +234,15 @@ def main() -> None:
             for x in (odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype)):
                 compare(scheme, torch.where(x.abs() < torch.finfo(dtype).max / 2, x, 1.0))
     gpu = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    print(f"{gpu}; {len(asked.schemes)} schemes have the reference's bytes; {asked.megabytes} MB\n")
-    print("| scheme | copy | " + " | ".join(NAMES) + " |\n| --- | --- |" + " --- |" * len(NAMES))
+    print(f"{gpu}; {len(asked.schemes)} schemes have the reference's bytes")
     rows = []
-    for scheme in asked.schemes:
-        rows.append(measure(scheme, (asked.megabytes << 20) // (2 * COLUMNS)))
-        print(line(rows[-1]), flush=True)
+    for megabytes in asked.megabytes:
+        print(
+            f"\n| {megabytes} MB | copy | " + " | ".join(NAMES) + " |\n| --- | --- |" + " --- |" * len(NAMES)
+        )
+        for scheme in asked.schemes:
+            rows.append(measure(scheme, (megabytes << 20) // (2 * COLUMNS)))
+            print(line(rows[-1]), flush=True)
     hosts = [host_time(scheme) for scheme in ("int8:channel", "mxfp4", "nvfp4") if scheme in asked.schemes]
     for found in hosts:
         print(found)

@@ -111,9 +111,9 @@ def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
 class TensorRule(NamedTuple):
     """How the scale of a whole tensor follows from its largest magnitude, above one finer level.
 
-    largest: the largest number of a scale of 1. divisor: that of elements alone. reciprocal: whether the
-    reciprocal is kept: ``1 / max(amax, tiny)`` times ``largest``, each rounded to ``narrow``, which fits while
-    its product with ``amax / divisor`` is at most ``fits``. Else the scale is ``amax / largest`` in float64,
+    largest: the largest number of a scale of 1. divisor: of elements alone. reciprocal: whether the kept
+    scale is ``1 / max(amax, tiny)`` times ``largest``, each rounded to ``narrow``, which fits while its
+    product with ``amax / divisor`` is at most ``fits``. Else the scale is ``amax / largest`` in float64,
     rounded to float32.
     """
 
@@ -126,7 +126,7 @@ class TensorRule(NamedTuple):
 
 
 def tensor_rule(scheme: Scheme, dtype: torch.dtype) -> TensorRule | None:
-    """Return the rule of :func:`coarsest_scale` for a float32 scale above one level, None for other schemes."""
+    """Return the rule of :func:`coarsest_scale` for a float32 scale above one level, None of others."""
     scheme = scheme.start
     if len(scheme.scales) != 2:
         return None

@@ -29,7 +29,8 @@ found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blo
 cut = found(scheme.granularity, shape, scheme.bits)
 request = Request(op=Op.QUANTIZE, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype,
                   device=torch.device("cuda"))
-kernel = getattr(importlib.import_module("zeropoint.kernels.triton." + asked["module"]), asked["kernel"])
+module = importlib.import_module("zeropoint.kernels.triton.programs." + asked["module"])
+kernel = getattr(module, asked["kernel"])
 signature = {name: asked["arguments"][name] for name in kernel.arg_names if name in asked["arguments"]}
 signature |= {name: "constexpr" for name in kernel.arg_names if name not in signature}
 if "cut" in kernel.arg_names:
@@ -39,7 +40,8 @@ constants = dict(asked["constants"])
 if "s" in kernel.arg_names:
     constants["s"] = sweep_of(scheme, shape, dtype, weighted=False)._replace(**constants.pop("sweep"))
 if "k" in kernel.arg_names:
-    constants["k"] = constants_of(request, cut.shape, chosen=asked["chosen"], dividing="s" in kernel.arg_names)
+    dividing = "s" in kernel.arg_names
+    constants["k"] = constants_of(request, cut.shape, chosen=asked["chosen"], dividing=dividing)
 if "f" in kernel.arg_names:
     constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)

@@ -1,4 +1,4 @@
-"""The kernels compile to machine code of a GPU, on any host, with wide accesses, and flush or spill nothing."""
+"""The kernels compile to machine code of a GPU on any host: wide accesses, nothing flushed or spilled."""
 
 from __future__ import annotations
 

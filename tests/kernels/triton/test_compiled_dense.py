@@ -10,7 +10,7 @@ CODE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from zeropoint.kernels.triton import blocked_feedback, column_products
+from zeropoint.kernels.triton.programs import blocked_feedback, column_products
 from zeropoint.kernels.triton.block_steps import *
 
 def compiled(kernel, warps, stages, one, **types):

@@ -96,6 +96,28 @@ def test_quotients_next_to_ties_have_the_codes_of_the_reference(scheme: str, pow
     assert_codes_of_the_reference(x, scheme, scales)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scheme", ["int4:channel", "float8_e4m3fn:channel", "float4_e2m1fn:channel"])
+def test_short_quotients_have_the_codes_of_the_reference(scheme: str, dtype: torch.dtype) -> None:
+    for power in (0, -6):
+        x, scales = next_to_ties(power, 1024 if DEVICE == "cuda" else 128)
+        assert_codes_of_the_reference(x.to(dtype), scheme, scales)
+        # Quotients of numbers over themselves times few bits are ties.
+        factors = x.to(dtype)[:, :1].float().abs().clamp(min=2.0**-14)
+        assert_codes_of_the_reference((factors * (torch.arange(-128, 128) / 4)).to(dtype), scheme, factors)
+    worst = torch.full((2, 1), 2 - 2.0**-23)
+    assert_codes_of_the_reference(torch.tensor([[0.25, 0.5, 1.0, 2.0] * 64] * 2, dtype=dtype), scheme, worst)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scheme", ["int4:channel", "float4_e2m1fn:channel", "float6_e2m3fn:channel"])
+def test_values_just_past_the_largest_are_clamped(scheme: str, dtype: torch.dtype) -> None:
+    most = float(zp.Scheme.parse(scheme).element.max)
+    for end in (1.05, 1.15, 1.3, 2.1):  # of the largest number, below and above the middle to the next
+        x, scales = torch.linspace(-end * most, end * most, 256).expand(3, -1), torch.tensor([1.0, 0.37, 5.0])
+        assert_codes_of_the_reference((x * scales[:, None]).to(dtype), scheme, scales[:, None])
+
+
 def test_values_far_from_their_scale_are_clamped() -> None:
     exponents = torch.arange(-149, 128)
     x = torch.ldexp(torch.ones(277), exponents).expand(277, -1) * torch.tensor([1.0, -1.5]).repeat(139)[:277]

@@ -120,7 +120,8 @@ def test_a_range_of_codes_ends_gradients() -> None:
 
 
 @pytest.mark.parametrize("scheme", [
-    "nvfp4", "mxfp8_e4m3", *(pytest.param(s, marks=pytest.mark.slow) for s in ("int4:g128", "uint4:g32:asym")),
+    "nvfp4", "mxfp8_e4m3",
+    *(pytest.param(s, marks=pytest.mark.slow) for s in ("int4:g128", "uint4:g32:asym")),
 ])  # fmt: skip
 def test_the_kernel_compiles_to_wide_accesses(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

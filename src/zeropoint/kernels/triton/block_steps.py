@@ -27,7 +27,7 @@ class GramSizes(NamedTuple):
 
 
 class GramTile(NamedTuple):
-    """Constants of compilation of :func:`.column_products.add_column_products`."""
+    """Constants of compilation of :func:`.programs.column_products.add_column_products`."""
 
     tile: int
     dot: bool
@@ -45,7 +45,7 @@ class LineSizes(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Transposed rows: see :func:`.blocked_feedback.process_block`.
+    """Transposed rows: see :func:`.programs.blocked_feedback.process_block`.
 
     ``found`` has the values, as Triton's own tuples have something else under that name.
     """
@@ -67,7 +67,7 @@ class BlockSizes(NamedTuple):
 
 
 class BlockStep(NamedTuple):
-    """Constants of compilation of :func:`.blocked_feedback.process_block`.
+    """Constants of compilation of :func:`.programs.blocked_feedback.process_block`.
 
     kind: of those above. consecutive: whether levels are consecutive integers. halvings: of the bounds of
     others, until one is found. narrow: whether values are computed in float32. lanes: rows of a program.
@@ -96,7 +96,7 @@ class GridTensors(NamedTuple):
 
 
 class Eliminated(NamedTuple):
-    """Scratch of :func:`.blocked_feedback.eliminate_block`, (steps, size)."""
+    """Scratch of :func:`.programs.blocked_feedback.eliminate_block`, (steps, size)."""
 
     minus: Any
     kept: Any

@@ -131,7 +131,7 @@ DENSE = TritonDense()
 def _kernels() -> tuple[ModuleType, ModuleType]:
     """Return the kernels of sums over tokens, and those of blocks of columns."""
     # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
-    from . import blocked_feedback, column_products
+    from .programs import blocked_feedback, column_products
 
     return column_products, blocked_feedback
 
@@ -152,7 +152,7 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as kernels take it: see :mod:`.element_codes`."""
+    """Return a contiguous tensor as kernels take it: see :mod:`.programs.element_codes`."""
     x = x.contiguous()
     return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
 
@@ -190,7 +190,7 @@ class _Columns:
         self._numbers = _bits(x)
 
     def rounded(self, start: int, end: int) -> torch.Tensor:
-        """Return tokens ``start`` to ``end``, in whole chunks, as :mod:`.column_products` takes them."""
+        """Return tokens ``start`` to ``end``, in whole chunks: see :mod:`.programs.column_products`."""
         chunks = -(-(end - start) // _CHUNK)
         made = torch.empty((chunks * _CHUNK, self.pitch), dtype=torch.float32, device=self._numbers.device)
         sizes = Tokens(end - start, self._columns, self.pitch)

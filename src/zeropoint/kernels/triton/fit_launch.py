@@ -78,7 +78,7 @@ class ScaleFit:
         self._reach = reach_of(window_of(scheme, size, 2.0))
         self._ladder = Ladder.of(scheme.scales[0], dtype)
         # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
-        from . import scale_fits as kernels
+        from .programs import scale_fits as kernels
 
         self._kernels = kernels
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import operator
 from collections.abc import Callable
@@ -35,7 +36,7 @@ AnyCut = Pieces | Segments | SmallBlocks
 ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
 """The cut of a kernel that has one number to write."""
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Scales, what they stand for, the scale of the whole tensor, and zero points."""
+"""Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
 Codes = tuple[torch.Tensor, Params]
 Ends = tuple[float, float] | None
 """Extremes of the tensor that a tensor is a part of."""
@@ -55,42 +56,33 @@ class Launch:
 
     @functools.cached_property
     def _quantize(self) -> Start:
-        # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
-        from . import pieces, small_blocks
-
         asked = self._request
         small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
         if small is None:
-            return Start(pieces.quantize_pieces, self.pieces, self.given)
-        return Start(small_blocks.quantize_small_blocks, small, self.given._replace(cut=small.shape))
+            return Start("pieces.quantize_pieces", self.pieces, self.given)
+        return Start("small_blocks.quantize_small_blocks", small, self.given._replace(cut=small.shape))
 
     @functools.cached_property
     def _dequantize(self) -> Start:
-        from .pieces import dequantize_pieces
-
-        return Start(dequantize_pieces, self.pieces, self.given)
+        return Start("pieces.dequantize_pieces", self.pieces, self.given)
 
     @functools.cached_property
     def _fake_quantize(self) -> Start:
-        from .pieces import fake_quantize_pieces
-
-        return Start(fake_quantize_pieces, self.pieces, self.given)
+        return Start("pieces.fake_quantize_pieces", self.pieces, self.given)
 
     @functools.cached_property
     def _choose(self) -> Start | None:
         """What chooses the scale of each block and encodes it, where blocks fit into a program."""
         asked = self._request
         scheme, shape = asked.scheme, asked.shape
-        from . import segments, small_blocks
-
         small = small_blocks_of(scheme.granularity, shape, scheme.bits)
         if small is not None:
             constants = constants_of(asked, small.shape, chosen=True)
-            return Start(small_blocks.quantize_small_blocks, small, constants)
+            return Start("small_blocks.quantize_small_blocks", small, constants)
         found = segments_of(scheme.granularity, shape, scheme.bits)
         if isinstance(found, str) or not found.own:
             return None
-        return Start(segments.quantize_blocks, found, constants_of(asked, found.shape, chosen=True))
+        return Start("segments.quantize_blocks", found, constants_of(asked, found.shape, chosen=True))
 
     @property
     def _empty(self) -> bool:
@@ -115,9 +107,7 @@ class Launch:
         cut = segments_of(Granularity.block(*[1] * len(lead), block), shape, 8)
         assert isinstance(cut, Segments)
         low, high = torch.empty((2, cut.cut.segments), dtype=torch.float32, device=x.device)
-        from .segments import segment_extremes
-
-        Start(segment_extremes, cut, of_extremes(cut.shape, x.device))(bits(x), low, high)
+        Start("segments.segment_extremes", cut, of_extremes(cut.shape, x.device))(bits(x), low, high)
         if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
             reference.require_finite(x)
             raise NonFiniteError("statistics of a finite tensor are not finite")
@@ -167,23 +157,23 @@ class Launch:
         params[1].copy_(arithmetic.coarsest_scale(scheme, _ranges([ends, ends], x)).view_as(params[1]))
 
     def choose_and_encode(
-        self, x: torch.Tensor, data: torch.Tensor, params: Params, notes: torch.Tensor, *, known: bool = False,
-        tables: torch.Tensor | None = None,
+        self, x: torch.Tensor, data: torch.Tensor, params: Params, notes: torch.Tensor, *,
+        known: bool = False, tables: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Write codes and parameters; known: whether the scale of the whole tensor is there already."""
         assert self._choose is not None
         constants, x = self._choose.constants, bits(x)
-        levelled = len(self._request.scheme.scales) > 1
-        if levelled and tables is None:
-            tables = self._new_tables()
-        if levelled and known:
-            self._fill_tables(_levels(self._finest, x.device), params[1], tables)
-        elif levelled:
-            self._amax(x, notes)
-            self._coarse(notes, params[1], _levels(self._finest, x.device), tables)
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
         zeros = params[-1] if constants.element.zero_place else scales
-        coarse = params[1] if levelled else scales
+        coarse = scales
+        if len(self._request.scheme.scales) > 1:
+            coarse, tables = params[1], self._new_tables() if tables is None else tables
+            levels = _levels(self._finest, x.device)
+            if known:
+                self._fill_tables(levels, coarse, tables)
+            else:
+                self._amax(x, notes)
+                self._coarse(notes, coarse, levels, tables)
         self._choose(x, bits(scales), scales if tables is None else tables, coarse, bits(zeros), data, notes)
 
     @functools.cached_property
@@ -192,18 +182,15 @@ class Launch:
 
     @functools.cached_property
     def _amax(self) -> Start:
-        from .whole_tensors import tensor_amax
-
         cut = pieces_of(Granularity.tensor(), self._request.shape, 8)
         assert isinstance(cut, Pieces)
-        return Start(tensor_amax, cut, of_extremes(cut.shape, self._request.device))
+        return Start("whole_tensors.tensor_amax", cut, of_extremes(cut.shape, self._request.device))
 
     @functools.cached_property
     def _coarse(self) -> Start:
-        from .whole_tensors import coarse_scale
-
         assert self._tensor_rule is not None
-        return Start(coarse_scale, ONCE, self.given._replace(rule=lowered_rule(self._tensor_rule)))
+        rule = lowered_rule(self._tensor_rule)
+        return Start("whole_tensors.coarse_scale", ONCE, self.given._replace(rule=rule))
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
@@ -291,7 +278,7 @@ class Launch:
         return asked.scheme.scales[0].format_for(format_of(asked.own_dtype))
 
     def _tables(self, coarse: torch.Tensor) -> torch.Tensor:
-        """Return what scales stand for that are bytes: see :mod:`.held_scales`."""
+        """Return the tables of scales that are bytes: see :mod:`.programs.held_scales`."""
         if not self.given.held.coarse and self._own_tables is not None:
             return self._own_tables
         levels = _levels(self._finest, self._request.device)
@@ -306,12 +293,10 @@ class Launch:
 
     @functools.cached_property
     def _fill_tables(self) -> Start:
-        from .held_scales import scale_tables
-
-        return Start(scale_tables, ONCE, self.given)
+        return Start("held_scales.scale_tables", ONCE, self.given)
 
     def scales(self, params: Params) -> Given:
-        """Return scales, what they stand for, the scale of the whole tensor, and zero points.
+        """Return scales, the tables of their codes, the scale of the whole tensor, and zero points.
 
         Where there are none, the scales take their places.
         """
@@ -337,7 +322,7 @@ _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
 
 
 def _notes(device: torch.device) -> torch.Tensor:
-    """Return what kernels write of their data: whether some does not fit, and the largest magnitude's bits."""
+    """Return what kernels write: whether some number does not fit, and the bits of the largest magnitude."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
@@ -346,17 +331,21 @@ def _settle(notes: torch.Tensor) -> None:
     if notes[0].item():
         notes.zero_()
         raise NonFiniteError(
-            "a run since the last call of synchronize() met NaN or Inf, or a block whose scale does not fit its "
-            "format; zeropoint.quantize on its tensor says where"
+            "a run since the last call of synchronize() met NaN or Inf, or a block whose scale does not fit "
+            "its format; zeropoint.quantize on its tensor says where"
         )
 
 
 class Start:
-    """A kernel with its cut and constants; after the first call, tensors of 16-byte places start it at once."""
+    """A program with its cut and constants; after the first call, tensors of 16-byte places start it at once.
 
-    def __init__(self, kernel: Any, cut: AnyCut, constants: Constants) -> None:
+    program: its module among :mod:`.programs`, and its name. Triton takes seconds to import, and is not
+    needed where no tensor is on a GPU.
+    """
+
+    def __init__(self, program: str, cut: AnyCut, constants: Constants) -> None:
         self.constants = constants
-        self._kernel, self._cut = kernel, cut
+        self._cut, (self._module, _, self._name) = cut, program.partition(".")
         self._compiled: Callable[..., None] | None = None
         self._index = -1
 
@@ -371,7 +360,8 @@ class Start:
         with on_device(tensors[0].device):
             grid = (self._cut.programs, 1, 1)
             options = {"num_warps": self._cut.warps, "enable_fp_fusion": False}
-            made = self._kernel[grid](*tensors, self._cut.cut, self.constants, **options)
+            program = getattr(importlib.import_module(f".programs.{self._module}", __package__), self._name)
+            made = program[grid](*tensors, self._cut.cut, self.constants, **options)
         if self.constants.native and all(each.data_ptr() % 16 == 0 for each in tensors):
             self._compiled, self._index = made[grid], tensors[0].device.index
 
@@ -412,7 +402,7 @@ def _ranges(found: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> 
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as kernels take it: see :mod:`.element_codes`."""
+    """Return a contiguous tensor as kernels take it: see :mod:`.programs.element_codes`."""
     x = x.contiguous()
     return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
 

@@ -80,8 +80,8 @@ def pieces_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> P
     known = block if even and block >= PIECE and block & (block - 1) == 0 and tile % block == 0 else 0
     cut = PieceCut(cols, -(-cols * width // 8), tiles, block, row_blocks, *mapping)
     made = PieceShape(
-        pieces=tile // PIECE, block=known, single=row_blocks == 1 or block % tile == 0, even=even, joined=joined,
-        own=own or joined,
+        pieces=tile // PIECE, block=known, single=row_blocks == 1 or block % tile == 0, even=even,
+        joined=joined, own=own or joined,
     )  # fmt: skip
     return Pieces(cut=cut, shape=made, programs=rows * tiles, warps=WARPS)
 
@@ -108,7 +108,7 @@ class SmallBlocks(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def small_blocks_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> SmallBlocks | None:
-    """Return the small blocks of a tensor, or None where it has others: see :mod:`.small_blocks`."""
+    """Return the small blocks of a tensor, or None where it has others: see :mod:`.programs.small_blocks`."""
     cols, block = (shape[-1], granularity.block_shape(shape)[-1]) if shape else (1, 1)
     alone = math.prod(granularity.block_shape(shape)) == block
     if not alone or cols % block or block & (block - 1) or not PIECE <= block <= LARGEST_BLOCK:

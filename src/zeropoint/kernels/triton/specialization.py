@@ -51,12 +51,12 @@ class Constants(NamedTuple):
     element, rule: records of :mod:`zeropoint.ops.lowering`, of plain numbers. ``unsigned_below`` is the bits
     of a float32, as a subnormal constant would make float64 of what it meets; ``thresholds`` are padded with
     Inf. inverse_divisor: ``RN(1 / rule.divisor)``. held: how scales are stored. chosen: whether the kernel
-    chooses them. cut: the part of a cut that is compiled in. order: of a codebook the codes of all ranks, four bits
-    each, int64. width: bits of a code. group: codes that fill whole bytes together. multiply: whether values are multiplied by factors.
-    native: whether a GPU runs the kernel, rather than the interpreter. fused: whether quotients may be made of
-    fused multiplications and additions, see :func:`.element_codes.fused`. short: whether they may be of two operations,
-    see :func:`.element_codes.short_quotients`. hardware: the format whose
-    conversion a GPU has.
+    chooses them. cut: the part of a cut that is compiled in. order: of a codebook the codes of all ranks,
+    four bits each, int64. width: bits of a code. group: codes that fill whole bytes together. multiply:
+    whether values are multiplied by factors. native: whether a GPU runs the kernel, rather than the
+    interpreter. fused: whether quotients may be made of fused multiplications and additions, see
+    :func:`.programs.element_codes.fused`. short: whether they may be of two operations, see
+    :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has.
     """
 
     element: Any
@@ -78,8 +78,8 @@ class Constants(NamedTuple):
 def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = False) -> Constants:
     """Return what the kernels of a request are compiled for.
 
-    cut: the part of its cut that is compiled in. chosen: whether they choose scales.
-    dividing: whether values are divided by powers of two, too.
+    cut: the part of its cut that is compiled in. chosen: whether they choose scales. dividing: whether values
+    are divided by powers of two, too.
     """
     scheme, dtype = request.scheme, request.own_dtype
     rule = lowering.rule_of(scheme, dtype) if chosen else lowering.GIVEN
@@ -96,7 +96,7 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
         held=held_of(scheme, dtype) or _factors(scheme), chosen=chosen, cut=cut, order=_order(scheme),
         width=scheme.bits, group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
         fused=native and element.scaling is ScaleBy.DIVIDE and _boundaries_are_large(element),
-        short=_is_short(element, request.dtype), hardware=int(_hardware(element)) if native else 0,
+        short=_is_short(element, request.dtype), hardware=int(_hardware(scheme, element)) if native else 0,
     )  # fmt: skip
 
 
@@ -136,8 +136,8 @@ def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
 def of_extremes(cut: Any, device: torch.device) -> Constants:
     """Return what the kernel that finds extremes is compiled for, whatever the format."""
     return Constants(
-        element=None, rule=None, inverse_divisor=1.0, held=None, chosen=False, cut=cut, order=0, width=8, group=1,
-        multiply=False, native=device.type == "cuda", fused=False, short=False, hardware=0,
+        element=None, rule=None, inverse_divisor=1.0, held=None, chosen=False, cut=cut, order=0, width=8,
+        group=1, multiply=False, native=device.type == "cuda", fused=False, short=False, hardware=0,
     )  # fmt: skip
 
 
@@ -147,15 +147,12 @@ def lowered_rule(rule: TensorRule) -> TensorRule:
     return rule._replace(narrow=narrow)
 
 
-def _hardware(element: lowering.Element) -> Hardware:
+def _hardware(scheme: Scheme, element: lowering.Element) -> Hardware:
     """Return the format whose conversion a GPU has; signs are those of quotients there."""
-    found = element.mantissa, element.emin, element.maximum, element.max_code, element.negative_nan
     if element.kind is not Kind.FLOAT or element.unsigned_below >= 0:
         return Hardware.NONE
-    return {
-        (3, 127 - 6, 448.0, 0x7E, False): Hardware.E4M3,
-        (2, 127 - 14, 57344.0, 0x7B, False): Hardware.E5M2,
-    }.get(found, Hardware.NONE)
+    known = {torch.float8_e4m3fn: Hardware.E4M3, torch.float8_e5m2: Hardware.E5M2}
+    return known.get(dtype_of(scheme.element), Hardware.NONE)
 
 
 def _plain(record: Any) -> Any:

@@ -109,7 +109,7 @@ class ScaleSweep:
             constants_of(request, found.shape, chosen=False, dividing=True),
         )
         # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
-        from . import scale_sweeps as kernels
+        from .programs import scale_sweeps as kernels
 
         self._kernels = kernels
 

@@ -6,14 +6,14 @@
 import triton
 import triton.language as tl
 
-from ...ops.lowering import Kind
+from ....ops.lowering import Kind
 
 _FLOAT = tl.constexpr(int(Kind.FLOAT))
 
 
 @triton.jit
 def bytes_of(codes, k: tl.constexpr):
-    """Return the bytes of pieces, (pieces, k.width), from their codes, (pieces, 8), of 1, 2 or 4 bits; int32."""
+    """Return the bytes of pieces, (pieces, k.width), from codes, (pieces, 8), of 1, 2 or 4 bits; int32."""
     count: tl.constexpr = 8 // k.width
     parts = tl.reshape(codes, [codes.shape[0], k.width, count])
     place = tl.arange(0, count)

@@ -1,12 +1,13 @@
 """The gradient of fake quantization: passed where a value, rounded, lies within the codes.
 
-Gradients are moved as the bits they are, so that NaN keeps its own. Programs have pieces, as :mod:`.pieces` has.
+Gradients are moved as the bits they are, so that NaN keeps its own. A program has the pieces of
+:mod:`.pieces`.
 """
 
 import triton
 import triton.language as tl
 
-from ...ops.lowering import Kind, ZeroPlace
+from ....ops.lowering import Kind, ZeroPlace
 from .element_codes import float32, largest, ratios, rounded
 from .held_scales import factors_of
 from .pieces import load_of_blocks, part_blocks, part_elements, part_place, part_start, part_zeros

@@ -10,7 +10,7 @@ rounded before it is added. A product with ``-1.0`` is a negation, which ``-x`` 
 import triton
 import triton.language as tl
 
-from .block_steps import FEED, SOLVE
+from ..block_steps import FEED, SOLVE
 
 _FEED, _SOLVE = tl.constexpr(int(FEED)), tl.constexpr(int(SOLVE))
 # 1.5 * 2**52: added to a float64 and subtracted again, it rounds to an integer, half to even; -0 becomes 0.
@@ -115,7 +115,7 @@ def process_block(lines, m, d, grid, sizes, k: tl.constexpr):
     """Process the columns ``begin`` to ``end`` of rows, and write the errors that other columns take.
 
     lines: ``weight``, ``numbers``, ``found``, (columns, rows); ``errors``, (steps, rows); ``losses``,
-    (rows,). m: (columns, columns). d: pivots, or the diagonal of m. k: see :class:`.block_steps.BlockStep`.
+    (rows,). m: (columns, columns). d: pivots, or the diagonal of m. k: see :class:`..block_steps.BlockStep`.
 
     FEED: values are nearest to ``numbers``, errors are those of ``weight``. SOLVE: values are the numbers.
     DESCEND: values move by what ``numbers``, the products of errors, have of the diagonal.

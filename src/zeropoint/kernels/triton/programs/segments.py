@@ -2,7 +2,7 @@
 
 A segment is a block, or a part of a block that is too long for a program. Segment ``t`` is number ``t %
 per_row`` of row ``t // per_row``. Offsets are of 64 bits, so that tensors may have more than 2**31 elements.
-``cut`` is a :class:`.segmentation.Cut`, ``k`` the :class:`.specialization.Constants` of compilation.
+``cut`` is a :class:`..segmentation.Cut`, ``k`` the :class:`..specialization.Constants` of compilation.
 
 Values are float32, float16, bfloat16, or int16 bits of bfloat16; codes are packed bytes; factors and zero
 points are float32, one each block, and zero points are read where there are some.
@@ -79,8 +79,8 @@ def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.co
     """Choose the scale of each segment, a whole block, and write it with zero point and codes.
 
     coarse: (1,) float32, the scale of the whole tensor, read where there are two levels. scales: float32, or
-    uint8 for scales that are bytes. notes: (1,) int32, set if a value is not finite or a scale does not fit its
-    format.
+    uint8 for scales that are bytes. notes: (1,) int32, set if a value is not finite or a scale does not fit
+    its format.
     """
     t = _segments(k)
     at, there = _elements(t, cut, k)

@@ -1,7 +1,8 @@
 """Given scales in kernels: read as they are stored, in Triton.
 
-Scales are floats, or bytes, of whose codes ``tables`` has three rows of 256 float32: values, times or over the
-scale of the whole tensor where there is one, reciprocals of what elements are divided by, and what these lack
+Scales are floats, or bytes, of whose codes ``tables`` has three rows of 256 float32: values, times or over
+the scale of the whole tensor where there is one, reciprocals of what elements are divided by, and what these
+lack
 (:func:`.element_codes.reciprocals`). Where elements are multiplied by exact reciprocals the second row has
 these. ``coarse`` is the scale of the whole tensor, (1,) float32.
 """
@@ -39,7 +40,7 @@ def _outer(coarse, k: tl.constexpr):
 
 @triton.jit
 def divisor_of(scale, k: tl.constexpr):
-    """Return what elements are divided by: Inf where a scale was lost, by which every value divides to zero."""
+    """Return what elements are divided by; Inf, by which all divide to zero, where a scale was lost."""
     return tl.where(scale == 0.0, float("inf"), scale) * k.held.unit
 
 
@@ -70,7 +71,7 @@ def factors_of(found, tables, coarse, k: tl.constexpr):
 
 @triton.jit
 def fill_tables(levels, outer, tables, k: tl.constexpr):
-    """Write the three rows of tables from the values of all codes, (256,), and the scale of the whole tensor."""
+    """Write the three rows of tables; levels: (256,), the values of all codes. outer: the tensor's scale."""
     code = tl.arange(0, 256)
     scale = _combined(tl.load(levels + code), outer, k)
     tl.store(tables + code, scale)

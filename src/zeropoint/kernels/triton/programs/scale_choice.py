@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ...ops.lowering import How, Offset
+from ....ops.lowering import How, Offset
 from .element_codes import bits_of, float_of, fused, rounded
 
 _POWER, _MINIFLOAT, _AFFINE = (

@@ -1,4 +1,4 @@
-"""The kernel that quantizes small blocks, of 8 to 1,024 elements that fill rows, under scales chosen or given.
+"""The program that quantizes small blocks, of 8 to 1,024 elements that fill rows.
 
 Block after block lies in memory without gaps, whatever the shape. A thread has ``vectors`` pieces of eight
 elements that follow each other, of one block; ``lanes`` threads share a block. Scales and quotients of a
@@ -8,7 +8,7 @@ thread are those of few blocks, so that few of them are computed more than once.
 import triton
 import triton.language as tl
 
-from ...ops.lowering import How, Kind
+from ....ops.lowering import How, Kind
 from .code_bytes import bytes_of, store_codes
 from .element_codes import (
     below_the_end,
@@ -149,8 +149,8 @@ def _given(values, coarse, scales, tables, zeros, notes, start, left, k: tl.cons
 def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
     """Write the codes of ``x``, and with them the scale of each block and its zero point, if they are chosen.
 
-    ``cut`` is the number of pieces of ``x``. notes: (1,) int32, set if a value is not finite or a scale does not
-    fit its format. For ``scales``, ``tables`` and ``coarse`` see :mod:`.held_scales`.
+    ``cut`` is the number of pieces of ``x``. notes: (1,) int32, set if a value is not finite or a scale does
+    not fit its format. For ``scales``, ``tables`` and ``coarse`` see :mod:`.held_scales`.
     """
     threads: tl.constexpr = k.cut.threads
     vectors: tl.constexpr = k.cut.vectors

@@ -21,7 +21,7 @@ never taken.
 import triton
 import triton.language as tl
 
-from ...ops.lowering import Kind
+from ....ops.lowering import Kind
 from .element_codes import decoded, encoded, float32
 
 _INTEGER = tl.constexpr(int(Kind.INTEGER))

@@ -1,7 +1,7 @@
 """Values to codes and back: :mod:`zeropoint.formats.codes` again, in Triton, bit for bit.
 
 Quotients are IEEE's and nothing is contracted: kernels are launched with ``enable_fp_fusion=False``. ``k`` is
-what they are compiled for, see :class:`.specialization.Constants`.
+what they are compiled for, see :class:`..specialization.Constants`.
 
 On the host a bfloat16 tensor is passed as its int16 bits and converted here: Triton's interpreter (3.7) cuts
 float32 off instead of rounding it, and its ``fma`` rounds twice.
@@ -10,8 +10,8 @@ float32 off instead of rounding it, and its ``fma`` rounds twice.
 import triton
 import triton.language as tl
 
-from ...ops.lowering import Kind, Narrow, ScaleBy, ZeroPlace
-from .specialization import Hardware
+from ....ops.lowering import Kind, Narrow, ScaleBy, ZeroPlace
+from ..specialization import Hardware
 
 _INTEGER, _FLOAT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(Kind.FLOAT))
 _BFLOAT16, _FLOAT16 = tl.constexpr(int(Narrow.BFLOAT16)), tl.constexpr(int(Narrow.FLOAT16))
@@ -133,8 +133,8 @@ def _short(value, inverse, rest, k: tl.constexpr):
     """Return quotients of two operations, on the same side of short numbers as IEEE's; never negative zero.
 
     With ``y = RN(1 / b)``, ``1 - b y`` is a float32, so that ``y + (1 - b y) y`` is ``1 / b`` to 2**-47. For
-    all values of up to 11 bits and all factors, 2**33 pairs of significands, the quotient is IEEE's but for 28
-    pairs, and of these one alone has a quotient of up to 13 bits: that of 1 and the largest significand.
+    all values of up to 11 bits and all factors, 2**33 pairs of significands, the quotient is IEEE's but for
+    28 pairs, and of these one alone has a quotient of up to 13 bits: that of 1 and the largest significand.
     Boundaries between codes are shorter than that. tests/kernels/triton/short_quotients.c counts them.
     """
     return tl.fma(value, inverse + tl.zeros_like(value), tl.fma(value, rest, 0.0))
@@ -168,9 +168,10 @@ def ratios(value, factor, inverse, rest, amax, k: tl.constexpr):
 
     factor: what values are divided by, or multiplied by under ScaleBy.MULTIPLY; Inf where a scale was lost.
     inverse, rest: its :func:`reciprocals`. amax: largest magnitudes. All float32, broadcast against values.
-    Quotients that round to zero have the signs of values, but for what :class:`zeropoint.ops.lowering.Element`
-    drops.
-    Codes of eight bits are made of them after the two branches have met: ptxas 12.8 loses some that meet there.
+    Quotients that round to zero have the signs of values, but for those that ``unsigned_below`` drops.
+
+    Codes of eight bits are made of them after the two branches have met: ptxas 12.8 loses some of those that
+    meet there.
     """
     if k.fused:
         if usual(amax, factor, k):
@@ -213,7 +214,7 @@ def encoded(value, factor, zero, amax, k: tl.constexpr):
 
 @triton.jit
 def rounded_values(ratio, zero, table, k: tl.constexpr):
-    """Return what codes of :func:`ratios` stand for, less zero points, in units of scales: codes and back.
+    """Return the values of the codes of :func:`ratios`, less zero points, in units of scales.
 
     Numbers without zero points, and floats that have negative zero, are rounded without their codes.
     """

@@ -1,8 +1,8 @@
 """Kernels under given scales: a thread has pieces of eight elements, 16 bytes of two-byte floats.
 
 A program has a part of one row; rows that follow each other, with their blocks in order, are one row. Offsets
-inside a part are of 32 bits, those of parts of 64. ``cut`` is a :class:`.piece_cuts.PieceCut`, ``k`` the
-:class:`.specialization.Constants` of compilation.
+inside a part are of 32 bits, those of parts of 64. ``cut`` is a :class:`..piece_cuts.PieceCut`, ``k`` the
+:class:`..specialization.Constants` of compilation.
 
 Values are float32, float16, bfloat16, or int16 bits of bfloat16, codes packed bytes. For ``scales``,
 ``tables`` and ``coarse`` see :mod:`.held_scales`.
@@ -11,7 +11,7 @@ Values are float32, float16, bfloat16, or int16 bits of bfloat16, codes packed b
 import triton
 import triton.language as tl
 
-from ...ops.lowering import Kind
+from ....ops.lowering import Kind
 from .code_bytes import load_codes, store_codes
 from .element_codes import (
     bits_of,
@@ -33,7 +33,7 @@ _INTEGER = tl.constexpr(int(Kind.INTEGER))
 
 @triton.jit
 def part_place(cut, k: tl.constexpr):
-    """Return row and number of the program's part, int64, and how many elements of the row are left, int32."""
+    """Return row and number of the program's part, int64, and how many elements it has, int32."""
     part = tl.program_id(0)
     row = part * 0
     if not k.cut.joined:
