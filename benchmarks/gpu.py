@@ -1,4 +1,4 @@
-"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--megabytes N ...] [--json FILE]`.
+"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--megabytes N] [--json FILE]`.
 
 First codes, scales and values are compared with the reference on the host, of random numbers and of numbers
 where arithmetic goes wrong; a difference ends the run with exit code 1. Then plans are captured in CUDA
@@ -220,9 +220,7 @@ def host_time(scheme: str) -> dict[str, Any]:
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--megabytes", type=int, default=1024, help=f"of bfloat16 numbers in rows of {COLUMNS}"
-    )
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[1024, 64], help="of bfloat16 numbers")
     parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="those to check and time")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     asked = parser.parse_args()
