@@ -85,6 +85,7 @@ def same_files(a: Path, b: Path) -> None:
     assert found == other
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which no stand-in takes the place of")
 def test_a_model_elsewhere_is_trained_in_a_process_of_its_own() -> None:
     # Autograd counts devices when it first runs, which it has where other tests ran.
     this = test_a_model_elsewhere_is_solved_to_the_same_bytes_without_a_tensor_out_of_place.__name__
@@ -299,4 +300,5 @@ def test_a_gpu_has_little_memory_of_the_model_at_the_end(models: Path, tmp_path:
     device = device_named("cuda")
     before = torch.cuda.memory_allocated(device)
     quantize(models, tmp_path / "out", method, device=device)
+    torch._C._cuda_clearCublasWorkspaces()  # each thread that multiplies has one, of 32 MiB
     assert torch.cuda.memory_allocated(device) - before < 1 << 20
