@@ -151,8 +151,10 @@ def _hardware(scheme: Scheme, element: lowering.Element) -> Hardware:
     """Return the format whose conversion a GPU has; signs are those of quotients there."""
     if element.kind is not Kind.FLOAT or element.unsigned_below >= 0:
         return Hardware.NONE
-    known = {torch.float8_e4m3fn: Hardware.E4M3, torch.float8_e5m2: Hardware.E5M2}
-    return known.get(dtype_of(scheme.element), Hardware.NONE)
+    found = dtype_of(scheme.element)
+    if found is torch.float8_e4m3fn:
+        return Hardware.E4M3
+    return Hardware.E5M2 if found is torch.float8_e5m2 else Hardware.NONE
 
 
 def _plain(record: Any) -> Any:
