@@ -347,14 +347,15 @@ class Start:
         self.constants = constants
         self._cut, (self._module, _, self._name) = cut, program.partition(".")
         self._compiled: Callable[..., None] | None = None
-        self._index = -1
+        self._index, self._dtypes = -1, list[torch.dtype]()
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Start the kernel on the stream of the caller."""
         if self._compiled is not None and torch.cuda.current_device() == self._index:
             # Plain numbers, which the launcher takes as they are: it asks the driver about each tensor.
             places = [each.data_ptr() for each in tensors]
-            if not functools.reduce(operator.or_, places) & 15:
+            aligned = not functools.reduce(operator.or_, places) & 15
+            if aligned and [each.dtype for each in tensors] == self._dtypes:
                 self._compiled(*places, self._cut.cut, self.constants)
                 return
         with on_device(tensors[0].device):
@@ -364,6 +365,7 @@ class Start:
             made = program[grid](*tensors, self._cut.cut, self.constants, **options)
         if self.constants.native and all(each.data_ptr() % 16 == 0 for each in tensors):
             self._compiled, self._index = made[grid], tensors[0].device.index
+            self._dtypes = [each.dtype for each in tensors]
 
 
 @functools.lru_cache(maxsize=256)
