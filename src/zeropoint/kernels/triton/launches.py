@@ -129,7 +129,7 @@ class Launch:
     def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         scheme = self._request.scheme
-        if self._empty or not scheme.scales or self._choose is None or extremes is not None:
+        if not self._chooses or extremes is not None:
             params = self.choose_params(x, extremes)
             found = self.quantize(x, params), params
             return found if out is None else filled(out, *found)
@@ -161,9 +161,13 @@ class Launch:
         known: bool = False, tables: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Write codes and parameters; known: whether the scale of the whole tensor is there already."""
-        assert self._choose is not None
-        constants, x = self._choose.constants, bits(x)
+        constants, x = self._choosing, bits(x)
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
+        if self._choose is None:
+            self._amax(x, notes)
+            self._tensor_scale(notes, bits(scales))
+            self._encode(x, self.scales(params), data, notes)
+            return
         zeros = params[-1] if constants.element.zero_place else scales
         coarse = scales
         if len(self._request.scheme.scales) > 1:
@@ -175,6 +179,32 @@ class Launch:
                 self._amax(x, notes)
                 self._coarse(notes, coarse, levels, tables)
         self._choose(x, bits(scales), scales if tables is None else tables, coarse, bits(zeros), data, notes)
+
+    @functools.cached_property
+    def _choosing(self) -> Constants:
+        """What the programs that choose scales are compiled for."""
+        if self._choose is not None:
+            return self._choose.constants
+        return constants_of(self._request, None, chosen=True)
+
+    @functools.cached_property
+    def _chooses(self) -> bool:
+        """Whether kernels choose the finest scales."""
+        some = not self._empty and bool(self._request.scheme.scales)
+        return some and (self._choose is not None or self._is_one_block)
+
+    @functools.cached_property
+    def _is_one_block(self) -> bool:
+        """Whether the tensor is one block, whose scale follows from its largest magnitude alone."""
+        scheme = self._request.scheme
+        if len(scheme.scales) != 1 or math.prod(scheme.granularity.grid(self._request.shape)) != 1:
+            return False
+        rule = self._choosing.rule
+        return rule.how in (How.LINEAR, How.POWER) and not rule.unsigned
+
+    @functools.cached_property
+    def _tensor_scale(self) -> Start:
+        return Start("whole_tensors.tensor_scale", ONCE, self._choosing)
 
     @functools.cached_property
     def _tensor_rule(self) -> arithmetic.TensorRule | None:
@@ -244,9 +274,7 @@ class Launch:
     def _chooses_alone(self) -> bool:
         """Whether kernels choose all scales, and need no result of theirs on the host."""
         scheme = self._request.scheme
-        if self._empty or not scheme.scales or self._choose is None:
-            return False
-        return len(scheme.scales) == 1 or self._tensor_rule is not None
+        return self._chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
 
     def _held_quantize(self, given: Given, notes: torch.Tensor, x: torch.Tensor, data: torch.Tensor) -> None:
         if not self._empty:

@@ -7,9 +7,10 @@ float32. NaN has larger bits than Inf, and Inf than any finite number.
 import triton
 import triton.language as tl
 
-from .element_codes import bits_of, float32, float_of, largest, rounded
+from .element_codes import bits_of, float32, float_of, largest, rounded, stored
 from .held_scales import fill_tables
 from .pieces import part_elements, part_place, part_start
+from .scale_choice import scales_of
 
 _LEAST = tl.constexpr(2.0**-126)
 
@@ -49,3 +50,17 @@ def coarse_scale(notes, coarse, levels, tables, cut, k: tl.constexpr):
     tl.store(notes + 1 + one, 0)
     tl.store(notes + one, 1, mask=fits == 0)
     fill_tables(levels, scale, tables, k)
+
+
+@triton.jit
+def tensor_scale(notes, scales, cut, k: tl.constexpr):
+    """Write the scale of the one block of a tensor, as it is stored, and make ``notes[1]`` zero.
+
+    A largest magnitude that is not finite, or a scale that does not fit its format, sets ``notes[0]``.
+    """
+    one = tl.arange(0, 1)
+    amax = float_of(tl.load(notes + 1 + one))
+    scale, _, _, fits = scales_of(amax, amax, amax, scales, False, k)
+    tl.store(scales + one, stored(scale, scales.dtype.element_ty))
+    tl.store(notes + 1 + one, 0)
+    tl.store(notes + one, 1, mask=((amax < float("inf")) & fits) == 0)

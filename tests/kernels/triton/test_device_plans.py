@@ -1,0 +1,91 @@
+"""Plans on a device write the bytes of the reference, hold what they need, and say later what they met."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.contract.test_backends import sample_for
+from tests.kernels.triton.interpreter import DEVICE
+from tests.tensors import same_bytes
+
+import zeropoint as zp
+
+SCHEMES = (
+    "int8:channel", "int8:tensor", "float8_e4m3fn:tensor", "int4:g128", "uint4:g32:asym", "mxfp8_e4m3",
+    "mxfp4", "nvfp4", "nvfp4:dialect=modelopt", "nf4:g64",
+)  # fmt: skip
+SHAPE = (4, 256)
+NO_GPU = pytest.mark.skipif(DEVICE != "cuda", reason="no GPU")
+
+
+def planned(op: str, scheme: str | zp.QuantizationParams, dtype: torch.dtype) -> zp.prepared.Plan:
+    made = zp.plan(op, scheme, SHAPE, dtype, device=DEVICE, backend="triton")
+    assert made.allocates is None
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_plans_on_a_device_write_the_bytes_of_the_reference(
+    interpreted: None, scheme: str, dtype: torch.dtype
+) -> None:
+    x = sample_for(scheme, SHAPE, dtype)
+    with zp.only_backend("reference"):
+        expected = zp.quantize(x, scheme)
+        values, rounded = expected.dequantize(), zp.fake_quantize(x, expected.params)
+    here, params = x.to(DEVICE), expected.params.to(DEVICE)
+    choose = planned("quantize", scheme, dtype)
+    q = choose.empty()
+    for _ in range(2):  # the second run finds what the first one left in the workspace
+        q.data.zero_()
+        choose.run(here, out=q)
+        choose.synchronize()
+        assert same_bytes(q.data.cpu(), expected.data)
+        assert all(same_bytes(a.cpu(), b) for a, b in zip(q.scales, expected.scales, strict=True))
+    assert same_bytes(planned("quantize", params, dtype).run(here).data.cpu(), expected.data)
+    assert same_bytes(planned("dequantize", params, dtype).run(expected.to(DEVICE)).cpu(), values)
+    assert same_bytes(planned("fake_quantize", params, dtype).run(here).cpu(), rounded)
+    slope = planned("fake_quantize_backward", params, dtype).run(torch.ones_like(here), here)
+    on_host = zp.plan("fake_quantize_backward", expected.params, SHAPE, dtype, backend="reference")
+    assert same_bytes(slope.cpu(), on_host.run(torch.ones_like(x), x))
+
+
+@pytest.mark.parametrize("scheme", ["int8:channel", "int8:tensor", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("given", [False, True], ids=["chosen", "given"])
+def test_a_run_that_met_nan_is_said_when_the_device_is_done(
+    interpreted: None, scheme: str, given: bool
+) -> None:
+    x = torch.ones(SHAPE, device=DEVICE)
+    params = zp.quantize(x, scheme).params
+    plan = planned("quantize", params if given else scheme, torch.float32)
+    out = plan.empty()
+    bad = x.clone()
+    bad[2, 3] = torch.nan
+    plan.run(bad, out=out)
+    plan.run(x, out=out)
+    with pytest.raises(zp.NonFiniteError, match=r"since the last call of synchronize"):
+        plan.synchronize()
+    plan.run(x, out=out)
+    plan.synchronize()
+    assert same_bytes(out.data.cpu(), zp.quantize(x, params).data.cpu())
+
+
+@NO_GPU
+@pytest.mark.parametrize("scheme", ["int8:channel", "int8:tensor", "mxfp4", "nvfp4"])
+def test_a_graph_replays_a_plan_on_new_numbers_without_memory(scheme: str) -> None:
+    x = torch.randn(SHAPE, device=DEVICE, dtype=torch.bfloat16)
+    plan = planned("quantize", scheme, torch.bfloat16)
+    out = plan.empty()
+    plan.run(x, out=out)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    plan.run(x, out=out)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.run(x, out=out)
+    x.copy_(torch.randn(SHAPE))
+    graph.replay()
+    expected = zp.quantize(x, scheme)
+    assert same_bytes(out.data.cpu(), expected.data.cpu())
+    assert all(same_bytes(a.cpu(), b.cpu()) for a, b in zip(out.scales, expected.scales, strict=True))
