@@ -104,5 +104,7 @@ _default = limits.Limits.default
 _COMMAND = typer.main.get_command(app.app)
 
 
-def _small_tiles(workers: int | None = None, max_memory: int | None = None) -> limits.Limits:
-    return replace(_default(workers, max_memory), tile_values=256)
+def _small_tiles(
+    workers: int | None = None, max_memory: int | None = None, device: str | None = None
+) -> limits.Limits:
+    return replace(_default(workers, max_memory, device), tile_values=256)

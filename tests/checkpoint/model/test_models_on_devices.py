@@ -41,6 +41,8 @@ CASES = {
     "shift+gptq+bias": {}, "equalize+gptq": {}, "descent": {"calibration": "self", "samples": 8, "length": 8},
     "shift+signround": {}, "mse_weighted": {"to": "w8a8_static"}, "gptq": {"source": "experts"},
 }  # fmt: skip
+QUICK = ("shift+gptq+bias", "mse_weighted")
+"""Those that every run tests."""
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +87,12 @@ def same_files(a: Path, b: Path) -> None:
     assert found == other
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which no stand-in takes the place of")
 def test_a_model_elsewhere_is_trained_in_a_process_of_its_own() -> None:
     # Autograd counts devices when it first runs, which it has where other tests ran.
     this = test_a_model_elsewhere_is_solved_to_the_same_bytes_without_a_tensor_out_of_place.__name__
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ""]
     ran = subprocess.run(
         [*command, f"{__file__}::{this}[shift+signround]"],
         env=os.environ | {ALONE: "1"}, capture_output=True, text=True, check=False,
@@ -97,7 +100,9 @@ def test_a_model_elsewhere_is_trained_in_a_process_of_its_own() -> None:
     assert "1 passed" in ran.stdout, ran.stdout[-3000:]
 
 
-@pytest.mark.parametrize("method", CASES)
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in CASES]
+)
 def test_a_model_elsewhere_is_solved_to_the_same_bytes_without_a_tensor_out_of_place(
     models: Path, tmp_path: Path, stand_in: None, method: str
 ) -> None:
