@@ -110,6 +110,7 @@ def test_of_two_conversions_at_once_one_proceeds(children: Children, stage: Stag
     assert stage.tally.points == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("converting", ["gguf"], indirect=True)
 def test_a_gguf_file_that_replaces_another_is_never_mixed_with_it(children: Children, stage: Stage) -> None:
     ran, _ = replace(stage, scheme="q8_0").run()

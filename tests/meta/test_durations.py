@@ -17,6 +17,7 @@ COMPILES = {
 }
 """Items that compile in each run, with what."""
 LONG = {
+    "tests/checkpoint/model/test_models_on_devices.py": "whichever item is first imports transformers",
     "tests/checkpoint/cluster/test_executor.py": "starts Ray and ends its workers, whichever item is first",
     "tests/cli/test_processes.py::"
     "test_an_interrupted_quantize_publishes_nothing_and_resumes[2-130-interrupted]": "waits to interrupt",

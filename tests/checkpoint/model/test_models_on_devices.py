@@ -41,7 +41,7 @@ CASES = {
     "shift+gptq+bias": {}, "equalize+gptq": {}, "descent": {"calibration": "self", "samples": 8, "length": 8},
     "shift+signround": {}, "mse_weighted": {"to": "w8a8_static"}, "gptq": {"source": "experts"},
 }  # fmt: skip
-QUICK = ("shift+gptq+bias", "mse_weighted")
+QUICK = ("mse_weighted",)
 """Those that every run tests."""
 
 
@@ -120,6 +120,7 @@ def test_a_model_elsewhere_is_solved_to_the_same_bytes_without_a_tensor_out_of_p
     assert '"device"' not in (tmp_path / "host" / "zeropoint_manifest.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [None, 1 << 19])
 def test_what_passes_between_blocks_is_kept_there_or_in_files_where_that_is_too_much(
     models: Path, tmp_path: Path, stand_in: None, monkeypatch: pytest.MonkeyPatch, free: int | None
@@ -140,6 +141,7 @@ def test_what_passes_between_blocks_is_kept_there_or_in_files_where_that_is_too_
     assert [folder is None for folder in folders] == [free is None]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_on_another_device_is_not_resumed(
     models: Path, tmp_path: Path, stand_in: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +246,7 @@ def test_a_device_on_which_no_model_runs_is_refused(models: Path, tmp_path: Path
             zp.gather_statistics(models / "plain", tmp_path / "x.dat", statistics="y", device=device)
 
 
-@pytest.mark.parametrize("method", ["gptq", "shift+gptq+bias"])
+@pytest.mark.parametrize("method", ["gptq", pytest.param("shift+gptq+bias", marks=pytest.mark.slow)])
 def test_a_model_in_memory_that_lies_elsewhere_gets_the_codes_that_it_gets_on_the_host(method: str) -> None:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, attention_bias=True)).eval()

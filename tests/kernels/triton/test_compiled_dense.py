@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
@@ -84,6 +86,7 @@ print("compiled")
 """
 
 
+@pytest.mark.slow
 def test_dense_products_compile_for_a_gpu_without_contraction(tmp_path: object) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)

@@ -119,11 +119,11 @@ def test_values_just_past_the_largest_are_clamped(scheme: str, dtype: torch.dtyp
 
 
 def test_values_far_from_their_scale_are_clamped() -> None:
-    exponents = torch.arange(-149, 128)
-    x = torch.ldexp(torch.ones(277), exponents).expand(277, -1) * torch.tensor([1.0, -1.5]).repeat(139)[:277]
-    x = torch.where(torch.isfinite(x), x, 1.0).contiguous()
+    exponents, some = torch.arange(-149, 128), torch.arange(-149, 128, 4)
+    x = torch.ldexp(torch.ones(277), exponents) * torch.tensor([1.0, -1.5]).repeat(139)[:277]
+    x = torch.where(torch.isfinite(x), x, 1.0).expand(len(some), -1).contiguous()
     for scheme in ("int8:channel", "float8_e5m2:channel"):
-        scales = torch.ldexp(torch.ones(277, 1), exponents.clamp(min=-127)[:, None])
+        scales = torch.ldexp(torch.ones(len(some), 1), some.clamp(min=-127)[:, None])
         assert_codes_of_the_reference(x, scheme, scales)
 
 

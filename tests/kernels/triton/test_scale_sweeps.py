@@ -56,7 +56,9 @@ def test_scales_of_least_error_are_those_of_the_reference(scheme: str) -> None:
         assert_same_scales(x, scheme)
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES[:4], *(pytest.param(s, marks=pytest.mark.slow) for s in MORE)])
+@pytest.mark.parametrize("scheme", [
+    "mxfp4", *(pytest.param(s, marks=pytest.mark.slow) for s in ("nvfp4", *SCHEMES[2:4], *MORE)),
+])  # fmt: skip
 def test_weighted_errors_are_least_as_in_the_reference(scheme: str) -> None:
     x = numbers(torch.float32, scheme, 256)
     for importance in importances(256).values():
@@ -65,6 +67,7 @@ def test_weighted_errors_are_least_as_in_the_reference(scheme: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_all_dtypes_have_the_scales_of_the_reference(scheme: str, dtype: torch.dtype) -> None:
@@ -82,6 +85,7 @@ def test_any_start_is_kept_or_replaced_as_by_the_reference() -> None:
         assert_same_scales(x, "nvfp4", start=[codes.view(fine.dtype), coarse])
 
 
+@pytest.mark.slow
 def test_scales_of_the_tensor_that_lose_blocks_or_reach_the_ends_of_float32_change_no_byte() -> None:
     x = numbers(torch.float32, "nvfp4", 64)
     fine, _ = start_of(x, zp.Scheme.parse("nvfp4"))
@@ -142,7 +146,8 @@ NEARLY = {"x": "*bf16", "starts": "*u8", "coarse": "*fp32", "unsure": "*i32", "c
 EXACTLY = NEARLY | {"weights": "*fp64", "table": "*fp32", "blocks": "i32", "cols": "i32", "pitch": "i32"}
 
 
-@pytest.mark.parametrize("scheme", ["nvfp4", *(pytest.param(s, marks=pytest.mark.slow) for s in SCHEMES[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_kernels_compile_without_spills_and_add_float64_without_contraction(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

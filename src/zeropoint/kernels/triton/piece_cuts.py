@@ -68,7 +68,6 @@ def pieces_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> P
     if mapping is None:
         return f"blocks of {granularity} in a tensor of shape {shape} span rows unevenly"
     rows, block, row_blocks = math.prod(shape[:-1]), min(extents[-1], max(cols, 1)), grid[-1]
-    tile = PIECE * PER_THREAD * 32 * WARPS
     even, one = cols % PIECE == 0, math.prod(grid) == 1
     own = mapping[0] == 1 and mapping[1] >= rows
     in_order = own and cols % block == 0 and row_blocks > 1
@@ -76,14 +75,21 @@ def pieces_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> P
     if joined:
         block, row_blocks = (rows * cols if one else block), math.prod(grid)
         rows, cols, mapping = 1, rows * cols, (1, 1)
-    tiles = -(-cols // tile)
+    pieces, warps = _size(-(-cols // PIECE), PER_THREAD)
+    tile, tiles = pieces * PIECE, -(-cols // (pieces * PIECE))
     known = block if even and block >= PIECE and block & (block - 1) == 0 and tile % block == 0 else 0
     cut = PieceCut(cols, -(-cols * width // 8), tiles, block, row_blocks, *mapping)
     made = PieceShape(
-        pieces=tile // PIECE, block=known, single=row_blocks == 1 or block % tile == 0, even=even,
+        pieces=pieces, block=known, single=row_blocks == 1 or block % tile == 0, even=even,
         joined=joined, own=own or joined,
     )  # fmt: skip
-    return Pieces(cut=cut, shape=made, programs=rows * tiles, warps=WARPS)
+    return Pieces(cut=cut, shape=made, programs=rows * tiles, warps=warps)
+
+
+def _size(count: int, each: int) -> tuple[int, int]:
+    """Return how many of ``count`` a program takes, a power of two, and its warps; each: of a thread."""
+    size = min(32 * WARPS * each, max(32, 1 << max(0, count - 1).bit_length()))
+    return size, max(1, size // (32 * each))
 
 
 class BlockShape(NamedTuple):
@@ -114,9 +120,9 @@ def small_blocks_of(granularity: Granularity, shape: tuple[int, ...], width: int
     if not alone or cols % block or block & (block - 1) or not PIECE <= block <= LARGEST_BLOCK:
         return None
     vectors = min(4, PER_THREAD, block // PIECE) if width in (1, 2, 4) else 1
-    threads = 32 * WARPS * PER_THREAD // vectors
-    pieces = math.prod(shape) // PIECE
+    pieces, lanes = math.prod(shape) // PIECE, block // PIECE // vectors
+    threads, warps = _size(max(lanes, pieces // vectors), PER_THREAD // vectors)
     return SmallBlocks(
-        cut=pieces, shape=BlockShape(threads=threads, vectors=vectors, lanes=block // PIECE // vectors),
-        programs=-(-pieces // (threads * vectors)), warps=WARPS,
+        cut=pieces, shape=BlockShape(threads=threads, vectors=vectors, lanes=lanes),
+        programs=-(-pieces // (threads * vectors)), warps=warps,
     )  # fmt: skip
