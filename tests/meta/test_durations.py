@@ -39,6 +39,9 @@ LONG = {
     "tests/faults/test_conversions.py::test_a_conversion_killed_at_some_of_its_calls_resumes[gptq]": (
         "starts the processes that the others of the file use"
     ),
+    "tests/stats/test_processes.py::test_two_processes_learn_what_one_learns_from_the_same_data": (
+        "starts the server of processes"
+    ),
     "tests/training/test_survival.py::test_two_processes_learn_what_one_learns_from_the_same_data": (
         "starts the server of processes"
     ),
