@@ -163,6 +163,7 @@ def test_a_run_that_was_interrupted_on_another_device_is_not_resumed(
         quantize(models, tmp_path / "out", "gptq", device=device, restart=True)
 
 
+@pytest.mark.slow
 def test_models_elsewhere_are_evaluated_searched_and_observed_to_the_same_numbers(
     models: Path, tmp_path: Path, stand_in: None
 ) -> None:
