@@ -26,6 +26,10 @@ _MEETING = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put
 """Operators in which CUDA takes tensors of the host next to its own."""
 
 
+_INSIDE: list[bool] = []
+"""One for each context that is open; outside of them torch, which forgets no device, finds none there."""
+
+
 class MixedDevicesError(Exception):
     """An operator got tensors of the host and of the device."""
 
@@ -87,6 +91,7 @@ class _Factories(TorchDispatchMode):
 def standing_in() -> Iterator[torch.device]:
     """Return a context in which the device is there."""
     _register()
+    _INSIDE.append(True)
     # torch.tensor then makes its result on the host and moves it, where the mode sees that.
     before: bool = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
@@ -94,6 +99,7 @@ def standing_in() -> Iterator[torch.device]:
         with _Factories():
             yield torch.device(NAME, 0)
     finally:
+        _INSIDE.pop()
         torch._C._set_only_lift_cpu_tensors(before)
 
 
@@ -103,7 +109,11 @@ def _register() -> None:
         pytest.skip("a GPU, whose gradients torch would look for on the other device; its own tests run")
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip(f"torch {torch.__version__} has no devices that Python makes")
-    backend_registration._setup_privateuseone_for_python_backend(rename=NAME)
+    module, hook = backend_registration._DummyBackendModule, backend_registration._DummyPrivateUse1Hook
+    there = {"is_available": lambda _: bool(_INSIDE), "device_count": lambda _: len(_INSIDE)}
+    backend_registration._setup_privateuseone_for_python_backend(
+        rename=NAME, backend_module=type("Module", (module,), there)(), hook=type("Hook", (hook,), there)()
+    )
 
 
 def _run(func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
