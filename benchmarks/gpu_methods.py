@@ -159,6 +159,8 @@ def main() -> None:
     parser.add_argument("--scored", type=int, default=8, help="windows of --eval")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    if asked.device != "cpu" and not torch.cuda.is_available():
+        sys.exit("no GPU; --device cpu compares the processor with itself")
     print(f"{available_cores()} cores, {asked.device}", end="")
     print(f" ({torch.cuda.get_device_name(asked.device)})" if asked.device.startswith("cuda") else "")
     with tempfile.TemporaryDirectory() as folder:

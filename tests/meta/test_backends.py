@@ -22,7 +22,7 @@ IMPORTED_BY_NAME = {
     "cli/layers.py": "a command imports only what it calls",
     "ops/registry.py": "the table of backends, which nothing else imports",
     "kernels/triton/backend.py": "triton, which is optional, and whose version decides",
-    "kernels/triton/launches.py": "programs, which are loaded where a tensor lies on a GPU",
+    "kernels/triton/starts.py": "programs, which are loaded where a tensor lies on a GPU",
     "declared_models.py": "transformers, which is optional",
     "loaded_names.py": "transformers, which is optional",
     "codecs/registry.py": "each module of codecs/ is looked at",

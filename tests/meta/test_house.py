@@ -82,9 +82,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "no assertion": {},
     "optional import": {
         "src/zeropoint/models/conversion.py::save_checkpoint": "the import upwards that pyproject.toml has",
-        "src/zeropoint/kernels/triton/dense_launches.py::_kernels": "triton takes seconds to import",
-        "src/zeropoint/kernels/triton/sweep_launch.py::__init__": "triton takes seconds to import",
-        "src/zeropoint/kernels/triton/fit_launch.py::__init__": "triton takes seconds to import",
         "compressed_tensors": "extra `hf`",
         "fsspec": "needed only for URLs; comes with torch",
         "google": "protobuf, which comes with onnx",

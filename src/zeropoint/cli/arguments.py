@@ -100,7 +100,7 @@ def parse_workers(text: str) -> int:
 
 
 def parse_device(text: str) -> str:
-    """Return the name of a device; raises typer.BadParameter for any but the processor and GPUs of CUDA.
+    """Return the name of a device; raises typer.BadParameter for others than cpu and cuda.
 
     >>> parse_device("cuda:1")
     'cuda:1'

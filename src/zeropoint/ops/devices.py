@@ -1,4 +1,4 @@
-"""Devices that models run on: the processor, or a GPU of CUDA, and how a GPU computes there."""
+"""Devices on which models run, the CPU or a CUDA GPU, and the precision of matrix products there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USAGE = "use cpu, cuda, or cuda:1 for the second GPU"
 
 
 def device_named(given: torch.device | str | None) -> torch.device:
-    """Return the device of a name, a GPU with its number; the processor if None.
+    """Return the device of a name, a GPU with its index; the CPU if None.
 
     Raises OptionError for another word, UnsupportedError for a GPU that torch does not find.
 
@@ -46,7 +46,7 @@ def device_named(given: torch.device | str | None) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's parameters: that of the first one that is not on the host.
+    """Return the device of a model: that of its first parameter that is not on the CPU.
 
     >>> device_of(nn.Linear(2, 2))
     device(type='cpu')
@@ -55,16 +55,16 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the memory of a GPU that a model can take: free, or kept by torch without use."""
+    """Return how many bytes of a GPU are free, those that torch caches included."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """Let a GPU multiply in full float32, and sum products of 16 bits in float32; nothing on the host.
+    """Turn off TF32 and reductions in 16 bits on a GPU for the length of the context.
 
-    The settings of torch are those of before at the end.
+    The settings of torch are restored at the end. On the CPU nothing changes.
     """
     if device.type == "cpu":
         yield

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.contract.test_backends import sample_for
 from tests.kernels.triton.interpreter import DEVICE
 from tests.tensors import same_bytes
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import zeropoint as zp
+from zeropoint.kernels.triton import starts
 
 SCHEMES = (
     "int8:channel", "int8:tensor", "float8_e4m3fn:tensor", "int4:g128", "uint4:g32:asym", "mxfp8_e4m3",
@@ -36,12 +41,13 @@ def test_plans_on_a_device_write_the_bytes_of_the_reference(
     here, params = x.to(DEVICE), expected.params.to(DEVICE)
     choose = planned("quantize", scheme, dtype)
     q = choose.empty()
-    for _ in range(2):  # the second run finds what the first one left in the workspace
-        q.data.zero_()
-        choose.run(here, out=q)
+    for each in (x, x / 4):  # the second run finds what the first one left in the workspace
+        with zp.only_backend("reference"):
+            wanted = zp.quantize(each, scheme)
+        choose.run(each.to(DEVICE), out=q)
         choose.synchronize()
-        assert same_bytes(q.data.cpu(), expected.data)
-        assert all(same_bytes(a.cpu(), b) for a, b in zip(q.scales, expected.scales, strict=True))
+        assert same_bytes(q.data.cpu(), wanted.data)
+        assert all(same_bytes(a.cpu(), b) for a, b in zip(q.scales, wanted.scales, strict=True))
     assert same_bytes(planned("quantize", params, dtype).run(here).data.cpu(), expected.data)
     assert same_bytes(planned("dequantize", params, dtype).run(expected.to(DEVICE)).cpu(), values)
     assert same_bytes(planned("fake_quantize", params, dtype).run(here).cpu(), rounded)
@@ -68,6 +74,50 @@ def test_a_run_that_met_nan_is_said_when_the_device_is_done(
     plan.run(x, out=out)
     plan.synchronize()
     assert same_bytes(out.data.cpu(), zp.quantize(x, params).data.cpu())
+
+
+class _Made(TorchDispatchMode):
+    """Notes the operators that make memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found, given = func(*args, **(kwargs or {})), tree_leaves((args, kwargs))
+        own = {x.untyped_storage().data_ptr() for x in given if isinstance(x, torch.Tensor)}
+        made = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+        self.seen += [str(func)] * any(x.untyped_storage().data_ptr() not in own for x in made)
+        return found
+
+
+@pytest.mark.parametrize("op", ["quantize", "dequantize", "fake_quantize", "fake_quantize_backward"])
+@pytest.mark.parametrize("given", [False, True], ids=["chosen", "given"])
+@pytest.mark.parametrize("scheme", [*SCHEMES, "uint8:channel:asym=real"])
+def test_a_run_makes_no_tensor_or_the_plan_says_so(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, given: bool, op: str
+) -> None:
+    x = sample_for(scheme, SHAPE, torch.bfloat16).to(DEVICE)
+    q = zp.quantize(x, scheme)
+    source = q.params if given else scheme
+    plan = zp.plan(op, source, SHAPE, x.dtype, device=DEVICE, backend="triton")
+    inputs = {"dequantize": (q,), "fake_quantize_backward": (x, x)}.get(op, (x,))
+    out = plan.empty()
+    plan.run(*inputs, out=out)
+    # What the interpreter makes for itself is none of the plan's.
+    monkeypatch.setattr(starts.Start, "__call__", lambda *_: None)
+    with _Made() as made:
+        plan.run(*inputs, out=out)
+    assert made.seen == [] or plan.allocates is not None
+
+
+def test_a_plan_says_what_it_holds() -> None:
+    params = zp.quantize(torch.ones(SHAPE, device=DEVICE), "nvfp4").params
+    notes, tables, scales = 8, 3 * 256 * 4, 4 * 256 // 16 + 4
+    assert planned("quantize", "nvfp4", torch.float32).workspace_bytes == notes + tables
+    assert planned("dequantize", "nvfp4", torch.float32).workspace_bytes == tables
+    given = planned("quantize", params, torch.float32)
+    assert (given.workspace_bytes, given.parameter_bytes) == (notes, tables + scales)
 
 
 @NO_GPU

@@ -102,9 +102,11 @@ def test_short_quotients_have_the_codes_of_the_reference(scheme: str, dtype: tor
     for power in (0, -6):
         x, scales = next_to_ties(power, 1024 if DEVICE == "cuda" else 128)
         assert_codes_of_the_reference(x.to(dtype), scheme, scales)
-        # Quotients of numbers over themselves times few bits are ties.
-        factors = x.to(dtype)[:, :1].float().abs().clamp(min=2.0**-14)
-        assert_codes_of_the_reference((factors * (torch.arange(-128, 128) / 4)).to(dtype), scheme, factors)
+    # Quotients of numbers over themselves times few bits are ties, which products with reciprocals miss.
+    factors = (torch.rand(256, 1, generator=torch.Generator().manual_seed(0)) + 1).to(dtype).float()
+    ties = (factors * (torch.arange(-128, 128) / 4)).to(dtype)
+    assert not torch.equal(torch.round(ties.float() * (1 / factors)), torch.round(ties.float() / factors))
+    assert_codes_of_the_reference(ties, scheme, factors)
     worst = torch.full((2, 1), 2 - 2.0**-23)
     assert_codes_of_the_reference(torch.tensor([[0.25, 0.5, 1.0, 2.0] * 64] * 2, dtype=dtype), scheme, worst)
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers of a checkpoint's model on the device where it runs, while they are needed there."""
+"""Moves parameters and buffers of a model to the device while its modules run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...ops.devices import CPU
 
 @contextmanager
 def parameters_on(device: torch.device, modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Return a context in which modules have their own parameters and buffers on a device; on the host, none.
+    """Move the parameters and buffers of modules to ``device`` for the length of the context.
 
-    Parameters that several modules share are one there, too. Those of the host, whose memory may be given
-    back meanwhile, are in their places again at the end.
+    On the CPU nothing is moved. Parameters that modules share stay shared. At the end the modules have their
+    parameters on the CPU again; memory of these may be given back meanwhile.
     """
     if device.type == CPU.type:
         yield

@@ -218,7 +218,7 @@ class Replacing:
 
 
 def require_whole(model: RunningModel) -> None:
-    """Raise CheckpointError where a GPU has too little free memory for all blocks of a model at once."""
+    """Raise CheckpointError if all blocks of a model do not fit into the free memory of a GPU."""
     inside = [sum(p.nbytes for p in model.root.get_submodule(n).parameters()) for n in model.steps.blocks]
     missing = sum(inside) - 2 * max(inside) - model.spare
     if model.device != CPU and missing > 0:

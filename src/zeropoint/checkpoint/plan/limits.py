@@ -33,7 +33,7 @@ DEFAULT_MEMORY = 2 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a run; they change speed, never bytes, but for what a model learns on a GPU.
+    """Limits of a run. They change speed and no bytes, except for statistics that a GPU computes.
 
     workers: threads. max_memory: bytes of the whole process. tile_values: numbers in a tile, memory
     permitting. device: where models run on data, whose sums a GPU rounds in its own way.
@@ -68,7 +68,7 @@ class Limits:
         workers: int | None = None, max_memory: int | str | None = None,
         device: torch.device | str | None = None,
     ) -> Limits:  # fmt: skip
-        """Return limits with a worker for each core and 2 GiB on the processor, where nothing else is said.
+        """Return limits; by default a worker for each core, 2 GiB, and the CPU.
 
         max_memory: bytes, or a text such as ``"1G"``, for which OptionError is raised where it is no size.
         device: see :func:`~zeropoint.ops.devices.device_named`, which says what is raised.
@@ -86,18 +86,18 @@ class Limits:
 
     @property
     def batches_at_once(self) -> int:
-        """How many batches a model runs on at the same time: one for each worker, and one on a GPU."""
+        """Batches that run at the same time: one for each worker on the CPU, one on a GPU."""
         return 1 if self.on_gpu else self.workers
 
     @property
     def mark(self) -> str:
-        """What tells numbers of a model that ran on a GPU from those of the host; empty for these."""
+        """The device as a part of keys, which keep results of a GPU apart; empty for the CPU."""
         return f", on {self.device.type}" if self.on_gpu else ""
 
     def short_of(self, missing: int, what: str = "") -> str:
-        """Return what is said of bytes that a model needs beyond those that it may take, and the remedy.
+        """Return the end of an error message: which memory is too small, and the option that helps.
 
-        what: stands before the remedy.
+        missing: bytes beyond the limit. what: text before the option.
         """
         if self.on_gpu:
             return f"more than is free on {self.device}{what}; leave {option('device', str(self.device))} out"
@@ -105,7 +105,7 @@ class Limits:
         return f"more than the process may take{what}; use {option('max_memory', enough)}"
 
     def require_model(self, *, runs: bool) -> None:
-        """Raise OptionError where models are to run on a GPU, and none runs."""
+        """Raise OptionError for a GPU where the command runs no model."""
         if self.on_gpu and not runs:
             raise OptionError(
                 f"{option('device', str(self.device))} is where a model runs on data, and none runs here; "

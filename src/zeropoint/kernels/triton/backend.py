@@ -40,10 +40,7 @@ class TritonBackend:
 
     def refusal(self, request: Request) -> str | None:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        interpreted = os.environ.get(INTERPRETER) == "1" and request.device.type == "cpu"
-        if request.device.type != "cuda" and not interpreted:
-            return f"the data is on {request.device}"
-        missing = _triton_refusal()
+        missing = device_refusal(request.device)
         if missing is not None:
             return missing
         if request.op not in _LAUNCHES:
@@ -57,6 +54,14 @@ class TritonBackend:
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
         return _Kernel(self.name, request, _LAUNCHES[request.op](request))
+
+
+def device_refusal(device: torch.device) -> str | None:
+    """Return why no kernel runs where tensors are on ``device``, or None."""
+    interpreted = os.environ.get(INTERPRETER) == "1" and device.type == "cpu"
+    if device.type != "cuda" and not interpreted:
+        return f"the data is on {device}"
+    return _triton_refusal()
 
 
 @functools.cache
@@ -120,8 +125,7 @@ class _Kernel(FunctionKernel):
 
     def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        held = getattr(self.launch, "hold", lambda _: None)(params)
-        return held or self.in_temporaries(params)
+        return self.launch.hold(params) or self.in_temporaries(params)
 
 
 BACKEND = TritonBackend()

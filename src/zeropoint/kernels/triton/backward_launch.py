@@ -12,7 +12,8 @@ from ...ops.reference import float_bounds
 from ...ops.registry import HeldKernel, Request
 from ...params.tensors import Params
 from ...schemes import Scheme
-from .launches import Given, Launch, Start, bits
+from .launches import Given, Launch
+from .starts import Start, bits
 
 _WORDS = {2: torch.int16, 4: torch.int32}
 
@@ -43,17 +44,21 @@ class Backward:
         words = _WORDS[grad.itemsize]
         self._start(bits(x), grad.contiguous().view(words), *given, self._ends, out.view(words))
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """Return the kernel with its own parameters, where they are given."""
+    def hold(self, params: Params | None) -> HeldKernel | None:
+        """Return the kernel with memory of its own; None where the host makes factors in each run."""
+        if params is None and not self._launch.reads_scales:
+            return None
+        tables = self._launch.held_tables()
         own = None if params is None else [each.detach().clone() for each in params]
-        given = None if own is None else self._launch.scales(own)
+        given = None if own is None else self._launch.scales(own, tables)
 
         def run(grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor) -> None:
             if 0 not in x.shape:
-                self._mask(self._launch.scales(params) if given is None else given, grad, x, out)
+                self._mask(self._launch.scales(params, tables) if given is None else given, grad, x, out)
 
-        held = 0 if own is None else sum(each.nbytes for each in own)
-        return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=held)
+        room = 0 if tables is None else tables.nbytes
+        kept = 0 if own is None else sum(each.nbytes for each in own) + room
+        return HeldKernel(run=run, workspace_bytes=room if own is None else 0, parameter_bytes=kept)
 
 
 @functools.lru_cache(maxsize=256)

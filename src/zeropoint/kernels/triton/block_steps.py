@@ -1,15 +1,15 @@
-"""What kernels of dense products take at run time and at compile time, in records of named numbers."""
+"""Arguments of the dense kernels, of run time and of compilation, as named tuples."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 FEED, SOLVE, DESCEND = range(3)
-"""What is done to a column: error feedback, substitution, or a move of coordinate descent."""
+"""Kinds of a step on a column: error feedback, substitution, coordinate descent."""
 
 
 class Tokens(NamedTuple):
-    """Numbers of a tensor, (tokens, columns), and of its rounded copy, in whole tiles of columns."""
+    """Shape of a tensor, (tokens, columns), and the row pitch of its rounded copy, in whole tiles."""
 
     tokens: int
     columns: int

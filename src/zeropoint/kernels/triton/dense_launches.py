@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
-from contextlib import AbstractContextManager
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...ops.feedback_grid import Grid, TriangularFactors, float32_exponent
-from .backend import INTERPRETER, _triton_refusal
+from .backend import device_refusal
 from .block_steps import (
     DESCEND,
     FEED,
@@ -28,6 +24,7 @@ from .block_steps import (
     LineSizes,
     Tokens,
 )
+from .starts import bits, on_device, program
 
 BLOCK = 64
 """Columns that are processed before their errors are added to all others; changes no result."""
@@ -45,14 +42,13 @@ class TritonDense:
 
     def takes(self, x: torch.Tensor) -> bool:
         """See :class:`zeropoint.ops.registry.Dense`."""
-        interpreted = os.environ.get(INTERPRETER) == "1" and x.device.type == "cpu"
-        return (x.device.type == "cuda" or interpreted) and _triton_refusal() is None
+        return device_refusal(x.device) is None
 
     def squares(self, x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Dense`."""
         sums, (tokens, columns) = into.clone(memory_format=torch.contiguous_format), x.shape
-        args = _bits(x), sums, Tokens(tokens, columns, columns), _LANES, _RUN
-        _launch(_kernels()[0].square_columns, -(-columns // _LANES), args, warps=1)
+        args = bits(x), sums, Tokens(tokens, columns, columns), _LANES, _RUN
+        _launch("column_products.square_columns", -(-columns // _LANES), args, warps=1)
         return sums
 
     def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
@@ -68,7 +64,7 @@ class TritonDense:
 
     def factor(self, h: torch.Tensor) -> TriangularFactors:
         """See :class:`zeropoint.ops.registry.Dense`."""
-        size, device, kernels, lanes = len(h), h.device, _kernels()[1], max(BLOCK, _LANES)
+        size, device, lanes = len(h), h.device, max(BLOCK, _LANES)
         matrix, d = _transposed(h), h.new_zeros(size)
         failed = torch.full((1,), -1, dtype=torch.int32, device=device)
         scratch = Eliminated(*h.new_empty((2, BLOCK, size)))
@@ -76,8 +72,8 @@ class TritonDense:
         for begin in range((size - 1) // BLOCK * BLOCK, -1, -BLOCK):
             sizes = Eliminating(size, begin, min(begin + BLOCK, size))
             args = matrix, d, failed, scratch, sizes
-            _launch(kernels.eliminate_block, 1, (*args, True, lanes), warps=lanes // 32)
-            _launch(kernels.eliminate_block, -(-begin // _LANES), (*args, False, _LANES), warps=1)
+            _launch("blocked_feedback.eliminate_block", 1, (*args, True, lanes), warps=lanes // 32)
+            _launch("blocked_feedback.eliminate_block", -(-begin // _LANES), (*args, False, _LANES), warps=1)
             lines = LineSizes(sizes.end - begin, begin, begin, size, size, size)
             _add_lines(matrix, scratch.kept, scratch.minus, tiles[: _triangle(-(-begin // _TILE))], lines)
         column, m = int(failed), matrix.T.contiguous()
@@ -128,33 +124,14 @@ class TritonDense:
 DENSE = TritonDense()
 
 
-def _kernels() -> tuple[ModuleType, ModuleType]:
-    """Return the kernels of sums over tokens, and those of blocks of columns."""
-    # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
-    from .programs import blocked_feedback, column_products
-
-    return column_products, blocked_feedback
-
-
-def _launch(kernel: Any, programs: int, args: tuple[Any, ...], *, warps: int, stages: int = 1) -> None:
-    """Start a kernel on the device of its second argument; products are rounded before they are added.
+def _launch(name: str, programs: int, args: tuple[Any, ...], *, warps: int, stages: int = 1) -> None:
+    """Start a program on the device of its second argument; products are rounded before they are added.
 
     stages: of loads ahead of their use, more than one only where a kernel reads nothing that it writes.
     """
     if programs:
-        with _on(args[1].device):
-            kernel[(programs,)](*args, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Have kernels started on ``device``, as those of torch are; the interpreter warns of each overflow."""
-    return torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore")
-
-
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as kernels take it: see :mod:`.programs.element_codes`."""
-    x = x.contiguous()
-    return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
+        with on_device(args[1].device):
+            program(name)[(programs,)](*args, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
 
 
 def _transposed(x: torch.Tensor) -> torch.Tensor:
@@ -187,7 +164,7 @@ class _Columns:
         self.pitch, self._factor = self.panels * _GRAM_TILE, 2.0**-self.exponent
         if x.dtype is torch.float64:
             x, self._factor = (x * self._factor).float(), 1.0
-        self._numbers = _bits(x)
+        self._numbers = bits(x)
 
     def rounded(self, start: int, end: int) -> torch.Tensor:
         """Return tokens ``start`` to ``end``, in whole chunks: see :mod:`.programs.column_products`."""
@@ -195,7 +172,7 @@ class _Columns:
         made = torch.empty((chunks * _CHUNK, self.pitch), dtype=torch.float32, device=self._numbers.device)
         sizes = Tokens(end - start, self._columns, self.pitch)
         args = self._numbers[start:end], made, self._factor, sizes, _MANY
-        _launch(_kernels()[0].round_columns, made.numel() // _MANY, args, warps=4)
+        _launch("column_products.round_columns", made.numel() // _MANY, args, warps=4)
         return made
 
 
@@ -211,7 +188,7 @@ def _add_products(left: _Columns, right: _Columns, sums: torch.Tensor, *, dot: b
         x = left.rounded(start, min(start + most, left.tokens))
         y = x if mirrored else right.rounded(start, min(start + most, left.tokens))
         args = x, y, tiles, sums, GramSizes(len(x), left.pitch, right.pitch, height, width), tile
-        _launch(_kernels()[0].add_column_products, len(tiles), args, warps=8, stages=3)
+        _launch("column_products.add_column_products", len(tiles), args, warps=8, stages=3)
     if mirrored:
         above = torch.ones_like(sums, dtype=torch.bool).triu(1)
         sums.copy_(torch.where(above, sums.T, sums))
@@ -261,13 +238,13 @@ def _lines(own: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> Li
 
 def _process(lines: Lines, m: torch.Tensor, d: torch.Tensor, rounding: _Rounding) -> None:
     """Process all columns of rows; ``numbers``, ``values`` and ``losses`` are written to."""
-    (columns, rows), kernels = lines.numbers.shape, _kernels()[1]
+    columns, rows = lines.numbers.shape
     descends = rounding.step.kind == DESCEND
     tiles = _tiles(columns, rows, m.device)
     for begin in range(0, columns, BLOCK):
         end = min(begin + BLOCK, columns)
         args = lines, m, d, rounding.tensors, BlockSizes(rows, columns, begin, end), rounding.step
-        _launch(kernels.process_block, -(-rows // _LANES), args, warps=1)
+        _launch("blocked_feedback.process_block", -(-rows // _LANES), args, warps=1)
         first = 0 if descends else end
         height = columns - first
         sizes = LineSizes(end - begin, height, rows, rows, columns, rows)
@@ -279,4 +256,4 @@ def _add_lines(
     target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, tiles: torch.Tensor, sizes: LineSizes
 ) -> None:
     """Add products of lines to a target."""
-    _launch(_kernels()[1].add_lines, len(tiles), (target, left, right, tiles, sizes, _TILE), warps=4)
+    _launch("blocked_feedback.add_lines", len(tiles), (target, left, right, tiles, sizes, _TILE), warps=4)

@@ -15,10 +15,10 @@ from ...params.ladder import Ladder
 from ...params.scale_windows import block_length, window_of
 from ...params.tensors import Params, require_parameters
 from ...schemes import Scheme
-from .launches import bits, on_device
+from .launches import value_table_on
 from .segmentation import Segments, segments_of
 from .specialization import constants_of
-from .sweep_launch import values_of_codes
+from .starts import bits, on_device, program
 
 LONGEST = 128
 """Values of the longest blocks, whose sums 32 bits hold."""
@@ -77,10 +77,6 @@ class ScaleFit:
         self._fit, self._ratios = fit_of(scheme, size), fits_of(scheme, size).ratios
         self._reach = reach_of(window_of(scheme, size, 2.0))
         self._ladder = Ladder.of(scheme.scales[0], dtype)
-        # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
-        from .programs import scale_fits as kernels
-
-        self._kernels = kernels
 
     def search_params(
         self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None
@@ -99,15 +95,15 @@ class ScaleFit:
         better = torch.empty(start.shape, dtype=torch.uint8, device=device)
         exact = self._fit._replace(many=max(1, _EXACT_VALUES // self._fit.size))
         with on_device(device):
-            self._kernels.fit_scales[(-(-blocks // self._fit.many),)](
+            program("scale_fits.fit_scales")[(-(-blocks // self._fit.many),)](
                 values, _on(self._ratios, device), fitted, largest, blocks, self._fit,
                 num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
             tried = picked(fitted > 0, self._ladder.store(self._ladder.near(fitted)), start)
             tried = picked(tried.float() * self._reach > largest, tried, start)
             scales = start.float().contiguous(), tried.float().contiguous()
-            self._kernels.compare_scales[(-(-blocks // exact.many),)](
-                values, *scales, values_of_codes(scheme, device), better, blocks, exact, self._constants,
+            program("scale_fits.compare_scales")[(-(-blocks // exact.many),)](
+                values, *scales, value_table_on(scheme, device), better, blocks, exact, self._constants,
                 num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
         return [picked(better > 0, tried, start)]

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
-import operator
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
-import numpy as np
 import torch
 
 from ...errors import NonFiniteError
@@ -28,13 +23,11 @@ from ...params.effective import effective_scale
 from ...params.stored import load_scale
 from ...params.tensors import Params, parameter_tensors, require_parameters, zero_point_of
 from ...schemes import Granularity, Scheme
-from .piece_cuts import BlockShape, Pieces, SmallBlocks, pieces_of, small_blocks_of
+from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
 from .specialization import Constants, constants_of, held_of, lowered_rule, of_extremes
+from .starts import ONCE, Start, bits
 
-AnyCut = Pieces | Segments | SmallBlocks
-ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
-"""The cut of a kernel that has one number to write."""
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
 Codes = tuple[torch.Tensor, Params]
@@ -52,7 +45,6 @@ class Launch:
         assert isinstance(pieces, Pieces)
         self._request, self.pieces = request, pieces
         self.given = constants_of(request, pieces.shape, chosen=False)
-        self._own_tables: torch.Tensor | None = None
 
     @functools.cached_property
     def _quantize(self) -> Start:
@@ -231,7 +223,8 @@ class Launch:
         return out
 
     def _decode(self, data: torch.Tensor, given: Given, out: torch.Tensor) -> None:
-        self._dequantize(data.contiguous(), *given, _table(self._request.scheme, data.device), bits(out))
+        values = value_table_on(self._request.scheme, data.device)
+        self._dequantize(data.contiguous(), *given, values, bits(out))
 
     def fake_quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of the codes of ``x``."""
@@ -242,32 +235,34 @@ class Launch:
         return out
 
     def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor) -> None:
-        self._fake_quantize(bits(x), *given, _table(self._request.scheme, x.device), bits(out))
+        self._fake_quantize(bits(x), *given, value_table_on(self._request.scheme, x.device), bits(out))
 
     def hold(self, params: Params | None) -> HeldKernel | None:
         """Return the kernels with memory of their own, which wait for no device; None where some allocate."""
         op, device = self._request.op, self._request.device
         if op not in _HELD or (op is Op.QUANTIZE_DYNAMIC and not self._chooses_alone):
             return None
+        if params is None and not self.reads_scales:
+            return None
         own = None if params is None else [each.detach().clone() for each in params]
-        notes, given = _notes(device), None if own is None else self.scales(own)
+        notes, tables = _notes(device), self.held_tables()
+        given = None if own is None else self.scales(own, tables)
         run: Callable[..., None]
         if op is Op.QUANTIZE:
             assert given is not None
             run = functools.partial(self._held_quantize, given, notes)
         elif op is Op.QUANTIZE_DYNAMIC:
-            tables = self._new_tables() if len(self._request.scheme.scales) > 1 else None
             run = functools.partial(self._held_dynamic, notes, tables)
         elif op is Op.DEQUANTIZE:
-            run = functools.partial(self._held_dequantize, given)
+            run = functools.partial(self._held_dequantize, given, tables)
         else:
             assert given is not None
             run = functools.partial(self._held_fake_quantize, given)
-        reads = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC)
+        reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
+        kept = 0 if own is None else sum(each.nbytes for each in own) + room
         return HeldKernel(
-            run=run, workspace_bytes=notes.nbytes if reads else 0,
-            parameter_bytes=0 if own is None else sum(each.nbytes for each in own),
-            settle=functools.partial(_settle, notes) if reads else None,
+            run=run, workspace_bytes=(notes.nbytes if reads else 0) + (room if own is None else 0),
+            parameter_bytes=kept, settle=functools.partial(_settle, notes) if reads else None,
         )  # fmt: skip
 
     @property
@@ -287,10 +282,11 @@ class Launch:
         self.choose_and_encode(x, data, params, notes, tables=tables)
 
     def _held_dequantize(
-        self, given: Given | None, data: torch.Tensor, params: Params, out: torch.Tensor
-    ) -> None:
+        self, given: Given | None, tables: torch.Tensor | None, data: torch.Tensor, params: Params,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
         if not self._empty:
-            self._decode(data, self.scales(params) if given is None else given, out)
+            self._decode(data, self.scales(params, tables) if given is None else given, out)
 
     def _held_fake_quantize(self, given: Given, x: torch.Tensor, out: torch.Tensor) -> None:
         if not self._empty:
@@ -305,33 +301,39 @@ class Launch:
         asked = self._request
         return asked.scheme.scales[0].format_for(format_of(asked.own_dtype))
 
-    def _tables(self, coarse: torch.Tensor) -> torch.Tensor:
-        """Return the tables of scales that are bytes: see :mod:`.programs.held_scales`."""
-        if not self.given.held.coarse and self._own_tables is not None:
-            return self._own_tables
-        levels = _levels(self._finest, self._request.device)
-        tables = self._new_tables()
-        self._fill_tables(levels, coarse if self.given.held.coarse else levels, tables)
-        if not self.given.held.coarse:
-            self._own_tables = tables
+    @functools.cached_property
+    def _own_tables(self) -> torch.Tensor:
+        """The tables of scales that are bytes, under no scale of the tensor."""
+        levels, tables = _levels(self._finest, self._request.device), self._new_tables()
+        self._fill_tables(levels, levels, tables)
         return tables
 
     def _new_tables(self) -> torch.Tensor:
         return torch.empty((3, 256), dtype=torch.float32, device=self._request.device)
 
+    def held_tables(self) -> torch.Tensor | None:
+        """Return memory for the tables of scales under one of the tensor, which change with it, if any."""
+        held = self.given.held
+        return self._new_tables() if held.bytes and held.coarse else None
+
+    @property
+    def reads_scales(self) -> bool:
+        """Whether kernels read scales as they are stored, so that the host makes no factors of them."""
+        return held_of(self._request.scheme, self._request.own_dtype) is not None
+
     @functools.cached_property
     def _fill_tables(self) -> Start:
         return Start("held_scales.scale_tables", ONCE, self.given)
 
-    def scales(self, params: Params) -> Given:
+    def scales(self, params: Params, tables: torch.Tensor | None = None) -> Given:
         """Return scales, the tables of their codes, the scale of the whole tensor, and zero points.
 
-        Where there are none, the scales take their places.
+        Where there are none, the scales take their places. tables: memory for those, :meth:`held_tables`.
         """
         asked, held = self._request, self.given.held
         scheme = asked.scheme
         require_parameters(scheme, params, asked.shape)
-        if held_of(scheme, asked.own_dtype) is None:
+        if not self.reads_scales:
             factors = effective_scale(scheme, params, asked.shape, asked.own_dtype)
             if factors is None:
                 factors = torch.ones(scheme.granularity.block_count(asked.shape), device=asked.device)
@@ -339,10 +341,16 @@ class Launch:
         else:
             scales = params[0].contiguous().view(torch.uint8) if held.bytes else bits(params[0])
         coarse = bits(params[1]) if held.coarse else scales
-        tables = self._tables(coarse) if held.bytes else scales
+        if not held.bytes:
+            tables = scales
+        elif not held.coarse:
+            tables = self._own_tables
+        else:
+            tables = self._new_tables() if tables is None else tables
+            self._fill_tables(_levels(self._finest, asked.device), coarse, tables)
         zero = zero_point_of(scheme, params)
-        if zero is not None and not zero.is_floating_point() and zero.element_size() > 1:
-            zero = zero.to(torch.float32)
+        if zero is not None and zero.dtype is torch.int16:  # which programs take for bits of bfloat16
+            zero = zero.to(torch.int32)
         return scales, tables, coarse, scales if zero is None else bits(zero)
 
 
@@ -359,45 +367,13 @@ def _settle(notes: torch.Tensor) -> None:
     if notes[0].item():
         notes.zero_()
         raise NonFiniteError(
-            "a run since the last call of synchronize() met NaN or Inf, or a block whose scale does not fit "
-            "its format; zeropoint.quantize on its tensor says where"
+            "a run since the last call of synchronize() met NaN or Inf, a number of a sign that the scheme "
+            "lacks, or a block whose scale does not fit its format; zeropoint.quantize says where"
         )
 
 
-class Start:
-    """A program with its cut and constants; after the first call, tensors of 16-byte places start it at once.
-
-    program: its module among :mod:`.programs`, and its name. Triton takes seconds to import, and is not
-    needed where no tensor is on a GPU.
-    """
-
-    def __init__(self, program: str, cut: AnyCut, constants: Constants) -> None:
-        self.constants = constants
-        self._cut, (self._module, _, self._name) = cut, program.partition(".")
-        self._compiled: Callable[..., None] | None = None
-        self._index, self._dtypes = -1, list[torch.dtype]()
-
-    def __call__(self, *tensors: torch.Tensor) -> None:
-        """Start the kernel on the stream of the caller."""
-        if self._compiled is not None and torch.cuda.current_device() == self._index:
-            # Plain numbers, which the launcher takes as they are: it asks the driver about each tensor.
-            places = [each.data_ptr() for each in tensors]
-            aligned = not functools.reduce(operator.or_, places) & 15
-            if aligned and [each.dtype for each in tensors] == self._dtypes:
-                self._compiled(*places, self._cut.cut, self.constants)
-                return
-        with on_device(tensors[0].device):
-            grid = (self._cut.programs, 1, 1)
-            options = {"num_warps": self._cut.warps, "enable_fp_fusion": False}
-            program = getattr(importlib.import_module(f".programs.{self._module}", __package__), self._name)
-            made = program[grid](*tensors, self._cut.cut, self.constants, **options)
-        if self.constants.native and all(each.data_ptr() % 16 == 0 for each in tensors):
-            self._compiled, self._index = made[grid], tensors[0].device.index
-            self._dtypes = [each.dtype for each in tensors]
-
-
 @functools.lru_cache(maxsize=256)
-def _table(scheme: Scheme, device: torch.device) -> torch.Tensor:
+def value_table_on(scheme: Scheme, device: torch.device) -> torch.Tensor:
     """Return the values of all codes of a scheme on a device."""
     return torch.from_numpy(value_table(scheme)).to(device)
 
@@ -429,14 +405,3 @@ def _ranges(found: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> 
     """Return the extremes of the blocks of all levels, finest first."""
     lows, highs = zip(*found, strict=True)
     return Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=x.dtype, shape=tuple(x.shape))
-
-
-def bits(x: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as kernels take it: see :mod:`.programs.element_codes`."""
-    x = x.contiguous()
-    return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
-
-
-def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Have kernels started on ``device``, as those of torch are; the interpreter warns of each overflow."""
-    return torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore")

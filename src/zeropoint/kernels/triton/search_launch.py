@@ -65,3 +65,6 @@ class SearchedScales:
         params = self.choose_params(x, extremes)
         found = self._start.quantize(x, params), params
         return found if out is None else filled(out, *found)
+
+    def hold(self, params: Params | None) -> None:
+        """Return nothing: a search takes temporary tensors."""

@@ -108,7 +108,7 @@ def by_powers(scheme: Scheme, dtype: torch.dtype) -> bool:
 
 
 def _factors(scheme: Scheme) -> Held:
-    """Return how factors are held that the host makes of scales, one float32 a block."""
+    """Return the layout of factors that the host computes, one float32 a block."""
     return Held(bytes=False, coarse=False, inverse=False, unit=_unit(scheme))
 
 
@@ -117,7 +117,7 @@ def _unit(scheme: Scheme) -> float:
 
 
 def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
-    """Return how given scales are stored, or None where kernels know them as factors of float32 alone."""
+    """Return how given scales are stored, or None if the host computes float32 factors from them."""
     formats, unit = [level.format_for(format_of(dtype)) for level in scheme.scales], _unit(scheme)
     if scheme.center is not None or scheme.element.per_scale > 1 or not 1 <= len(formats) <= 2:
         return None

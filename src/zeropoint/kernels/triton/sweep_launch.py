@@ -10,7 +10,7 @@ import torch
 from ...formats import FloatFormat
 from ...formats.torch_dtypes import format_of
 from ...ops import lowering
-from ...ops.lowering import How, Kind, Narrow, ScaleBy, value_table
+from ...ops.lowering import How, Kind, Narrow, ScaleBy
 from ...ops.registry import Request
 from ...ops.window_search import SAFE, clips_by_largest
 from ...params.effective import over_reciprocal
@@ -19,9 +19,10 @@ from ...params.scale_windows import block_length, window_of
 from ...params.stored import load_scale
 from ...params.tensors import Params, require_parameters
 from ...schemes import Scheme
-from .launches import bits, on_device
+from .launches import value_table_on
 from .segmentation import Segments, segments_of
 from .specialization import constants_of
+from .starts import bits, on_device, program
 
 SHORTEST, LONGEST = 8, 256
 """Values of the blocks that are searched: a program holds some in registers."""
@@ -108,10 +109,6 @@ class ScaleSweep:
             request,
             constants_of(request, found.shape, chosen=False, dividing=True),
         )
-        # Triton takes seconds to import, and is not needed where no tensor is on a GPU.
-        from .programs import scale_sweeps as kernels
-
-        self._kernels = kernels
 
     def search_params(
         self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None
@@ -131,7 +128,7 @@ class ScaleSweep:
             if importance is None and self._is_measured_nearly(sweep):
                 unsure = torch.empty(blocks, dtype=torch.int32, device=x.device)
                 count = torch.zeros(1, dtype=torch.int32, device=x.device)
-                self._kernels.sweep_nearly[(-(-blocks // sweep.many),)](
+                program("scale_sweeps.sweep_nearly")[(-(-blocks // sweep.many),)](
                     values, starts, coarse, unsure, count, found, blocks, sweep, self._constants,
                     num_warps=1, enable_fp_fusion=True,
                 )  # fmt: skip
@@ -141,8 +138,8 @@ class ScaleSweep:
             if sweep.listed:
                 programs = min(programs, _PROGRAMS)
             weights, pitch = _weights(importance, x)
-            self._kernels.sweep_exactly[(programs,)](
-                values, weights, starts, coarse, values_of_codes(scheme, x.device), unsure, count, found,
+            program("scale_sweeps.sweep_exactly")[(programs,)](
+                values, weights, starts, coarse, value_table_on(scheme, x.device), unsure, count, found,
                 blocks, shape[-1], pitch, sweep, self._constants, num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
         return [found.view(start.dtype), *coarser]
@@ -169,9 +166,3 @@ def _weights(importance: torch.Tensor | None, x: torch.Tensor) -> tuple[torch.Te
     if wide.numel() == x.shape[-1] and wide.shape[-1:] == x.shape[-1:]:
         return wide.contiguous(), 0
     return wide.expand(x.shape).contiguous(), x.shape[-1]
-
-
-@functools.lru_cache(maxsize=256)
-def values_of_codes(scheme: Scheme, device: torch.device) -> torch.Tensor:
-    """Return the values of all codes of a scheme on a device, (256,) float32."""
-    return torch.from_numpy(value_table(scheme)).to(device)

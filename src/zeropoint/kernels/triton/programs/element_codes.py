@@ -129,7 +129,7 @@ def reciprocals(factor):
 
 
 @triton.jit
-def _short(value, inverse, rest, k: tl.constexpr):
+def _short(value, inverse, rest):
     """Return quotients of two operations, on the same side of short numbers as IEEE's; never negative zero.
 
     With ``y = RN(1 / b)``, ``1 - b y`` is a float32, so that ``y + (1 - b y) y`` is ``1 / b`` to 2**-47. For
@@ -148,7 +148,7 @@ def ratio_of(value, factor, inverse, rest, fast: tl.constexpr, k: tl.constexpr):
     elif k.element.scaling == _RECIPROCAL:
         ratio = value * tl.div_rn(1.0, factor)
     elif fast and k.short:
-        ratio = _short(value, inverse, rest, k)
+        ratio = _short(value, inverse, rest)
     elif fast:
         ratio = fused(value, factor, inverse)
     else:

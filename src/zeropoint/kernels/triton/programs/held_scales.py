@@ -17,7 +17,7 @@ _ROW, _REST = tl.constexpr(256), tl.constexpr(512)
 
 @triton.jit
 def scale_of(found, tables, coarse, k: tl.constexpr):
-    """Return what codes are multiplied by but for the step of integers, from what is stored, float32."""
+    """Return the values of stored scales, float32; codes are multiplied by these and the step."""
     if k.held.bytes:
         return tl.load(tables + found.to(tl.int32))
     else:  # noqa: RET505 (Triton compiles one of the two)
