@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import signal
 import subprocess
 import sys
@@ -28,9 +29,12 @@ runpy.run_module("zeropoint", run_name="__main__")
 
 def command(*arguments: str) -> tuple[int, str, str, set[str]]:
     """Return the exit status of a command, what it says, and the modules that it has loaded."""
+    # Which shell started the tests must not matter to what is printed for bash.
+    environment = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     child = subprocess.run(
-        [sys.executable, "-c", SAYS_WHAT_IS_LOADED, *arguments], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", SAYS_WHAT_IS_LOADED, *arguments],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     said, _, loaded = child.stderr.partition("loaded:")
     return child.returncode, child.stdout, said, set(loaded.split())
 
