@@ -16,7 +16,7 @@ from zeropoint.checkpoint.choose.asked import codec_for, require_blocks
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.cli.app import app
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "coming_from.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migration" / "README.md").read_text(encoding="utf-8")
 TABLE = PAGE.partition("## What you typed")[2].partition("\n## ")[0]
 NOW = [row.split(" | ")[2].rstrip(" |") for row in TABLE.splitlines() if row.startswith("| ") and "`" in row]
 SPANS = [span for cell in NOW for span in re.findall(r"`([^`]+)`", cell)]

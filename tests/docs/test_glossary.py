@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "glossary.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "contributing" / "glossary.md"
 
 
 def test_terms_are_in_order_and_each_stands_once() -> None:
