@@ -52,7 +52,8 @@ def markdown(text: str) -> str:
     '`x` of `Scheme` and `run`'
     """
     text = re.sub(r":\w+:`~(?:\w+\.)*(\w+)`", r"`\1`", text)
-    return re.sub(r":\w+:(`[^`]+`)", r"\1", text).replace("``", "`")
+    text = re.sub(r":\w+:(`[^`]+`)", r"\1", text).replace("``", "`")
+    return re.sub(r"(?<!`)\b__(\w+)__", r"\\_\\_\1\\_\\_", text)
 
 
 def entries(text: str) -> list[str]:
@@ -95,7 +96,8 @@ def _prose(text: str) -> list[str]:
     lines: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
         if paragraph.startswith("    "):
-            lines += ["```text", *textwrap.dedent(paragraph).splitlines(), "```", ""]
+            block = textwrap.dedent(paragraph).replace("``", "")
+            lines += ["```text", *block.splitlines(), "```", ""]
         elif paragraph:
             lines += [*markdown(paragraph).splitlines(), ""]
     return lines

@@ -27,6 +27,7 @@ CONFIGURATION = DOCS / "site.toml"
 CSV_LINK = re.compile(r"^\[([^\]\n]*)\]\(([^)\s]+\.csv)\)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
 HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
+HOME = "README.md"
 COPIED = {"CONTRIBUTING.md": "contributing/rules.md", "CHANGELOG.md": "contributing/changelog.md"}
 """Pages of the root -> where the site has them."""
 
@@ -87,7 +88,7 @@ def navigation(entries: Sequence[object], pages: Path, named: frozenset[str]) ->
             ordered = sorted(names, key=lambda name: (not name.endswith("README.md"), name))
             found += [{title(pages / name): name} for name in ordered]
         elif isinstance(entry, str):
-            found.append({title(pages / entry): entry})
+            found.append({"Home" if entry == HOME else title(pages / entry): entry})
         elif isinstance(entry, Mapping):
             for heading, inner in entry.items():
                 if inside := navigation(inner, pages, named):

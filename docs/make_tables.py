@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -13,16 +14,20 @@ from zeropoint.methods.registry import methods, steps
 from zeropoint.schemes import PRESETS
 from zeropoint.schemes.dialects import DIALECTS, ZEROPOINT
 
+NUMBER = re.compile(r"(?:[*]{2})?[-+]?\d[\d,.]*(?: ± [\d.]+)?(?: %| s)?(?:[*]{2})?|")
+"""A cell of a column that is aligned to the right: a number with its error and unit, or nothing."""
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    r"""Return a Markdown table; a bar in a cell is escaped.
+    r"""Return a Markdown table; a bar in a cell is escaped, columns of numbers end alike.
 
     >>> table(["a", "b"], [["1", "x|y"]])
-    '| a | b |\n|---|---|\n| 1 | x\\|y |\n'
+    '| a | b |\n|---:|---|\n| 1 | x\\|y |\n'
     """
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     lines = [f"| {' | '.join(row)} |" for row in (head, *cells)]
-    lines.insert(1, "|" + "---|" * len(head))
+    numeric = [all(NUMBER.fullmatch(row[column]) for row in cells) for column in range(len(head))]
+    lines.insert(1, "|" + "".join("---:|" if right else "---|" for right in numeric))
     return "\n".join(line.replace("|  |", "| |") for line in lines) + "\n"
 
 
