@@ -14,7 +14,15 @@ from pathlib import Path
 from docs.make_architecture_table import layouts_table, notes_list, presets_table
 from docs.make_format_table import format_table, specials_table
 from docs.make_layout_pages import engine_matrix, layout_page, layout_table
-from docs.make_tables import dialect_table, method_table, part, preset_table, rounding_table, step_table
+from docs.make_tables import (
+    dialect_table,
+    layer_table,
+    method_table,
+    part,
+    preset_table,
+    rounding_table,
+    step_table,
+)
 
 FOLDER = Path(__file__).parent
 REGION = re.compile(r"^<!-- made: ([^\n]*?) -->\n.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
@@ -27,6 +35,7 @@ MAKERS: Mapping[str, Callable[..., str]] = {
     "methods": method_table,
     "steps": step_table,
     "method": part,
+    "layers": layer_table,
     "layouts": layout_table,
     "layout": layout_page,
     "engines": engine_matrix,

@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from pathlib import Path
 
 from zeropoint.formats import RoundingMode
 from zeropoint.methods.registry import methods, steps
 from zeropoint.schemes import PRESETS
 from zeropoint.schemes.dialects import DIALECTS, ZEROPOINT
 
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "zeropoint"
 NUMBER = re.compile(r"(?:[*]{2})?[-+]?\d[\d,.]*(?: ± [\d.]+)?(?: %| s)?(?:[*]{2})?|")
 """A cell of a column that is aligned to the right: a number with its error and unit, or nothing."""
 
@@ -115,3 +119,18 @@ def part(name: str) -> str:
     found = methods()[name] if name in methods() else steps()[name]
     needs = ", ".join(getattr(found, "needs", ())) or " or ".join([*getattr(found, "takes", ()), "nothing"])
     return f"- Computes: {code(found.formula)}\n- Statistics: {needs}\n- Source: {found.source}\n"
+
+
+def layer_table() -> str:
+    """Return the layers of the library in the order of imports, with what their docstrings say."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = next(each["layers"] for each in contracts["contracts"] if each["id"] == "layers")
+    rows = []
+    for name in re.findall(r"\w+", " ".join(layers)):
+        folder = SOURCE / name
+        module = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+        said = (ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+        rows.append(
+            (code(f"{name}/" if folder.is_dir() else f"{name}.py"), re.sub(r":\w+:(`[^`]+`)", r"\1", said))
+        )
+    return table(("Layer", "Owns"), rows)

@@ -99,7 +99,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Walk]]
 
 def test_the_pages_of_each_kind_have_examples() -> None:
     folders = {page.split("/")[1] for page in PAGES if "/" in page}
-    assert folders >= {"start", "howto", "concepts", "methods", "reference"}
+    assert folders >= {"start", "how-to", "concepts", "methods", "reference"}
 
 
 @pytest.mark.parametrize(("page", "title"), [(page, title) for page in PAGES for title in sections(page)])

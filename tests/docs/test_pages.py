@@ -56,7 +56,7 @@ def test_no_page_is_long_and_all_of_them_are_short() -> None:
     counts = {name: words(text) for name, text in TEXTS.items()}
     assert {name: count for name, count in counts.items() if count > MOST_WORDS} == {}
     assert sum(counts.values()) < ALL_WORDS
-    guides = {name: text.count("\n") for name, text in TEXTS.items() if name.startswith("howto/")}
+    guides = {name: text.count("\n") for name, text in TEXTS.items() if name.startswith("how-to/")}
     assert {name: lines for name, lines in guides.items() if lines > LINES_OF_A_GUIDE} == {}
 
 
