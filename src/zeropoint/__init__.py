@@ -167,8 +167,8 @@ def _elsewhere(name: str) -> str:
         return ""
     for house in _HOUSES:
         if hasattr(import_module(f".{house}", __name__), name):
-            return f"; it is {__name__}.{house}.{name} (docs/reference/contracts.md)"
-    return "; docs/reference/contracts.md says where the names of other libraries are"
+            return f"; it is {__name__}.{house}.{name} (docs/coming_from.md)"
+    return "; docs/coming_from.md says where the names of other libraries are"
 
 
 if not TYPE_CHECKING:  # type checkers would take any name for one of the package

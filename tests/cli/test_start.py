@@ -126,12 +126,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("QuantizationScheme", "params.burn.QuantizationScheme (docs/reference/contracts.md)"),
+        ("QuantizationScheme", "it is zeropoint.params.burn.QuantizationScheme (docs/coming_from.md)"),
         ("QuantizedDType", "it is zeropoint.params.torsh.QuantizedDType"),
         ("Dtype", "it is zeropoint.recipes.Dtype"),
         ("LearnedScale", "it is zeropoint.training.LearnedScale"),
         ("Observer", "it is zeropoint.stats.Observer"),
-        ("MinMaxObserver", "docs/reference/contracts.md says where the names of other libraries are"),
+        ("MinMaxObserver", "docs/coming_from.md says where the names of other libraries are"),
     ],
 )  # fmt: skip
 def test_names_of_other_libraries_are_pointed_to(name: str, place: str) -> None:

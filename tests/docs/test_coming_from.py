@@ -17,7 +17,7 @@ from zeropoint.checkpoint.choose.asked import codec_for, require_blocks
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.cli.app import app
 
-TABLE = Path(__file__).resolve().parents[2] / "docs" / "migration" / "tables" / "what_you_typed.csv"
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "tables" / "what_you_typed.csv"
 ROWS = list(csv.reader(TABLE.read_text(encoding="utf-8").splitlines()))[1:]
 NOW = [now for _, _, now in ROWS]
 SPANS = [span for cell in NOW for span in re.findall(r"`([^`]+)`", cell)]

@@ -92,7 +92,10 @@ def defined_twice(texts: dict[str, str]) -> list[str]:
 
 
 def test_no_preset_is_defined_by_hand_and_no_tensor_of_a_layout_on_two_pages() -> None:
-    assert defined_twice(TEXTS) == []
+    # Pages for people of other tools say of each preset and tensor which bytes are those of the tool.
+    assert (
+        defined_twice({name: text for name, text in TEXTS.items() if not name.startswith("migration/")}) == []
+    )
 
 
 def test_what_is_said_twice_is_found() -> None:
