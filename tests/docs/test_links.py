@@ -50,3 +50,16 @@ def test_every_file_that_the_architecture_names_is_there() -> None:
     named = re.findall(r"`([a-z_]+/(?:[a-z_]+/)*(?:[a-z_]+\.py)?)`", text)
     assert len(named) > 30
     assert [name for name in named if not (ROOT / "src" / "zeropoint" / name).exists()] == []
+
+
+def test_every_page_that_sources_and_contributors_name_is_there() -> None:
+    texts = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "CONTRIBUTING.md"]
+    named = {
+        found
+        for path in texts
+        for found in re.findall(r"(?<![\w/])docs/[\w/-]+\.(?:md|csv|py)", path.read_text(encoding="utf-8"))
+    }
+    # Pages of other projects, which codecs cite as their sources.
+    theirs = {"docs/gguf.md", "docs/Operators.md", "docs/ContribOperators.md", "docs/ExternalData.md"}
+    assert len(named - theirs) > 5
+    assert [name for name in sorted(named - theirs) if not (ROOT / name).exists()] == []
