@@ -14,6 +14,8 @@ from ..codecs.registry import DEFAULT
 from ..errors import OptionError, all_of, option, size_of
 from ..progress import Progress, bars
 from ..recipes import Recipe
+from ..results import Result
+from ..shown import with_page
 from .choose.asked import codec_for, require_blocks
 from .choose.recipe import RecipeText
 from .choose.selection import DequantizePolicy, Selection
@@ -48,7 +50,8 @@ class Writing:
     overwrite: write into a directory that is not empty. restart: discard an interrupted run there.
     break_lock: remove the lock of a run that has died. skip_finished: leave an output that a run of the same
     plan finished as it is, by its manifest. executor: what does the work, ``"local"`` or ``"ray"``. address:
-    of the Ray cluster. spool: scratch directory for uploads. progress: see :data:`Shown`.
+    of the Ray cluster. spool: scratch directory for uploads. progress: see :data:`Shown`. report: write a
+    page beside the manifest. search: what chose the schemes, for the page.
     """
 
     overwrite: bool = False
@@ -59,6 +62,8 @@ class Writing:
     address: str | None = None
     spool: Path | str | None = None
     progress: Shown = False
+    report: bool = False
+    search: Result | None = None
 
     def __post_init__(self) -> None:
         if self.executor not in (LOCAL, RAY) and not callable(self.executor):
@@ -80,11 +85,14 @@ class Writing:
         executor: Executor = local if self.executor == LOCAL else RayExecutor(address=self.address)
         executor = self.executor if callable(self.executor) else executor
         with bars(self.progress)(verb, size_of) as move:
-            return run(
+            result = run(
                 plan, target, overwrite=self.overwrite, restart=self.restart, executor=executor,
                 skip_finished=self.skip_finished,
                 spool=None if self.spool is None else Path(self.spool), on_progress=move,
             )  # fmt: skip
+        if self.report:
+            result = with_page(result, search=self.search)
+        return result
 
     def require_target(self, out: Place | str) -> Place:
         """Return where ``out`` is; raises OptionError for options that mean nothing for such a place."""

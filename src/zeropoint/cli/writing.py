@@ -26,6 +26,9 @@ SkipFinished = Annotated[
 ]
 
 
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write a page about the result into OUT.")]
+
+
 class ExecutorName(enum.Enum):
     """What does the work."""
 

@@ -44,6 +44,7 @@ from ..methods import method_named
 from ..own_files import OwnFile
 from ..progress import bars
 from ..recipes import one_name
+from ..shown import PAGE, page_of_results
 from ..signatures import by_signature
 from .budgets import Budget
 from .curve import SVG, curve_svg
@@ -122,7 +123,7 @@ def search_checkpoint(
     include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
     workers: int | None = None, max_memory: int | str | None = None,
     device: torch.device | str | None = None, overwrite: bool = False,
-    plot: Path | str | None = None, progress: Shown = False,
+    plot: Path | str | None = None, report: bool = True, progress: Shown = False,
 ) -> SearchResult:  # fmt: skip
     """Choose a scheme for each layer, so that the least is lost within a budget.
 
@@ -152,6 +153,7 @@ def search_checkpoint(
         device, progress: likewise.
         overwrite: replace a recipe and a plot that are there.
         plot: a file for a picture of loss over bits, in SVG.
+        report: whether to write a page next to ``out``, with ``.html`` behind its name.
 
     Returns:
         The choice of each layer, its loss, and the recipe, which ``quantize_checkpoint`` takes as ``recipe``.
@@ -171,19 +173,21 @@ def search_checkpoint(
     )
     data, files = asked_windows(calibration, samples, length), paths(statistics)
     _require_one_source(data, imatrix, files)
-    _require_apart(out=out, plot=plot, state=state)
+    page = None if out is None or not report else Path(out).with_name(f"{Path(out).name}.html")
+    _require_apart(out=out, plot=plot, state=state, report=page)
     limits = Limits.default(workers, max_memory, device)
     limits.require_model(runs=data is not None or what.runs_model)
     opened, written = open_source(source), None if out is None else Path(out)
     drawn = None if plot is None else OwnFile(Path(plot), SVG, opened.places)
     recipe = None if written is None else OwnFile(written, RECIPE, opened.places)
+    paged = None if page is None else OwnFile(page, PAGE, opened.places)
     # The recipe comes last: where it is there already, so is all else.
     last = plot if written is None else written
     if last is not None and os.path.lexists(last) and not overwrite:
         raise OptionError(
             f"{str(last)!r} exists; add {option('overwrite', True)} to replace it, or name a new file"
         )
-    for file in filter(None, (drawn, recipe)):
+    for file in filter(None, (drawn, paged, recipe)):
         file.require_free(overwrite=True)
     result = what.search(
         opened, format=format, method=method,
@@ -193,6 +197,8 @@ def search_checkpoint(
     )  # fmt: skip
     if drawn is not None:
         drawn.write([curve_svg(result).encode("utf-8")], overwrite=overwrite)
+    if paged is not None:
+        paged.write([page_of_results(search=result)], overwrite=True)
     if recipe is not None:
         recipe.write([f"{result.recipe.text}\n".encode()], overwrite=overwrite)
     return result
@@ -224,7 +230,7 @@ def quantize_checkpoint(
     restart: bool = False,
     break_lock: bool = False, skip_finished: bool = False, executor: str | Executor = LOCAL,
     address: str | None = None,
-    spool: Path | str | None = None, progress: Shown = False,
+    spool: Path | str | None = None, report: bool = True, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
 
@@ -275,6 +281,7 @@ def quantize_checkpoint(
         executor: what does the work: ``"local"`` for the threads of this machine, or ``"ray"``.
         address: of the Ray cluster, HOST:PORT; the one that Ray finds or starts if None.
         spool: scratch directory for uploads, for an output behind a URL.
+        report: whether to write a page about the result, ``zeropoint_report.html``, beside the manifest.
         progress: whether to show bars on stderr, or a function that is called with bytes done, bytes in all
             and a tensor's name.
 
@@ -301,8 +308,7 @@ def quantize_checkpoint(
     _require_one_source(data, imatrix, files)
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
-        executor=executor, address=address,
-        spool=spool, progress=progress,
+        executor=executor, address=address, spool=spool, report=report, progress=progress,
     )  # fmt: skip
     target, limits = writing.require_target(out), Limits.default(workers, max_memory, device)
     limits.require_model(runs=data is not None or what.runs_model)
@@ -315,11 +321,12 @@ def quantize_checkpoint(
             selection=selection, limits=limits,
         )  # fmt: skip
     else:
-        made = what.search(
+        found = what.search(
             open_source(source), format=format, method=method, selection=selection, limits=limits,
             calibration=data, imatrix=imatrix, statistics=files,
             out=target if isinstance(target, Path) else None, progress=progress,
-        ).plan  # fmt: skip
+        )  # fmt: skip
+        made, writing = found.plan, replace(writing, search=found)
     if not force:
         require_loadable(made)
     if budget is not None:
