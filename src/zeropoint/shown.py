@@ -6,7 +6,7 @@ Reports know every type, and no type knows reports: they are imported when somet
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,8 @@ from .own_files import FileKind, OwnFile
 PAGE = FileKind("report", b"zeropoint report")
 """An HTML page of zeropoint."""
 _MARK = "zeropoint picture"
-_PICTURE = FileKind("picture", _MARK.encode())
-_STYLE = (
-    "svg{font:12px system-ui,sans-serif}text{fill:#767c84}.grid{stroke:#767c84;stroke-opacity:.3}"
-    "polyline{fill:none;stroke-width:1.6;stroke:var(--own)}circle{fill:var(--own)}"
-    "rect{fill:var(--own);fill-opacity:.6}.bars path{fill:#3f7fe0}"
-    ".c0{--own:#3f7fe0}.c1{--own:#d9730d}.c2{--own:#1a9a5c}.c3{--own:#c9478f}.c4{--own:#7d68e0}"
-    ".c5{--own:#0b93a5}.c6{--own:#a87a1c}.c7{--own:#7a828c}"
-)
-"""Colors that can be read on white and on black: a file does not know what it is shown on."""
+PICTURE = FileKind("plot", _MARK.encode())
+"""An SVG file of zeropoint."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -41,7 +34,8 @@ class Picture:
     @property
     def svg(self) -> str:
         """The picture as a file of its own."""
-        head = f"<svg xmlns='http://www.w3.org/2000/svg'><!-- {_MARK} --><style>{_STYLE}</style>"
+        style = resources.files(f"{__package__}.report").joinpath("picture.css").read_text(encoding="utf-8")
+        head = f"<svg xmlns='http://www.w3.org/2000/svg'><!-- {_MARK} --><style>{style}</style>"
         start, _, rest = self.inline.partition(">")
         attributes = start.removeprefix("<svg")
         return f"{head.replace('<svg', f'<svg{attributes}', 1)}{rest}\n"
@@ -56,7 +50,7 @@ class Picture:
         Raises:
             CheckpointError: where the file exists, or cannot be written.
         """
-        OwnFile(Path(path), _PICTURE).write([self.svg.encode()], overwrite=overwrite)
+        OwnFile(Path(path), PICTURE).write([self.svg.encode()], overwrite=overwrite)
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -81,12 +75,9 @@ def plot(shown: object) -> Picture:
     return found
 
 
-def with_page(result: Any, *, search: Any = None) -> Any:
-    """Return the result of a run with the page about it, which is written beside the manifest.
-
-    search: what chose the schemes of layers, or None.
-    """
-    return _report("run_page").with_page(result, search=search)
+def with_page(result: Any) -> Any:
+    """Return the result of a run with the page about it, which is written beside the manifest."""
+    return _report("run_page").with_page(result)
 
 
 def page_of_results(**results: Any) -> bytes:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
@@ -19,11 +20,12 @@ from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
 from zeropoint.checkpoint.verify.overview import NUMBERS, LayerFacts
+from zeropoint.report.nodes import Cell, Grid, as_text, every
 from zeropoint.report.page import CheckpointReport, page_of, report_checkpoint
 
 HOSTILE = (
-    "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"'><svg/onload=alert(1)>",
-    "${alert(1)}", "<!-- x", "]]>", "&lt;b&gt;", "a\u2028b", "-->", "javascript:alert(1)",
+    "\x1b[31mred", "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>",
+    "\"'><svg/onload=alert(1)>", "${alert(1)}", "<!-- x", "]]>", "&lt;b&gt;", "a\u2028b", "-->", "javascript:alert(1)",
 )  # fmt: skip
 CHROMIUM = shutil.which("chromium")
 
@@ -85,10 +87,44 @@ def test_cells_and_json_of_a_page_say_the_same(runs: dict[str, Path]) -> None:
     squares = sum(record["values"] * record["relative"] ** 2 for record in known.values())
     values = sum(record["values"] for record in known.values())
     assert run["relative"] == pytest.approx((squares / values) ** 0.5, rel=1e-12)
-    (every,) = re.findall("<h2>All layers</h2>(.*?)<h2>", report.to_html(), re.DOTALL)
-    errors = [float(cell) for cell in Texts(every).cells[6::9]]
+    (every,) = re.findall("<h2>All layers</h2>(.*?)</section>", report.to_html(), re.DOTALL)
+    errors = [float(cell) for cell in Texts(every).cells[6::10]]
     assert len(errors) == len(known)
     assert errors == sorted(errors, reverse=True)
+
+
+def values_in(data: object) -> Iterator[object]:
+    """Yield all values of a document, and its keys."""
+    if isinstance(data, dict):
+        yield from data
+        data = list(data.values())
+    if isinstance(data, list):
+        yield from (inner for each in data for inner in values_in(each))
+    else:
+        yield data
+
+
+def cells_of(report: CheckpointReport) -> list[Cell]:
+    grids = [node for node in every(report.nodes) if isinstance(node, Grid)]
+    return [cell for grid in grids for row in grid.rows for cell in row]
+
+
+def test_every_number_and_name_of_text_and_page_stands_in_the_json(runs: dict[str, Path]) -> None:
+    for report in (report_checkpoint(runs["int4"]), report_checkpoint(runs["int4"], others=[runs["gguf"]])):
+        known = list(values_in(report.to_dict()))
+        numbers = {each for each in known if isinstance(each, int | float)}
+        totals = {len(run.layers) for run in report.runs}
+        for run in report.runs:  # the sums of each reason
+            for reason in {kept.reason for kept in run.kept}:
+                sizes = [kept.nbytes for kept in run.kept if kept.reason == reason]
+                totals |= {len(sizes), sum(sizes)}
+        cells = cells_of(report)
+        assert len(cells) > 100
+        assert {cell.value for cell in cells if cell.value is not None} <= numbers | totals
+        page, text = Texts(report.to_html()).cells, as_text(report.nodes, whole=True, width=10_000)
+        shown = [cell.text for cell in cells if cell.picture is None]
+        assert sorted(each for each in page if each) == sorted(each for each in shown if each)
+        assert all(" ".join(each.split()) in " ".join(text.split()) for each in shown)
 
 
 def test_samples_are_those_of_the_decoded_rows(runs: dict[str, Path]) -> None:
@@ -147,8 +183,9 @@ def test_names_stay_text_whatever_they_hold(runs: dict[str, Path], tmp_path: Pat
     page = report.to_html()
     found = Texts(page)
     assert json.loads(found.data) == json.loads(report.to_json())
-    assert found.tags <= Texts(plain.to_html()).tags | {"details", "summary"}
+    assert found.tags <= Texts(plain.to_html()).tags | {"details", "summary", "h3"}
     assert page.count("</script>") == 2
+    assert all(each.isprintable() for each in as_text(report.nodes, whole=True).splitlines())
     for name in HOSTILE:
         assert escape(name) in page
 

@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 from ..codecs.registry import DEFAULT
 from ..errors import OptionError, all_of, option, size_of
+from ..own_files import OwnFile
 from ..progress import Progress, bars
 from ..recipes import Recipe
-from ..results import Result
-from ..shown import with_page
+from ..shown import PAGE, with_page
 from .choose.asked import codec_for, require_blocks
 from .choose.recipe import RecipeText
 from .choose.selection import DequantizePolicy, Selection
@@ -24,6 +24,7 @@ from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.file import PlanFile
 from .plan.limits import Limits
 from .plan.qualities import of_lower_quality
+from .read.file_names import REPORT
 from .read.object_store import RemotePath
 from .read.source import Source
 from .read.storage import Place, place
@@ -51,7 +52,7 @@ class Writing:
     break_lock: remove the lock of a run that has died. skip_finished: leave an output that a run of the same
     plan finished as it is, by its manifest. executor: what does the work, ``"local"`` or ``"ray"``. address:
     of the Ray cluster. spool: scratch directory for uploads. progress: see :data:`Shown`. report: write a
-    page beside the manifest. search: what chose the schemes, for the page.
+    page beside the manifest.
     """
 
     overwrite: bool = False
@@ -63,7 +64,6 @@ class Writing:
     spool: Path | str | None = None
     progress: Shown = False
     report: bool = False
-    search: Result | None = None
 
     def __post_init__(self) -> None:
         if self.executor not in (LOCAL, RAY) and not callable(self.executor):
@@ -91,7 +91,9 @@ class Writing:
                 spool=None if self.spool is None else Path(self.spool), on_progress=move,
             )  # fmt: skip
         if self.report:
-            result = with_page(result, search=self.search)
+            result = with_page(result)
+        else:
+            remove_page(target)
         return result
 
     def require_target(self, out: Place | str) -> Place:
@@ -106,6 +108,12 @@ class Writing:
         elif self.spool is not None:
             raise OptionError(f"{option('spool')} is for an output behind a URL; leave it out")
         return target
+
+
+def remove_page(out: Place) -> None:
+    """Remove the page of an earlier run, which tells of other files than those that are there now."""
+    if isinstance(out, Path):
+        OwnFile(out / REPORT, PAGE).remove()
 
 
 def selection_of(

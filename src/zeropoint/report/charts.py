@@ -147,26 +147,25 @@ def scatter(
     left, right = min((x for x, _ in points), default=0.0), max((x for x, _ in points), default=1.0)
     margin = 0.08 * max(right - left, 0.5)
     left, right = left - margin, right + margin
-    end, bottom = _WIDTH - 10, _TALL - 2 * _BOTTOM
+    end, bottom, top = _WIDTH - 30, _TALL - 2 * _BOTTOM, 3 * _TOP
 
     def place(x: float, y: float) -> tuple[float, float]:
         height = (math.log10(y) - low) / (high - low) if 0 < y < math.inf else 0.0
-        return _LEFT + (x - left) / (right - left) * (end - _LEFT), bottom - height * (bottom - _TOP)
+        return _LEFT + (x - left) / (right - left) * (end - _LEFT), bottom - height * (bottom - top)
 
-    parts = []
-    for tick in range(5):
-        value = 10 ** (low + (high - low) * tick / 4)
-        x, y = _LEFT + (end - _LEFT) * tick / 4, bottom - (bottom - _TOP) * tick / 4
-        mark = left + (right - left) * tick / 4
+    parts = [
+        f'<text x="{_WIDTH / 2}" y="{_TALL - 8}" text-anchor="middle">{escape(axes[0])}</text>',
+        f'<text x="{_LEFT - 48}" y="{_TOP + 4}">{escape(axes[1])}</text>',
+    ]
+    for value in _decades(10**low, 10**high):
+        _, y = place(left, value)
         parts.append(
             f'<path class="grid" d="M{_LEFT} {y:.1f}H{end}"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.2g}</text>'
-            f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{mark:.2f}</text>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
         )
-    parts.append(
-        f'<text x="{_WIDTH / 2}" y="{_TALL - 8}" text-anchor="middle">{escape(axes[0])}</text>'
-        f'<text x="{_LEFT}" y="{_TOP + 2}">{escape(axes[1])}</text>'
-    )
+    for value in _steps(left, right):
+        x, _ = place(value, 1.0)
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{value:g}</text>')
     if line:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line))
         parts.append(f'<g class="c0"><polyline points="{path}"/></g>')
@@ -184,6 +183,21 @@ def scatter(
 _TALL = 380
 
 
+def _decades(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 times powers of ten between two numbers, or powers alone where there are many."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(decades) <= 4 else (1,)
+    return [n * 10.0**power for power in decades for n in factors if low <= n * 10.0**power <= high]
+
+
+def _steps(low: float, high: float) -> list[float]:
+    """Return about five round numbers between two."""
+    least = (high - low) / 6
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(n * power for n in (1, 2, 5, 10) if n * power >= least)
+    return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 def _named(spot: Spot, place: tuple[float, float], taken: list[tuple[float, float]]) -> str:
     """Return the name of a point where no other name stands; taken: where names stand, which it joins."""
     x, y = place
@@ -191,7 +205,7 @@ def _named(spot: Spot, place: tuple[float, float], taken: list[tuple[float, floa
     while any(abs(at - y2) < 13 and x - width < x2 < x + width for x2, y2 in taken):
         at += 14
     taken.append((x, at))
-    anchor = "end" if x + width > _WIDTH else "start"
+    anchor = "end" if x + width > _WIDTH - 10 else "start"
     shift = -7 if anchor == "end" else 7
     return f'<text x="{x + shift:.1f}" y="{at:.1f}" text-anchor="{anchor}">{escape(spot.label)}</text>'
 

@@ -25,7 +25,7 @@ def search_picture(result: SearchResult) -> Picture:
         return 8 * nbytes / values
 
     spots = [Spot(bits(point.nbytes), point.loss, point.name, 7) for point in result.uniform]
-    spots.append(Spot(bits(result.allocation.size), result.allocation.loss, "the mixture", 1))
+    spots.append(Spot(bits(result.allocation.size), result.allocation.loss, "mixture", 1))
     line = [(bits(point.nbytes), point.loss) for point in result.curve]
     return scatter(spots, axes=("bits of each weight", "loss"), label="loss over bits", line=line)
 

@@ -17,7 +17,6 @@ from rich.text import Text
 
 from ..shown import Picture
 from .table_layout import keyed, plain
-from .wording import name as safe
 
 _MANY = 25
 """Rows of a table in text."""
@@ -138,6 +137,16 @@ def _printed(nodes: Iterable[Node], *, whole: bool) -> Iterator[RenderableType]:
         elif whole:
             figures = node.figures if isinstance(node, Beside) else (node,)
             yield from (Text(safe(" ".join((each.caption, *each.legend)))) for each in figures)
+
+
+def safe(text: str) -> str:
+    r"""Return a text with escapes for what could drive a terminal.
+
+    >>> safe("a\x1b[31mb, \u00b1 1")
+    'a\\x1b[31mb, \u00b1 1'
+    """
+    escaped = (each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+    return "".join(escaped)
 
 
 def _printed_grid(node: Grid, *, whole: bool) -> Iterator[RenderableType]:

@@ -1,25 +1,26 @@
-"""The page that a run leaves beside its manifest: what ``zeropoint report OUT`` would write."""
+"""The page that a run leaves beside its manifest: that of ``zeropoint report OUT`` under another title."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ..architectures import classes_of
 from ..checkpoint.read import object_store
 from ..checkpoint.read.file_names import REPORT
 from ..checkpoint.read.object_store import RemotePath
 from ..checkpoint.run.loop import RunResult
-from ..checkpoint.verify.overview import overview
+from ..checkpoint.verify.overview import Overview, overview
 from ..errors import ZeropointError, count
 from ..own_files import OwnFile
-from ..search.searching import SearchResult
 from ..shown import PAGE
 from .page import CheckpointReport
+from .wording import short_scheme
 
 _MOST = 8000
 """Tensors from which on a page takes more memory, and more time, than a run may without being asked."""
 
 
-def with_page(result: RunResult, *, search: SearchResult | None = None) -> RunResult:
+def with_page(result: RunResult) -> RunResult:
     """Return the result of a run with the page about its output, which is written.
 
     Of an output behind a URL no rows are decoded, which would take a request for each layer. A run does not
@@ -27,15 +28,14 @@ def with_page(result: RunResult, *, search: SearchResult | None = None) -> RunRe
 
     Args:
         result: of a run that ended well.
-        search: what chose the schemes of layers, or None.
     """
     tensors = len(result.plan.placements.by_name)
     if tensors > _MOST:
         return _without(result, f"it has {count(tensors, 'tensor')}; zeropoint report OUT makes one")
     remote = isinstance(result.path, RemotePath)
     try:
-        found = CheckpointReport(runs=(overview(result.path, sampled=not remote),), search=search)
-        page = found.to_html().encode()
+        found = overview(result.path, sampled=not remote)
+        page = CheckpointReport(runs=(replace(found, name=_title(found)),)).to_html().encode()
         if isinstance(result.path, RemotePath):
             object_store.write(result.path / REPORT, page)
         else:
@@ -43,6 +43,17 @@ def with_page(result: RunResult, *, search: SearchResult | None = None) -> RunRe
     except ZeropointError as error:
         return _without(result, str(error))
     return replace(result, page=result.path / REPORT)
+
+
+def _title(found: Overview) -> str:
+    """Return what an output holds: its folder may have any name, and equal outputs have equal pages."""
+    model = next(iter(classes_of(found.inspection.source.config or {})), "model")
+    schemes = list(dict.fromkeys(short_scheme(layer.scheme) for layer in found.layers))
+    rest = f" and {len(schemes) - _NAMED} more" if len(schemes) > _NAMED else ""
+    return f"{model}: {', '.join(schemes[:_NAMED]) or 'floats'}{rest}"
+
+
+_NAMED = 3
 
 
 def _without(result: RunResult, reason: str) -> RunResult:

@@ -44,10 +44,9 @@ from ..methods import method_named
 from ..own_files import OwnFile
 from ..progress import bars
 from ..recipes import one_name
-from ..shown import PAGE, page_of_results
+from ..shown import PAGE, PICTURE, page_of_results
 from ..signatures import by_signature
 from .budgets import Budget
-from .curve import SVG, curve_svg
 from .evolution import by_evolution
 from .inputs import inputs_by, with_ranges
 from .searching import EQUAL, RECIPE, SearchResult, asked, search
@@ -88,6 +87,13 @@ class _Budgeted:
         """Whether the model runs to weigh layers, or choices."""
         return self.importance != EQUAL or self.refine > 0
 
+    def state_of(self, out: Path | None) -> Path:
+        """Return the file of the state: it lies next to an output unless it has a place of its own."""
+        if self.state is not None:
+            return Path(self.state)
+        assert out is not None
+        return out.with_name(f"{out.name}.search")
+
     def search(
         self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
         method: str | None, selection: Selection, limits: Limits,
@@ -103,10 +109,9 @@ class _Budgeted:
         inputs = inputs_by(
             calibration, limits, imatrix=imatrix, statistics=statistics, progress=progress is True
         )
-        state = None if out is None else out.with_name(f"{out.name}.search")
         return search(
             source, replace(wanted, inputs=inputs), bar=bars(progress),
-            state=state if self.state is None else Path(self.state),
+            state=None if out is None and self.state is None else self.state_of(out),
             weigh=weigh_by(self.importance, self.text, limits),
             improve=by_evolution(self.text, limits, self.refine) if self.refine else None,
         )  # fmt: skip
@@ -178,7 +183,7 @@ def search_checkpoint(
     limits = Limits.default(workers, max_memory, device)
     limits.require_model(runs=data is not None or what.runs_model)
     opened, written = open_source(source), None if out is None else Path(out)
-    drawn = None if plot is None else OwnFile(Path(plot), SVG, opened.places)
+    drawn = None if plot is None else OwnFile(Path(plot), PICTURE, opened.places)
     recipe = None if written is None else OwnFile(written, RECIPE, opened.places)
     paged = None if page is None else OwnFile(page, PAGE, opened.places)
     # The recipe comes last: where it is there already, so is all else.
@@ -196,7 +201,7 @@ def search_checkpoint(
         imatrix=imatrix, statistics=files, out=written, progress=progress,
     )  # fmt: skip
     if drawn is not None:
-        drawn.write([curve_svg(result).encode("utf-8")], overwrite=overwrite)
+        drawn.write([result.plot().svg.encode()], overwrite=overwrite)
     if paged is not None:
         paged.write([page_of_results(search=result)], overwrite=True)
     if recipe is not None:
@@ -281,7 +286,8 @@ def quantize_checkpoint(
         executor: what does the work: ``"local"`` for the threads of this machine, or ``"ray"``.
         address: of the Ray cluster, HOST:PORT; the one that Ray finds or starts if None.
         spool: scratch directory for uploads, for an output behind a URL.
-        report: whether to write a page about the result, ``zeropoint_report.html``, beside the manifest.
+        report: whether to write a page about the result, ``zeropoint_report.html``, beside the manifest, and
+            of a budget one about the search next to its state, with ``.html`` behind its name.
         progress: whether to show bars on stderr, or a function that is called with bytes done, bytes in all
             and a tensor's name.
 
@@ -321,12 +327,15 @@ def quantize_checkpoint(
             selection=selection, limits=limits,
         )  # fmt: skip
     else:
+        page = _page_of_search(what, target) if report else None
         found = what.search(
             open_source(source), format=format, method=method, selection=selection, limits=limits,
             calibration=data, imatrix=imatrix, statistics=files,
             out=target if isinstance(target, Path) else None, progress=progress,
         )  # fmt: skip
-        made, writing = found.plan, replace(writing, search=found)
+        made = found.plan
+        if page is not None:
+            page.write([page_of_results(search=found)], overwrite=True)
     if not force:
         require_loadable(made)
     if budget is not None:
@@ -349,6 +358,16 @@ def quantize_checkpoint(
     elif imatrix is not None:
         made = _important(made, imatrix)
     return writing.write(made, out, "quantizing")
+
+
+def _page_of_search(what: _Budgeted, target: Place) -> OwnFile | None:
+    """Return the page next to the state of a search, or None for a search that keeps none."""
+    if not isinstance(target, Path) and what.state is None:
+        return None
+    state = what.state_of(target if isinstance(target, Path) else None)
+    page = OwnFile(state.with_name(f"{state.name}.html"), PAGE)
+    page.require_free(overwrite=True)
+    return page
 
 
 def _require_one_source(data: Windows | None, imatrix: Path | str | None, files: Iterable[Path]) -> None:

@@ -247,10 +247,14 @@ def _sample(layer: StoredLayer, files: OpenFiles) -> CodeSample | None:
     rows = min(layer.shape[0], -(-_ROWS // step) * step)
     start = max(0, layer.shape[0] - rows) // 2 // step * step
     try:
-        q = read_rows(layer, files, start, rows)
-        values = q.dequantize(torch.float32)
+        return sample_of(read_rows(layer, files, start, rows))
     except ZeropointError:
         return None
+
+
+def sample_of(q: QuantizedTensor) -> CodeSample | None:
+    """Return what the codes of a tensor are like, or None where no value is finite."""
+    values = q.dequantize(torch.float32)
     finite = values[torch.isfinite(values)]
     if not finite.numel():
         return None
