@@ -225,7 +225,7 @@ def evaluate_checkpoint(
         overwrite: whether a page that is there may be replaced.
         max_memory: most memory of the process, as bytes or a text such as ``"1G"``; 2 GiB if None.
         device: where models run: the processor if None, or ``"cuda"``.
-        progress: whether to show bars, on a terminal.
+        progress: whether to show bars, on a terminal or in a notebook.
 
     Returns:
         Statistics of each model, with standard errors.
@@ -266,7 +266,7 @@ def evaluate(
         text: a file of text in UTF-8, or of token ids in .safetensors.
         settings: what is asked.
         limits: of memory.
-        progress: whether to show bars, on a terminal.
+        progress: whether to show bars, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: for a text that is too short or cannot be read, for models of another kind, and for

@@ -50,9 +50,12 @@ class ComparedScheme:
         ratio = "exact" if self.relative == 0 else f"{self.sqnr_db:.1f}"
         clipped = "0" if self.clipped == 0 else f"{self.clipped:.2%}"
         numbers = (f"{self.bits:.3f}", f"{self.relative:.4f}", ratio)
-        return (self.name, *numbers, f"{self.largest:.3g}", f"{self.bound:.3g}", clipped)
+        name = self.name if len(self.name) <= _NAMED else f"{self.name[: _NAMED - 3]}..."
+        return (name, *numbers, f"{self.largest:.3g}", f"{self.bound:.3g}", clipped)
 
 
+_NAMED = 40
+"""Characters of a name in a table: the values of a codebook stand in it."""
 HEADS = ("scheme", "bits", "rel.err", "SQNR dB", "largest", "bound", "clipped")
 
 

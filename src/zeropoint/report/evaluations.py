@@ -51,7 +51,16 @@ def usual_statistics(found: Evaluation) -> tuple[str, ...]:
 
 def head_of(model: ModelQuality) -> str:
     """Return a model's name, without folders."""
-    return "noise floor" if model.is_noise_floor else name(model.name.rpartition("/")[2] or model.name)
+    return "noise floor" if model.is_noise_floor else last_part(model.name)
+
+
+def last_part(path: str) -> str:
+    """Return the name of a model without its folders.
+
+    >>> last_part("models/tiny-w4a16"), last_part("tiny/")
+    ('tiny-w4a16', 'tiny/')
+    """
+    return name(path.rpartition("/")[2] or path)
 
 
 def _size(model: ModelQuality) -> str:

@@ -11,7 +11,7 @@ from ..eval import Estimate, Evaluation, ModelQuality
 from ..search.searching import SearchResult
 from ..shown import Picture
 from .charts import Spot, scatter
-from .evaluations import beside_floor, estimate_text, head_of, usual_statistics
+from .evaluations import beside_floor, estimate_text, head_of, last_part, usual_statistics
 from .nodes import Cell, Facts, Figure, Grid, Node, Part, Sentence, number_cell, text_cell
 
 _LAYERS = 4000
@@ -78,7 +78,7 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
 def evaluation_nodes(found: Evaluation) -> Iterator[Node]:
     """Yield statistics of models, as far from the reference as they are."""
     yield Facts((
-        ("reference", f"{found.reference} ({size_of(found.reference_bytes)})"),
+        ("reference", f"{last_part(found.reference)} ({size_of(found.reference_bytes)})"),
         *(("data", line) for line in found.data),
     ))  # fmt: skip
     yield from map(Sentence, (*found.notes, *beside_floor(found)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import singledispatch
 from importlib import resources
 from typing import Any
@@ -193,7 +194,7 @@ def _(shown: SchemeComparison) -> tuple[Node, ...]:
 
 @picture_of.register
 def _(shown: SchemeComparison) -> Picture:
-    spots = [Spot(each.bits, each.relative, each.name, n) for n, each in enumerate(shown.schemes)]
+    spots = [Spot(each.bits, each.relative, each.cells[0], n) for n, each in enumerate(shown.schemes)]
     return scatter(spots, axes=("bits of a value", "relative error"), label="error over bits")
 
 
@@ -288,9 +289,24 @@ def _(shown: Inspection) -> tuple[Node, ...]:
     )
 
 
+def _short(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield nodes of a page as a cell of a notebook holds them: of a long table the first rows."""
+    for node in nodes:
+        if isinstance(node, Part):
+            yield replace(node, nodes=tuple(_short(node.nodes)))
+        elif isinstance(node, Grid) and len(node.rows) > _OF_PAGES:
+            yield replace(node, rows=node.rows[:_OF_PAGES], sortable=False)
+            yield Sentence(f"and {len(node.rows) - _OF_PAGES:,} more, on the page")
+        else:
+            yield node
+
+
+_OF_PAGES = 20
+
+
 @nodes_of.register
 def _(shown: Overview) -> tuple[Node, ...]:
-    return (*_head(shown), Part("Report", tuple(about(shown)), folded=True))
+    return (*_head(shown), Part("Report", tuple(_short(about(shown))), folded=True))
 
 
 @picture_of.register
@@ -300,7 +316,7 @@ def _(shown: Overview) -> Picture:
 
 @nodes_of.register
 def _(shown: CheckpointReport) -> tuple[Node, ...]:
-    return (*_head(shown), Part("Report", shown.nodes, folded=True))
+    return (*_head(shown), Part("Report", tuple(_short(shown.nodes)), folded=True))
 
 
 @picture_of.register
@@ -310,7 +326,7 @@ def _(shown: CheckpointReport) -> Picture:
 
 @nodes_of.register
 def _(shown: SearchResult) -> tuple[Node, ...]:
-    return (*_head(shown), Part("What was found", tuple(search_nodes(shown)), folded=True))
+    return (*_head(shown), Part("What was found", tuple(_short(search_nodes(shown))), folded=True))
 
 
 @picture_of.register
