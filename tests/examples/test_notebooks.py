@@ -43,6 +43,27 @@ def outputs(notebook: dict[str, Any]) -> list[tuple[str, dict[str, str]]]:
     return found
 
 
+SMALL = """
+import torch
+import zeropoint as zp
+print(zp.get_format("e2m1").bits)
+x = torch.ones(4, requires_grad=True)
+zp.fake_quantize(x, "int8:tensor").sum().backward()
+x.grad.tolist(), str(__import__("pathlib").Path.cwd() / "file")
+"""
+
+
+def test_a_cell_shows_what_it_prints_and_its_last_value(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": SMALL.splitlines(keepends=True)}, {"cell_type": "markdown"}]
+    path = tmp_path / "small.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    (first, second) = executor().executed(path, tmp_path)["cells"]
+    printed, value = first["outputs"]
+    assert printed["text"] == ["4\n"]
+    assert value["data"] == {"text/plain": ["([1.0, 1.0, 1.0, 1.0], './file')"]}
+    assert "outputs" not in second
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_shows_what_it_gives(name: str, tmp_path: Path) -> None:
     checked_in = json.loads((FOLDER / name).read_text(encoding="utf-8"))
