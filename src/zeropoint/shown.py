@@ -5,11 +5,13 @@ Reports know every type, and no type knows reports: they are imported when somet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
+from .errors import CheckpointError, option
 from .own_files import FileKind, OwnFile
 
 PAGE = FileKind("report", b"zeropoint report")
@@ -59,25 +61,40 @@ class Picture:
         return f"<picture: {self.label}>"
 
 
-def repr_html(shown: object) -> str:
+def repr_html(self: object) -> str:
     """Return what a notebook shows of an object, folded: its text first."""
-    found: str = _report("notebook").html_of(shown)
+    found: str = _report("notebook").html_of(self)
     return found
 
 
-def plot(shown: object) -> Picture:
+def plot(self: object) -> Picture:
     """Return a picture, which a notebook shows and :meth:`Picture.save` writes to a file.
 
     Raises:
         UnsupportedError: where there is nothing to draw.
     """
-    found: Picture = _report("notebook").picture_of(shown)
+    found: Picture = _report("notebook").picture_of(self)
     return found
 
 
 def with_page(result: Any) -> Any:
     """Return the result of a run with the page about it, which is written beside the manifest."""
     return _report("run_page").with_page(result)
+
+
+def new_page(path: Path, apart: Sequence[Path], *, overwrite: bool) -> OwnFile:
+    """Return the file of a page that is to be written.
+
+    apart: as :class:`OwnFile` has it. overwrite: whether a page that is there may be replaced. Raises
+    CheckpointError for anything else that has the name.
+    """
+    if not overwrite and path.exists():
+        raise CheckpointError(
+            f"{str(path)!r} exists; add {option('overwrite', True)} to replace it, or name a new file"
+        )
+    file = OwnFile(path, PAGE, apart)
+    file.require_free(overwrite=overwrite)
+    return file
 
 
 def page_of_results(**results: Any) -> bytes:

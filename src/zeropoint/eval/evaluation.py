@@ -26,9 +26,8 @@ from ..checkpoint.read.storage import Place, shown
 from ..checkpoint.verify.overview import overview
 from ..errors import CalibrationError, UnsupportedError, option, size_of
 from ..ops.devices import CPU
-from ..own_files import OwnFile
 from ..results import Result
-from ..shown import PAGE, page_of_results
+from ..shown import new_page, page_of_results
 from ..signatures import by_signature
 from .cloze import cloze_items
 from .cloze_probe import ClozeProbe
@@ -245,8 +244,7 @@ def evaluate_checkpoint(
     page = None
     if out is not None:
         apart = [place for each in (against, *every) for place in open_source(each).places]
-        page = OwnFile(Path(out), PAGE, apart)
-        page.require_free(overwrite=overwrite)
+        page = new_page(Path(out), apart, overwrite=overwrite)
     found = evaluate(every, against, text, settings=settings, limits=limits, progress=progress)
     if page is not None:
         runs = tuple(map(overview, every))

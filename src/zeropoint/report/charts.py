@@ -54,11 +54,11 @@ def depth_chart(
         return f'<polyline points="{path}"{style}/>{"".join(circles)}'
 
     parts = []
-    for tick in range(5):
-        _, y = place(0, most * tick / 4)
+    for value in _steps(0.0, most):
+        _, y = place(0, value)
         parts.append(
             f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{most * tick / 4:.3g}</text>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
         )
     for depth in sorted({round(deepest * tick / 5) for tick in range(6)}):
         x, _ = place(depth, 0)
@@ -161,7 +161,7 @@ def scatter(
         _, y = place(left, value)
         parts.append(
             f'<path class="grid" d="M{_LEFT} {y:.1f}H{end}"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
         )
     for value in _steps(left, right):
         x, _ = place(value, 1.0)
@@ -187,7 +187,8 @@ def _decades(low: float, high: float) -> list[float]:
     """Return 1, 2 and 5 times powers of ten between two numbers, or powers alone where there are many."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(decades) <= 4 else (1,)
-    return [n * 10.0**power for power in decades for n in factors if low <= n * 10.0**power <= high]
+    found = [n * 10.0**power for power in decades for n in factors if low <= n * 10.0**power <= high]
+    return found if len(found) > 2 else _steps(low, high)
 
 
 def _steps(low: float, high: float) -> list[float]:

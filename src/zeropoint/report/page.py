@@ -19,12 +19,11 @@ from rich.text import Text
 
 from ..checkpoint.read.storage import Place
 from ..checkpoint.verify.overview import Overview, overview
-from ..errors import CheckpointError, count, option
+from ..errors import count
 from ..eval import Evaluation
-from ..own_files import OwnFile
 from ..results import Result
 from ..search.searching import SearchResult
-from ..shown import PAGE
+from ..shown import PAGE, new_page
 from ..signatures import by_signature
 from .measured import evaluation_nodes, search_nodes
 from .nodes import Node, as_html, on_screen
@@ -52,9 +51,10 @@ class CheckpointReport(Result):
     def title(self) -> str:
         """The heading of the page."""
         if not self.runs:
-            return "search" if self.search is None else f"search: {self.search.budget}"
+            return "Search" if self.search is None else f"Search: {self.search.budget}"
         first, *others = self.runs
-        return first.name if not others else f"{first.name} and {count(len(others), 'other')}"
+        named = first.name if not others else f"{first.name} and {count(len(others), 'other')}"
+        return named if self.evaluation is None else f"Evaluation: {named}"
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -139,16 +139,11 @@ def report_checkpoint(
     Example:
         >>> zp.report_checkpoint("MODEL-w4a16", out="report.html")  # doctest: +SKIP
     """
-    if out is not None and not overwrite and Path(out).exists():
-        raise CheckpointError(
-            f"{str(out)!r} exists; add {option('overwrite', True)} to replace it, or name a new file"
-        )
     runs = tuple(overview(each) for each in (path, *others))
     if out is None:
         return CheckpointReport(runs=runs)
     apart = [place for run in runs for place in run.inspection.source.places]
-    file = OwnFile(Path(out), PAGE, apart)
-    file.require_free(overwrite=overwrite)
+    file = new_page(Path(out), apart, overwrite=overwrite)
     found = CheckpointReport(runs=runs, path=Path(out))
     file.write([found.to_html().encode()], overwrite=overwrite)
     return found

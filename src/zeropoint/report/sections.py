@@ -135,9 +135,11 @@ def side_by_side(runs: Sequence[Overview]) -> Iterator[Node]:
 def cards(run: Overview) -> Facts:
     """Return size, bits, error, and bytes of tensors that are not quantized."""
     found, kept = run.inspection, sum(each.nbytes for each in run.kept)
+    values, nbytes = (sum(getattr(layer, each) for layer in run.layers) for each in ("values", "nbytes"))
     return Facts(
         (
             (f"from {size_of(run.float_bytes)} as floats", size_of(found.nbytes)),
+            ("bits a value of quantized layers", _bits(8 * nbytes / values if values else None)),
             ("bits a value of the model", _bits(found.bits_per_value)),
             ("relative error of quantized layers, root mean square", relative(run.relative)),
             ("quantized layers", f"{len(run.layers):,}"),
