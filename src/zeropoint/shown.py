@@ -78,7 +78,7 @@ def plot(self: object) -> Picture:
 
 
 def with_page(result: Any) -> Any:
-    """Return the result of a run with the page about it, which is written beside the manifest."""
+    """Return the result of a run with the page about it, which is written next to the manifest."""
     return _report("run_page").with_page(result)
 
 

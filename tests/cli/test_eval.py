@@ -81,10 +81,10 @@ def test_a_page_has_what_was_measured_and_the_models(call: Call, folder: Path, t
     )
     assert "Divergence over size" in shown
     refused = call("eval", folder / "w4", *given)
-    assert_one_line(refused)
+    assert_one_line(refused, 1)
     assert "exists; add --overwrite to replace it" in refused.err
     inside = call("eval", folder / "w4", *given[:-1], folder / "w4" / "eval.html")
-    assert_one_line(inside)
+    assert_one_line(inside, 1)
     assert "lies in the checkpoint that is read" in inside.err
 
 

@@ -19,7 +19,7 @@ from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
 from zeropoint.checkpoint.verify.overview import NUMBERS, LayerFacts
-from zeropoint.report.nodes import Cell, Grid, as_text, every
+from zeropoint.report.nodes import Cell, DataTable, as_text, every
 from zeropoint.report.page import CheckpointReport, page_of, report_checkpoint
 
 HOSTILE = (
@@ -104,7 +104,7 @@ def values_in(data: object) -> Iterator[object]:
 
 
 def cells_of(report: CheckpointReport) -> list[Cell]:
-    grids = [node for node in every(report.nodes) if isinstance(node, Grid)]
+    grids = [node for node in every(report.nodes) if isinstance(node, DataTable)]
     return [cell for grid in grids for row in grid.rows for cell in row]
 
 

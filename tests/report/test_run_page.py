@@ -1,4 +1,4 @@
-"""Each run leaves a page beside its manifest, which no other command takes for a part of the checkpoint."""
+"""Each run leaves a page next to its manifest, which no other command takes for a part of the checkpoint."""
 
 from __future__ import annotations
 

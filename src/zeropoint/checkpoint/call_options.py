@@ -52,7 +52,7 @@ class Writing:
     break_lock: remove the lock of a run that has died. skip_finished: leave an output that a run of the same
     plan finished as it is, by its manifest. executor: what does the work, ``"local"`` or ``"ray"``. address:
     of the Ray cluster. spool: scratch directory for uploads. progress: see :data:`Shown`. report: write a
-    page beside the manifest.
+    page next to the manifest.
     """
 
     overwrite: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,3 +78,5 @@ def show_run(
         show_json({**result.to_dict(), "seconds": seconds})
     else:
         show(layers.run_report(result, seconds=seconds, everything=everything, order=layers.Order(order)))
+        if result.page is not None and sys.stdout.isatty():
+            note(f"{result.page} has the report")

@@ -39,7 +39,7 @@ def evaluation_report(found: Evaluation, *, seconds: float, everything: bool = F
     notes = [f"{head_of(model)}: {note}" for model in found.models for note in model.notes]
     parts = [f"reference: {name(found.reference)} ({size_of(found.reference_bytes)})", *found.data]
     return Group(
-        table, Text(), *lines([*notes, *found.notes, *beside_floor(found)], "note: "),
+        table, Text(), *lines([*notes, *found.notes, *below_floor(found)], "note: "),
         Text("\n".join(parts) + f"\nevaluated in {seconds:.1f} s"),
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ def estimate_text(key: str, estimate: Estimate) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"
 
 
-def beside_floor(found: Evaluation) -> list[str]:
+def below_floor(found: Evaluation) -> list[str]:
     """Return a sentence about models that are as near to the reference as it is to itself in bfloat16."""
     floor, key = found.noise_floor, _YARD[found.encoder]
     if floor is None:

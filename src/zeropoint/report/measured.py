@@ -11,8 +11,8 @@ from ..eval import Estimate, Evaluation, ModelQuality
 from ..search.searching import SearchResult
 from ..shown import Picture
 from .charts import Spot, scatter
-from .evaluations import beside_floor, estimate_text, head_of, last_part, usual_statistics
-from .nodes import Cell, Facts, Figure, Grid, Node, Part, Sentence, number_cell, text_cell
+from .evaluations import below_floor, estimate_text, head_of, last_part, usual_statistics
+from .nodes import Cell, DataTable, FactList, Figure, Node, Part, Sentence, number_cell, text_cell
 
 _LAYERS = 4000
 
@@ -36,7 +36,7 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
     best = "no choice within the budget loses less"
     if not allocation.optimal:
         best = f"each within the budget loses at least {allocation.bound:.6g}"
-    yield Facts(
+    yield FactList(
         (
             ("budget", str(result.budget)), ("bits of each weight", f"{result.bits:.3f}"),
             ("of all files", size_of(result.plan.output_bytes)), ("loss", f"{allocation.loss:.6g}"),
@@ -59,7 +59,7 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
             number_cell(loss, "" if loss is None else f"{loss:.6g}"),
         ))  # fmt: skip
     heads = ("candidate", "layers", "bits", "loss for all layers")
-    yield Part("Candidates", (Grid(heads, tuple(rows)),))
+    yield Part("Candidates", (DataTable(heads, tuple(rows)),))
     cells = tuple(
         (
             text_cell(choice.layer.name), text_cell(choice.candidate),
@@ -71,17 +71,17 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
         for choice in sorted(result.chosen, key=lambda choice: -choice.loss)[:_LAYERS]
     )  # fmt: skip
     of_layers = ("layers that run as one", "scheme", "size", "bits", "relative error", "loss")
-    yield Part("What each layer got", (Grid(of_layers, cells, sortable=True),), long=True)
-    yield Part("The recipe", (Facts((("recipe", result.recipe.text),)),), folded=True, long=True)
+    yield Part("What each layer got", (DataTable(of_layers, cells, sortable=True),), long=True)
+    yield Part("The recipe", (FactList((("recipe", result.recipe.text),)),), folded=True, long=True)
 
 
 def evaluation_nodes(found: Evaluation) -> Iterator[Node]:
     """Yield statistics of models, as far from the reference as they are."""
-    yield Facts((
+    yield FactList((
         ("reference", f"{last_part(found.reference)} ({size_of(found.reference_bytes)})"),
         *(("data", line) for line in found.data),
     ))  # fmt: skip
-    yield from map(Sentence, (*found.notes, *beside_floor(found)))
+    yield from map(Sentence, (*found.notes, *below_floor(found)))
     yield from (Sentence(f"{head_of(model)}: {note}") for model in found.models for note in model.notes)
     names = list(found.models[0].statistics) if found.models else []
     usual = usual_statistics(found)
@@ -97,7 +97,7 @@ def evaluation_nodes(found: Evaluation) -> Iterator[Node]:
             sizes = (number_cell(model.nbytes, size_of(model.nbytes)) for model in found.models)
             rows.insert(0, (text_cell("size of weights"), *sizes))
         if rows:
-            grid = Grid(("", *(head_of(model) for model in found.models)), tuple(rows))
+            grid = DataTable(("", *(head_of(model) for model in found.models)), tuple(rows))
             yield Part(title, (grid,), folded=folded, long=folded)
     picture = evaluation_picture(found)
     if picture is not None:

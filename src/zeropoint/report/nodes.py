@@ -45,7 +45,7 @@ class Sentence:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FactList:
     """Names with what they are; large: the few that come first, as cards."""
 
     pairs: tuple[tuple[str, str], ...]
@@ -53,7 +53,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class DataTable:
     """A table; cells of the first column are names. sortable: whether a page sorts and filters its rows."""
 
     heads: tuple[str, ...]
@@ -71,7 +71,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class FigureRow:
     """Figures next to each other."""
 
     figures: tuple[Figure, ...]
@@ -87,7 +87,7 @@ class Part:
     long: bool = False
 
 
-Node: TypeAlias = Sentence | Facts | Grid | Figure | Beside | Part
+Node: TypeAlias = Sentence | FactList | DataTable | Figure | FigureRow | Part
 
 
 def text_cell(text: str) -> Cell:
@@ -126,16 +126,16 @@ def _printed(nodes: Iterable[Node], *, whole: bool) -> Iterator[RenderableType]:
         if isinstance(node, Sentence):
             if whole or not node.quiet:
                 yield Text(safe(node.text))
-        elif isinstance(node, Facts):
+        elif isinstance(node, FactList):
             yield keyed((safe(name), safe(value)) for name, value in node.pairs)
-        elif isinstance(node, Grid):
+        elif isinstance(node, DataTable):
             yield from _printed_grid(node, whole=whole)
         elif isinstance(node, Part):
             if whole or not node.long:
                 yield Text(f"\n{safe(node.title)}", style="bold")
                 yield from _printed(node.nodes, whole=whole)
         elif whole:
-            figures = node.figures if isinstance(node, Beside) else (node,)
+            figures = node.figures if isinstance(node, FigureRow) else (node,)
             yield from (Text(safe(" ".join((each.caption, *each.legend)))) for each in figures)
 
 
@@ -149,7 +149,7 @@ def safe(text: str) -> str:
     return "".join(escaped)
 
 
-def _printed_grid(node: Grid, *, whole: bool) -> Iterator[RenderableType]:
+def _printed_grid(node: DataTable, *, whole: bool) -> Iterator[RenderableType]:
     numbers = [n for n, number in enumerate(_numeric(node)) if number]
     table = plain(*map(safe, node.heads), numbers=numbers)
     rows = node.rows if whole else node.rows[:_MANY]
@@ -160,7 +160,7 @@ def _printed_grid(node: Grid, *, whole: bool) -> Iterator[RenderableType]:
         yield Text(f"and {len(node.rows) - len(rows):,} more")
 
 
-def _numeric(node: Grid) -> list[bool]:
+def _numeric(node: DataTable) -> list[bool]:
     return [bool(node.rows) and node.rows[0][n].number for n in range(len(node.heads))]
 
 
@@ -172,13 +172,13 @@ def as_html(nodes: Iterable[Node], *, level: int = 2) -> str:
 def _html(node: Node, level: int) -> str:
     if isinstance(node, Sentence):
         return f"<p{' class=dim' if node.quiet else ''}>{escape(node.text)}</p>\n"
-    if isinstance(node, Facts):
+    if isinstance(node, FactList):
         return _facts_html(node)
-    if isinstance(node, Grid):
+    if isinstance(node, DataTable):
         return _grid_html(node)
     if isinstance(node, Figure):
         return _figure_html(node)
-    if isinstance(node, Beside):
+    if isinstance(node, FigureRow):
         return f"<div class=pair>{''.join(map(_figure_html, node.figures))}</div>\n"
     inner = as_html(node.nodes, level=level + 1)
     if node.folded:
@@ -186,7 +186,7 @@ def _html(node: Node, level: int) -> str:
     return f"<section><h{level}>{escape(node.title)}</h{level}>\n{inner}</section>\n"
 
 
-def _facts_html(node: Facts) -> str:
+def _facts_html(node: FactList) -> str:
     if node.large:
         cards = (
             f"<div><b>{escape(value)}</b> <span>{escape(name)}</span></div>" for name, value in node.pairs
@@ -207,7 +207,7 @@ COLORS = 8
 """Series of which each has a color of its own."""
 
 
-def _grid_html(node: Grid) -> str:
+def _grid_html(node: DataTable) -> str:
     numeric = _numeric(node)
     heads = "".join(
         f"<th scope=col{' class=n' if number else ''}>{escape(head)}</th>"

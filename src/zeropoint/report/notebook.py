@@ -38,7 +38,7 @@ from ..tensor import QuantizedTensor
 from .charts import Spot, codes_chart, depth_chart, number_line, scatter
 from .formats import facts_in_words, facts_of_format, in_words, number_text, parts_of_scheme
 from .measured import evaluation_nodes, evaluation_picture, search_nodes, search_picture
-from .nodes import Cell, Facts, Figure, Grid, Node, Part, Sentence, as_html, number_cell, text_cell
+from .nodes import Cell, DataTable, FactList, Figure, Node, Part, Sentence, as_html, number_cell, text_cell
 from .page import CheckpointReport
 from .sections import about, series_of
 from .wording import decibels, shape, share, short_scheme
@@ -77,7 +77,7 @@ def _head(shown: object) -> tuple[Node, ...]:
 
 def _folded(title: str, heads: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], many: int) -> Part:
     """Return a table under a title, folded, of the first rows. many: how many there are."""
-    grid = Grid(heads, tuple(itertools.islice(rows, _ROWS)))
+    grid = DataTable(heads, tuple(itertools.islice(rows, _ROWS)))
     rest = (Sentence(f"and {many - _ROWS:,} more; to_dict() has all"),) if many > _ROWS else ()
     return Part(f"{title} ({many:,})", (grid, *rest), folded=True)
 
@@ -89,9 +89,9 @@ def _(shown: QuantizedTensor) -> tuple[Node, ...]:
         ("bytes", f"{shown.nbytes:,}"), ("smaller than it was", f"{shown.compression_ratio:.2f} times"),
         ("device", str(shown.device)), ("parameters", shown.params.numbers),
     ]  # fmt: skip
-    small = 0 < math.prod(shown.shape) <= _PLAIN and shown.device.type == "cpu"
+    small = 0 < math.prod(shown.shape) <= _PLAIN
     drawn = (Figure(picture_of(shown), caption="how often each code is used"),) if small else ()
-    return (*_head(shown), Part("Codes and parameters", (Facts(tuple(facts)), *drawn), folded=True))
+    return (*_head(shown), Part("Codes and parameters", (FactList(tuple(facts)), *drawn), folded=True))
 
 
 @picture_of.register
@@ -125,14 +125,14 @@ def _(shown: QuantizationParams) -> tuple[Node, ...]:
 @nodes_of.register
 def _(shown: Scheme) -> tuple[Node, ...]:
     found = ((key.replace("_", " "), in_words(value)) for key, value in parts_of_scheme(shown).items())
-    return (*_head(shown), Part("Its parts", (Facts(tuple(found)),), folded=True))
+    return (*_head(shown), Part("Its parts", (FactList(tuple(found)),), folded=True))
 
 
 @nodes_of.register
 def _(shown: FormatDefaults) -> tuple[Node, ...]:
     document = facts_of_format(format_name(shown), shown)  # type: ignore[arg-type]
     facts = [*facts_in_words(document, shown)]  # type: ignore[arg-type]
-    return (*_head(shown), Part("Its values", (Facts(tuple(facts)), *_values(shown)), folded=True))
+    return (*_head(shown), Part("Its values", (FactList(tuple(facts)), *_values(shown)), folded=True))
 
 
 def _values(shown: FormatDefaults) -> Iterator[Node]:
@@ -141,7 +141,7 @@ def _values(shown: FormatDefaults) -> Iterator[Node]:
         return
     if fmt.bits <= _LISTED_BITS:
         each = (" ".join(map(number_text, fmt.numbers(code))) for code in range(fmt.code_count))
-        yield Facts((("values of codes", ", ".join(each)),))
+        yield FactList((("values of codes", ", ".join(each)),))
     yield Figure(picture_of(shown), caption="values on a line")
 
 
@@ -179,7 +179,7 @@ def _(shown: Plan) -> tuple[Node, ...]:
         ("guarantee", str(shown.guarantee)), ("workspace", f"{shown.workspace_bytes:,} bytes"),
         ("parameters", f"{shown.parameter_bytes:,} bytes"), ("allocates", shown.allocates or "nothing"),
     )  # fmt: skip
-    return (*_head(shown), Part("What it takes", (Facts(facts),), folded=True))
+    return (*_head(shown), Part("What it takes", (FactList(facts),), folded=True))
 
 
 @nodes_of.register
@@ -189,7 +189,7 @@ def _(shown: SchemeComparison) -> tuple[Node, ...]:
         for each in shown.schemes
     )
     drawn = Part("Error over bits", (Figure(picture_of(shown)),), folded=True)
-    return (Grid(HEADS, rows), drawn)
+    return (DataTable(HEADS, rows), drawn)
 
 
 @picture_of.register
@@ -294,7 +294,7 @@ def _short(nodes: Iterable[Node]) -> Iterator[Node]:
     for node in nodes:
         if isinstance(node, Part):
             yield replace(node, nodes=tuple(_short(node.nodes)))
-        elif isinstance(node, Grid) and len(node.rows) > _OF_PAGES:
+        elif isinstance(node, DataTable) and len(node.rows) > _OF_PAGES:
             yield replace(node, rows=node.rows[:_OF_PAGES], sortable=False)
             yield Sentence(f"and {len(node.rows) - _OF_PAGES:,} more, on the page")
         else:

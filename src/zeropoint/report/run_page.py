@@ -1,4 +1,4 @@
-"""The page that a run leaves beside its manifest: that of ``zeropoint report OUT`` under another title."""
+"""The page that a run leaves next to its manifest: that of ``zeropoint report OUT`` under another title."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ..checkpoint.run.expert_tokens import ExpertTokens, tokens_by_layer
 from ..checkpoint.verify.overview import LayerFacts, Overview
 from ..errors import count, size_of
 from .charts import Area, depth_chart, histogram, treemap
-from .nodes import Beside, Cell, Facts, Figure, Grid, Node, Part, Sentence, number_cell, text_cell
+from .nodes import Cell, DataTable, FactList, Figure, FigureRow, Node, Part, Sentence, number_cell, text_cell
 from .wording import decibels, pattern, shape, share, short_scheme
 
 ROWS = 4000
@@ -21,7 +21,7 @@ _GAP = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class LayerKind:
     """Layers whose names differ in numbers only.
 
     layers: how many. relative: root mean square of their relative errors, each as often as it has values, and
@@ -48,7 +48,7 @@ class Stays:
     nbytes: int
 
 
-def kinds_of(layers: Sequence[LayerFacts]) -> tuple[Kind, ...]:
+def kinds_of(layers: Sequence[LayerFacts]) -> tuple[LayerKind, ...]:
     """Return the kinds of layers, that of the largest error first."""
     groups: dict[str, list[LayerFacts]] = {}
     for layer in layers:
@@ -57,11 +57,11 @@ def kinds_of(layers: Sequence[LayerFacts]) -> tuple[Kind, ...]:
     return tuple(sorted(found, key=lambda kind: -1.0 if kind.relative is None else kind.relative)[::-1])
 
 
-def _kind(name: str, group: Sequence[LayerFacts]) -> Kind:
+def _kind(name: str, group: Sequence[LayerFacts]) -> LayerKind:
     known = [(layer.relative, layer.values) for layer in group if layer.relative is not None]
     total = sum(values for _, values in known)
     squares = math.fsum(error * error * values for error, values in known)
-    return Kind(
+    return LayerKind(
         name=name, layers=len(group), values=sum(layer.values for layer in group),
         float_bytes=sum(layer.float_bytes for layer in group), nbytes=sum(layer.nbytes for layer in group),
         relative=math.sqrt(squares / total) if total else None,
@@ -126,17 +126,17 @@ def side_by_side(runs: Sequence[Overview]) -> Iterator[Node]:
         for run in runs
     )  # fmt: skip
     heads = ("checkpoint", "size", "bits a value", "relative error", "quantized layers", "schemes")
-    yield Part("Side by side", (Grid(heads, rows),))
+    yield Part("Side by side", (DataTable(heads, rows),))
     yield from layers_part(runs)
     for run in runs:
         yield Part(run.name, tuple(about(run)), folded=True, long=True)
 
 
-def cards(run: Overview) -> Facts:
+def cards(run: Overview) -> FactList:
     """Return size, bits, error, and bytes of tensors that are not quantized."""
     found, kept = run.inspection, sum(each.nbytes for each in run.kept)
     values, nbytes = (sum(getattr(layer, each) for layer in run.layers) for each in ("values", "nbytes"))
-    return Facts(
+    return FactList(
         (
             (f"from {size_of(run.float_bytes)} as floats", size_of(found.nbytes)),
             ("bits a value of quantized layers", _bits(8 * nbytes / values if values else None)),
@@ -162,7 +162,7 @@ def worst_part(layers: Sequence[LayerFacts]) -> Iterator[Node]:
     if rows:
         how = "To keep one as floats, ignore it in the command, or give it a rule of the recipe."
         heads = ("layer", "relative error", "what is seen", "keeping it costs")
-        yield Part("The worst layers", (Sentence(how, quiet=True), Grid(heads, rows)))
+        yield Part("The worst layers", (Sentence(how, quiet=True), DataTable(heads, rows)))
 
 
 def _more(nbytes: int) -> str:
@@ -198,7 +198,7 @@ def _kinds(layers: Sequence[LayerFacts]) -> Iterator[Node]:
     )  # fmt: skip
     if rows:
         heads = ("kind of layer", "layers", "size", "bits a value", "relative error", "largest")
-        yield Part("Error by kind of layer", (Grid(heads, rows[:ROWS]),))
+        yield Part("Error by kind of layer", (DataTable(heads, rows[:ROWS]),))
 
 
 def _losses(layers: Sequence[LayerFacts]) -> Iterator[Node]:
@@ -234,7 +234,9 @@ def _losses(layers: Sequence[LayerFacts]) -> Iterator[Node]:
             )
             for layer in far[:_WORST]
         )  # fmt: skip
-        grid = (Grid(("layer", "on calibration data", "on held-out data", "inputs"), rows),) if rows else ()
+        grid = (
+            (DataTable(("layer", "on calibration data", "on held-out data", "inputs"), rows),) if rows else ()
+        )
         after: tuple[Node, ...] = (said, *grid)
     else:
         after = ()
@@ -255,7 +257,7 @@ def _experts(layers: Sequence[LayerFacts]) -> Iterator[Node]:
     )  # fmt: skip
     if rows:
         heads = ("tokens per expert", "experts", "fewest", "median", "most", "none")
-        yield Part("Tokens per expert", (Grid(heads, rows),))
+        yield Part("Tokens per expert", (DataTable(heads, rows),))
 
 
 def series_of(pairs: Iterable[tuple[str, float | None]]) -> dict[str, list[tuple[int, float]]]:
@@ -294,10 +296,9 @@ def _stays(run: Overview) -> Iterator[Node]:
         )
         for each in found[:ROWS]
     )  # fmt: skip
-    every = Grid(("tensors", "dtype", "why", "how many", "size"), rows, sortable=True)
-    yield Part("What stays as it is", (
-        Grid(("why", "tensors", "size"), why), Part("Each kind of tensor", (every,), folded=True, long=True),
-    ))  # fmt: skip
+    every = DataTable(("tensors", "dtype", "why", "how many", "size"), rows, sortable=True)
+    each_kind = Part("Each kind of tensor", (every,), folded=True, long=True)
+    yield Part("What stays as it is", (DataTable(("why", "tensors", "size"), why), each_kind))
 
 
 _UNKNOWN = "not known: no manifest says why"
@@ -326,7 +327,7 @@ def _sizes(run: Overview) -> Iterator[Node]:
         ]
         picture = treemap(areas, scale=scale, label=f"bytes {title}")
         figures.append(Figure(picture, caption=f"{title}: {size_of(int(sum(sizes.values())))}"))
-    yield Part("Where the bytes are", (Beside(tuple(figures)),), long=True)
+    yield Part("Where the bytes are", (FigureRow(tuple(figures)),), long=True)
 
 
 def _codes(layers: Sequence[LayerFacts]) -> Iterator[Node]:
@@ -354,7 +355,7 @@ def _codes(layers: Sequence[LayerFacts]) -> Iterator[Node]:
         "highest; how often each range of block scales, by their logarithm, and how many octaves these span."
     )
     heads = ("layer", "scheme", "codes", "at the ends", "zeros", "largest / rms", "scales", "octaves")
-    yield Part("Codes and scales", (Sentence(what, quiet=True), Grid(heads, rows)), long=True)
+    yield Part("Codes and scales", (Sentence(what, quiet=True), DataTable(heads, rows)), long=True)
 
 
 def layers_part(runs: Sequence[Overview]) -> Iterator[Node]:
@@ -382,7 +383,7 @@ def layers_part(runs: Sequence[Overview]) -> Iterator[Node]:
             "clipped", "what is seen",
         )  # fmt: skip
         cells = (_row(layer) for _, found in rows for layer in found if layer is not None)
-    yield Part("All layers", (*cut, Grid(heads, tuple(cells), sortable=True)), long=True)
+    yield Part("All layers", (*cut, DataTable(heads, tuple(cells), sortable=True)), long=True)
 
 
 def _row(layer: LayerFacts) -> tuple[Cell, ...]:
@@ -400,7 +401,7 @@ def _row(layer: LayerFacts) -> tuple[Cell, ...]:
 def _made_of(run: Overview) -> Node:
     """Return versions and hashes from the manifest."""
     items = run.identity.items() or [("manifest", "there is none, so that errors and origin are not known")]
-    return Part("To reproduce it", (Facts(tuple(items)),), long=True)
+    return Part("To reproduce it", (FactList(tuple(items)),), long=True)
 
 
 def _error_cell(layer: LayerFacts | None) -> Cell:

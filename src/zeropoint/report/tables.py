@@ -70,12 +70,8 @@ def run_report(
         *lines(once(result.notes, everything), "note: "),
         *lines([*offered_quality(plan), *_doubts(plan)], "note: "),
         *lines([*_losses(result.outcomes), *rough(result)], "warning: "),
-        Text("\n".join((f"{sizes} in {seconds:.1f} s", *facts, *_page(result)))),
+        Text("\n".join((f"{sizes} in {seconds:.1f} s", *facts))),
     )
-
-
-def _page(result: RunResult) -> tuple[str, ...]:
-    return () if result.page is None else (f"report: {result.page}",)
 
 
 def decision_table(decisions: Sequence[TensorDecision], *, everything: bool = False) -> Plain:

@@ -98,9 +98,12 @@ class _Budgeted:
         self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
         method: str | None, selection: Selection, limits: Limits,
         calibration: Windows | None, imatrix: Path | str | None, statistics: Sequence[Path], out: Path | None,
-        progress: Shown,
+        page: OwnFile | None = None, progress: Shown,
     ) -> SearchResult:  # fmt: skip
-        """Return the best choice. out: where the state lies next to, unless it has a place of its own."""
+        """Return the best choice.
+
+        out: where the state lies next to, unless it has a place of its own. page: takes the report.
+        """
         assert self.budget is not None
         wanted = asked(
             self.budget, self.candidates, codec_for(format), method=method, selection=selection,
@@ -109,12 +112,15 @@ class _Budgeted:
         inputs = inputs_by(
             calibration, limits, imatrix=imatrix, statistics=statistics, progress=progress is True
         )
-        return search(
+        found = search(
             source, replace(wanted, inputs=inputs), bar=bars(progress),
             state=None if out is None and self.state is None else self.state_of(out),
             weigh=weigh_by(self.importance, self.text, limits),
             improve=by_evolution(self.text, limits, self.refine) if self.refine else None,
         )  # fmt: skip
+        if page is not None:
+            page.write([page_of_results(search=found)], overwrite=True)
+        return found
 
 
 @by_signature
@@ -286,7 +292,7 @@ def quantize_checkpoint(
         executor: what does the work: ``"local"`` for the threads of this machine, or ``"ray"``.
         address: of the Ray cluster, HOST:PORT; the one that Ray finds or starts if None.
         spool: scratch directory for uploads, for an output behind a URL.
-        report: whether to write a page about the result, ``zeropoint_report.html``, beside the manifest, and
+        report: whether to write a page about the result, ``zeropoint_report.html``, next to the manifest, and
             of a budget one about the search next to its state, with ``.html`` behind its name.
         progress: whether to show bars on stderr, or a function that is called with bytes done, bytes in all
             and a tensor's name.
@@ -328,14 +334,11 @@ def quantize_checkpoint(
         )  # fmt: skip
     else:
         page = _page_of_search(what, target) if report else None
-        found = what.search(
+        made = what.search(
             open_source(source), format=format, method=method, selection=selection, limits=limits,
             calibration=data, imatrix=imatrix, statistics=files,
-            out=target if isinstance(target, Path) else None, progress=progress,
-        )  # fmt: skip
-        made = found.plan
-        if page is not None:
-            page.write([page_of_results(search=found)], overwrite=True)
+            out=target if isinstance(target, Path) else None, page=page, progress=progress,
+        ).plan  # fmt: skip
     if not force:
         require_loadable(made)
     if budget is not None:
