@@ -141,7 +141,7 @@ def cards(run: Overview) -> FactList:
             (f"from {size_of(run.float_bytes)} as floats", size_of(found.nbytes)),
             ("bits a value of quantized layers", _bits(8 * nbytes / values if values else None)),
             ("bits a value of the model", _bits(found.bits_per_value)),
-            ("relative error of quantized layers, root mean square", relative(run.relative)),
+            ("relative error of quantized layers (rms)", relative(run.relative)),
             ("quantized layers", f"{len(run.layers):,}"),
             (f"in {count(len(run.kept), 'tensor')} that stay as they are", size_of(kept)),
         ),
@@ -173,7 +173,7 @@ def _seen(layer: LayerFacts) -> str:
     """Return the reasons of an error, or what a sample of the layer is like."""
     if layer.reasons or layer.sample is None:
         return "; ".join(layer.reasons)
-    return f"nothing unusual: the largest value is {layer.sample.peak:.1f} times the root mean square"
+    return f"nothing unusual: largest value {layer.sample.peak:.1f} times the rms"
 
 
 def depth_part(layers: Sequence[LayerFacts]) -> Iterator[Node]:
