@@ -122,6 +122,16 @@ def test_many_tensors_have_a_page_only_where_it_is_asked_for(
     assert "no report was written: it has" in result.notes[-1]
 
 
+def test_a_finished_output_is_left_with_its_page(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    quantize(model, out)
+    (out / REPORT).write_text((out / REPORT).read_text() + "<!-- another word -->")
+    before = digests(out)
+    quantize(model, out, skip_finished=True)
+    quantize(model, out, skip_finished=True, report=False)
+    assert digests(out) == before
+
+
 def test_a_search_leaves_a_page_next_to_its_recipe(model: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     found = zp.search_checkpoint(model, "6bpw", CANDIDATES, out=recipe)

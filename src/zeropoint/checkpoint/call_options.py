@@ -90,6 +90,8 @@ class Writing:
                 skip_finished=self.skip_finished,
                 spool=None if self.spool is None else Path(self.spool), on_progress=move,
             )  # fmt: skip
+        if self.skip_finished and result.resumed == result.units:
+            return result  # the output is left as it is, with its page
         if self.report:
             result = with_page(result)
         else:

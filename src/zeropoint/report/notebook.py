@@ -243,7 +243,12 @@ def _by_depth(found: Iterable[tuple[str, float | None]], what: str) -> Picture:
 
 @nodes_of.register
 def _(shown: RunResult) -> tuple[Node, ...]:
-    return (*_head(shown), _errors("Weights", "weight", ((o.weight.module, o.error) for o in shown.outcomes)))
+    page = () if shown.page is None else (Sentence(f"report: {shown.page}"),)
+    return (
+        *_head(shown),
+        *page,
+        _errors("Weights", "weight", ((o.weight.module, o.error) for o in shown.outcomes)),
+    )
 
 
 @picture_of.register

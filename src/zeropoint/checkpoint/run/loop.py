@@ -94,8 +94,7 @@ class RunResult(Result):
     @property
     def lines(self) -> tuple[str, ...]:
         """See :class:`Result`."""
-        page = () if self.page is None else (f"report: {shown(self.page)}",)
-        return (shown(self.path), *self.summary, *page)
+        return (shown(self.path), *self.summary)
 
     def to_dict(self) -> dict[str, Any]:
         """See :class:`Result`."""
