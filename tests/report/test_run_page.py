@@ -108,6 +108,9 @@ def test_no_command_takes_the_page_for_a_part_of_the_checkpoint(
     assert not (tmp_path / "floats" / REPORT).exists()
     converted = zp.convert_checkpoint(out, tmp_path / "gguf", "gguf", to="q4_0", allow_requantize=True)
     assert converted.page is not None
+    for name in ("floats", "gguf"):
+        assert REPORT not in json.loads((tmp_path / name / MANIFEST).read_text())["files"]
+    assert zp.verify_checkpoint(tmp_path / "gguf").ok
     page = converted.page.read_text()
     assert "q4_0" in page
     assert page != (out / REPORT).read_text()
