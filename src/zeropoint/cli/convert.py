@@ -27,6 +27,7 @@ from .writing import (
     ExecutorName,
     ExecutorOption,
     Overwrite,
+    Report,
     Restart,
     SkipFinished,
     Spool,
@@ -55,6 +56,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
+    report: Report = True,
     force: Force = False,
     everything: Everything = False,
     sort: Sort = SortOrder.FILE,
@@ -80,6 +82,6 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
             source, out, format, to=to, allow_requantize=allow_requantize, ignore=ignore or (), force=force,
             workers=workers, max_memory=max_memory, overwrite=overwrite, restart=restart,
             break_lock=break_lock, skip_finished=skip_finished, executor=executor.value, address=address,
-            spool=spool, progress=True,
+            spool=spool, report=report, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, order=sort, as_json=as_json)

@@ -52,6 +52,7 @@ from .writing import (
     ExecutorName,
     ExecutorOption,
     Overwrite,
+    Report,
     Restart,
     SkipFinished,
     Spool,
@@ -96,6 +97,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
+    report: Report = True,
     strict: Strict = False,
     force: Force = False,
     dequantize_first: DequantizeFirst = False,
@@ -146,7 +148,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
             force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, workers=workers,
             max_memory=max_memory, device=device, overwrite=overwrite, restart=restart, break_lock=break_lock,
             skip_finished=skip_finished, executor=executor.value, address=address, spool=spool,
-            progress=True,
+            report=report, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, order=sort, as_json=as_json)
 

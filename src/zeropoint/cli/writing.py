@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ SkipFinished = Annotated[
     bool,
     typer.Option("--skip-finished", help="Leave OUT as it is where its manifest says that this run is done."),
 ]
+
+
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write a page about the result into OUT.")]
 
 
 class ExecutorName(enum.Enum):
@@ -74,3 +78,5 @@ def show_run(
         show_json({**result.to_dict(), "seconds": seconds})
     else:
         show(layers.run_report(result, seconds=seconds, everything=everything, order=layers.Order(order)))
+        if result.page is not None and sys.stdout.isatty():
+            note(f"{result.page} has the report")
