@@ -41,7 +41,7 @@ $(INSTALLED): $(DEMO)
 	@touch $@
 
 demo: $(DEMO)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m zeropoint demo -o build/demo.html --overwrite
 
 # What CI runs. The order is from quick to slow, so that a slip shows early.
 check: lint types layers quick

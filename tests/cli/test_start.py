@@ -50,7 +50,7 @@ def command(*arguments: str) -> tuple[int, str, str, set[str]]:
         (["--version"], 0, f"zeropoint {__version__}"),
         (["--show-completion", "bash"], 0, "complete -o default"),
         (["quantise"], 2, "see zeropoint --help"),
-        (["quantize"], 2, "Missing argument 'SRC'; see zeropoint quantize --help"),
+        (["quantize"], 2, "Missing argument 'SRC' or 'OUT'; see zeropoint quantize --help"),
         (["quantize", "a", "b"], 2, "none is given, for example --to w4a16"),
         (["quantize", "a", "b", "--too", "w4a16"], 2, "No such option: --too"),
         (["quantize", "a", "b", "--to", "w4a61"], 2, "did you mean w4a16"),
