@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
-from zeropoint import __version__
+from zeropoint import __version__, names_elsewhere
 from zeropoint.cli import layers
 
 # A process of the command, distinguished from one that imports the library by its arguments.
@@ -131,14 +132,27 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         ("Dtype", "it is zeropoint.recipes.Dtype"),
         ("LearnedScale", "it is zeropoint.training.LearnedScale"),
         ("Observer", "it is zeropoint.stats.Observer"),
-        ("MinMaxObserver", "docs/coming_from.md says where the names of other libraries are"),
+        ("QuantizePerChannelPlan", 'plan("quantize", "int8:channel", shape) does its work'),
+        ("MinMaxObserver", "see docs/migration/torch.md"),
+        ("quantize_", "see docs/migration/torchao.md"),
+        ("Unheard", "docs/coming_from.md says where the names of other libraries are"),
     ],
 )  # fmt: skip
 def test_names_of_other_libraries_are_pointed_to(name: str, place: str) -> None:
-    with pytest.raises(AttributeError) as caught:
-        operator.attrgetter(name)(zp)
-    assert str(caught.value).startswith(f"module 'zeropoint' has no attribute '{name}'; ")
-    assert place in str(caught.value)
+    for module in (zp, zp.models):
+        with pytest.raises(AttributeError) as caught:
+            operator.attrgetter(name)(module)
+        assert str(caught.value).startswith(f"module {module.__name__!r} has no attribute '{name}'; ")
+        assert place in str(caught.value)
+
+
+def test_what_names_of_other_libraries_are_pointed_to_is_there() -> None:
+    for module, names in names_elsewhere._OWN.items():
+        assert [name for name in names if not hasattr(import_module(module), name)] == []
+    folder = Path(__file__).parents[2] / "docs" / "migration"
+    assert [page for page in names_elsewhere._PAGES if not (folder / f"{page}.md").is_file()] == []
+    listed = (folder.parent / "coming_from.md").read_text(encoding="utf-8")
+    assert [name for name in ("QTensorConfig", "KernelSku") if name not in listed] == []
 
 
 def test_every_name_that_commands_import_late_is_there() -> None:
