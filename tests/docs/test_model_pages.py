@@ -25,7 +25,8 @@ ANIMALS = {
 }  # fmt: skip
 TINY = {"llama": "llama3", "qwen": "qwen3", "mistral": "mistral", "gemma": "gemma3", "bert": "bert"}
 """Models with tokenizers, for files of llama.cpp."""
-QUICK = ("llama 1", "bert 1", "whisper 3", "flux 1", "flux 2", "flux 3")
+QUICK = ("flux 1", "flux 2", "flux 3")
+"""What needs no transformers."""
 BFLOAT16 = 2.0**-8
 """Most that rounding to bfloat16 changes."""
 
