@@ -64,6 +64,13 @@ def test_hooks_run_the_programs_of_the_environment() -> None:
     assert all(f"$(BIN)/{program}" in makefile for program in programs)
 
 
+def test_the_readme_is_short_before_its_tables_of_what_is_supported() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.partition("## What it supports")[0].split()) < 500
+    assert {"report.png", "divergence.svg"} <= set(re.findall(r"\(docs/images/([\w.-]+)\)", text))
+    assert "GB/s" not in text
+
+
 def test_links_of_the_files_at_the_root_lead_somewhere() -> None:
     for name in ("SECURITY.md", "CHANGELOG.md", "CHANGELOG-history.md", "CONTRIBUTING.md"):
         links = re.findall(r"\]\((?!https?://)([^)#\s]+)", (ROOT / name).read_text(encoding="utf-8"))
