@@ -45,3 +45,5 @@ def test_a_page_that_is_there_stays_unless_asked(call: Call, tmp_path: Path) -> 
     called = call("demo", "-o", tmp_path / "page.html")
     assert (called.status, "page.html exists; name another page" in called.err) == (1, True)
     assert (tmp_path / "page.html").read_text() == "mine"
+    nowhere = call("demo", "-o", tmp_path / "page.html" / "other.html")
+    assert (nowhere.status, "the page cannot be written to" in nowhere.err) == (1, True)

@@ -187,6 +187,18 @@ def compare(model: Path, folder: Path, console: Console) -> None:
         console.print("none")
 
 
+def _require_writable(folder: Path) -> None:
+    """Raise CheckpointError for a folder that takes no file, before anything long is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise zp.CheckpointError(
+            f"the page cannot be written to {folder}: {error.strerror}; choose another place with --out"
+        ) from error
+
+
 def demonstrate(report: Path, *, overwrite: bool) -> None:
     """Run the demonstration, which ends with the page ``report``.
 
@@ -201,6 +213,7 @@ def demonstrate(report: Path, *, overwrite: bool) -> None:
         )
     if report.exists() and not overwrite:
         raise zp.CheckpointError(f"{report} exists; name another page with --out, or add --overwrite")
+    _require_writable(report.parent)
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -210,6 +223,5 @@ def demonstrate(report: Path, *, overwrite: bool) -> None:
         console.print(f"all-MiniLM-L6-v2, {megabytes(model)} of float32, quantized in {len(SCHEMES)} ways:\n")
         compare(model, Path(folder), console)
         runs = [Path(folder) / scheme.replace(":", "-") for scheme in SCHEMES]
-        report.parent.mkdir(parents=True, exist_ok=True)
         zp.report_checkpoint(runs[0], others=runs[1:], out=report, overwrite=overwrite)
     console.print(f"\nA page about all of them, layer by layer: {report.absolute()}")
