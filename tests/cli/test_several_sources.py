@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def test_each_is_written_under_its_name_with_the_bytes_of_a_run_of_its_own(
     zp.quantize_checkpoint(models[1], tmp_path / "one", "w4a16")
     name = "model.safetensors"
     assert (tmp_path / "out" / "b" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+def test_warnings_of_each_are_shown(call: Call, models: list[Path], tmp_path: Path) -> None:
+    called = call("quantize", *models, tmp_path / "out", "--to", "w4a16:g256")
+    alone = call("quantize", models[0], tmp_path / "one", "--to", "w4a16:g256")
+    (warning,) = re.findall(r"^warning: (.*)$", alone.out, flags=re.MULTILINE)
+    assert called.out.count(f"warning: {warning}") == len(models)
 
 
 def test_one_that_fails_is_named_and_the_others_are_written(

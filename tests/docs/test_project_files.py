@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.docs.page_commands import DOCS, OPTIONS, commands
 
 from zeropoint import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FIRST = DOCS / "how-to" / "first-answer.md"
 TWO_SCREENS = 100
 """Lines of a terminal."""
 
@@ -75,3 +77,11 @@ def test_links_of_the_files_at_the_root_lead_somewhere() -> None:
     for name in ("SECURITY.md", "CHANGELOG.md", "CHANGELOG-history.md", "CONTRIBUTING.md"):
         links = re.findall(r"\]\((?!https?://)([^)#\s]+)", (ROOT / name).read_text(encoding="utf-8"))
         assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_first_answer_takes_five_commands_whose_options_exist() -> None:
+    text = FIRST.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    assert [len(block.splitlines()) for block in blocks] == [5, 5]
+    for words in commands(FIRST):
+        assert {word for word in words if word.startswith("--")} <= OPTIONS[words[0]]

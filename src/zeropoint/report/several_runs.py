@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.loop import RunResult
 from ..errors import count, size_of
 from .table_layout import plain
@@ -14,7 +15,7 @@ from .wording import decibels
 
 
 def runs_report(results: Mapping[str, RunResult | str], *, seconds: float) -> RenderableType:
-    """Return a line for each source: sizes, bits and error of what was written, or why it failed.
+    """Return a line for each source: sizes, bits and error of what was written, or why it failed; warnings.
 
     results: source to its result, or what its error says. seconds: of all.
     """
@@ -29,8 +30,13 @@ def runs_report(results: Mapping[str, RunResult | str], *, seconds: float) -> Re
         errors = (f"{error.relative:.4f}", decibels(error.sqnr_db)) if found.outcomes else ("", "")
         table.add_row(source, size_of(plan.source_bytes), size_of(plan.output_bytes), bits, *errors)
     failed = [f"{source}: {said}" for source, said in results.items() if isinstance(said, str)]
+    warned = [
+        f"{source}: warning: {said}"
+        for source, found in written.items()
+        for said in (*partly(found.plan), *rough(found))
+    ]
     before = sum(found.plan.source_bytes for found in written.values())
     after = sum(found.plan.output_bytes for found in written.values())
     sizes = f"{size_of(before)} -> {size_of(after)}"
     last = f"{count(len(written), 'checkpoint')}, {sizes} in {seconds:.1f} s"
-    return Group(table, Text(), *(Text(line) for line in failed), Text(last))
+    return Group(table, Text(), *map(Text, (*failed, *warned, last)))
