@@ -1,6 +1,6 @@
 """The pictures of docs/how-to/find-the-worst-layers.md: its commands, run, and pages in headless Chromium.
 
-    python docs/make_pictures.py FOLDER
+    python docs/make_how_to_pictures.py FOLDER
 
 FOLDER has a model under the name SmolLM2; results of the commands that are there are taken as they are.
 """
