@@ -2,7 +2,7 @@
 
     python docs/make_divergence_chart.py
 
-reads docs/images/divergence.csv and writes docs/images/divergence.svg. The figures are those of two tables:
+reads docs/images/divergence.json and writes docs/images/divergence.svg. The figures are those of two tables:
 without data, "Measured" of docs/evaluation.md (`benchmarks/quality.py`); with a text, "Other tools" of
 docs/methods.md (`benchmarks/methods.py`). Bits are those of weights with scales of 16 bits; of llama.cpp's
 mixtures those of all weights, the embedding too.
@@ -10,7 +10,7 @@ mixtures those of all weights, the embedding too.
 
 from __future__ import annotations
 
-import csv
+import json
 import math
 from collections.abc import Sequence
 from html import escape
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).parent / "images"
-FIGURES, CHART = FOLDER / "divergence.csv", FOLDER / "divergence.svg"
+FIGURES, CHART = FOLDER / "divergence.json", FOLDER / "divergence.svg"
 COLORS = {
     "zeropoint": "#c8102e", "auto-round": "#1f77b4", "llm-compressor": "#2ca02c", "ModelOpt": "#9467bd",
     "llama.cpp": "#8c564b", "round to nearest": "#888888", "GPTQModel": "#e67e00",
@@ -42,12 +42,7 @@ class Figure(NamedTuple):
 
 def figures() -> list[Figure]:
     """Return the figures of the file."""
-    with FIGURES.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        Figure(r["data"], r["tool"], r["scheme"], float(r["bits"]), float(r["kl"]), float(r["error"]))
-        for r in rows
-    ]
+    return [Figure(**row) for row in json.loads(FIGURES.read_text(encoding="utf-8"))]
 
 
 def color(tool: str) -> str:
