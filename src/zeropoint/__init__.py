@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .functional import choose_params, dequantize, explain, fake_quantize
     from .layout.packing import pack, unpack
     from .methods.of_tensors import quantize
+    from .methods.scheme_comparison import compare
     from .models import calibrate, convert, dequantize_model, fold, prepare, quantize_model
     from .ops.library import only_backend
     from .params import QuantizationParams
@@ -82,6 +83,7 @@ __all__ = [
     "calibrate",
     "can_implement",
     "choose_params",
+    "compare",
     "compare_checkpoints",
     "convert",
     "convert_checkpoint",
@@ -145,6 +147,7 @@ _OWNERS = {
     "QuantizationParams": "params",
     "QuantizedTensor": "tensor",
     "only_backend": "ops.library",
+    "compare": "methods.scheme_comparison",
     "quantize": "methods.of_tensors",
     "report_checkpoint": "report.page",
     **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),

@@ -91,6 +91,13 @@ class OwnFile:
                     os.rename(draft, self.path)
             _sync(folder)
 
+    def remove(self) -> None:
+        """Remove the file where it is one of this kind."""
+        with self._io():
+            if self._is_ours():
+                os.unlink(self.path)
+                _sync(self.path.parent)
+
     def _is_ours(self) -> bool | None:
         """Return whether what is there is a file of this kind; None where nothing is."""
         try:

@@ -122,15 +122,16 @@ def _left(done: int, total: int, seconds: float, amount: Callable[[int], str]) -
 
 
 def counted(batches: Iterable[T], verb: str, *, shown: bool) -> Iterator[T]:
-    """Yield ``batches``, under a bar on stderr that ``verb`` describes where stderr is a terminal.
+    """Yield ``batches``, under a bar that ``verb`` describes on a terminal and in a notebook.
 
     >>> list(counted([1, 2], "Calibrating", shown=True))
     [1, 2]
     """
-    if not (shown and sys.stderr.isatty()):
+    console = _console() if shown else None
+    if console is None or not (console.is_terminal or console.is_jupyter):
         yield from batches
         return
     rich = importlib.import_module("rich.progress")
-    with rich.Progress(console=_console(), transient=True) as shown_bar:
+    with rich.Progress(console=console, transient=True) as shown_bar:
         total = len(batches) if isinstance(batches, Sized) else None
         yield from shown_bar.track(batches, total=total, description=verb)

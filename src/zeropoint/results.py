@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .shown import plot, repr_html
+
 _LINES, _COLUMNS = 25, 120
 """A screen, which no ``repr`` exceeds."""
 PROBLEMS = 20
@@ -20,6 +22,8 @@ class Result(ABC):
     """What a call found. Its ``repr`` has few lines; :meth:`to_dict` has everything."""
 
     __slots__ = ()
+    _repr_html_ = repr_html
+    plot = plot
 
     @property
     @abstractmethod

@@ -27,6 +27,7 @@ from .params import QuantizationParams
 from .params.bounds import clippable
 from .params.tensors import parameter_tensors
 from .schemes import Scheme
+from .shown import plot, repr_html
 
 _parameter_tensors = functools.lru_cache(maxsize=1024)(parameter_tensors)
 """For tensors that hold data: the shapes that a tracer gives cannot be keys."""
@@ -72,6 +73,9 @@ class QuantizedTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     own_params: bool = False
+
+    _repr_html_ = repr_html
+    plot = plot
 
     @property
     def scheme(self) -> Scheme:

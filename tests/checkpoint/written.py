@@ -21,6 +21,8 @@ LINEAR = "model.layers.0.mlp.up_proj.weight"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
 LLAMA = {"model_type": "llama", "dtype": "bfloat16"}
 ONE = Limits(workers=1)
+OF_RUNS = ("zeropoint_manifest.json", "zeropoint_report.html")
+"""Files that say what a run was made of, and where its model ran."""
 
 
 def weight(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

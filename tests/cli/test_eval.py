@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,27 @@ def test_the_document_has_every_statistic_with_its_error(call: Call, folder: Pat
     again = document(call("eval", folder / "w4", *given, *cache, "--json", "--max-memory", "4G"))
     assert again["models"] == found["models"]
     assert (found["encoder"], found["notes"]) == (False, [])
+
+
+def test_a_page_has_what_was_measured_and_the_models(call: Call, folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "eval.html"
+    given = "--against", folder / "llama", "--text", folder / "text.txt", *OPTIONS, "-o", page
+    found = document(call("eval", folder / "w8", folder / "w4", *given, "--json"))
+    shown = page.read_text()
+    data = json.loads(re.findall('<script type="application/json" id="zeropoint">(.*?)</script>', shown)[0])
+    assert data["evaluation"] == {key: value for key, value in found.items() if key != "seconds"}
+    assert [run["name"] for run in data["runs"]] == ["w8", "w4"]
+    cells = re.findall(r"<td class=name>Mean KLD</td><td class=n>(.*?)</td><td class=n>(.*?)</td>", shown)
+    assert [float(cell.split()[0]) for cell in cells[0]] == pytest.approx(
+        [model["statistics"]["Mean KLD"]["value"] for model in found["models"][:2]], rel=0.1
+    )
+    assert "Divergence over size" in shown
+    refused = call("eval", folder / "w4", *given)
+    assert_one_line(refused, 1)
+    assert "exists; add --overwrite to replace it" in refused.err
+    inside = call("eval", folder / "w4", *given[:-1], folder / "w4" / "eval.html")
+    assert_one_line(inside, 1)
+    assert "lies in the checkpoint that is read" in inside.err
 
 
 def test_a_model_as_near_as_the_noise_floor_is_named(call: Call, folder: Path) -> None:

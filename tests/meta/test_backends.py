@@ -30,6 +30,7 @@ IMPORTED_BY_NAME = {
     "checkpoint/model/parameter_names.py": "transformers, which is optional",
     "checkpoint/read/object_store.py": "file systems of others, which are optional",
     "models/dequantize.py": "transformers, which is optional",
+    "shown.py": "reports, which know every type, when one is shown",
     "progress.py": "rich, needed only where progress is shown",
 }
 """Files that import by name, with the reason."""

@@ -18,7 +18,7 @@ def boxes(chart: str) -> dict[str, tuple[float, ...]]:
 
 def test_areas_are_sizes_and_fill_the_box() -> None:
     sizes = {"a": 8.0, "b": 4.0, "c": 2.0, "d": 1.0, "e": 1.0}
-    found = boxes(treemap([Area(n, s, 0, n) for n, s in sizes.items()], scale=0.5, label="bytes"))
+    found = boxes(treemap([Area(n, s, 0, n) for n, s in sizes.items()], scale=0.5, label="bytes").inline)
     whole = 300 * 150
     for name, (_, _, width, height) in found.items():
         assert width * height == pytest.approx(whole * sizes[name] / 16, rel=0.01)
@@ -28,13 +28,13 @@ def test_areas_are_sizes_and_fill_the_box() -> None:
 
 def test_equal_sizes_have_one_shape_and_what_is_empty_has_none() -> None:
     areas = [Area(str(n), float(n < 4), n, str(n)) for n in range(5)]
-    found = boxes(treemap(areas, scale=1.0, label="bytes"))
+    found = boxes(treemap(areas, scale=1.0, label="bytes").inline)
     assert {place[2:] for place in found.values()} == {(300.0, 150.0)}
     assert len(found) == 4
 
 
 def test_points_stand_at_their_depth_and_value() -> None:
-    chart = depth_chart({"up": [(0, 0.0), (1, 0.5), (4, 1.0)]}, {"up": [(4, 0.25)]}, label="error")
+    chart = depth_chart({"up": [(0, 0.0), (1, 0.5), (4, 1.0)]}, {"up": [(4, 0.25)]}, label="error").inline
     spots = [tuple(map(float, spot)) for spot in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', chart)]
     (left, bottom), (x1, middle), (right, top), (dashed_x, quarter) = spots
     assert x1 == pytest.approx(left + (right - left) / 4, abs=0.1)
@@ -45,5 +45,5 @@ def test_points_stand_at_their_depth_and_value() -> None:
 
 
 def test_bars_are_as_high_as_their_shares() -> None:
-    heights = [float(h) for h in re.findall(r"v-([\d.]+)h", histogram([0.1, 0.4, 0.2], label="codes"))]
+    heights = [float(h) for h in re.findall(r"v-([\d.]+)h", histogram([0.1, 0.4, 0.2], label="codes").inline)]
     assert heights == [6.0, 24.0, 12.0]

@@ -14,6 +14,7 @@ from tests.checkpoint.written import digests
 from tests.faults.tiny import SCHEME, write_tiny
 from tests.stores.s3_server import S3Server
 
+from zeropoint.checkpoint.read.file_names import REPORT
 from zeropoint.cli.main import main
 
 
@@ -27,8 +28,13 @@ def url(s3: S3Server, bucket: str, tmp_path: Path) -> str:
 
 
 def content(s3: S3Server, bucket: str) -> dict[str, bytes]:
-    keys = [key for key in s3.keys(bucket) if key.startswith("out/")]
+    """Return all objects of an output but the page, of which a store has a shorter one."""
+    keys = [key for key in s3.keys(bucket) if key.startswith("out/") and key != f"out/{REPORT}"]
     return {key.removeprefix("out/"): s3.content(bucket, key) for key in keys}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in digests(folder) if name != REPORT}
 
 
 def test_a_command_from_store_to_store_gives_the_bytes_of_directories(
@@ -40,7 +46,10 @@ def test_a_command_from_store_to_store_gives_the_bytes_of_directories(
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["output"] == f"s3://{bucket}/out"
     folder = tmp_path / "out"
-    assert content(s3, bucket) == {name: (folder / name).read_bytes() for name in digests(folder)}
+    assert content(s3, bucket) == files_of(folder)
+    pages = [page.decode() for page in (s3.content(bucket, f"out/{REPORT}"), (folder / REPORT).read_bytes())]
+    assert [page.count("<h2>All layers</h2>") for page in pages] == [1, 1]
+    assert [page.count("<h2>Codes and scales</h2>") for page in pages] == [0, 1], "a request for each layer"
     assert main(["verify", f"s3://{bucket}/out", "--against", url]) == 0
     assert main(["plan", f"s3://{bucket}/model", "--to", SCHEME]) == 0
     capsys.readouterr()
@@ -112,14 +121,14 @@ def resumes(
     spool, out = folder.parent / "spool", f"s3://{bucket}/out"
     words = (*words, "--spool", str(spool))
     killed_at(words, method, k, s3, url, out)
-    golden = {name: (folder / name).read_bytes() for name in digests(folder)}
+    golden = files_of(folder)
     seen = content(s3, bucket).items()
     found = {name: data for name, data in seen if not name.startswith(".zeropoint/")}
     assert found.items() <= golden.items()
     assert main([words[0], url, out, *words[1:]]) == 0
     assert content(s3, bucket) == golden
     assert not spool.exists() or not list(spool.iterdir())
-    for name in golden:
+    for name in (*golden, REPORT):
         s3.client.delete_object(Bucket=bucket, Key=f"out/{name}")
 
 

@@ -12,8 +12,10 @@ from typing import TypeAlias
 
 from ..codecs.registry import DEFAULT
 from ..errors import CheckpointError, OptionError, all_of, option, size_of
+from ..own_files import OwnFile
 from ..progress import Progress, bars
 from ..recipes import Recipe
+from ..shown import PAGE, with_page
 from .choose.asked import codec_for, require_blocks
 from .choose.recipe import RecipeText
 from .choose.selection import DequantizePolicy, Selection
@@ -22,6 +24,7 @@ from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.file import PlanFile
 from .plan.limits import Limits
 from .plan.qualities import of_lower_quality
+from .read.file_names import REPORT
 from .read.object_store import RemotePath
 from .read.source import Source
 from .read.storage import Place, exists, is_folder, listing, place, shown
@@ -51,7 +54,8 @@ class Writing:
     break_lock: remove the lock of a run that has died. if_exists: ``"resume"`` an interrupted run of the same
     plan and compare a finished one, ``"skip"`` one that its manifest says is finished, or raise an
     ``"error"``. executor: what does the work, ``"local"`` or ``"ray"``. address: of the Ray cluster. spool:
-    scratch directory for uploads. progress: see :data:`Shown`.
+    scratch directory for uploads. progress: see :data:`Shown`. report: write
+    a page next to the manifest.
     """
 
     overwrite: bool = False
@@ -62,6 +66,7 @@ class Writing:
     address: str | None = None
     spool: Path | str | None = None
     progress: Shown = False
+    report: bool = False
 
     def __post_init__(self) -> None:
         if self.if_exists not in (RESUME, SKIP, ERROR):
@@ -91,11 +96,18 @@ class Writing:
         executor: Executor = local if self.executor == LOCAL else RayExecutor(address=self.address)
         executor = self.executor if callable(self.executor) else executor
         with bars(self.progress)(verb, size_of) as move:
-            return run(
+            result = run(
                 plan, target, overwrite=self.overwrite, restart=self.restart, executor=executor,
                 skip_finished=self.if_exists == SKIP,
                 spool=None if self.spool is None else Path(self.spool), on_progress=move,
             )  # fmt: skip
+        if self.if_exists == SKIP and result.resumed == result.units:
+            return result  # the output is left as it is, with its page
+        if self.report:
+            result = with_page(result)
+        else:
+            remove_page(target)
+        return result
 
     def require_target(self, out: Place | str) -> Place:
         """Return where ``out`` is.
@@ -118,6 +130,12 @@ class Writing:
         elif self.spool is not None:
             raise OptionError(f"{option('spool')} is for an output behind a URL; leave it out")
         return target
+
+
+def remove_page(out: Place) -> None:
+    """Remove the page of an earlier run, which tells of other files than those that are there now."""
+    if isinstance(out, Path):
+        OwnFile(out / REPORT, PAGE).remove()
 
 
 def selection_of(

@@ -127,7 +127,8 @@ def convert_checkpoint(
     workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
     restart: bool = False, break_lock: bool = False, if_exists: str = RESUME,
     executor: str | Executor = LOCAL,
-    address: str | None = None, spool: Path | str | None = None, progress: Shown = False,
+    address: str | None = None, spool: Path | str | None = None, report: bool = True,
+    progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Write a quantized checkpoint in another file layout, its values unchanged.
 
@@ -143,7 +144,7 @@ def convert_checkpoint(
         allow_requantize: quantize anew what the layout cannot hold, with the error in the result.
         ignore: patterns of tensors that keep the codes which they have.
         force: write it even if no engine is known to load the result.
-        workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+        workers, max_memory, report, progress: as for :func:`~zeropoint.quantize_checkpoint`.
         overwrite, restart, break_lock, if_exists, executor, address, spool: likewise.
 
     Returns:
@@ -163,8 +164,7 @@ def convert_checkpoint(
         )
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
-        executor=executor, address=address,
-        spool=spool, progress=progress,
+        executor=executor, address=address, spool=spool, report=report, progress=progress,
     )  # fmt: skip
     writing.require_target(out)
     plan = conversion_plan(

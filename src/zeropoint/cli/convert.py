@@ -27,6 +27,7 @@ from .writing import (
     IfExists,
     IfExistsName,
     Overwrite,
+    Report,
     Restart,
     Sources,
     Spool,
@@ -57,6 +58,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
+    report: Report = True,
     force: Force = False,
     everything: Everything = False,
     sort: Sort = SortOrder.FILE,
@@ -82,7 +84,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
             one, target, format, to=to, allow_requantize=allow_requantize, ignore=ignore or (), force=force,
             workers=workers, max_memory=max_memory, overwrite=overwrite, restart=restart,
             break_lock=break_lock, if_exists=if_exists.value, executor=executor.value, address=address,
-            spool=spool, progress=True,
+            spool=spool, report=report, progress=True,
         )  # fmt: skip
 
     run_each(source, out, write, everything=everything, order=sort, as_json=as_json)

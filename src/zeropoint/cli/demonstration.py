@@ -151,7 +151,7 @@ def empty_table() -> Table:
 def quantized(model: Path, out: Path, scheme: str, console: Console) -> tuple[Embedder, list[str]]:
     """Quantize ``model``, check every byte and value, and load the result; return it and its first cells."""
     start = time.perf_counter()
-    result = zp.quantize_checkpoint(model, out, scheme)
+    result = zp.quantize_checkpoint(model, out, scheme, report=False)
     written = time.perf_counter()
     zp.verify_checkpoint(out, model).require()
     verified = time.perf_counter()

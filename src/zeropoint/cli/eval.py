@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,6 +49,10 @@ def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
     ] = True,
     max_memory: Memory = None,
     device: Device = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="A page about it and the models.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a page that is there.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="All statistics, percentiles too.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -67,8 +72,8 @@ def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
     start = time.perf_counter()
     found = layers.evaluate_checkpoint(
         models, against, text, context=context, windows=windows, continuations=continuations, cloze=cloze,
-        noise_floor=noise_floor, cache=cache, max_memory=max_memory, device=device,
-        progress=True,
+        noise_floor=noise_floor, cache=cache, out=out, overwrite=overwrite,
+        max_memory=max_memory, device=device, progress=True,
     )  # fmt: skip
     seconds = time.perf_counter() - start
     if as_json:

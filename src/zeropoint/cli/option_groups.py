@@ -20,7 +20,7 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "What exists already": ("if-exists", "overwrite", "restart", "break-lock"),
     "The machine": ("workers", "max-memory", "device", "executor", "address", "spool"),
-    "What is shown": ("all", "sort", "json", "plot", "out", "help"),
+    "What is shown": ("all", "sort", "json", "report", "plot", "out", "help"),
 }  # fmt: skip
 """Title to the options of a group, without their dashes; an option of no group stands under Options."""
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {

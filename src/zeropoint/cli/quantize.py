@@ -52,6 +52,7 @@ from .writing import (
     IfExists,
     IfExistsName,
     Overwrite,
+    Report,
     Restart,
     Sources,
     Spool,
@@ -98,6 +99,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
+    report: Report = True,
     strict: Strict = False,
     force: Force = False,
     dequantize_first: DequantizeFirst = False,
@@ -153,7 +155,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
             force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, workers=workers,
             max_memory=max_memory, device=device, overwrite=overwrite, restart=restart, break_lock=break_lock,
             if_exists=if_exists.value, executor=executor.value, address=address, spool=spool,
-            progress=True,
+            report=report, progress=True,
         )  # fmt: skip
 
     run_each(source, out, write, everything=everything, order=sort, as_json=as_json)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from . import layers
 from .arguments import parse_path
@@ -43,4 +42,4 @@ def report(
     if as_json:
         show_json(found.to_dict())
     else:
-        show(Text("\n".join(found.lines)))
+        show(found.on_screen())

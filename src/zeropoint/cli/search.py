@@ -113,6 +113,9 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw loss over bits, an SVG picture.")
     ] = None,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write a page next to the recipe, RECIPE.html.")
+    ] = True,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -140,7 +143,7 @@ def search(  # noqa: PLR0913 (typer makes an option of each parameter)
         importance=importance.value, text=text, calibration=calibration, samples=samples,
         length=length, imatrix=imatrix, statistics=statistics or (), refine=refine,
         include=include or (), ignore=ignore or (), dequantize_first=dequantize_first, workers=workers,
-        max_memory=max_memory, device=device, overwrite=overwrite, plot=plot, progress=True,
+        max_memory=max_memory, device=device, overwrite=overwrite, plot=plot, report=report, progress=True,
     )  # fmt: skip
     if as_json:
         show_json(result.to_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -38,6 +39,9 @@ IfExists = Annotated[
         "finished one; skip leaves a finished one as it is; error stops.",
     ),
 ]
+
+
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write a page about the result into OUT.")]
 
 
 class ExecutorName(enum.Enum):
@@ -92,6 +96,8 @@ def show_run(
         show_json({**result.to_dict(), "seconds": seconds})
     else:
         show(layers.run_report(result, seconds=seconds, everything=everything, order=layers.Order(order)))
+        if result.page is not None and sys.stdout.isatty():
+            note(f"{result.page} has the report")
 
 
 def run_each(

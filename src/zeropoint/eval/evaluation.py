@@ -23,9 +23,11 @@ from ..checkpoint.model.forward_pass import ForwardPass, forward_pass, opened
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place, shown
+from ..checkpoint.verify.overview import overview
 from ..errors import CalibrationError, UnsupportedError, option, size_of
 from ..ops.devices import CPU
 from ..results import Result
+from ..shown import new_page, page_of_results
 from ..signatures import by_signature
 from .cloze import cloze_items
 from .cloze_probe import ClozeProbe
@@ -199,6 +201,7 @@ def evaluate_checkpoint(
     models: Place | str | Sequence[Place | str], against: Place | str, text: Path | str,
     *, context: int = 512, windows: int | None = None, continuations: int = 16,
     cloze: Path | str | None = None, noise_floor: bool = True, cache: Path | str | None = None,
+    out: Path | str | None = None, overwrite: bool = False,
     max_memory: int | str | None = None, device: torch.device | str | None = None, progress: bool = False,
 ) -> Evaluation:  # fmt: skip
     """Return how far models are from a reference on a text, as ``zeropoint eval`` does.
@@ -217,9 +220,11 @@ def evaluate_checkpoint(
         cloze: a file of ``word/tag`` text, as the Brown corpus has it, to make choices between sentences of.
         noise_floor: whether the reference runs in bfloat16, too, which is the first of ``models`` then.
         cache: a file that keeps what the reference gives, for other models on the same text.
+        out: a file for a page about what was measured, and about the models; none is written if None.
+        overwrite: whether a page that is there may be replaced.
         max_memory: most memory of the process, as bytes or a text such as ``"1G"``; 2 GiB if None.
         device: where models run: the processor if None, or ``"cuda"``.
-        progress: whether to show bars, on a terminal.
+        progress: whether to show bars, on a terminal or in a notebook.
 
     Returns:
         Statistics of each model, with standard errors.
@@ -236,7 +241,15 @@ def evaluate_checkpoint(
     )  # fmt: skip
     every = [models] if isinstance(models, Place | str) else list(models)
     limits = Limits.default(max_memory=max_memory, device=device)
-    return evaluate(every, against, text, settings=settings, limits=limits, progress=progress)
+    page = None
+    if out is not None:
+        apart = [place for each in (against, *every) for place in open_source(each).places]
+        page = new_page(Path(out), apart, overwrite=overwrite)
+    found = evaluate(every, against, text, settings=settings, limits=limits, progress=progress)
+    if page is not None:
+        runs = tuple(map(overview, every))
+        page.write([page_of_results(runs=runs, evaluation=found)], overwrite=overwrite)
+    return found
 
 
 def evaluate(
@@ -251,7 +264,7 @@ def evaluate(
         text: a file of text in UTF-8, or of token ids in .safetensors.
         settings: what is asked.
         limits: of memory.
-        progress: whether to show bars, on a terminal.
+        progress: whether to show bars, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: for a text that is too short or cannot be read, for models of another kind, and for

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Protocol
 
 from ..errors import FormatError, RangeError
+from ..shown import plot, repr_html
 from .rounding import Number, Overflow, RoundingMode, Special
 
 
@@ -195,6 +196,9 @@ class FormatDefaults:
     is_float: ClassVar[bool] = False
     is_table: ClassVar[bool] = False
     reads_sign: ClassVar[bool] = False
+
+    _repr_html_ = repr_html
+    plot = plot
 
     @property
     def per_code(self) -> int:

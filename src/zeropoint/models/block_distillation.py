@@ -156,7 +156,7 @@ def distill(
         batches: of both; of eight and more, every eighth is held out.
         training: the steps for each block.
         scales: what is trained, and what was in an earlier run.
-        progress: whether to show a progress bar, on a terminal.
+        progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: for blocks that are not in both models.

@@ -107,7 +107,7 @@ def calibrate(
         statistic: what is learned of each tensor, by a name of :func:`~zeropoint.stats.statistic_named` or as
             a function of a scheme and the shape of a batch of one row.
         run: calls the model with a batch.
-        progress: whether to show a progress bar, on a terminal.
+        progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: when there is nothing static or no batch, when ``data`` is one batch instead of

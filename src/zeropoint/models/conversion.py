@@ -14,6 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import size_of
 from ..recipes import Assignment, Decision
+from ..shown import repr_html
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ class Conversion:
 
     model: nn.Module
     layers: tuple[Converted, ...]
+
+    _repr_html_ = repr_html
 
     @property
     def nbytes(self) -> tuple[int, int]:

@@ -44,7 +44,7 @@ def sum_inputs(
         layers: inputs of linear layers, by name.
         steps: blocks, and how they run.
         gram: whether Gram matrices are summed, too.
-        progress: whether to show a progress bar, on a terminal.
+        progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: for blocks that are not in the model.

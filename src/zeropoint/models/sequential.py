@@ -47,7 +47,7 @@ def calibrate_sequential(
         data: batches; a list or tuple is read again for each block, anything else is kept as a list.
         statistic: as for :func:`calibrate`.
         steps: blocks, and how they run.
-        progress: whether to show a progress bar, on a terminal.
+        progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
         ZeropointError: what ``calibrate`` raises.
@@ -92,7 +92,7 @@ def observe_blocks(
         watch: what observes it.
         steps: blocks, and how they run.
         deployed: given a block and its name, returns what computes the next inputs in its place.
-        progress: whether to show a progress bar, on a terminal.
+        progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: for blocks that are not in the model and a folder that does not exist.
@@ -123,7 +123,7 @@ def run_blocks(
         steps: blocks, and how they run.
         start: the first block that runs.
         given: what the block before ``start`` gave, one value a batch.
-        progress: whether to show a progress bar, on a terminal.
+        progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: for blocks that are not in the model and a folder that does not exist.

@@ -36,7 +36,7 @@ def solved(
         recipe: rules, or the name of a preset for all Linear layers.
         data: batches, each as the model takes it; of eight and more, every eighth is held out.
         steps: blocks, and how they run.
-        progress: whether to show a progress bar, on a terminal.
+        progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Returns:
         The codes and their losses, and the parameters of static inputs and outputs.

@@ -66,7 +66,7 @@ def solve(
         tasks: the weights.
         steps: blocks, and how they run.
         solutions: takes each result, in order, and has those of an earlier run.
-        progress: whether to show a progress bar, on a terminal.
+        progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: for blocks that are not in the model, and statistics that no method can use.

@@ -14,6 +14,7 @@ from ..formats import Format
 from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
 from ..layout.blocks import blocks_of_blocks, reduce_blocks
 from ..schemes import Granularity, Scheme, ZeroPoint
+from ..shown import repr_html
 from . import arithmetic
 from .bounds import BlockErrors
 from .chain_bounds import ChainedErrors
@@ -470,6 +471,7 @@ class QuantizationParams:
         return same and mine.keys() == theirs.keys() and all(same_bytes(mine[k], theirs[k]) for k in mine)
 
     __hash__ = None  # type: ignore[assignment]  # tensors are compared by value and may change
+    _repr_html_ = repr_html
 
     @property
     def numbers(self) -> str:

@@ -15,6 +15,7 @@ from ..ops.library import chosen_backend
 from ..ops.registry import Explanation, Op, choose, explain
 from ..params import QuantizationParams
 from ..schemes import Scheme
+from ..shown import repr_html
 from .backward import BACKWARD_PARTS, check_possible
 from .guarantee import Guarantee, guarantee_of
 from .operands import Operand
@@ -165,6 +166,8 @@ class Plan:
             tensor([1.0000, 1.5000])
         """
         return _plan(replace(self.signature, code_range=(low, high)))
+
+    _repr_html_ = repr_html
 
     def __repr__(self) -> str:
         return f"Plan({self.identity}, workspace of {self.workspace_bytes} bytes)"

@@ -31,29 +31,43 @@ def evaluation_report(found: Evaluation, *, seconds: float, everything: bool = F
     """
     shown = list(found.models[0].statistics) if found.models else []
     if not everything:
-        usual = _OF_ENCODERS if found.encoder else _OF_LANGUAGE
-        shown = [key for key in shown if key in usual]
-    table = plain("", *(_head(model) for model in found.models), numbers=range(1, len(found.models) + 1))
+        shown = [key for key in shown if key in usual_statistics(found)]
+    table = plain("", *(head_of(model) for model in found.models), numbers=range(1, len(found.models) + 1))
     table.add_row("size of weights", *(_size(model) for model in found.models))
     for key in shown:
-        table.add_row(key, *(_cell(key, model.statistics[key]) for model in found.models))
-    notes = [f"{_head(model)}: {note}" for model in found.models for note in model.notes]
+        table.add_row(key, *(estimate_text(key, model.statistics[key]) for model in found.models))
+    notes = [f"{head_of(model)}: {note}" for model in found.models for note in model.notes]
     parts = [f"reference: {name(found.reference)} ({size_of(found.reference_bytes)})", *found.data]
     return Group(
-        table, Text(), *lines([*notes, *found.notes, *_below(found)], "note: "),
+        table, Text(), *lines([*notes, *found.notes, *below_floor(found)], "note: "),
         Text("\n".join(parts) + f"\nevaluated in {seconds:.1f} s"),
     )  # fmt: skip
 
 
-def _head(model: ModelQuality) -> str:
-    return "noise floor" if model.is_noise_floor else name(model.name.rpartition("/")[2] or model.name)
+def usual_statistics(found: Evaluation) -> tuple[str, ...]:
+    """Return the statistics that are shown unless all are asked for."""
+    return _OF_ENCODERS if found.encoder else _OF_LANGUAGE
+
+
+def head_of(model: ModelQuality) -> str:
+    """Return a model's name, without folders."""
+    return "noise floor" if model.is_noise_floor else last_part(model.name)
+
+
+def last_part(path: str) -> str:
+    """Return the name of a model without its folders.
+
+    >>> last_part("models/tiny-w4a16"), last_part("tiny/")
+    ('tiny-w4a16', 'tiny/')
+    """
+    return name(path.rpartition("/")[2] or path)
 
 
 def _size(model: ModelQuality) -> str:
     return "" if model.is_noise_floor else size_of(model.nbytes)
 
 
-def _cell(key: str, estimate: Estimate) -> str:
+def estimate_text(key: str, estimate: Estimate) -> str:
     """Return a number, in percent where it is a share; two digits of its error count."""
     factor, unit = (100, " %") if any(word in key for word in _SHARES) else (1, "")
     value, error = estimate.value * factor, (estimate.error or 0) * factor
@@ -63,14 +77,14 @@ def _cell(key: str, estimate: Estimate) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"
 
 
-def _below(found: Evaluation) -> list[str]:
+def below_floor(found: Evaluation) -> list[str]:
     """Return a sentence about models that are as near to the reference as it is to itself in bfloat16."""
     floor, key = found.noise_floor, _YARD[found.encoder]
     if floor is None:
         return []
     sign = -1 if found.encoder else 1
     return [
-        f"{_head(model)} is no further from the reference than this is from itself in bfloat16: its "
+        f"{head_of(model)} is no further from the reference than this is from itself in bfloat16: its "
         "differences say nothing"
         for model in found.models
         if not model.is_noise_floor

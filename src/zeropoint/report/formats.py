@@ -27,7 +27,7 @@ _SHOWN_INTEGERS = (2, 4, 8, 16, 32)
 def formats_document() -> dict[str, Any]:
     """Return all formats that have a name, without their values, and all presets."""
     return {
-        "formats": [_facts(name, fmt) for name, fmt in CATALOG.items()],
+        "formats": [facts_of_format(name, fmt) for name, fmt in CATALOG.items()],
         "presets": [_preset(name) for name in PRESETS],
     }
 
@@ -45,7 +45,7 @@ def page_document(name: str) -> dict[str, Any]:
     if key not in CATALOG and key in PRESETS:
         return _preset(key)
     if ":" in key:
-        return _parts(Scheme.parse(key))
+        return parts_of_scheme(Scheme.parse(key))
     try:
         fmt = get_format(name)
     except FormatError as error:
@@ -55,7 +55,7 @@ def page_document(name: str) -> dict[str, Any]:
         near = near_misses(name, known)
         remedy = near if near.endswith("?") else "zeropoint formats lists all"
         raise FormatError(f"format {name!r} is unknown; {remedy}") from error
-    facts = _facts(format_name(fmt), fmt)
+    facts = facts_of_format(format_name(fmt), fmt)
     if fmt.bits <= MOST_LISTED_BITS and fmt.per_scale == 1:
         several = [list(map(_json_number, fmt.numbers(code))) for code in range(fmt.code_count)]
         facts["values"] = several if fmt.per_code > 1 else [value for (value,) in several]
@@ -91,19 +91,21 @@ def page_table(name: str) -> RenderableType:
     """Return the page of one format, preset or scheme; raises what :func:`page_document` raises."""
     document = page_document(name)
     if "bits" not in document:
-        return keyed((k.replace("_", " "), _words(v)) for k, v in document.items() if v is not None)
+        return keyed((k.replace("_", " "), in_words(v)) for k, v in document.items() if v is not None)
     fmt = get_format(name)
-    facts = keyed(_lines(document, fmt))
+    facts = keyed(facts_in_words(document, fmt))
     if fmt.bits > MOST_LISTED_BITS or fmt.per_scale > 1:
         return facts
     digits = -(-fmt.bits // 4)
     cells = [
-        f"0x{code:0{digits}X} {' '.join(map(_shown, fmt.numbers(code)))}" for code in range(fmt.code_count)
+        f"0x{code:0{digits}X} {' '.join(map(number_text, fmt.numbers(code)))}"
+        for code in range(fmt.code_count)
     ]
     return Group(facts, Text(), grid(cells))
 
 
-def _facts(name: str, fmt: Format) -> dict[str, Any]:
+def facts_of_format(name: str, fmt: Format) -> dict[str, Any]:
+    """Return what is known of a format but its values."""
     dtype = dtype_of(fmt)
     facts: dict[str, Any] = {
         "name": name,
@@ -125,7 +127,7 @@ def _facts(name: str, fmt: Format) -> dict[str, Any]:
 _NUMBERS = ("largest", "lowest", "smallest_positive", "smallest_normal", "step")
 
 
-def _lines(document: dict[str, Any], fmt: Format) -> Iterator[tuple[str, str]]:
+def facts_in_words(document: dict[str, Any], fmt: Format) -> Iterator[tuple[str, str]]:
     """Yield the facts of a format in words; what a format has not is left out."""
     for key, value in document.items():
         if value is None or value == [] or key == "values":
@@ -152,7 +154,8 @@ def _preset(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _parts(scheme: Scheme) -> dict[str, Any]:
+def parts_of_scheme(scheme: Scheme) -> dict[str, Any]:
+    """Return the parts of a scheme, in words and numbers."""
     return {
         "name": str(scheme), "kind": "scheme", "element": scheme.element_name,
         "scales": [str(level) for level in scheme.scales], "zero_point": scheme.zero_point.value,
@@ -161,7 +164,8 @@ def _parts(scheme: Scheme) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _words(value: object) -> str:
+def in_words(value: object) -> str:
+    """Return a part of a scheme as a page says it."""
     if isinstance(value, float):
         return f"{value:.3f} (of a {' x '.join(map(str, _A_MATRIX))} matrix, scales counted)"
     return (", ".join(value) or "none") if isinstance(value, list) else str(value)
@@ -175,7 +179,8 @@ def _special(fmt: Format) -> str:
     return " ".join(word for word, has in (("inf", fmt.has_inf), ("nan", fmt.has_nan)) if has)
 
 
-def _shown(number: Number) -> str:
+def number_text(number: Number) -> str:
+    """Return a value of a format without rounding."""
     return number.value if isinstance(number, Special) else exact(number)
 
 

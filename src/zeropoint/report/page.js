@@ -22,9 +22,17 @@ for (const table of document.querySelectorAll("table.sortable")) {
   filter.type = "search";
   filter.placeholder = "Filter by name, scheme or method";
   filter.setAttribute("aria-label", "Filter the rows of the table");
+  const said = document.createElement("span");
+  said.setAttribute("role", "status");
   filter.addEventListener("input", () => {
     const wanted = filter.value.toLowerCase();
-    for (const row of body.rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    let shown = 0;
+    for (const row of body.rows) {
+      row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      shown += row.hidden ? 0 : 1;
+    }
+    said.textContent = wanted ? ` ${shown} of ${body.rows.length} rows` : "";
   });
-  table.parentElement.before(filter);
+  table.parentElement.before(filter, said);
 }
+addEventListener("beforeprint", () => { for (const part of document.querySelectorAll("details")) part.open = true; });

@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 
 from ..errors import SchemeError
 from ..formats import Format, IntFormat, Overflow, RoundingMode, format_name, get_format
+from ..shown import repr_html
 from .dialects import ZEROPOINT, Dialect, ZeroPointPlace, get_dialect
 from .granularity import Granularity
 from .levels import beyond_factors, chained, check_levels, granularity_of, joined_levels, read_levels
@@ -353,6 +354,8 @@ class Scheme:
         # quantizers only where the scheme in the module is the one that operators parse. A function of the
         # module, unlike a method, is what torch.load can allow.
         return _parse, (str(self),)
+
+    _repr_html_ = repr_html
 
     def __str__(self) -> str:
         return self._text

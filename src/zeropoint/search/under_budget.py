@@ -46,9 +46,9 @@ from ..methods import method_named
 from ..own_files import OwnFile
 from ..progress import bars
 from ..recipes import one_name
+from ..shown import PAGE, PICTURE, page_of_results
 from ..signatures import by_signature
 from .budgets import Budget
-from .curve import SVG, curve_svg
 from .evolution import by_evolution
 from .inputs import inputs_by, with_ranges
 from .searching import EQUAL, RECIPE, SearchResult, asked, search
@@ -89,13 +89,23 @@ class _Budgeted:
         """Whether the model runs to weigh layers, or choices."""
         return self.importance != EQUAL or self.refine > 0
 
+    def state_of(self, out: Path | None) -> Path:
+        """Return the file of the state: it lies next to an output unless it has a place of its own."""
+        if self.state is not None:
+            return Path(self.state)
+        assert out is not None
+        return out.with_name(f"{out.name}.search")
+
     def search(
         self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
         method: str | None, selection: Selection, limits: Limits,
         calibration: Windows | None, imatrix: Path | str | None, statistics: Sequence[Path], out: Path | None,
-        progress: Shown,
+        page: OwnFile | None = None, progress: Shown,
     ) -> SearchResult:  # fmt: skip
-        """Return the best choice. out: where the state lies next to, unless it has a place of its own."""
+        """Return the best choice.
+
+        out: where the state lies next to, unless it has a place of its own. page: takes the report.
+        """
         assert self.budget is not None
         wanted = asked(
             self.budget, self.candidates, codec_for(format), method=method, selection=selection,
@@ -104,13 +114,15 @@ class _Budgeted:
         inputs = inputs_by(
             calibration, limits, imatrix=imatrix, statistics=statistics, progress=progress is True
         )
-        state = None if out is None else out.with_name(f"{out.name}.search")
-        return search(
+        found = search(
             source, replace(wanted, inputs=inputs), bar=bars(progress),
-            state=state if self.state is None else Path(self.state),
+            state=None if out is None and self.state is None else self.state_of(out),
             weigh=weigh_by(self.importance, self.text, limits),
             improve=by_evolution(self.text, limits, self.refine) if self.refine else None,
         )  # fmt: skip
+        if page is not None:
+            page.write([page_of_results(search=found)], overwrite=True)
+        return found
 
 
 @by_signature
@@ -124,7 +136,7 @@ def search_checkpoint(
     include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
     workers: int | None = None, max_memory: int | str | None = None,
     device: torch.device | str | None = None, overwrite: bool = False,
-    plot: Path | str | None = None, progress: Shown = False,
+    plot: Path | str | None = None, report: bool = True, progress: Shown = False,
 ) -> SearchResult:  # fmt: skip
     """Choose a scheme for each layer, so that the least is lost within a budget.
 
@@ -154,6 +166,7 @@ def search_checkpoint(
         device, progress: likewise.
         overwrite: replace a recipe and a plot that are there.
         plot: a file for a picture of loss over bits, in SVG.
+        report: whether to write a page next to ``out``, with ``.html`` behind its name.
 
     Returns:
         The choice of each layer, its loss, and the recipe, which ``quantize_checkpoint`` takes as ``recipe``.
@@ -173,19 +186,21 @@ def search_checkpoint(
     )
     data, files = asked_windows(calibration, samples, length), paths(statistics)
     _require_one_source(data, imatrix, files)
-    _require_apart(out=out, plot=plot, state=state)
+    page = None if out is None or not report else Path(out).with_name(f"{Path(out).name}.html")
+    _require_apart(out=out, plot=plot, state=state, report=page)
     limits = Limits.default(workers, max_memory, device)
     limits.require_model(runs=data is not None or what.runs_model)
     opened, written = open_source(source), None if out is None else Path(out)
-    drawn = None if plot is None else OwnFile(Path(plot), SVG, opened.places)
+    drawn = None if plot is None else OwnFile(Path(plot), PICTURE, opened.places)
     recipe = None if written is None else OwnFile(written, RECIPE, opened.places)
+    paged = None if page is None else OwnFile(page, PAGE, opened.places)
     # The recipe comes last: where it is there already, so is all else.
     last = plot if written is None else written
     if last is not None and os.path.lexists(last) and not overwrite:
         raise OptionError(
             f"{str(last)!r} exists; add {option('overwrite', True)} to replace it, or name a new file"
         )
-    for file in filter(None, (drawn, recipe)):
+    for file in filter(None, (drawn, paged, recipe)):
         file.require_free(overwrite=True)
     result = what.search(
         opened, format=format, method=method,
@@ -194,7 +209,9 @@ def search_checkpoint(
         imatrix=imatrix, statistics=files, out=written, progress=progress,
     )  # fmt: skip
     if drawn is not None:
-        drawn.write([curve_svg(result).encode("utf-8")], overwrite=overwrite)
+        drawn.write([result.plot().svg.encode()], overwrite=overwrite)
+    if paged is not None:
+        paged.write([page_of_results(search=result)], overwrite=True)
     if recipe is not None:
         recipe.write([f"{result.recipe.text}\n".encode()], overwrite=overwrite)
     return result
@@ -226,7 +243,7 @@ def quantize_checkpoint(
     restart: bool = False,
     break_lock: bool = False, if_exists: str = RESUME, executor: str | Executor = LOCAL,
     address: str | None = None,
-    spool: Path | str | None = None, progress: Shown = False,
+    spool: Path | str | None = None, report: bool = True, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
 
@@ -278,6 +295,8 @@ def quantize_checkpoint(
         executor: what does the work: ``"local"`` for the threads of this machine, or ``"ray"``.
         address: of the Ray cluster, HOST:PORT; the one that Ray finds or starts if None.
         spool: scratch directory for uploads, for an output behind a URL.
+        report: whether to write a page about the result, ``zeropoint_report.html``, next to the manifest, and
+            of a budget one about the search next to its state, with ``.html`` behind its name.
         progress: whether to show bars on stderr, or a function that is called with bytes done, bytes in all
             and a tensor's name.
 
@@ -304,8 +323,7 @@ def quantize_checkpoint(
     _require_one_source(data, imatrix, files)
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
-        executor=executor, address=address,
-        spool=spool, progress=progress,
+        executor=executor, address=address, spool=spool, report=report, progress=progress,
     )  # fmt: skip
     target, limits = writing.require_target(out), Limits.default(workers, max_memory, device)
     limits.require_model(runs=data is not None or what.runs_model)
@@ -318,10 +336,11 @@ def quantize_checkpoint(
             selection=selection, limits=limits,
         )  # fmt: skip
     else:
+        page = _page_of_search(what, target) if report else None
         made = what.search(
             open_source(source), format=format, method=method, selection=selection, limits=limits,
             calibration=data, imatrix=imatrix, statistics=files,
-            out=target if isinstance(target, Path) else None, progress=progress,
+            out=target if isinstance(target, Path) else None, page=page, progress=progress,
         ).plan  # fmt: skip
     if not force:
         require_loadable(made)
@@ -345,6 +364,16 @@ def quantize_checkpoint(
     elif imatrix is not None:
         made = _important(made, imatrix)
     return writing.write(made, out, "quantizing")
+
+
+def _page_of_search(what: _Budgeted, target: Place) -> OwnFile | None:
+    """Return the page next to the state of a search, or None for a search that keeps none."""
+    if not isinstance(target, Path) and what.state is None:
+        return None
+    state = what.state_of(target if isinstance(target, Path) else None)
+    page = OwnFile(state.with_name(f"{state.name}.html"), PAGE)
+    page.require_free(overwrite=True)
+    return page
 
 
 def _require_one_source(data: Windows | None, imatrix: Path | str | None, files: Iterable[Path]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.quantized_inputs import BLOCKS, dequantized_by_others, fp8_layer, save_like, to_fp8
-from tests.checkpoint.written import CONFIG, ONE, digests, quantize, save, tensors_of, weight
+from tests.checkpoint.written import CONFIG, OF_RUNS, ONE, digests, quantize, save, tensors_of, weight
 from tests.oracles import synthetic_llama
 from tests.peers import Peer
 from tests.tensors import same_bytes
@@ -38,8 +38,8 @@ UP, DOWN, Q = (
 
 
 def written(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file but the manifest, which names the source."""
-    return {name: digest for name, digest in digests(folder).items() if name != MANIFEST}
+    """Return the SHA-256 of every file but those that name the source."""
+    return {name: digest for name, digest in digests(folder).items() if name not in OF_RUNS}
 
 
 def requantize(

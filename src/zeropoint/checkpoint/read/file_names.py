@@ -15,6 +15,8 @@ from ...errors import CheckpointError, printable
 
 JOURNAL = ".zeropoint.journal"
 """The journal of a run, which lies in an output that is not complete (run/journal.py)."""
+REPORT = "zeropoint_report.html"
+"""The page about an output, next to its manifest: no part of the checkpoint, and written anew for each."""
 LONGEST_NAME = 255
 """Bytes of a name on the file systems of Linux."""
 _OWN = re.compile(r"\.zeropoint.*|\..+\.partial", re.DOTALL)

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zeropoint.checkpoint.read import misplaced, storage
-from zeropoint.checkpoint.read.file_names import is_own, is_plain
+from zeropoint.checkpoint.read.file_names import REPORT, is_own, is_plain
 from zeropoint.checkpoint.read.headers import by_parts, inside, read_header
 from zeropoint.checkpoint.read.index import NUMBERED, check_index, read_index, require_json
 from zeropoint.checkpoint.read.object_store import RemotePath, Stamp, reason
@@ -201,7 +201,7 @@ def _directory(root: Place) -> Source:
     for header in headers.values():
         stamps.update(header.others)
     others = [other.name for header in headers.values() for other in header.others]
-    companions, left_out = _companions(root, {*headers, *others, index}, notes)
+    companions, left_out = _companions(root, {*headers, *others, index, REPORT}, notes)
     stamps.update((root / shard, header.stamp) for shard, header in headers.items())
     return Source(
         given=root,

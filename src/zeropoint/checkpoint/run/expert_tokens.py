@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..plan.checkpoint_plan import SolvedWeight
@@ -34,13 +34,18 @@ def expert_tokens(solved: Mapping[str, SolvedWeight]) -> tuple[ExpertTokens, ...
     solved: weights by module, of which those of one expert may have other counts, where a value of an input
     was not finite; the least counts.
     """
+    return tokens_by_layer((module, weight.loss.own) for module, weight in solved.items())
+
+
+def tokens_by_layer(own: Iterable[tuple[str, int]]) -> tuple[ExpertTokens, ...]:
+    """Return the tokens of each layer with experts; own: of weights, by module."""
     layers: dict[str, dict[int, int]] = {}
-    for module, weight in solved.items():
+    for module, tokens in own:
         found = _EXPERT.fullmatch(module)
         if found is not None:
             counts = layers.setdefault(found["layer"], {})
             number = int(found["number"])
-            counts[number] = min(weight.loss.own, counts.get(number, weight.loss.own))
+            counts[number] = min(tokens, counts.get(number, tokens))
     return tuple(
         ExpertTokens(
             layer=layer, experts=len(counts), fewest=min(counts.values()), most=max(counts.values()),

@@ -57,6 +57,7 @@ class RunResult(Result):
 
     notes: sentences for the report, the plan's first. units, resumed: units of the plan, and how many of them
     an interrupted run had done. sync_seconds: time in which there was nothing to do but wait for the disk.
+    page: the report next to the manifest, or None where none was written.
     """
 
     path: Place
@@ -66,6 +67,7 @@ class RunResult(Result):
     units: int
     resumed: int
     sync_seconds: float
+    page: Place | None = None
 
     @property
     def error(self) -> TensorError:

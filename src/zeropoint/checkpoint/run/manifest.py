@@ -11,6 +11,7 @@
     weights    quantized module to what quantization did to it, and its method, or the rule that searched its
                scales, unless that is nearest; of those solved on data "loss", the share of outputs that they
                are off by, and "outputs", see Loss and OutputError
+    kept       name of a tensor that is not quantized to the reason
     sha256     SHA-256 of all text before this key
 
 A part is [first byte in the file, bytes, SHA-256]; the parts of a tensor cover it in order. Which parts there
@@ -87,6 +88,14 @@ def _pieces(
     found = ((plan.weights[n].module, _about(plan, n, all_units, done)) for n in order)
     earlier = () if plan.earlier is None else map(json.loads, plan.earlier.lines())
     yield from _section("weights", itertools.chain(earlier, found))
+    yield from _section("kept", _kept(plan))
+
+
+def _kept(plan: CheckpointPlan) -> Iterator[tuple[str, str]]:
+    """Yield the reason for each tensor that is not quantized, by name."""
+    reasons = {d.entry.name: d.reason for d in plan.decisions if not d.quantized}
+    found = ((placed.module, reasons.get(placed.source.name)) for placed in (*plan.kept, *plan.restored))
+    yield from sorted((name, reason) for name, reason in found if reason is not None)
 
 
 def _about(plan: CheckpointPlan, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
     return {
         "source": str(plan.source.root),
         "output": str(result.path),
+        "report": None if result.page is None else str(result.page),
         "rotation": None if plan.rotation is None else plan.rotation.name,
         "device": plan.limits.device.type,
         "schemes": [scheme_document(layer) for layer in plan.layers],

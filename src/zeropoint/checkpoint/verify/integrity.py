@@ -59,12 +59,14 @@ class FileRecord:
 class Manifest:
     """The manifest of a checkpoint: identity, files by name, and the parts of each of its tensors.
 
-    problems: names that only one side has, and tensors in another file. nbytes: of all parts of tensors.
+    kept: reasons for tensors that are not quantized, by name. problems: names that only one side has, and
+    tensors in another file. nbytes: of all parts of tensors.
     outputs: what it says of the outputs of solved weights, by module.
     """
 
     def __init__(self, source: Source) -> None:
         self.identity: dict[str, str] = {}
+        self.kept: dict[str, str] = {}
         self.files: dict[str, FileRecord] = {}
         self.problems: list[Problem] = []
         self.nbytes = 0
@@ -191,6 +193,8 @@ def _read(file: OpenFile, found: Manifest, records: dict[str, Mapping[str, Any]]
         raise CheckpointError("its text was changed: its SHA-256 is not the value of its last member, sha256")
     if isinstance(seen.get("identity"), dict):
         found.identity = {name: _text(value) for name, value in seen["identity"].items()}
+    if isinstance(seen.get("kept"), dict):
+        found.kept = {name: _text(value) for name, value in seen["kept"].items()}
 
 
 def _hashing(file: OpenFile, sealed: int, hashed: hashlib._Hash) -> Iterator[bytes]:

@@ -47,6 +47,7 @@ class CodeSample:
         zeros: share of codes that mean zero.
         peak: the largest magnitude over the root mean square; 4 or 5 for normal numbers.
         octaves: log2 of the largest block scale over the smallest one that is not zero.
+    scales: shares of block scales in equal ranges of their logarithm, rising; empty without scales.
     """
 
     bars: tuple[float, ...]
@@ -54,6 +55,7 @@ class CodeSample:
     zeros: float
     peak: float
     octaves: float
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,11 @@ class LayerFacts:
         return 8 * self.nbytes / max(1, self.values)
 
     @property
+    def keeping_bytes(self) -> int:
+        """Bytes that files grow by where it is kept as floats."""
+        return self.float_bytes - self.nbytes
+
+    @property
     def clipped(self) -> float:
         """The share of values beyond the range of their block."""
         return (self.record.get("clipped") or 0.0) / max(1, self.values)
@@ -117,7 +124,10 @@ class LayerFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all facts as values that JSON holds."""
-        return {**asdict(self), "bits": self.bits, "reasons": list(self.reasons)}
+        return {
+            **asdict(self), "bits": self.bits, "keeping_bytes": self.keeping_bytes,
+            "clipped_share": self.clipped, "reasons": list(self.reasons),
+        }  # fmt: skip
 
 
 _OUTLIERS, _CLIPS = 12.0, 0.05
@@ -126,12 +136,13 @@ _OUTLIERS, _CLIPS = 12.0, 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFacts:
-    """A tensor that is not quantized."""
+    """A tensor that is not quantized; reason: why, or None where no manifest says so."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -185,11 +196,12 @@ class Overview(Result):
         }  # fmt: skip
 
 
-def overview(path: Place | str) -> Overview:
+def overview(path: Place | str, *, sampled: bool = True) -> Overview:
     """Return facts about the checkpoint at ``path``.
 
     Args:
         path: a directory, a file, or the URL of either.
+        sampled: whether some rows of each layer are decoded.
 
     Raises:
         CheckpointError: when files are damaged or hostile.
@@ -199,19 +211,24 @@ def overview(path: Place | str) -> Overview:
     manifest = read_manifest(inspection.source, records)
     stored = inspection.stored
     with contextlib.ExitStack() as stack:
-        layers = () if stored is None else tuple(_facts(stored, OpenFiles(stack), records))
+        files = OpenFiles(stack) if sampled else None
+        layers = () if stored is None else tuple(_facts(stored, files, records))
     others = inspection.tensors if stored is None else stored.others
+    reasons = {} if manifest is None else manifest.kept
     return Overview(
         name=Path(str(path)).name, inspection=inspection, layers=layers,
         kept=tuple(
-            KeptFacts(name=e.name, dtype=e.dtype, shape=tuple(e.shape), nbytes=e.nbytes) for e in others
+            KeptFacts(
+                name=e.name, dtype=e.dtype, shape=tuple(e.shape), nbytes=e.nbytes, reason=reasons.get(e.name)
+            )
+            for e in others
         ),
         identity={} if manifest is None else manifest.identity,
     )  # fmt: skip
 
 
 def _facts(
-    stored: StoredLayers, files: OpenFiles, records: Mapping[str, Mapping[str, Any]]
+    stored: StoredLayers, files: OpenFiles | None, records: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[LayerFacts]:
     for layer in stored.layers:
         record = records.get(layer.module, {})
@@ -219,7 +236,8 @@ def _facts(
             module=layer.module, scheme=str(layer.weight), shape=layer.shape, values=layer.values,
             method=str(record.get("method", NEAREST)) if record else None, nbytes=layer.nbytes,
             float_bytes=layer.values * layer.dtype.itemsize, record=_numbers_in(record, NUMBERS),
-            loss=_numbers_in(record.get("loss"), _LOSS), sample=_sample(layer, files),
+            loss=_numbers_in(record.get("loss"), _LOSS),
+            sample=None if files is None else _sample(layer, files),
         )  # fmt: skip
 
 
@@ -229,21 +247,59 @@ def _sample(layer: StoredLayer, files: OpenFiles) -> CodeSample | None:
     rows = min(layer.shape[0], -(-_ROWS // step) * step)
     start = max(0, layer.shape[0] - rows) // 2 // step * step
     try:
-        q = read_rows(layer, files, start, rows)
-        values = q.dequantize(torch.float32)
+        return sample_of(read_rows(layer, files, start, rows))
     except ZeropointError:
         return None
+
+
+def sample_of(q: QuantizedTensor) -> CodeSample | None:
+    """Return what the codes of a tensor are like, or None where no value is finite."""
+    values = q.dequantize(torch.float32)
     finite = values[torch.isfinite(values)]
     if not finite.numel():
         return None
-    square = float(finite.double().square().mean().sqrt())
+    square = math.sqrt(_sum_of_squares(finite) / finite.numel())
     numbers = _numbers(q)
     low, high = float(numbers.min()), float(numbers.max())
-    ends = float(((numbers == low) | (numbers == high)).double().mean()) if high > low else 0.0
+    ends = _share((numbers == low) | (numbers == high)) if high > low else 0.0
+    octaves = _octaves(q)
     return CodeSample(
-        bars=_bars(numbers, q.scheme.element), ends=ends, zeros=float((numbers == 0).double().mean()),
-        peak=float(finite.abs().max()) / square if square else 0.0, octaves=_octaves(q),
+        bars=_bars(numbers, q.scheme.element), ends=ends, zeros=_share(numbers == 0),
+        peak=_rounded(float(finite.abs().max()) / square) if square else 0.0,
+        octaves=_rounded(float(octaves.max() - octaves.min())) if octaves.numel() else 0.0,
+        scales=_ranges(octaves) if octaves.numel() else (),
     )  # fmt: skip
+
+
+def _sum_of_squares(values: torch.Tensor) -> float:
+    """Return a sum that no number of threads changes."""
+    squares = values.double().square().flatten()
+    return math.fsum(float(squares[at : at + _PIECE].sum()) for at in range(0, squares.numel(), _PIECE))
+
+
+_PIECE = 1 << 12
+"""Numbers that torch adds in one thread."""
+
+
+def _share(found: torch.Tensor) -> float:
+    return _rounded(int(found.sum()) / max(1, found.numel()))
+
+
+def _rounded(value: float) -> float:
+    """Return six digits: those that no processor changes, and that anybody reads."""
+    return float(f"{value:.6g}")
+
+
+def _ranges(octaves: torch.Tensor) -> tuple[float, ...]:
+    """Return shares of scales, by log2, in equal ranges; one where all are equal."""
+    low, high = float(octaves.min()), float(octaves.max())
+    if low == high:
+        return (1.0,)
+    counts = torch.histc(octaves.float(), bins=_SCALE_BARS, min=low, max=high)
+    return tuple(round(float(count) / octaves.numel(), 5) for count in counts)
+
+
+_SCALE_BARS = 16
 
 
 def _numbers(q: QuantizedTensor) -> torch.Tensor:
@@ -284,13 +340,12 @@ def _bars(numbers: torch.Tensor, element: Format) -> tuple[float, ...]:
     return tuple(round(float(share), 5) for share in shares)
 
 
-def _octaves(q: QuantizedTensor) -> float:
-    """Return log2 of the largest block scale over the smallest."""
+def _octaves(q: QuantizedTensor) -> torch.Tensor:
+    """Return log2 of the block scales that are not zero."""
     if not q.scales:
-        return 0.0
+        return torch.empty(0, dtype=torch.float64)
     scales = q.scales[0].double().abs()
-    used = scales[(scales > 0) & torch.isfinite(scales)]
-    return float(torch.log2(used.max()) - torch.log2(used.min())) if used.numel() else 0.0
+    return torch.log2(scales[(scales > 0) & torch.isfinite(scales)])
 
 
 def _numbers_in(record: object, names: Iterable[str]) -> dict[str, float | None]:

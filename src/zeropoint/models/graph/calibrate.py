@@ -40,7 +40,7 @@ def calibrate_graph(
         data: batches, each as ``run`` takes it.
         statistic: as for :func:`~zeropoint.models.calibrate`.
         run: calls the module with a batch.
-        progress: whether to show a progress bar, on a terminal.
+        progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: when there is nothing static or no batch, when ``data`` is one batch instead of

@@ -1,0 +1,357 @@
+"""What a notebook shows of each type, as nodes, and the pictures of :meth:`plot`.
+
+The first nodes are the text that ``repr`` has; what is folded below it adds to that. Ink and typeface are
+those of the page around it, which may be white or black.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import singledispatch
+from importlib import resources
+from typing import Any
+
+from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
+from ..checkpoint.plan.verdicts import verdicts
+from ..checkpoint.run.loop import RunResult
+from ..checkpoint.run.tensor_error import TensorError
+from ..checkpoint.verify.compare import Comparison
+from ..checkpoint.verify.inspection import Inspection
+from ..checkpoint.verify.overview import Overview, sample_of
+from ..checkpoint.verify.verification import Verification
+from ..errors import UnsupportedError, size_of
+from ..eval import Evaluation
+from ..formats.catalog import format_name
+from ..formats.spec import FormatDefaults
+from ..methods.scheme_comparison import HEADS, SchemeComparison
+from ..models.conversion import Conversion
+from ..params import QuantizationParams
+from ..prepared import Plan
+from ..results import Result
+from ..schemes import Scheme
+from ..search.searching import SearchResult
+from ..shown import Picture
+from ..tensor import QuantizedTensor
+from .charts import Spot, codes_chart, depth_chart, number_line, scatter
+from .formats import facts_in_words, facts_of_format, in_words, number_text, parts_of_scheme
+from .measured import evaluation_nodes, evaluation_picture, search_nodes, search_picture
+from .nodes import Cell, DataTable, FactList, Figure, Node, Part, Sentence, as_html, number_cell, text_cell
+from .page import CheckpointReport
+from .sections import about, series_of
+from .wording import decibels, shape, share, short_scheme
+
+_ROWS = 200
+"""Most rows of a table in a notebook."""
+_PLAIN = 1 << 22
+"""Values of a tensor up to which its codes are counted unasked."""
+_LISTED_BITS = 5
+_DRAWN_BITS = 8
+
+
+def html_of(shown: object) -> str:
+    """Return what a notebook shows of an object."""
+    style = resources.files(__package__).joinpath("notebook.css").read_text(encoding="utf-8")
+    return f"<div class=zeropoint><style>{style}</style>{as_html(nodes_of(shown), level=4)}</div>"
+
+
+@singledispatch
+def nodes_of(shown: object) -> tuple[Node, ...]:
+    """Return what there is to say of an object: what its ``repr`` has, then what is folded."""
+    return tuple(map(Sentence, repr(shown).splitlines()))
+
+
+@singledispatch
+def picture_of(shown: object) -> Picture:
+    """Return a picture of an object; raises UnsupportedError where there is nothing to draw."""
+    raise UnsupportedError(
+        f"plot() of a {type(shown).__name__} has nothing to draw; it has numbers as text alone"
+    )
+
+
+def _head(shown: object) -> tuple[Node, ...]:
+    return tuple(map(Sentence, repr(shown).splitlines()))
+
+
+def _folded(title: str, heads: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], many: int) -> Part:
+    """Return a table under a title, folded, of the first rows. many: how many there are."""
+    grid = DataTable(heads, tuple(itertools.islice(rows, _ROWS)))
+    rest = (Sentence(f"and {many - _ROWS:,} more; to_dict() has all"),) if many > _ROWS else ()
+    return Part(f"{title} ({many:,})", (grid, *rest), folded=True)
+
+
+@nodes_of.register
+def _(shown: QuantizedTensor) -> tuple[Node, ...]:
+    facts: list[tuple[str, str]] = [
+        ("scheme", str(shown.scheme)), ("shape", shape(shown.shape)), ("dtype", str(shown.dtype)),
+        ("bytes", f"{shown.nbytes:,}"), ("smaller than it was", f"{shown.compression_ratio:.2f} times"),
+        ("device", str(shown.device)), ("parameters", shown.params.numbers),
+    ]  # fmt: skip
+    small = 0 < math.prod(shown.shape) <= _PLAIN
+    drawn = (Figure(picture_of(shown), caption="how often each code is used"),) if small else ()
+    return (*_head(shown), Part("Codes and parameters", (FactList(tuple(facts)), *drawn), folded=True))
+
+
+@picture_of.register
+def _(shown: QuantizedTensor) -> Picture:
+    sample = sample_of(shown)
+    if sample is None:
+        raise UnsupportedError("plot() of a tensor without finite values has nothing to draw; pass another")
+    element = shown.scheme.element
+    ends = number_text(element.min), number_text(element.max)
+    return codes_chart(sample.bars, ends, label=f"codes of {shown.scheme}")
+
+
+@nodes_of.register
+def _(shown: QuantizationParams) -> tuple[Node, ...]:
+    named = [*((f"scales{f' of level {n}' if n else ''}", each) for n, each in enumerate(shown.scales))]
+    named += [("zero points", shown.zero_point)] if shown.zero_point is not None else []
+    named += [(f"offsets of level {n}", each) for n, each in enumerate(shown.offsets)]
+    rows = [
+        (
+            text_cell(name), text_cell(shape(tuple(each.shape))), text_cell(str(each.dtype)),
+            number_cell(float(each.double().min()), f"{float(each.double().min()):.4g}"),
+            number_cell(float(each.double().max()), f"{float(each.double().max()):.4g}"),
+        )
+        for name, each in named
+        if each.numel()
+    ]  # fmt: skip
+    heads = ("parameters", "shape", "dtype", "smallest", "largest")
+    return (*_head(shown), _folded("Tensors", heads, rows, len(rows)))
+
+
+@nodes_of.register
+def _(shown: Scheme) -> tuple[Node, ...]:
+    found = ((key.replace("_", " "), in_words(value)) for key, value in parts_of_scheme(shown).items())
+    return (*_head(shown), Part("Its parts", (FactList(tuple(found)),), folded=True))
+
+
+@nodes_of.register
+def _(shown: FormatDefaults) -> tuple[Node, ...]:
+    document = facts_of_format(format_name(shown), shown)  # type: ignore[arg-type]
+    facts = [*facts_in_words(document, shown)]  # type: ignore[arg-type]
+    return (*_head(shown), Part("Its values", (FactList(tuple(facts)), *_values(shown)), folded=True))
+
+
+def _values(shown: FormatDefaults) -> Iterator[Node]:
+    fmt: Any = shown
+    if fmt.per_scale > 1 or fmt.bits > _DRAWN_BITS:
+        return
+    if fmt.bits <= _LISTED_BITS:
+        each = (" ".join(map(number_text, fmt.numbers(code))) for code in range(fmt.code_count))
+        yield FactList((("values of codes", ", ".join(each)),))
+    yield Figure(picture_of(shown), caption="values on a line")
+
+
+@picture_of.register
+def _(shown: FormatDefaults) -> Picture:
+    fmt: Any = shown
+    if fmt.per_scale > 1 or fmt.bits > _DRAWN_BITS:
+        raise UnsupportedError(
+            f"plot() of {format_name(fmt)} has {fmt.code_count:,} codes, more than a line can show; "
+            "plot formats of at most 8 bits"
+        )
+    values = [value for value in fmt.all_values() if math.isfinite(value)]
+    return number_line(values, label=f"values of {format_name(fmt)}")
+
+
+@nodes_of.register
+def _(shown: Conversion) -> tuple[Node, ...]:
+    rows = (
+        (
+            text_cell(each.name or "model"), text_cell(each.type), text_cell(shape(each.shape)),
+            text_cell(str(each.gives) if each.gives is not None else f"kept, {each.reason}"),
+            number_cell(each.nbytes[0], size_of(each.nbytes[0])),
+            number_cell(each.nbytes[1], size_of(each.nbytes[1])),
+            number_cell(None, "") if math.isnan(each.error) else number_cell(each.error, f"{each.error:.4f}"),
+        )
+        for each in shown.layers
+    )  # fmt: skip
+    heads = ("layer", "type", "shape", "becomes", "before", "now", "error")
+    return (*_head(shown), _folded("Layers", heads, rows, len(shown.layers)))
+
+
+@nodes_of.register
+def _(shown: Plan) -> tuple[Node, ...]:
+    facts = (
+        ("guarantee", str(shown.guarantee)), ("workspace", f"{shown.workspace_bytes:,} bytes"),
+        ("parameters", f"{shown.parameter_bytes:,} bytes"), ("allocates", shown.allocates or "nothing"),
+    )  # fmt: skip
+    return (*_head(shown), Part("What it takes", (FactList(facts),), folded=True))
+
+
+@nodes_of.register
+def _(shown: SchemeComparison) -> tuple[Node, ...]:
+    rows = tuple(
+        (text_cell(each.cells[0]), *(number_cell(None, cell) for cell in each.cells[1:]))
+        for each in shown.schemes
+    )
+    drawn = Part("Error over bits", (Figure(picture_of(shown)),), folded=True)
+    return (DataTable(HEADS, rows), drawn)
+
+
+@picture_of.register
+def _(shown: SchemeComparison) -> Picture:
+    spots = [Spot(each.bits, each.relative, each.cells[0], n) for n, each in enumerate(shown.schemes)]
+    return scatter(spots, axes=("bits of a value", "relative error"), label="error over bits")
+
+
+@nodes_of.register
+def _(shown: CheckpointPlan) -> tuple[Node, ...]:
+    rows = (
+        (
+            text_cell(each.entry.name),
+            text_cell("kept" if each.layer is None else short_scheme(str(each.layer))),
+            text_cell(each.reason), text_cell(each.entry.dtype), text_cell(shape(tuple(each.entry.shape))),
+        )
+        for each in shown.decisions
+    )  # fmt: skip
+    found = [*verdicts(shown)] if shown.weights else []
+    engines = (
+        (text_cell(each.engine), text_cell(each.loads.value), text_cell(each.reason)) for each in found
+    )
+    return (
+        *_head(shown),
+        _folded("Tensors", ("tensor", "becomes", "why", "dtype", "shape"), rows, len(shown.decisions)),
+        _folded("Engines", ("engine", "loads", "why"), engines, len(found)),
+    )
+
+
+def _errors(title: str, head: str, found: Iterable[tuple[str, TensorError]]) -> Part:
+    """Return the errors of weights, the largest first."""
+    known = sorted(found, key=lambda pair: -pair[1].relative)
+    rows = (
+        (
+            text_cell(name), number_cell(error.relative, f"{error.relative:.4f}"),
+            number_cell(error.sqnr_db, decibels(error.sqnr_db)),
+            number_cell(error.largest, f"{error.largest:.3g}"),
+            number_cell(error.clipped_share, share(error.clipped_share)),
+        )
+        for name, error in known
+    )  # fmt: skip
+    return _folded(title, (head, "rel.err", "SQNR dB", "largest", "clipped"), rows, len(known))
+
+
+def _by_depth(found: Iterable[tuple[str, float | None]], what: str) -> Picture:
+    series = series_of(found)
+    if not series:
+        raise UnsupportedError(f"plot() of this {what} has no errors by depth to draw; print it")
+    return depth_chart(series, label="relative error")
+
+
+@nodes_of.register
+def _(shown: RunResult) -> tuple[Node, ...]:
+    page = () if shown.page is None else (Sentence(f"report: {shown.page}"),)
+    return (
+        *_head(shown),
+        *page,
+        _errors("Weights", "weight", ((o.weight.module, o.error) for o in shown.outcomes)),
+    )
+
+
+@picture_of.register
+def _(shown: RunResult) -> Picture:
+    return _by_depth(((o.weight.module, o.error.relative) for o in shown.outcomes), "run")
+
+
+@nodes_of.register
+def _(shown: Comparison) -> tuple[Node, ...]:
+    return (
+        *_head(shown),
+        _errors("Tensors", "tensor", ((c.pair.name, c.error) for c in shown.tensors.measured)),
+    )
+
+
+@picture_of.register
+def _(shown: Comparison) -> Picture:
+    return _by_depth(((c.pair.name, c.error.relative) for c in shown.tensors.measured), "comparison")
+
+
+@nodes_of.register
+def _(shown: Verification) -> tuple[Node, ...]:
+    found = ((proof.layer.module, error) for proof, error in shown.layers.measured)
+    return (*_head(shown), _errors("Layers", "layer", found))
+
+
+@nodes_of.register
+def _(shown: Inspection) -> tuple[Node, ...]:
+    dtypes = (
+        (text_cell(each.dtype), number_cell(each.tensors), number_cell(each.values),
+         number_cell(each.nbytes, size_of(each.nbytes)))
+        for each in shown.dtypes
+    )  # fmt: skip
+    schemes = (
+        (text_cell(short_scheme(each.scheme)), text_cell(each.method or "unknown"), number_cell(each.layers),
+         number_cell(each.values), number_cell(each.bits_per_value, f"{each.bits_per_value:.3f}"))
+        for each in shown.schemes
+    )  # fmt: skip
+    return (
+        *_head(shown),
+        _folded("Dtypes", ("dtype", "tensors", "numbers", "size"), dtypes, len(shown.dtypes)),
+        _folded("Schemes", ("scheme", "method", "layers", "numbers", "bits"), schemes, len(shown.schemes)),
+    )
+
+
+def _short(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield nodes of a page as a cell of a notebook holds them: of a long table the first rows."""
+    for node in nodes:
+        if isinstance(node, Part):
+            yield replace(node, nodes=tuple(_short(node.nodes)))
+        elif isinstance(node, DataTable) and len(node.rows) > _OF_PAGES:
+            yield replace(node, rows=node.rows[:_OF_PAGES], sortable=False)
+            yield Sentence(f"and {len(node.rows) - _OF_PAGES:,} more, on the page")
+        else:
+            yield node
+
+
+_OF_PAGES = 20
+
+
+@nodes_of.register
+def _(shown: Overview) -> tuple[Node, ...]:
+    return (*_head(shown), Part("Report", tuple(_short(about(shown))), folded=True))
+
+
+@picture_of.register
+def _(shown: Overview) -> Picture:
+    return _by_depth(((layer.module, layer.relative) for layer in shown.layers), "checkpoint")
+
+
+@nodes_of.register
+def _(shown: CheckpointReport) -> tuple[Node, ...]:
+    return (*_head(shown), Part("Report", tuple(_short(shown.nodes)), folded=True))
+
+
+@picture_of.register
+def _(shown: CheckpointReport) -> Picture:
+    return _by_depth(((layer.module, layer.relative) for run in shown.runs for layer in run.layers), "report")
+
+
+@nodes_of.register
+def _(shown: SearchResult) -> tuple[Node, ...]:
+    return (*_head(shown), Part("What was found", tuple(_short(search_nodes(shown))), folded=True))
+
+
+@picture_of.register
+def _(shown: SearchResult) -> Picture:
+    return search_picture(shown)
+
+
+@nodes_of.register
+def _(shown: Evaluation) -> tuple[Node, ...]:
+    return (*_head(shown), Part("Statistics", tuple(evaluation_nodes(shown)), folded=True))
+
+
+@picture_of.register
+def _(shown: Evaluation) -> Picture:
+    found = evaluation_picture(shown)
+    if found is None:
+        raise UnsupportedError("plot() of an evaluation needs two models or more to draw; evaluate another")
+    return found
+
+
+@nodes_of.register
+def _(shown: Result) -> tuple[Node, ...]:
+    return _head(shown)
