@@ -1,4 +1,4 @@
-# make demo | test | test-slow | durations | check | site | mutants | bench | vectors | clean
+# make demo | test | test-slow | durations | check | site | mutants | bench | api | vectors | clean
 #
 # Every target first makes .venv when it is missing, with what it needs: `make demo` installs what the demo imports,
 # `make test` adds the packages of development. The exact versions come from constraints.txt.
@@ -22,7 +22,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.numba_cache
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := check
-.PHONY: install demo test test-slow check lint types layers quick durations site mutants bench vectors clean
+.PHONY: install demo test test-slow check lint types layers quick durations site mutants bench api vectors clean
 
 install: $(INSTALLED)
 
@@ -42,7 +42,7 @@ $(INSTALLED): $(DEMO)
 	@touch $@
 
 demo: $(DEMO)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m zeropoint demo -o build/demo.html --overwrite
 
 # What CI runs. The order is from quick to slow, so that a slip shows early.
 check: lint types layers quick
@@ -86,6 +86,11 @@ mutants: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py
+
+# What of the public API is gone since a commit or tag: make api AGAINST=v0.1.0
+AGAINST ?= main
+api: $(INSTALLED)
+	$(BIN)/griffe check -s src zeropoint --against $(AGAINST)
 
 # The conformance vectors, of which a test says whether they are those that are checked in.
 vectors: $(INSTALLED)

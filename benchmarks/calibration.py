@@ -18,10 +18,10 @@ import torch
 from facts import describe, fail, machine, record
 from rich.console import Console
 from rich.table import Table
-from timing import in_turns
 from transformers import AutoModel
 
 from zeropoint import choose_params
+from zeropoint.bench.timing import in_turns
 from zeropoint.models import calibrate
 from zeropoint.models.sequential import calibrate_sequential
 

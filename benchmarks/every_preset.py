@@ -13,9 +13,9 @@ from facts import fail
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from timing import Copies, in_turns
 
 import zeropoint as zp
+from zeropoint.bench.timing import Copies, in_turns
 from zeropoint.codecs.gguf import BLOCKS
 from zeropoint.schemes import PRESETS
 

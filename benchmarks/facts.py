@@ -1,32 +1,19 @@
-"""The machine and the versions behind a figure; imports nothing heavy, so that a small process can ask."""
+"""The machine and the versions behind a figure, and the commit of this tree."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from zeropoint import __version__, installation
+
 
 def machine() -> dict[str, Any]:
-    """Return the facts without which a figure means nothing: processor, versions, load."""
-    names = ("torch", "numpy", "numba", "llvmlite", "safetensors", "compressed-tensors")
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "simd": _simd(),
-        "caches": _caches(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in names},
-        "zeropoint": {"version": _version("zeropoint"), "commit": _commit()},
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-    }
+    """Return the facts without which a figure means nothing, with the commit of this tree."""
+    return installation.machine() | {"zeropoint": {"version": __version__, "commit": _commit()}}
 
 
 def describe(facts: dict[str, Any]) -> str:
@@ -42,36 +29,6 @@ def record(path: Path | None, facts: dict[str, Any], **figures: Any) -> None:
     if path is not None:
         document = {"machine": facts | {"load_average_after": machine()["load_average"]}, **figures}
         path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def _simd() -> list[str]:
-    """Return which of the vector extensions that matter here the processor has."""
-    info = Path("/proc/cpuinfo")
-    flags = set(info.read_text().split()) if info.exists() else set()
-    wanted = ("avx2", "avx512f", "avx512bw", "avx512_bf16", "gfni", "asimd", "sve")
-    return [flag for flag in wanted if flag in flags]
-
-
-def _caches() -> dict[str, str]:
-    found = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind = (index / "level").read_text().strip(), (index / "type").read_text().strip()
-        found[f"L{level} {kind.lower()}"] = (index / "size").read_text().strip()
-    return found
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

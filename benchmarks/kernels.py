@@ -26,10 +26,10 @@ import torch
 from facts import describe, fail, machine, record
 from figures import Row, summary, table
 from rich.console import Console
-from timing import Copies, in_turns
 from torchao_process import Torchao
 
 import zeropoint as zp
+from zeropoint.bench.timing import Copies, in_turns
 
 try:
     import compressed_tensors_peer
@@ -83,14 +83,13 @@ def _check_torch(part: torch.Tensor) -> str:
 
 def _torch_fake(leaf: torch.Tensor, params: zp.QuantizationParams, slope: torch.Tensor) -> Any:
     scale = params.scales[0].reshape(-1)
-    leaf.grad = None
     zero = torch.zeros(len(scale), dtype=torch.int32)
     y = torch.fake_quantize_per_channel_affine(leaf, scale, zero, 0, -128, 127)
-    y.backward(slope)
-    return y.detach(), leaf.grad
+    (gradient,) = torch.autograd.grad(y, leaf, slope)
+    return y.detach(), gradient
 
 
-def rivals(job: c.Job, ggml: ggml_peer.Ggml | None) -> dict[str, Callable[[], object]]:
+def rivals(job: c.TimedCase, ggml: ggml_peer.Ggml | None) -> dict[str, Callable[[], object]]:
     """Return how the peers of this process do the work of ``job``."""
     case, x = job.case, job.x
     if case.rival in ggml_peer.KINDS and case.dtype == torch.float32:
@@ -162,7 +161,7 @@ def run(args: argparse.Namespace, console: Console) -> tuple[list[Row], list[str
     """Check, then time; return the rows and what the checks of peers found."""
     x = c.weights(SIDE, SIDE)
     sources = {torch.float32: x, torch.bfloat16: x.bfloat16()}
-    plan = [q for q in (*c.zeropoint_cases(), *c.preset_cases(), *c.block_cases()) if args.only in q.label]
+    plan = [q for q in (*c.operator_cases(), *c.preset_cases(), *c.block_cases()) if args.only in q.label]
     python = None if args.no_peers or not args.peers_python.exists() else args.peers_python
     ggml = ggml_peer.find(python)
     check(plan, sources, args.threads)

@@ -20,10 +20,10 @@ import torch
 from facts import describe, fail, machine, record
 from rich.console import Console
 from rich.table import Table
-from timing import in_turns
 from torch import nn
 
 import zeropoint as zp
+from zeropoint.bench.timing import in_turns
 from zeropoint.models import QuantizedLinear, calibrate, quantize_model
 from zeropoint.recipes import model_preset
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import runpy
 import statistics
 import subprocess
 import tempfile
@@ -27,18 +26,17 @@ import torch
 from facts import describe, fail, machine, record
 from rich.console import Console
 from rich.table import Table
-from timing import in_turns
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
 import zeropoint as zp
+from zeropoint.bench import timing
+from zeropoint.bench.timing import in_turns
+from zeropoint.cli.demonstration import QUERIES, SENTENCES
 from zeropoint.models import Conversion, QuantizedLinear, calibrate, quantize_model
 from zeropoint.recipes import model_preset
 
 HERE = Path(__file__).parent
-_DEMO = runpy.run_path(str(HERE.parent / "examples" / "demo.py"))
-"""What the example defines."""
-QUERIES, SENTENCES = _DEMO["QUERIES"], _DEMO["SENTENCES"]
 PRESETS = ("w8a8", "w8a8_static", "w4a8", "w8a16", "w4a16", "fp8_dynamic")
 NEAR = 2e-5
 """Largest difference to the reference, relative to the largest output: sums of 1536 products in float32."""
@@ -50,7 +48,7 @@ import numpy as np
 import torch
 from importlib import metadata
 from timing import in_turns
-sys.path.pop(0)  # where kernels.py would pass for the package of that name
+sys.path.pop(0)  # its other modules are not wanted
 from transformers import AutoModel
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 asked = json.loads(Path(sys.argv[1]).read_text())
@@ -199,7 +197,8 @@ def _peer(
         np.savez(given, **{f"{n}/{part}": t.numpy() for n, b in inputs.items() for part, t in b.items()})
         asked = {"model": str(path), "threads": args.threads, "rounds": args.rounds}
         request.write_text(json.dumps(asked | {"batches": str(given), "outputs": str(outputs)}))
-        command = [str(args.peers_python), "-W", "ignore", "-c", PEER, str(request), str(HERE)]
+        folder_of_timing = str(Path(timing.__file__).parent)
+        command = [str(args.peers_python), "-W", "ignore", "-c", PEER, str(request), folder_of_timing]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             fail(f"torchao failed with {done.returncode}: {done.stderr.strip()[-2000:]}")

@@ -22,10 +22,10 @@ import torch
 from facts import describe, fail, machine, record
 from rich.console import Console
 from rich.table import Table
-from timing import in_turns
 from torch.ao.quantization import observer as theirs
 
 from zeropoint import Granularity, only_backend
+from zeropoint.bench.timing import in_turns
 from zeropoint.stats import AbsoluteMean, Histogram, MinMax, MovingAverage, Observer, Statistic
 from zeropoint.stats.histogram import bin_edges
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from facts import fail
 from figures import Row
 
 import zeropoint as zp
+from zeropoint.bench import timing
 
 SCRIPT = Path(__file__).parent / "torchao_peer.py"
 
@@ -33,7 +35,9 @@ class Torchao:
             asked = {"input": str(matrix), "outputs": str(outputs), "rows": kept_rows}
             request.write_text(json.dumps(asked | {"threads": threads, "rounds": rounds}))
             command = [str(python), "-W", "ignore", str(SCRIPT), str(request)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            # Where zeropoint is not installed, its module of timing still is a file.
+            environment = os.environ | {"PYTHONPATH": str(Path(timing.__file__).parent)}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             if done.returncode:
                 fail(f"torchao_peer.py failed with {done.returncode}: {done.stderr.strip()[-2000:]}")
             answer = json.loads(done.stdout.splitlines()[-1])

@@ -20,6 +20,7 @@ from .errors import (
     UnsupportedError,
     ZeropointError,
 )
+from .names_elsewhere import elsewhere
 
 if TYPE_CHECKING:
     from .checkpoint.model.loading import load_checkpoint
@@ -160,20 +161,6 @@ _PARTS = frozenset((
 ))  # fmt: skip
 
 
-_HOUSES = ("params.burn", "params.torsh", "recipes", "stats", "training", "models", "prepared")
-"""Modules with names of other libraries, and of ours that are not on this page."""
-
-
-def _elsewhere(name: str) -> str:
-    """Return where a class of this name is, or where names of other libraries are listed."""
-    if not name[:1].isupper():
-        return ""
-    for house in _HOUSES:
-        if hasattr(import_module(f".{house}", __name__), name):
-            return f"; it is {__name__}.{house}.{name} (docs/coming_from.md)"
-    return "; docs/coming_from.md says where the names of other libraries are"
-
-
 if not TYPE_CHECKING:  # type checkers would take any name for one of the package
 
     def __getattr__(name: str) -> object:
@@ -181,7 +168,7 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of the packag
         if name in _PARTS:
             return import_module(f".{name}", __name__)
         if name not in _OWNERS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_elsewhere(name)}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{elsewhere(name)}")
         value = globals()[name] = getattr(import_module(f".{_OWNERS[name]}", __name__), name)
         return value
 

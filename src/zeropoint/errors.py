@@ -174,8 +174,8 @@ def require_one(**given: object) -> None:
     """Raise OptionError unless exactly one of these options is given."""
     found = [option(name) for name, value in given.items() if value is not None]
     if len(found) != 1:
-        example = option("to", "w4a16")
-        said = f"{all_of(found)} are given" if found else f"none is given, for example {example}"
+        example = f", for example {option('to', 'w4a16')}" if "to" in given else ""
+        said = f"{all_of(found)} are given" if found else f"none is given{example}"
         raise OptionError(f"give exactly one of {', '.join(map(option, given))}; {said}")
 
 

@@ -31,7 +31,7 @@ USAGE = [
     (["bogus"], "bogus"),
     (["quantize"], "SRC"),
     (["quantize", "a", "b"], "none is given, for example --to w4a16"),
-    (["quantize", "a", "b", "w4a16"], "unexpected argument 'w4a16'; did you mean --to w4a16?"),
+    (["quantize", "a", "b", "w4a16"], "w4a16 is a scheme; did you mean --to w4a16?"),
     (["verify", "a", "b"], "unexpected argument 'b'; did you mean --against b?"),
     (["inspect", "a", "b"], "unexpected extra argument"),
     (["quantize", "", "b", "--to", "w4a16"], "Invalid value for 'SRC': it is empty"),
@@ -53,7 +53,7 @@ USAGE = [
         "elements that no layout stores",
     ),
     (["quantize", "a", "b", "--to", "xyzzy"], "w4a16 and fp8_dynamic are among the presets"),
-    (["quantize", "a", "b", "c", "--to", "w4a16"], "c"),
+    (["quantize", "a", "b", "c", "--to", "w4a16"], "'SRC': 'a' does not exist; check the path"),
     (["inspect", "a", "--depth", "2"], "--depth"),
     (["quantize", "a", "b", "--to", "w4a16", "--workers", "0"], "'0' must be a whole number from 1 on"),
     (

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
-from zeropoint import __version__
+from zeropoint import __version__, names_elsewhere
 from zeropoint.cli import layers
 
 # A process of the command, distinguished from one that imports the library by its arguments.
@@ -50,7 +51,7 @@ def command(*arguments: str) -> tuple[int, str, str, set[str]]:
         (["--version"], 0, f"zeropoint {__version__}"),
         (["--show-completion", "bash"], 0, "complete -o default"),
         (["quantise"], 2, "see zeropoint --help"),
-        (["quantize"], 2, "Missing argument 'SRC'; see zeropoint quantize --help"),
+        (["quantize"], 2, "Missing argument 'SRC' or 'OUT'; see zeropoint quantize --help"),
         (["quantize", "a", "b"], 2, "none is given, for example --to w4a16"),
         (["quantize", "a", "b", "--too", "w4a16"], 2, "No such option: --too"),
         (["quantize", "a", "b", "--to", "w4a61"], 2, "did you mean w4a16"),
@@ -126,19 +127,33 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("QuantizationScheme", "it is zeropoint.params.burn.QuantizationScheme (docs/coming_from.md)"),
+        ("QuantizationScheme", "it is zeropoint.params.burn.QuantizationScheme (docs/reference/"),
         ("QuantizedDType", "it is zeropoint.params.torsh.QuantizedDType"),
         ("Dtype", "it is zeropoint.recipes.Dtype"),
         ("LearnedScale", "it is zeropoint.training.LearnedScale"),
         ("Observer", "it is zeropoint.stats.Observer"),
-        ("MinMaxObserver", "docs/coming_from.md says where the names of other libraries are"),
+        ("QuantizePerChannelPlan", 'plan("quantize", "int8:channel", shape) does its work'),
+        ("MinMaxObserver", "see docs/migration/torch.md"),
+        ("quantize_", "see docs/migration/torchao.md"),
+        ("Unheard", "docs/coming_from.md says where the names of other libraries are"),
     ],
 )  # fmt: skip
 def test_names_of_other_libraries_are_pointed_to(name: str, place: str) -> None:
-    with pytest.raises(AttributeError) as caught:
-        operator.attrgetter(name)(zp)
-    assert str(caught.value).startswith(f"module 'zeropoint' has no attribute '{name}'; ")
-    assert place in str(caught.value)
+    for module in (zp, zp.models):
+        with pytest.raises(AttributeError) as caught:
+            operator.attrgetter(name)(module)
+        assert str(caught.value).startswith(f"module {module.__name__!r} has no attribute '{name}'; ")
+        assert place in str(caught.value)
+
+
+def test_what_names_of_other_libraries_are_pointed_to_is_there() -> None:
+    for module, names in names_elsewhere._OWN.items():
+        assert [name for name in names if not hasattr(import_module(module), name)] == []
+    folder = Path(__file__).parents[2] / "docs" / "migration"
+    assert [page for page in names_elsewhere._PAGES if not (folder / f"{page}.md").is_file()] == []
+    tables = [*folder.parent.glob("reference/tables/*.csv"), folder.parent / "reference/contracts.md"]
+    listed = "".join(table.read_text(encoding="utf-8") for table in tables)
+    assert [name for name in ("QTensorConfig", "KernelSku") if name not in listed] == []
 
 
 def test_every_name_that_commands_import_late_is_there() -> None:

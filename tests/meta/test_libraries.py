@@ -21,8 +21,11 @@ OURS = {
     "onnx.helper.tensor_dtype_to_np_dtype": "a table of the library",
     "onnx.helper.make_tensor_value_info": "writes a value of ours",
     "onnx.ModelProto": "an empty message",
+    "transformers.CompressedTensorsConfig": "options of ours",
     "transformers.cache_utils.DynamicCache": "an empty cache",
     "transformers.pytorch_utils.Conv1D": "a layer of ours",
+    "transformers.utils.logging.disable_progress_bar": "a switch",
+    "transformers.utils.logging.set_verbosity_error": "a switch",
 }
 """Calls that read nothing, with the reason."""
 

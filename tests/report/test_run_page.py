@@ -130,8 +130,8 @@ def test_a_finished_output_is_left_with_its_page(model: Path, tmp_path: Path) ->
     quantize(model, out)
     (out / REPORT).write_text((out / REPORT).read_text() + "<!-- another word -->")
     before = digests(out)
-    quantize(model, out, skip_finished=True)
-    quantize(model, out, skip_finished=True, report=False)
+    quantize(model, out, if_exists="skip")
+    quantize(model, out, if_exists="skip", report=False)
     assert digests(out) == before
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..codecs.registry import DEFAULT
-from ..errors import OptionError, all_of, option, size_of
+from ..errors import CheckpointError, OptionError, all_of, option, size_of
 from ..own_files import OwnFile
 from ..progress import Progress, bars
 from ..recipes import Recipe
@@ -27,7 +27,7 @@ from .plan.qualities import of_lower_quality
 from .read.file_names import REPORT
 from .read.object_store import RemotePath
 from .read.source import Source
-from .read.storage import Place, place
+from .read.storage import Place, exists, is_folder, listing, place, shown
 from .run.executor import Executor, local
 from .run.lock import break_lock
 from .run.loop import RunResult, run
@@ -42,6 +42,8 @@ Shown: TypeAlias = bool | Progress
 """Whether to show bars on stderr, or a function that is called in their place."""
 LOCAL, RAY = "local", "ray"
 """Names of executors."""
+RESUME, SKIP, ERROR = "resume", "skip", "error"
+"""What to do where an output holds something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +51,17 @@ class Writing:
     """How an output is written; each part is an option.
 
     overwrite: write into a directory that is not empty. restart: discard an interrupted run there.
-    break_lock: remove the lock of a run that has died. skip_finished: leave an output that a run of the same
-    plan finished as it is, by its manifest. executor: what does the work, ``"local"`` or ``"ray"``. address:
-    of the Ray cluster. spool: scratch directory for uploads. progress: see :data:`Shown`. report: write a
-    page next to the manifest.
+    break_lock: remove the lock of a run that has died. if_exists: ``"resume"`` an interrupted run of the same
+    plan and compare a finished one, ``"skip"`` one that its manifest says is finished, or raise an
+    ``"error"``. executor: what does the work, ``"local"`` or ``"ray"``. address: of the Ray cluster. spool:
+    scratch directory for uploads. progress: see :data:`Shown`. report: write
+    a page next to the manifest.
     """
 
     overwrite: bool = False
     restart: bool = False
     break_lock: bool = False
-    skip_finished: bool = False
+    if_exists: str = RESUME
     executor: str | Executor = LOCAL
     address: str | None = None
     spool: Path | str | None = None
@@ -66,6 +69,14 @@ class Writing:
     report: bool = False
 
     def __post_init__(self) -> None:
+        if self.if_exists not in (RESUME, SKIP, ERROR):
+            raise OptionError(
+                f"{option('if_exists', self.if_exists)} must be {RESUME}, {SKIP} or {ERROR}; "
+                f"{option('overwrite', True)} writes over what is there"
+            )
+        if self.if_exists == ERROR and (self.overwrite or self.restart):
+            which = option("overwrite" if self.overwrite else "restart", True)
+            raise OptionError(f"{option('if_exists', ERROR)} excludes {which}; give one of them")
         if self.executor not in (LOCAL, RAY) and not callable(self.executor):
             raise OptionError(f"{option('executor', self.executor)} must be {LOCAL} or {RAY}")
         if self.address is not None and self.executor != RAY:
@@ -87,10 +98,10 @@ class Writing:
         with bars(self.progress)(verb, size_of) as move:
             result = run(
                 plan, target, overwrite=self.overwrite, restart=self.restart, executor=executor,
-                skip_finished=self.skip_finished,
+                skip_finished=self.if_exists == SKIP,
                 spool=None if self.spool is None else Path(self.spool), on_progress=move,
             )  # fmt: skip
-        if self.skip_finished and result.resumed == result.units:
+        if self.if_exists == SKIP and result.resumed == result.units:
             return result  # the output is left as it is, with its page
         if self.report:
             result = with_page(result)
@@ -99,8 +110,17 @@ class Writing:
         return result
 
     def require_target(self, out: Place | str) -> Place:
-        """Return where ``out`` is; raises OptionError for options that mean nothing for such a place."""
+        """Return where ``out`` is.
+
+        Raises OptionError for options that mean nothing for such a place, and CheckpointError where something
+        is there and that was to be an error.
+        """
         target = place(out)
+        if self.if_exists == ERROR and exists(target) and not (is_folder(target) and not listing(target)):
+            raise CheckpointError(
+                f"{shown(target)} holds files already; choose another output, or leave "
+                f"{option('if_exists', ERROR)} out"
+            )
         if isinstance(target, RemotePath):
             if self.overwrite or self.break_lock:
                 which = option("overwrite" if self.overwrite else "break_lock", True)

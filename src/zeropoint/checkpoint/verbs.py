@@ -16,6 +16,7 @@ from ..recipes import one_name
 from ..signatures import by_signature
 from .call_options import (
     LOCAL,
+    RESUME,
     AnyRecipe,
     Paths,
     Patterns,
@@ -124,7 +125,7 @@ def convert_checkpoint(
     source: Place | str, out: Place | str, format: str | None = None,  # noqa: A002 (the option's name)
     *, to: str | None = None, allow_requantize: bool = False, ignore: Patterns = (), force: bool = False,
     workers: int | None = None, max_memory: int | str | None = None, overwrite: bool = False,
-    restart: bool = False, break_lock: bool = False, skip_finished: bool = False,
+    restart: bool = False, break_lock: bool = False, if_exists: str = RESUME,
     executor: str | Executor = LOCAL,
     address: str | None = None, spool: Path | str | None = None, report: bool = True,
     progress: Shown = False,
@@ -144,7 +145,7 @@ def convert_checkpoint(
         ignore: patterns of tensors that keep the codes which they have.
         force: write it even if no engine is known to load the result.
         workers, max_memory, report, progress: as for :func:`~zeropoint.quantize_checkpoint`.
-        overwrite, restart, break_lock, skip_finished, executor, address, spool: likewise.
+        overwrite, restart, break_lock, if_exists, executor, address, spool: likewise.
 
     Returns:
         A summary of the run: tensors, bytes, errors and time.
@@ -162,7 +163,7 @@ def convert_checkpoint(
             "floats"
         )
     writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+        overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
         executor=executor, address=address, spool=spool, report=report, progress=progress,
     )  # fmt: skip
     writing.require_target(out)
@@ -179,7 +180,7 @@ def convert_checkpoint(
 def dequantize_checkpoint(
     source: Place | str, out: Place | str,
     *, dtype: str | None = None, workers: int | None = None, max_memory: int | str | None = None,
-    overwrite: bool = False, restart: bool = False, break_lock: bool = False, skip_finished: bool = False,
+    overwrite: bool = False, restart: bool = False, break_lock: bool = False, if_exists: str = RESUME,
     executor: str | Executor = LOCAL, address: str | None = None, spool: Path | str | None = None,
     progress: Shown = False,
 ) -> RunResult:  # fmt: skip
@@ -192,7 +193,7 @@ def dequantize_checkpoint(
         out: the output directory or URL.
         dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``; what config.json names, or bfloat16, if None.
         workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
-        overwrite, restart, break_lock, skip_finished, executor, address, spool: likewise.
+        overwrite, restart, break_lock, if_exists, executor, address, spool: likewise.
 
     Returns:
         A summary of the run: tensors, bytes and time.
@@ -202,7 +203,7 @@ def dequantize_checkpoint(
         DtypeError: for another dtype.
     """
     writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+        overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
         executor=executor, address=address,
         spool=spool, progress=progress,
     )  # fmt: skip
@@ -218,7 +219,7 @@ def rotate_checkpoint(
     source: Place | str, out: Place | str,
     *, seed: int = 0, block: int | None = None, dtype: str | None = None, workers: int | None = None,
     max_memory: int | str | None = None, overwrite: bool = False, restart: bool = False,
-    break_lock: bool = False, skip_finished: bool = False, spool: Path | str | None = None,
+    break_lock: bool = False, if_exists: str = RESUME, spool: Path | str | None = None,
     progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Write a checkpoint of floats as the same model in a rotated space, which any engine loads as before.
@@ -236,7 +237,7 @@ def rotate_checkpoint(
         block: numbers of the stream that are mixed, a power of two that divides it; the largest if None.
         dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"`` for all floats; that which each has if None.
         workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
-        overwrite, restart, break_lock, skip_finished, spool: likewise.
+        overwrite, restart, break_lock, if_exists, spool: likewise.
 
     Returns:
         A summary of the run: tensors, bytes and time.
@@ -252,7 +253,7 @@ def rotate_checkpoint(
         overwrite=overwrite,
         restart=restart,
         break_lock=break_lock,
-        skip_finished=skip_finished,
+        if_exists=if_exists,
         spool=spool,
         progress=progress,
     )
@@ -276,7 +277,7 @@ def add_kv_scales(
     source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
     *, samples: int | None = None, length: int | None = None, workers: int | None = None,
     max_memory: int | str | None = None, device: torch.device | str | None = None, overwrite: bool = False,
-    restart: bool = False, break_lock: bool = False, skip_finished: bool = False, progress: Shown = False,
+    restart: bool = False, break_lock: bool = False, if_exists: str = RESUME, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Copy a quantized checkpoint and add scales for a float8 cache of keys and values.
 
@@ -291,7 +292,7 @@ def add_kv_scales(
             them, or ``"self"`` for tokens that the model generates.
         samples, length: of windows of it, as for :func:`~zeropoint.quantize_checkpoint`.
         workers, max_memory, device, progress: as for :func:`~zeropoint.quantize_checkpoint`.
-        overwrite, restart, break_lock, skip_finished: likewise.
+        overwrite, restart, break_lock, if_exists: likewise.
 
     Returns:
         A summary of the run; its notes say how large the scales are.
@@ -306,7 +307,7 @@ def add_kv_scales(
         overwrite=overwrite,
         restart=restart,
         break_lock=break_lock,
-        skip_finished=skip_finished,
+        if_exists=if_exists,
         progress=progress,
     )
     writing.require_target(out)
@@ -322,7 +323,7 @@ def distill_checkpoint(
     calibration: torch.Tensor | Path | str,
     *, steps: int = 40, learning_rate: float = 0.01, seed: int = 0, samples: int | None = None,
     length: int | None = None, workers: int | None = None, max_memory: int | str | None = None,
-    overwrite: bool = False, restart: bool = False, break_lock: bool = False, skip_finished: bool = False,
+    overwrite: bool = False, restart: bool = False, break_lock: bool = False, if_exists: str = RESUME,
     spool: Path | str | None = None, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Train the scales of a quantized checkpoint, so that its blocks come closer to those of the float model.
@@ -342,7 +343,7 @@ def distill_checkpoint(
         seed: of the order of windows.
         samples, length: of windows of ``calibration``, as for :func:`~zeropoint.quantize_checkpoint`.
         workers, max_memory, progress: likewise.
-        overwrite, restart, break_lock, skip_finished, spool: likewise.
+        overwrite, restart, break_lock, if_exists, spool: likewise.
 
     Returns:
         A summary of the run; its notes say how far blocks were off, and are.
@@ -361,7 +362,7 @@ def distill_checkpoint(
             f"0 and 1, and {option('seed', seed)} not negative and below 2**63"
         )
     writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+        overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
         spool=spool, progress=progress,
     )  # fmt: skip
     target = writing.require_target(out)

@@ -17,14 +17,18 @@ from zeropoint import __version__
 from ..errors import ZeropointError, count
 from . import layers
 from .arguments import parse_path
+from .bench import bench
 from .compare import compare
 from .convert import convert
+from .demo import demo
 from .dequantize import dequantize
 from .distill import distill
+from .doctor import doctor
 from .eval import evaluate
 from .gather import statistics
 from .kv_scales import kv_scales
 from .main import fail
+from .option_groups import GroupedCommands, GroupedOptions
 from .options import (
     READ,
     AsJson,
@@ -48,21 +52,28 @@ UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"]}, cls=GroupedCommands,
 )  # fmt: skip
-app.command(short_help="Quantize a checkpoint.")(quantize)
-app.command(short_help="Show what quantize would do.")(plan_command)
-app.command(short_help="Choose a scheme for each layer within a budget.")(search)
-app.command(short_help="Write a quantized checkpoint as floats.")(dequantize)
-app.command(short_help="Compare the values of two checkpoints.")(compare)
-app.command("eval", short_help="Measure how far models are from a reference.")(evaluate)
-app.command(short_help="Add scales for a float8 cache of keys and values.")(kv_scales)
-app.command(short_help="Write statistics of the inputs of layers to a file.")(statistics)
-app.command(short_help="Write a quantized checkpoint in another layout, its values unchanged.")(convert)
-app.command(short_help="Write the same model in a rotated space, to quantize it from there.")(rotate)
-app.command(short_help="Write an HTML page about checkpoints.")(report)
-app.command(short_help="Train the scales of a quantized checkpoint on data.")(distill)
-app.command(short_help="Compile the kernels for this machine.")(warmup)
+app.command(short_help="Quantize a checkpoint.", cls=GroupedOptions)(quantize)
+app.command(short_help="Show what quantize would do.", cls=GroupedOptions)(plan_command)
+app.command(short_help="Choose a scheme for each layer within a budget.", cls=GroupedOptions)(search)
+app.command(short_help="Write a quantized checkpoint as floats.", cls=GroupedOptions)(dequantize)
+app.command(short_help="Compare the values of two checkpoints.", cls=GroupedOptions)(compare)
+app.command("eval", short_help="Measure how far models are from a reference.", cls=GroupedOptions)(evaluate)
+app.command(short_help="Add scales for a float8 cache of keys and values.", cls=GroupedOptions)(kv_scales)
+app.command(short_help="Write statistics of the inputs of layers to a file.", cls=GroupedOptions)(statistics)
+app.command(
+    short_help="Write a quantized checkpoint in another layout, its values unchanged.", cls=GroupedOptions
+)(convert)
+app.command(
+    short_help="Write the same model in a rotated space, to quantize it from there.", cls=GroupedOptions
+)(rotate)
+app.command(short_help="Write an HTML page about checkpoints.", cls=GroupedOptions)(report)
+app.command(short_help="Train the scales of a quantized checkpoint on data.", cls=GroupedOptions)(distill)
+app.command(short_help="Compile the kernels for this machine.", cls=GroupedOptions)(warmup)
+app.command(short_help="Quantize a real model in six ways, and compare them.", cls=GroupedOptions)(demo)
+app.command(short_help="Say what is installed, and which kernels run.", cls=GroupedOptions)(doctor)
+app.command(short_help="Time each kernel next to a copy.", cls=GroupedOptions)(bench)
 
 
 @app.callback(invoke_without_command=True)
@@ -91,7 +102,7 @@ def top(
         raise typer.Exit
 
 
-@app.command(short_help="Show what a checkpoint holds.")
+@app.command(short_help="Show what a checkpoint holds.", cls=GroupedOptions)
 def inspect(
     path: Annotated[str, typer.Argument(metavar="PATH", parser=parse_path, help=READ)],
     everything: Everything = False,
@@ -111,7 +122,7 @@ def inspect(
         show(layers.inspection_report(inspection, everything=everything))
 
 
-@app.command(short_help="Check a quantized checkpoint against its original.")
+@app.command(short_help="Check a quantized checkpoint against its original.", cls=GroupedOptions)
 def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
     out: Annotated[str, typer.Argument(metavar="OUT", parser=parse_path, help="The quantized checkpoint.")],
     against: Annotated[
@@ -171,7 +182,7 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
         raise typer.Exit(1)
 
 
-@app.command(short_help="List number formats and presets, or explain one.")
+@app.command(short_help="List number formats and presets, or explain one.", cls=GroupedOptions)
 def formats(
     name: Annotated[
         str | None,
@@ -222,5 +233,8 @@ def usage(error: typer.BadParameter) -> str:
     option = _INSTEAD.get(command.rpartition(" ")[2], "")
     if extra is not None and option:
         return f"unexpected argument {extra[1].rstrip(')')!r}; did you mean {option} {extra[1].rstrip(')')}?"
+    said = said.replace("Missing argument 'SRC...'", "Missing argument 'SRC' or 'OUT'").replace(
+        "SRC...", "SRC"
+    )
     said = said.replace("Value error, ", "")  # words of the library that newer versions of typer convert with
     return said if said.startswith("Invalid value") else f"{said.rstrip('.')}; see {command} --help"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import layers
 from .options import (
     AsJson,
-    Checkpoint,
     Everything,
     Force,
     Format,
@@ -26,19 +24,23 @@ from .writing import (
     BreakLock,
     ExecutorName,
     ExecutorOption,
+    IfExists,
+    IfExistsName,
     Overwrite,
     Report,
     Restart,
-    SkipFinished,
+    Sources,
     Spool,
     Target,
-    parent_noted,
-    show_run,
+    run_each,
 )
+
+if TYPE_CHECKING:
+    from ..checkpoint.run.loop import RunResult
 
 
 def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
-    source: Checkpoint,
+    source: Sources,
     out: Target,
     format: Format = None,  # noqa: A002 (the option's name)
     to: To = None,
@@ -52,7 +54,7 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
-    skip_finished: SkipFinished = False,
+    if_exists: IfExists = IfExistsName.RESUME,
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
@@ -76,12 +78,13 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint convert SRC OUT --format FORMAT --to q4_1 --allow-requantize
       zeropoint convert MODEL.gguf OUT --to bfloat16
     """  # noqa: D301
-    start = time.perf_counter()
-    with parent_noted(out):
-        result = layers.convert_checkpoint(
-            source, out, format, to=to, allow_requantize=allow_requantize, ignore=ignore or (), force=force,
+
+    def write(one: str, target: str) -> RunResult:
+        return layers.convert_checkpoint(
+            one, target, format, to=to, allow_requantize=allow_requantize, ignore=ignore or (), force=force,
             workers=workers, max_memory=max_memory, overwrite=overwrite, restart=restart,
-            break_lock=break_lock, skip_finished=skip_finished, executor=executor.value, address=address,
+            break_lock=break_lock, if_exists=if_exists.value, executor=executor.value, address=address,
             spool=spool, report=report, progress=True,
         )  # fmt: skip
-    show_run(result, start, everything=everything, order=sort, as_json=as_json)
+
+    run_each(source, out, write, everything=everything, order=sort, as_json=as_json)

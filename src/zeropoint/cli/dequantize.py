@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import layers
 from .arguments import parse_float_dtype
-from .options import AsJson, Checkpoint, Everything, Memory, Workers
+from .options import AsJson, Everything, Memory, Workers
 from .writing import (
     Address,
     BreakLock,
     ExecutorName,
     ExecutorOption,
+    IfExists,
+    IfExistsName,
     Overwrite,
     Restart,
-    SkipFinished,
+    Sources,
     Spool,
     Target,
-    parent_noted,
-    show_run,
+    run_each,
 )
+
+if TYPE_CHECKING:
+    from ..checkpoint.run.loop import RunResult
 
 
 def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
-    source: Checkpoint,
+    source: Sources,
     out: Target,
     dtype: Annotated[
         str | None,
@@ -40,7 +43,7 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
-    skip_finished: SkipFinished = False,
+    if_exists: IfExists = IfExistsName.RESUME,
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
@@ -57,12 +60,13 @@ def dequantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint dequantize DeepSeek-V3 DeepSeek-V3-bf16
       zeropoint dequantize SRC OUT --dtype float32 --max-memory 1G
     """  # noqa: D301
-    start = time.perf_counter()
-    with parent_noted(out):
-        result = layers.dequantize_checkpoint(
-            source, out, dtype=dtype, workers=workers, max_memory=max_memory, overwrite=overwrite,
-            restart=restart, break_lock=break_lock, skip_finished=skip_finished, executor=executor.value,
+
+    def write(one: str, target: str) -> RunResult:
+        return layers.dequantize_checkpoint(
+            one, target, dtype=dtype, workers=workers, max_memory=max_memory, overwrite=overwrite,
+            restart=restart, break_lock=break_lock, if_exists=if_exists.value, executor=executor.value,
             address=address, spool=spool,
             progress=True,
         )  # fmt: skip
-    show_run(result, start, everything=everything, as_json=as_json)
+
+    run_each(source, out, write, everything=everything, as_json=as_json)

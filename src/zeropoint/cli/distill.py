@@ -10,7 +10,17 @@ import typer
 from . import layers
 from .arguments import parse_path
 from .options import AsJson, Checkpoint, Everything, Length, Memory, Samples, Workers
-from .writing import BreakLock, Overwrite, Restart, SkipFinished, Spool, Target, parent_noted, show_run
+from .writing import (
+    BreakLock,
+    IfExists,
+    IfExistsName,
+    Overwrite,
+    Restart,
+    Spool,
+    Target,
+    parent_noted,
+    show_run,
+)
 
 
 def distill(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -40,7 +50,7 @@ def distill(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
-    skip_finished: SkipFinished = False,
+    if_exists: IfExists = IfExistsName.RESUME,
     spool: Spool = None,
     everything: Everything = False,
     as_json: AsJson = False,
@@ -62,6 +72,6 @@ def distill(  # noqa: PLR0913 (typer makes an option of each parameter)
         result = layers.distill_checkpoint(
             source, quantized, out, calibration, steps=steps, learning_rate=learning_rate, seed=seed,
             samples=samples, length=length, workers=workers, max_memory=max_memory, overwrite=overwrite,
-            restart=restart, break_lock=break_lock, skip_finished=skip_finished, spool=spool, progress=True,
+            restart=restart, break_lock=break_lock, if_exists=if_exists.value, spool=spool, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, as_json=as_json)

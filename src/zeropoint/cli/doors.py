@@ -22,6 +22,9 @@ FUNCTIONS = {
     "report": "report_checkpoint",
     "formats": None,
     "warmup": None,
+    "demo": None,
+    "doctor": None,
+    "bench": None,
 }
 """Command to the function of ``zeropoint`` that it calls, or None."""
 OF_A_TERMINAL = {

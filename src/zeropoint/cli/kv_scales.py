@@ -10,7 +10,7 @@ import typer
 from . import layers
 from .arguments import parse_path
 from .options import AsJson, Checkpoint, Device, Everything, Length, Memory, Samples, Workers
-from .writing import BreakLock, Overwrite, Restart, SkipFinished, Target, parent_noted, show_run
+from .writing import BreakLock, IfExists, IfExistsName, Overwrite, Restart, Target, parent_noted, show_run
 
 
 def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -32,7 +32,7 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
-    skip_finished: SkipFinished = False,
+    if_exists: IfExists = IfExistsName.RESUME,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,6 +53,6 @@ def kv_scales(  # noqa: PLR0913 (typer makes an option of each parameter)
         result = layers.add_kv_scales(
             source, out, calibration, samples=samples, length=length, workers=workers,
             max_memory=max_memory, device=device, overwrite=overwrite, restart=restart,
-            break_lock=break_lock, skip_finished=skip_finished, progress=True,
+            break_lock=break_lock, if_exists=if_exists.value, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, as_json=as_json)

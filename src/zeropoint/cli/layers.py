@@ -15,6 +15,7 @@ from .signals import ending_at_once
 if TYPE_CHECKING:
     from rich.console import Console as Console
 
+    from ..bench.speeds import kernel_speeds as kernel_speeds
     from ..checkpoint.choose.asked import codec_for as codec_for
     from ..checkpoint.choose.asked import require_blocks as require_blocks
     from ..checkpoint.choose.recipe import RecipeText as RecipeText
@@ -48,9 +49,13 @@ if TYPE_CHECKING:
     from ..report.formats import formats_table as formats_table
     from ..report.formats import page_document as page_document
     from ..report.formats import page_table as page_table
+    from ..report.machine import checkup as checkup
+    from ..report.machine import checkup_table as checkup_table
+    from ..report.machine import speed_table as speed_table
     from ..report.page import page_of as page_of
     from ..report.page import report_checkpoint as report_checkpoint
     from ..report.plans import plan_report as plan_report
+    from ..report.several_runs import runs_report as runs_report
     from ..report.tables import Order as Order
     from ..report.tables import comparison_report as comparison_report
     from ..report.tables import inspection_report as inspection_report
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
     from ..search.under_budget import quantize_checkpoint as quantize_checkpoint
     from ..search.under_budget import search_checkpoint as search_checkpoint
     from ..warmup import compile_kernels as compile_kernels
+    from .demonstration import demonstrate as demonstrate
 
 _OWNERS = {
     "Console": "rich.console",
@@ -98,12 +104,16 @@ _OWNERS = {
         ("Order", "comparison_report", "inspection_report", "run_report", "verification_report"),
         "report.tables",
     ),
+    "runs_report": "report.several_runs",
     "PRESETS": "schemes",
     "inspect_checkpoint": "checkpoint.verify.inspection",
     "OF_LAYOUTS": "schemes.presets",
     "Budget": "search.budgets",
     **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),
     "compile_kernels": "warmup",
+    "demonstrate": "cli.demonstration",
+    "kernel_speeds": "bench.speeds",
+    **dict.fromkeys(("checkup", "checkup_table", "speed_table"), "report.machine"),
 }
 
 if not TYPE_CHECKING:

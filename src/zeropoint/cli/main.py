@@ -39,15 +39,15 @@ def main(arguments: Sequence[str]) -> int:
         fail(app.usage(error), as_json=as_json)
         return 2
     except OptionError as error:
-        fail(_said(error), as_json=as_json)
+        fail(said_by(error), as_json=as_json)
         return 2
     except Interrupted as interruption:
-        fail(_said(interruption), as_json=as_json)
+        fail(said_by(interruption), as_json=as_json)
         return interruption.status
     except app.ReaderGoneError:
         return 128 + signal.SIGPIPE
     except (ZeropointError, OSError) as error:
-        fail(_said(error), as_json=as_json)
+        fail(said_by(error), as_json=as_json)
         return 1
     except MemoryError:
         fail("out of memory; use --max-memory or fewer --workers", as_json=as_json)
@@ -80,7 +80,7 @@ def _where(error: Exception) -> str:
     return f"{said(error)}{place}"
 
 
-def _said(error: BaseException) -> str:
+def said_by(error: BaseException) -> str:
     """Return the message of an error with what was noted on its way."""
     return "; ".join((str(error), *getattr(error, "__notes__", ())))
 

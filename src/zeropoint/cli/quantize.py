@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +12,6 @@ from .arguments import candidates_in, parse_plan, require_no_data
 from .options import (
     AsJson,
     Calibration,
-    Checkpoint,
     DequantizeFirst,
     DequantizeKept,
     Device,
@@ -51,19 +49,23 @@ from .writing import (
     BreakLock,
     ExecutorName,
     ExecutorOption,
+    IfExists,
+    IfExistsName,
     Overwrite,
     Report,
     Restart,
-    SkipFinished,
+    Sources,
     Spool,
     Target,
-    parent_noted,
-    show_run,
+    run_each,
 )
+
+if TYPE_CHECKING:
+    from ..checkpoint.run.loop import RunResult
 
 
 def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
-    source: Checkpoint,
+    source: Sources,
     out: Target,
     to: To = None,
     recipe: Recipe = None,
@@ -93,7 +95,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
-    skip_finished: SkipFinished = False,
+    if_exists: IfExists = IfExistsName.RESUME,
     executor: ExecutorOption = ExecutorName.LOCAL,
     address: Address = None,
     spool: Spool = None,
@@ -110,7 +112,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
 
     Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
     tensor what happened and why. OUT is all or nothing: if the command is interrupted, run it again
-    to resume.
+    to resume. Of several sources, each is written to OUT/its name; one that fails does not stop the others.
 
     \b
     Examples:
@@ -124,6 +126,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize SRC OUT --to w4a16 --method gptq --calibration self --samples 16 --length 256
       zeropoint quantize SRC OUT --to w4a16 --method mse_weighted --imatrix imatrix.dat
       zeropoint quantize SRC OUT --to w4a16 --method gptq --statistics gram.safetensors
+      zeropoint quantize models/* OUT --to w4a16 --if-exists skip
       zeropoint quantize SRC OUT --recipe mixed.yaml --strict
       zeropoint quantize SRC OUT --plan plan.json
       zeropoint quantize SRC OUT --budget 4.5bpw --candidates mxfp4a16,w4a16,w8a16
@@ -133,24 +136,35 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
       zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
     """  # noqa: D301
-    start = time.perf_counter()
+    _require_target(source, out)
     require_one(to=to, recipe=recipe, plan=plan, budget=budget)
     if calibration is None:
         _require_no_data(to, candidates, format)
     require_meaning(to, recipe, format)
-    with parent_noted(out):
-        result = layers.quantize_checkpoint(
-            source, out, to, recipe=recipe, plan=plan, budget=budget, candidates=candidates, state=state,
+    if len(source) > 1 and (plan is not None or state is not None):
+        which = "--plan" if plan is not None else "--state"
+        raise typer.BadParameter("is of one checkpoint; give one SRC", param_hint=f"'{which}'")
+
+    def write(one: str, target: str) -> RunResult:
+        return layers.quantize_checkpoint(
+            one, target, to, recipe=recipe, plan=plan, budget=budget, candidates=candidates, state=state,
             importance=importance.value, text=text, refine=refine, format=format, method=method,
             quality=None if quality is None else quality.value, calibration=calibration, samples=samples,
             length=length, imatrix=imatrix,
             statistics=statistics or (), include=include or (), ignore=ignore or (), strict=strict,
             force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, workers=workers,
             max_memory=max_memory, device=device, overwrite=overwrite, restart=restart, break_lock=break_lock,
-            skip_finished=skip_finished, executor=executor.value, address=address, spool=spool,
+            if_exists=if_exists.value, executor=executor.value, address=address, spool=spool,
             report=report, progress=True,
         )  # fmt: skip
-    show_run(result, start, everything=everything, order=sort, as_json=as_json)
+
+    run_each(source, out, write, everything=everything, order=sort, as_json=as_json)
+
+
+def _require_target(sources: list[str], out: str) -> None:
+    """Raise typer.BadParameter where OUT is a scheme, which most likely lacks its --to."""
+    if len(sources) > 1 and out.partition(":")[0].lower() in (*layers.PRESETS, *layers.OF_LAYOUTS):
+        raise typer.BadParameter(f"{out} is a scheme; did you mean --to {out}?", param_hint="'OUT'")
 
 
 def _require_no_data(to: str | None, candidates: str | None, format: str | None) -> None:  # noqa: A002 (the option's name)

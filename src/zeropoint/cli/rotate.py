@@ -10,7 +10,17 @@ import typer
 from . import layers
 from .arguments import parse_float_dtype
 from .options import AsJson, Checkpoint, Everything, Memory, Workers
-from .writing import BreakLock, Overwrite, Restart, SkipFinished, Spool, Target, parent_noted, show_run
+from .writing import (
+    BreakLock,
+    IfExists,
+    IfExistsName,
+    Overwrite,
+    Restart,
+    Spool,
+    Target,
+    parent_noted,
+    show_run,
+)
 
 
 def rotate(  # noqa: PLR0913 (typer makes an option of each parameter)
@@ -35,7 +45,7 @@ def rotate(  # noqa: PLR0913 (typer makes an option of each parameter)
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
-    skip_finished: SkipFinished = False,
+    if_exists: IfExists = IfExistsName.RESUME,
     spool: Spool = None,
     everything: Everything = False,
     as_json: AsJson = False,
@@ -56,7 +66,7 @@ def rotate(  # noqa: PLR0913 (typer makes an option of each parameter)
     with parent_noted(out):
         result = layers.rotate_checkpoint(
             source, out, seed=seed, block=block, dtype=dtype, workers=workers, max_memory=max_memory,
-            overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+            overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists.value,
             spool=spool, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, as_json=as_json)

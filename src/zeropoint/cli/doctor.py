@@ -1,0 +1,23 @@
+"""The command ``zeropoint doctor``."""
+
+from __future__ import annotations
+
+from zeropoint import __version__
+
+from . import layers
+from .options import AsJson
+from .output import show, show_json
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is installed: versions, the processor, which kernels run, and which engines are here.
+
+    Paste it into a report of a problem.
+
+    \b
+    Examples:
+      zeropoint doctor
+      zeropoint doctor --json
+    """  # noqa: D301
+    found = {"zeropoint": __version__, **layers.checkup()}
+    show_json(found) if as_json else show(layers.checkup_table(found))
