@@ -83,9 +83,9 @@ class Stage:
     """A source, a folder with the output and a file that is none of our business, and what must come out.
 
     command: what is done, and the option that the scheme belongs to. golden: SHA-256 of each file of an
-    undisturbed run, by name. old: of what stood there before, if anything. options: with the report as JSON
-    and without its page, because these are a third of the time of a run; test_own_files.py has the faults of
-    files such as the page.
+    undisturbed run, by name. old: of what stood there before, if anything. options: with the report as JSON,
+    because drawing its tables is a third of the time of a run. No page is written: test_own_files.py has the
+    faults of files such as that one.
     """
 
     source: Path
@@ -95,7 +95,7 @@ class Stage:
     golden_bytes: int
     command: tuple[str, ...] = ("quantize", "--to")
     scheme: str = SCHEME
-    options: tuple[str, ...] = ("--workers", "1", "--json", "--no-report")
+    options: tuple[str, ...] = ("--workers", "1", "--json")
     old: dict[str, str] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
@@ -131,7 +131,8 @@ class Stage:
         """The command line."""
         overwrite = ("--overwrite",) if self.old else ()
         verb, *asked = self.command
-        what = (*asked, self.scheme, *self.options, *overwrite)
+        page = ("--no-report",) if verb in {"quantize", "convert"} else ()
+        what = (*asked, self.scheme, *self.options, *page, *overwrite)
         return (verb, str(self.source), str(self.out), *what)
 
     def job(self, **circumstances: object) -> Job:
