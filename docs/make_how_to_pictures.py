@@ -20,7 +20,7 @@ from zeropoint.cli.main import main
 
 DOCS = Path(__file__).resolve().parent
 PAGE, IMAGES = DOCS / "how-to" / "find-the-worst-layers.md", DOCS / "images"
-PICTURES = {"worst-layers.png": ("SmolLM2-int4.html", 1050), "side-by-side.png": ("all.html", 620)}
+PICTURES = {"worst-layers.png": ("SmolLM2-int4.html", 1020), "side-by-side.png": ("all.html", 620)}
 """Picture to the page that it is of, and how much of it in pixels."""
 WIDTH = 1100
 
