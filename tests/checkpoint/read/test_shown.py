@@ -15,7 +15,7 @@ def test_each_result_prints_sizes_bits_and_the_verdict(tmp_path: Path) -> None:
     plan = zp.plan_checkpoint(source, "int8:channel")
     sizes, bits, memory = str(plan).splitlines()
     assert "x smaller)" in sizes
-    assert bits == "8,192 values at 8.266 bits in compressed-tensors (pack-quantized)"
+    assert bits == "8,192 values at 8.266 bits in compressed-tensors"
     assert memory.startswith("about ")
     result = zp.quantize_checkpoint(source, tmp_path / "out", "int8:channel")
     assert str(result).splitlines() == [

@@ -154,9 +154,8 @@ class CheckpointPlan(Result):
         """The sizes, bits and memory of the whole, a line each."""
         lines = [f"{size_of(self._read_bytes)} -> {size_of(self.output_bytes)} ({self._change})"]
         if self.weights:
-            layouts = ", ".join(dict.fromkeys(layer.layout for layer in self.layers))
             values = count(self.quantized_values, "value")
-            lines.append(f"{values} at {self.bits_per_value:.3f} bits in {self.codec.name} ({layouts})")
+            lines.append(f"{values} at {self.bits_per_value:.3f} bits in {self.codec.name}")
         if self.restored:
             values = count(self.restored_values, "value")
             done = "rotated" if self.rotation is not None else changed_by(self.folds) or "decoded"
