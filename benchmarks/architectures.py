@@ -5,7 +5,7 @@
 Models of two layers with random weights, in float32, bfloat16 and float16 in turn and every second one in
 shards, are written, quantized, loaded by transformers and run; their weights and outputs are compared with
 those of the same codes written as floats. src/zeropoint/codecs/compressed_tensors/tested.json and
-docs/architectures.md are made from the answers. Models that are not named keep theirs.
+docs/reference/architectures.md are made from the answers. Models that are not named keep theirs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ HERE = Path(__file__).parent.parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402 (the tree's root comes first)
-from docs.make_architecture_table import PAGE, page  # noqa: E402
+from docs.make_pages import FOLDER, renewed  # noqa: E402
 from tests.architectures.trial import COLUMNS, save, tried  # noqa: E402
 from tests.architectures.zoo import DTYPES, ZOO  # noqa: E402
 
 from zeropoint.codecs.compressed_tensors.tested import TABLE, TestedModel, rows  # noqa: E402
 from zeropoint.errors import ZeropointError  # noqa: E402
+
+PAGE = FOLDER / "reference" / "architectures.md"
 
 
 def answers(number: int, folder: Path) -> TestedModel:
@@ -54,7 +56,7 @@ def main(named: Sequence[str]) -> None:
                 known[animal.name] = answers(number, Path(folder))
     table = [known[animal.name] for animal in ZOO]
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(table), encoding="utf-8")
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,4 @@
-"""Write docs/api/: the reference of the public names, from their signatures and docstrings.
-
-    python docs/make_api_reference.py
-
-A test compares the files with :func:`pages`, so that the reference cannot differ from the library.
-"""
+"""The reference of the public names, from their signatures and docstrings; the site holds its pages."""
 
 from __future__ import annotations
 
@@ -22,7 +17,6 @@ from typing import Any
 
 import torch
 
-FOLDER = Path(__file__).with_name("api")
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 MODULES = {
     "zeropoint": "tensors, models and checkpoints: the names of `import zeropoint as zp`",
@@ -39,7 +33,6 @@ MODULES = {
     "zeropoint.codecs.records": "file layouts: what a codec reads",
     "zeropoint.codecs.registry": "file layouts by name",
 }
-HEAD = "<!-- Made by docs/make_api_reference.py from docstrings; edit those instead. -->\n"
 WIDTH = 100
 SECTION = re.compile(r"^(Args|Returns|Raises|Example|Yields):\n", re.MULTILINE)
 ENTRY = re.compile(r"^    ([*\w][\w*., ]*): ", re.MULTILINE)
@@ -59,7 +52,8 @@ def markdown(text: str) -> str:
     '`x` of `Scheme` and `run`'
     """
     text = re.sub(r":\w+:`~(?:\w+\.)*(\w+)`", r"`\1`", text)
-    return re.sub(r":\w+:(`[^`]+`)", r"\1", text).replace("``", "`")
+    text = re.sub(r":\w+:(`[^`]+`)", r"\1", text).replace("``", "`")
+    return re.sub(r"(?<!`)\b__(\w+)__", r"\\_\\_\1\\_\\_", text)
 
 
 def entries(text: str) -> list[str]:
@@ -102,7 +96,8 @@ def _prose(text: str) -> list[str]:
     lines: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
         if paragraph.startswith("    "):
-            lines += ["```text", *textwrap.dedent(paragraph).splitlines(), "```", ""]
+            block = textwrap.dedent(paragraph).replace("``", "")
+            lines += ["```text", *block.splitlines(), "```", ""]
         elif paragraph:
             lines += [*markdown(paragraph).splitlines(), ""]
     return lines
@@ -189,18 +184,18 @@ def entry(name: str, thing: Any, module: ModuleType) -> list[str]:
     lines += class_members(name, thing) if is_class else []
     owner = Path(sys.modules[thing.__module__].__file__ or "")
     if owner.is_relative_to(SOURCE):
-        lines += [f"[Source](../../{owner.relative_to(SOURCE.parent).as_posix()})", ""]
+        lines += [f"Source: `{owner.relative_to(SOURCE.parent).as_posix()}`", ""]
     return lines
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each file in docs/api/; a name of several modules is described under the first."""
-    index = [HEAD, "# API reference", "", "| Module | What is in it |", "|---|---|"]
+    """Return the text of each page by its file; a name of several modules is described under the first."""
+    index = ["# Python", "", "| Module | What is in it |", "|---|---|"]
     index += [f"| [`{name}`]({name}.md) | {about} |" for name, about in MODULES.items()]
     made, seen = {"README.md": "\n".join(index) + "\n"}, dict[str, str]()
     for name, about in MODULES.items():
         module = importlib.import_module(name)
-        lines = [HEAD, f"# {name}", "", f"{about[0].upper()}{about[1:]}.", ""]
+        lines = [f"# {name}", "", f"{about[0].upper()}{about[1:]}.", ""]
         for public in public_names(module):
             thing = getattr(module, public)
             first = seen.setdefault(f"{getattr(thing, '__module__', name)}.{public}", name)
@@ -208,13 +203,3 @@ def pages() -> dict[str, str]:
             lines += entry(public, thing, module) if first == name else [f"## {public}", "", link, ""]
         made[f"{name}.md"] = "\n".join(lines).rstrip() + "\n"
     return made
-
-
-if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    made = pages()
-    for old in FOLDER.glob("*.md"):
-        if old.name not in made:
-            old.unlink()
-    for file, content in made.items():
-        (FOLDER / file).write_text(content, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Very many small things in little memory: names in one table, items that are made when they are asked for.
+"""Compact column stores: names in one table, items that are made when they are asked for.
 
 A Python object with a few fields takes hundreds of bytes, and a checkpoint may have a million tensors. What
 is kept of each lies in columns of numbers; the object is made where it is looked at, and forgotten.

@@ -1,6 +1,6 @@
 """Where a name is that people of other libraries ask a module of zeropoint for, which does not have it.
 
-The names are those of docs/coming_from.md and docs/migration. Tests compare them with what is there.
+Tests compare the names with docs/reference/contracts.md and docs/migration, and with what is there.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _PAGES = {
 def elsewhere(name: str) -> str:
     """Return the end of an AttributeError's sentence: where a name is, or nothing for an unknown one.
 
-    >>> elsewhere("Dtype"), elsewhere("oneshot"), elsewhere("nothing")
-    ('; it is zeropoint.recipes.Dtype (docs/coming_from.md)', '; see docs/migration/llm-compressor.md', '')
+    >>> elsewhere("oneshot"), elsewhere("nothing")
+    ('; see docs/migration/llm-compressor.md', '')
     """
     for module, names in _OWN.items():
         if name in names:
-            return f"; it is {module}.{name} (docs/coming_from.md)"
+            return f"; it is {module}.{name} (docs/reference/contracts.md)"
     if name in _INSTEAD:
-        return f"; {_INSTEAD[name]} does its work (docs/coming_from.md)"
+        return f"; {_INSTEAD[name]} does its work (docs/reference/contracts.md)"
     for page, names in _PAGES.items():
         if name in names:
             return f"; see docs/migration/{page}.md"

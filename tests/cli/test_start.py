@@ -127,7 +127,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("QuantizationScheme", "it is zeropoint.params.burn.QuantizationScheme (docs/coming_from.md)"),
+        ("QuantizationScheme", "it is zeropoint.params.burn.QuantizationScheme (docs/reference/"),
         ("QuantizedDType", "it is zeropoint.params.torsh.QuantizedDType"),
         ("Dtype", "it is zeropoint.recipes.Dtype"),
         ("LearnedScale", "it is zeropoint.training.LearnedScale"),
@@ -151,7 +151,8 @@ def test_what_names_of_other_libraries_are_pointed_to_is_there() -> None:
         assert [name for name in names if not hasattr(import_module(module), name)] == []
     folder = Path(__file__).parents[2] / "docs" / "migration"
     assert [page for page in names_elsewhere._PAGES if not (folder / f"{page}.md").is_file()] == []
-    listed = (folder.parent / "coming_from.md").read_text(encoding="utf-8")
+    tables = [*folder.parent.glob("reference/tables/*.csv"), folder.parent / "reference/contracts.md"]
+    listed = "".join(table.read_text(encoding="utf-8") for table in tables)
     assert [name for name in ("QTensorConfig", "KernelSku") if name not in listed] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
 import shlex
@@ -16,17 +17,17 @@ from zeropoint.checkpoint.choose.asked import codec_for, require_blocks
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.cli.app import app
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "coming_from.md").read_text(encoding="utf-8")
-TABLE = PAGE.partition("## What you typed")[2].partition("\n## ")[0]
-NOW = [row.split(" | ")[2].rstrip(" |") for row in TABLE.splitlines() if row.startswith("| ") and "`" in row]
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "tables" / "what_you_typed.csv"
+ROWS = list(csv.reader(TABLE.read_text(encoding="utf-8").splitlines()))[1:]
+NOW = [now for _, _, now in ROWS]
 SPANS = [span for cell in NOW for span in re.findall(r"`([^`]+)`", cell)]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def test_the_table_is_read() -> None:
-    tools = {row.split(" | ")[0] for row in TABLE.splitlines() if row.startswith("| ")}
-    assert {"| torch.ao", "| torchao", "| bitsandbytes", "| llm-compressor", "| auto-round"} <= tools
-    assert {"| llama-quantize", "| optimum"} <= tools
+    tools = {tool for tool, _, _ in ROWS}
+    assert {"torch.ao", "torchao", "bitsandbytes", "llm-compressor", "auto-round"} <= tools
+    assert {"llama-quantize", "optimum"} <= tools
     assert len(NOW) >= 15
 
 

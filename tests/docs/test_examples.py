@@ -1,4 +1,4 @@
-"""README and guide show what really happens: their Python runs, and their commands print what is shown."""
+"""Pages show what really happens: their Python runs, and their commands print what is shown."""
 
 from __future__ import annotations
 
@@ -12,27 +12,14 @@ from pathlib import Path
 import pytest
 
 from zeropoint.cli.main import main
-from zeropoint.schemes import PRESETS
-from zeropoint.schemes.dialects import get_dialect
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (
-    "README.md",
-    "docs/coming_from.md",
-    *(
-        f"docs/{page}.md"
-        for page in (
-            "guide",
-            "checkpoints",
-            "conversion",
-            "calibration",
-            "models",
-            "graph",
-            "onnx",
-            "evaluation",
-        )
-    ),
+PAGES = tuple(
+    page.relative_to(ROOT).as_posix()
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if re.search(r"^```(?:python|console)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
 )
+"""Pages with blocks that can be run; what cannot is marked ``sh``, ``py`` or by indentation."""
 BLOCK = re.compile(r"^```(python|console|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SECONDS = re.compile(r"\bin \d+\.\d s\b")
 PROGRESS = re.compile(r"^\w+: .* of .*\(\d+%\), .*left\n", re.MULTILINE)
@@ -110,6 +97,11 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Walk]]
         yield found
 
 
+def test_the_pages_of_each_kind_have_examples() -> None:
+    folders = {page.split("/")[1] for page in PAGES if "/" in page}
+    assert folders >= {"start", "how-to", "concepts", "methods", "reference"}
+
+
 @pytest.mark.parametrize(("page", "title"), [(page, title) for page in PAGES for title in sections(page)])
 def test_every_block_of_a_section_runs_and_prints_what_is_shown(
     page: str,
@@ -127,7 +119,7 @@ def test_every_block_of_a_section_runs_and_prints_what_is_shown(
 def test_every_block_of_a_page_is_in_a_section(page: str) -> None:
     blocks = [block for each in sections(page).values() for block in each]
     assert blocks == BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
-    assert "python" in {language for language, _ in blocks}
+    assert {"python", "console"} & {language for language, _ in blocks}
 
 
 def test_another_output_is_noticed() -> None:
@@ -135,10 +127,3 @@ def test_another_output_is_noticed() -> None:
     assert agrees("a", "a\nquantizing: 47.4 MiB of 63.6 MiB (75%), 411.3 KiB/s, about 40 s left\n")
     assert not agrees("relative error 0.1", "relative error 0.2")
     assert not agrees("a\n", "a\nb\n")
-
-
-def test_every_preset_and_dialect_is_in_the_guide() -> None:
-    text = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
-    assert [name for name in PRESETS if f"`{name}`" not in text] == []
-    listed = re.findall(r"^\| `([a-z-]+)` \| .*$", text.partition("## Dialects")[2], flags=re.MULTILINE)
-    assert [get_dialect(name).name for name in listed] == listed

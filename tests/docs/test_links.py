@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -29,7 +29,7 @@ def broken(page: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_leads_to_a_heading_that_exists(page: Path) -> None:
     assert broken(page) == []
 
@@ -46,7 +46,20 @@ def test_a_user_finds_the_word_that_is_looked_for_first(word: str) -> None:
 
 
 def test_every_file_that_the_architecture_names_is_there() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
     named = re.findall(r"`([a-z_]+/(?:[a-z_]+/)*(?:[a-z_]+\.py)?)`", text)
     assert len(named) > 30
     assert [name for name in named if not (ROOT / "src" / "zeropoint" / name).exists()] == []
+
+
+def test_every_page_that_sources_and_contributors_name_is_there() -> None:
+    texts = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "CONTRIBUTING.md"]
+    named = {
+        found
+        for path in texts
+        for found in re.findall(r"(?<![\w/])docs/[\w/-]+\.(?:md|csv|py)", path.read_text(encoding="utf-8"))
+    }
+    # Pages of other projects, which codecs cite as their sources.
+    theirs = {"docs/gguf.md", "docs/Operators.md", "docs/ContribOperators.md", "docs/ExternalData.md"}
+    assert len(named - theirs) > 5
+    assert [name for name in sorted(named - theirs) if not (ROOT / name).exists()] == []

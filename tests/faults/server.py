@@ -29,7 +29,8 @@ def warm_up() -> None:
     """Run once, so that children find every module imported and every kernel compiled."""
     with tempfile.TemporaryDirectory() as folder:
         source = write_tiny(Path(folder) / "source")
-        status = main(["quantize", str(source), str(Path(folder) / "out"), "--to", SCHEME, "--workers", "1"])
+        options = ("--to", SCHEME, "--workers", "1", "--no-report")
+        status = main(["quantize", str(source), str(Path(folder) / "out"), *options])
     assert status == 0
 
 

@@ -19,6 +19,9 @@ COMPILES = {
 LONG = {
     "tests/checkpoint/model/test_models_on_devices.py": "whichever item is first imports transformers",
     "tests/checkpoint/cluster/test_executor.py": "starts Ray and ends its workers, whichever item is first",
+    "tests/docs/test_site.py::test_every_page_of_the_repository_is_built_and_in_the_navigation": (
+        "builds the site"
+    ),
     "tests/cli/test_processes.py::"
     "test_an_interrupted_quantize_publishes_nothing_and_resumes[2-130-interrupted]": "waits to interrupt",
     "tests/stores/test_command.py::test_a_command_from_store_to_store_gives_the_bytes_of_directories": (

@@ -20,6 +20,7 @@ from zeropoint.errors import NonFiniteError, RecipeError, UnsupportedError, Zero
 from zeropoint.layout.blocks import pairwise_sums
 from zeropoint.methods import OF_CODES, OF_TABLES, LayerData, Method, Scope, method_named, methods
 from zeropoint.methods.nearest import with_params
+from zeropoint.methods.registry import steps
 from zeropoint.schemes import Granularity, Scheme
 from zeropoint.stats import Statistics
 from zeropoint.tensor import QuantizedTensor
@@ -239,12 +240,15 @@ def test_each_method_has_the_name_of_its_module_and_says_what_it_computes() -> N
         method_named("msw")
 
 
-def test_the_page_of_methods_lists_all_of_them() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
-    for name, method in methods().items():
-        needs = ", ".join(method.needs) or " or ".join([*method.takes, "nothing"])
-        row = f"| `{name}` | {method.formula.replace('|', chr(92) + '|')} | {needs} | {method.source} |"
-        assert row in page, row
+def test_each_method_and_step_has_a_page_that_says_what_it_computes() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "methods"
+    text = "".join(page.read_text(encoding="utf-8") for page in folder.glob("*.md"))
+    table = (folder / "README.md").read_text(encoding="utf-8")
+    for name, part in {**methods(), **steps()}.items():
+        assert f"| `{name}` | {part.formula.replace('|', chr(92) + '|')} |" in table
+        assert name.startswith("lossless") or re.search(rf"^# .*\b{name}\b|`{name}` ", text, re.MULTILINE), (
+            name
+        )
 
 
 ROUND_OTHER_THINGS = {

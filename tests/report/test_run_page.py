@@ -12,6 +12,7 @@ from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
 from zeropoint.checkpoint.read.file_names import REPORT
+from zeropoint.cli.main import main
 from zeropoint.report import run_page
 
 MANIFEST = "zeropoint_manifest.json"
@@ -114,6 +115,23 @@ def test_no_command_takes_the_page_for_a_part_of_the_checkpoint(
     page = converted.page.read_text()
     assert "q4_0" in page
     assert page != (out / REPORT).read_text()
+
+
+def test_the_command_prints_in_short_what_the_page_says(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert main(["report", str(out), "-o", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert [part in printed for part in ("The worst layers", "What stays as it is", "All layers")] == [
+        True, True, False,
+    ]  # fmt: skip
+    assert printed.endswith(f"written to {page}\n")
+    assert main(["report", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(zp.report_checkpoint(out).to_json())
+    assert main(["quantize", str(out), str(tmp_path / "no"), "--to", "w4a16", "--no-report"]) == 1
+    assert main(["report", str(out), "-o", str(page)]) == 1
+    assert "add --overwrite to replace it" in capsys.readouterr().err
 
 
 def test_many_tensors_have_a_page_only_where_it_is_asked_for(

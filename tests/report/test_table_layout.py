@@ -69,6 +69,13 @@ def test_a_name_that_is_longer_than_its_column_is_broken_before_dots_alone(width
     assert all(line.startswith((".", "encoder")) for line in lines)
 
 
+def test_a_name_that_fits_but_for_its_indent_keeps_its_words() -> None:
+    table = plain("weights", "n", numbers=(1,))
+    table.add_row("  encoder.layer.0.dense.weight", "1")  # 28 letters in a column of 29
+    lines = [line[:-1].rstrip() for line in shown(table, 32).splitlines()[2:]]
+    assert lines == ["  encoder.layer.0.dense", "  .weight"]
+
+
 def test_a_terminal_without_room_for_all_columns_gets_those_that_fit() -> None:
     table = plain("weights", "n", "SQNR dB", "largest", numbers=(1, 2, 3))
     table.add_row("model.layers.0", "1", "31.4", "0.25")

@@ -277,7 +277,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
     yield (
         Loads.UNCHECKED,
-        "from 0.28 on it reads this layout with the package vllm-bnb-plugin; nobody has tried it",
+        "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried",
     )
 
 

@@ -1,4 +1,4 @@
-"""Where scales that come from data lie in the files of a codec: those of static inputs, and of a cache.
+"""Static activation and KV-cache scales in the files of a codec.
 
 All are one number. This module opens no file.
 """

@@ -26,7 +26,7 @@ class Loads(enum.Enum):
     """With an option, a conversion or some releases only, which the reason names."""
     NO = "no"
     UNCHECKED = "not checked"
-    """Nothing speaks against it, and nobody has tried it with this architecture."""
+    """Nothing speaks against it, but this architecture was not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ no_safetensors = always(Loads.NO, "it reads ONNX models, no safetensors")
 """The rule of onnxruntime, of layouts in safetensors files."""
 not_read = always(Loads.NO, "it does not read this layout")
 loader_not_run = always(Loads.UNCHECKED, "it has a loader for this layout, which did not run here")
-not_checked = always(Loads.UNCHECKED, "nobody has looked at it for this layout")
+not_checked = always(Loads.UNCHECKED, "not reviewed for this layout")
 
 
 def with_humming(vllm: EngineRule) -> dict[str, EngineRule]:

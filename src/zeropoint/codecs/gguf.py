@@ -192,7 +192,7 @@ def _decoded_by(facts: Facts) -> Iterator[Problem]:
     if family_of(facts.family) is None:
         yield Loads.NO, _NAMES
     else:
-        yield Loads.UNCHECKED, "it reads GGUF files of llama.cpp; nobody has tried these"
+        yield Loads.UNCHECKED, "it reads GGUF files of llama.cpp; these were not tried"
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
@@ -201,7 +201,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     else:
         yield (
             Loads.UNCHECKED,
-            "from 0.24 on the package vllm-gguf-plugin reads GGUF there; nobody has tried this",
+            "from 0.24 on the package vllm-gguf-plugin reads GGUF there, which was not tried",
         )
 
 

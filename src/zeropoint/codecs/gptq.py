@@ -18,7 +18,7 @@ group_size or sym. The second version stores zero points as they are; it is writ
 which the first cannot hold a zero point of 0: its words are one less for each field, so that a 0 borrows from
 the next one.
 
-No method here gives an order; that of a source is kept where its codes are. Where act-order left groups out
+The order of a source (act-order) is preserved where its codes are, never created. Where it left groups out
 of order, a part has the scale and the zero point of each of its inputs, and a weight is written whole.
 
 Source: GPTQModel 7.7 (nn_modules/qlinear/__init__.py, pack_original and dequantize_weight; utils/model.py,

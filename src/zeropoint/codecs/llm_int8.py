@@ -105,7 +105,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
     yield (
         Loads.UNCHECKED,
-        "from 0.28 on it reads this layout with the package vllm-bnb-plugin; nobody has tried it",
+        "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried",
     )
 
 

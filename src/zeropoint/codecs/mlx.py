@@ -170,7 +170,7 @@ def _engine(facts: Facts) -> Iterator[Problem]:
     if facts.experts and expert_layout(facts.family).biased:
         yield Loads.NO, "it has other names for experts with biases, which are not written"
     elif model_type(facts.family) not in _RAN:
-        yield Loads.UNCHECKED, f"nobody has tried this family there; {', '.join(_RAN)} ran"
+        yield Loads.UNCHECKED, f"this family was not tried there; {', '.join(_RAN)} ran"
     if facts.transposed:
         yield Loads.NO, "weights of Conv1D are not read"
 

@@ -207,7 +207,7 @@ class Onnx(Codec):
     defaults = MappingProxyType({"scale": "input"})
     engines = rules({
         ONNXRUNTIME: _runtime, TRANSFORMERS: NO_ONNX, VLLM: NO_ONNX, SGLANG: NO_ONNX, LLAMA_CPP: NO_ONNX,
-        TENSORRT: always(Loads.UNCHECKED, "TensorRT reads ONNX, and nobody has tried it with these"),
+        TENSORRT: always(Loads.UNCHECKED, "TensorRT reads ONNX; these files were not tried"),
     })  # fmt: skip
     usual = (ONNXRUNTIME,)
     methods = ("onnx",)

@@ -1,4 +1,4 @@
-"""What a codec answers: how quantized layers lie in the files that an engine reads, and what says so there.
+"""Codec protocol: tensors and metadata of one checkpoint layout.
 
 A codec is a stateless value. It turns a quantized weight, or a part of one, into tensors and back; it knows
 the names of these tensors, the configuration files, which checkpoints are its own and which engines load

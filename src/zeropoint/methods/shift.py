@@ -6,7 +6,7 @@ r"""Change a weight to compensate for input errors from the quantized layers bef
 X are the inputs in the float model, X~ those where the layers before are quantized. Codes that come close to
 the target on X~ then come close to W X. The strength a is half of the one that has the least error on vectors
 that are held out: what is best for each layer alone is too much for the model, since every layer makes up for
-the same error, and other texts differ more than held-out parts of one (docs/methods.md).
+the same error, and other texts differ more than held-out parts of one (docs/evidence/methods.md).
 
 GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629) and Qronos (arXiv:2505.11695) minimize the same error, with
 strengths of 0.25, 0.5 and 1.

@@ -11,8 +11,8 @@ that are not the nearest: there u is as far on the other side of 1/2, so that th
 a model runs the block and takes the steps (:mod:`zeropoint.models.block_rounding`).
 
 The paper steps by sign(g). Where windows disagree about the sign, the quotient of running means of Adam is a
-smaller step: on two blocks it left 10 to 20 % less error (docs/methods.md). In the paper codes start as the
-nearest ones, and ends of ranges move, too.
+smaller step: on two blocks it left 10 to 20 % less error (docs/methods/signround.md). In the paper codes
+start as the nearest ones, and ends of ranges move, too.
 
 Source: Cheng et al., SignRound, arXiv:2309.05516; Kingma and Ba, Adam, arXiv:1412.6980.
 """

@@ -1,7 +1,7 @@
 """Blocks that run one after another inside a model: each in turn, on what the one before it gave.
 
-The block before is stood in for by what was kept of it, those before that one by NaN, which shows where a
-model is no chain. A run of the model ends as soon as its block has run.
+The previous block returns its cached output, earlier ones return NaN, which shows where a model is no chain.
+A run of the model ends as soon as its block has run.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ class Watch:
         place = f"{name}.input".lstrip(".")
         for need, accumulator in method.takes.items():
             made = accumulator(module.in_features)
-            # Equal ones are one, by which a tensor that several layers read is measured once.
+            # Deduplicated, so that an input shared by several layers is measured once.
             made = self._accumulators.setdefault(made, made)
             self._places[f"{place} {need}"] = _Place(
                 name=f"{place} {need}", layer=name, module=module, side="input", need=need,

@@ -1,4 +1,4 @@
-"""A prepared model's layers replaced by layers with packed weights, with a word about every layer."""
+"""Replace the layers of a prepared model by layers with packed weights, and report on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways in which a quantized linear layer computes, fastest first, and why one is not taken.
+"""Dispatch order of the paths of a quantized linear layer, and their refusals.
 
 All give the same result but for rounding in float32: those on integers have the same sums. This module knows
 schemes and numbers of tokens; which kernels there are for a device is asked of the registry.

@@ -2,8 +2,8 @@
 
 Each block of a chain is run over all batches before the next one is. What came out of it is kept, one result
 a batch, in memory or on disk, and the model is started again for the next block, so that masks, positions and
-whatever else it computes on the way are computed as ever. The block before is stood in for by what was kept,
-those before that one by NaN, which shows where a model is no chain. The run ends as soon as the block has.
+whatever else it computes on the way are computed as ever. The previous block returns its cached output,
+earlier ones return NaN, which shows where a model is no chain. The run ends as soon as the block has.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def powers(x: torch.Tensor, power: float) -> torch.Tensor:
 
 
 def factors_of(power: float) -> tuple[float, int, bool, int]:
-    """Return what :func:`powers` makes of a power: that, squares, whether one factor more, and 1024ths.
+    """Split a power for :func:`powers`: exponent, squarings, odd factor, remainder in 1024ths.
 
     >>> factors_of(3.25)
     (3.25, 1, True, 256)

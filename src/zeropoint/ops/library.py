@@ -293,10 +293,10 @@ def _given(wanted: Request, params: list[torch.Tensor]) -> Params | None:
 
 
 class Kept:
-    """What was worked out from tensors, for as long as they lie where and as they did.
+    """Last result, keyed by the storage and layout of its inputs.
 
-    Numbers in them may change. What is kept must hold the memory that it looks at, so that no other tensor
-    comes to lie there.
+    Numbers in the inputs may change. The result must hold their memory, so that no other tensor is allocated
+    there.
     """
 
     def __init__(self) -> None:

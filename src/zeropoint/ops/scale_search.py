@@ -99,7 +99,7 @@ def best_of(
 
 
 def searched_levels(scheme: Scheme) -> list[int]:
-    """Return the levels that are searched, coarsest first: not that of the tensor above others."""
+    """Return the levels that are searched, coarsest first, without an outer scale of the tensor."""
     last = len(scheme.scales) - 1
     fixed = last > 0 and scheme.scales[last].granularity == Granularity.tensor()
     count = last if fixed else last + 1

@@ -189,7 +189,7 @@ def checked_after(*, by_largest: bool) -> int:
 
 
 def reach_of(window: Window) -> float:
-    """Return what the largest magnitude of a block is at most, over a scale that is taken."""
+    """Return the upper bound of a block's amax over a scale that is taken."""
     return window.doubling * _STEP
 
 

@@ -147,7 +147,7 @@ def in_table(numbers: torch.Tensor, scale: torch.Tensor, fmt: Format, steps: int
 
 
 class _Chain:
-    """The levels of a scale or of an offset, which take turns to store a number of each finest block.
+    """Levels of a scale or an offset, stored coarsest first; each divides what coarser ones left.
 
     quiet: the scale of a block of zeros; None means the machine epsilon of the dtype.
     """

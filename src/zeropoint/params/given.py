@@ -69,7 +69,7 @@ def given_scales(scheme: Scheme, scale: Numbers, grid: tuple[int, ...], dtype: t
     values = _on_grid("scale", scale, grid)
     if not fmt.is_float:
         return store(values.double(), fmt)
-    # Narrow formats are encoded, where a number that is negative or too large would become an end in silence.
+    # Narrow formats are encoded, where a number that is negative or too large would silently saturate.
     least, most = float(fmt.smallest) / 2, float(fmt.max)
     if fmt.bits <= 8 and bool((~((values > least) & (values <= most))).any()):
         found, level = f"{float(values.min())}..{float(values.max())}", scheme.scales[0]

@@ -83,7 +83,7 @@ def _check_scheme(found: Scheme, wanted: Scheme) -> None:
 
 
 def check_dtypes(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise DtypeError for a tensor that loading into ``module`` would convert without a word."""
+    """Raise DtypeError for a tensor that loading into ``module`` would silently cast."""
     own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
     for name, tensor in tensors.items():
         if name in own and tensor.dtype != own[name].dtype:

@@ -96,7 +96,7 @@ def _(shown: QuantizedTensor) -> tuple[Node, ...]:
 
 @picture_of.register
 def _(shown: QuantizedTensor) -> Picture:
-    sample = sample_of(shown)
+    sample = sample_of(shown.to("cpu"))
     if sample is None:
         raise UnsupportedError("plot() of a tensor without finite values has nothing to draw; pass another")
     element = shown.scheme.element

@@ -92,11 +92,15 @@ class Plain:
 
 def _wrapped(console: Console, cell: str, width: int, whole: bool) -> list[str]:
     """Return the lines of a cell that is wider than its column; a terminal may have no room for a column."""
-    if not width:
+    name = cell.lstrip(" ")
+    indent = cell[: len(cell) - len(name)]
+    if (room := width - len(indent)) <= 0:
+        indent, room = "", width
+    if not room:
         return []
-    parts = cell if whole else " ".join(_broken(word, width) for word in cell.split(" "))
-    lines = Text(parts).wrap(console, width, overflow="fold", no_wrap=whole)
-    return [line.plain.rstrip() for line in lines]
+    parts = name if whole else " ".join(_broken(word, room) for word in name.split(" "))
+    lines = Text(parts).wrap(console, room, overflow="fold", no_wrap=whole)
+    return [f"{indent}{line.plain.rstrip()}" for line in lines]
 
 
 def _broken(word: str, width: int) -> str:

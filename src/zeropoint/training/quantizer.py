@@ -188,7 +188,7 @@ class Quantizer(torch.nn.Module, ABC):
     def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raise a ZeropointError when ``tensors``, by their names in this module, cannot be loaded.
 
-        Here: when a dtype differs, which loading would convert without a word.
+        Here: when a dtype differs, which loading would silently cast.
 
         Args:
             tensors: the buffers and parameters, by name.

@@ -380,7 +380,7 @@ def test_static_inputs_are_resumed_to_the_same_bytes_and_need_data(source: Path,
     with pytest.raises(CheckpointError, match="calibration"):
         run(calibrated(plan, ids(2, 24)), tmp_path / "out")
     run(calibrated(plan, ids()), tmp_path / "out")
-    zp.quantize_checkpoint(source, tmp_path / "whole", "fp8", calibration=ids())
+    zp.quantize_checkpoint(source, tmp_path / "whole", "fp8", calibration=ids(), report=False)
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 

@@ -1,4 +1,4 @@
-"""Where everything comes out: the tensors of the output, their files and their offsets.
+"""Output layout: file and byte offset of every tensor.
 
 Output shards have the names of the input's, and each tensor stays in its shard; experts that a file stacks go
 to that of the first, and shards that this leaves without tensors are left out. Inside a file, tensors lie in

@@ -121,7 +121,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
         if layout is Layout.PACK and layer.weight.bits not in (4, 8):
             yield Loads.PARTLY, f"packed integers of 4 and 8 bits are read, others ({layer}) in some releases"
         if layout is Layout.MXFP6:
-            yield Loads.UNCHECKED, f"nobody has looked whether it reads {layout.value}"
+            yield Loads.UNCHECKED, f"not reviewed for {layout.value}"
         if layout in (Layout.MXFP8, Layout.MXFP4):
             yield Loads.PARTLY, f"{layout.value} is read by newer releases"
 

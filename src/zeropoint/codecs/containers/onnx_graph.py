@@ -342,5 +342,5 @@ def _transposed(read: Read, rank: int) -> bool | None:
 
 
 def attribute_of(node: Any, name: str, default: int) -> int:
-    """Return a whole number that a node says, or what it says without a word."""
+    """Return an integer attribute of a node, or its default."""
     return next((int(each.i) for each in node.attribute if each.name == name), default)

@@ -14,7 +14,7 @@ PIECE = 8
 LARGEST_BLOCK = 1024
 """Elements of the largest of the small blocks."""
 PER_THREAD, WARPS = 4, 4
-"""Pieces of a thread, and warps of a program; see the table of docs/performance.md."""
+"""Pieces of a thread, and warps of a program; see the table of docs/evidence/gpu.md."""
 
 
 class PieceCut(NamedTuple):
