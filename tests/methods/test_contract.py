@@ -256,6 +256,7 @@ ROUND_OTHER_THINGS = {
     "models/linear_paths.py": "inputs",
     "models/kv_cache.py": "keys and values",
     "warmup.py": "compiles kernels",
+    "bench/cases.py": "times kernels",
 }
 
 

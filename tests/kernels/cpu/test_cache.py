@@ -21,6 +21,7 @@ import zeropoint
 import zeropoint as zp
 from zeropoint.kernels.cpu.machine import cache
 from zeropoint.kernels.cpu.machine.cache import KernelCache
+from zeropoint.kernels.cpu.machine.compilers import rebuilt_kernel
 
 ROOMS = ("machine", "encode", "decode", "statistics", "linear")
 
@@ -73,7 +74,7 @@ def _twice(x: int) -> int:
 def _dispatcher(folder: Path | None) -> Any:
     """Return the function compiled at its first call, as in a process that has just begun."""
     compiled: Any = numba.njit(_twice)
-    compiled._cache = KernelCache(_twice, folder)
+    compiled._cache = KernelCache(_twice, folder, rebuilt_kernel)
     return compiled
 
 

@@ -29,13 +29,11 @@ from typing import Any
 import llvmlite
 import numba
 from numba.core.caching import FunctionCache
-from numba.core.compiler import CompileResult
 from numba.core.environment import Environment, _rebuild_env
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 # Numba ships no types.
-_CompileResult: Any = CompileResult
 _dumps: Any = dumps
 _Environment: Any = Environment
 _OTHERS_WRITE = 0o022
@@ -111,11 +109,17 @@ class _Unpickler(pickle.Unpickler):
 class KernelCache(FunctionCache):
     """Numba's cache of one function, in files that are checked before they are believed.
 
-    folder: where they are, or None to keep nothing.
+    folder: where they are, or None to keep nothing. rebuild: returns Numba's compile result for a target and
+    what was kept.
     """
 
-    def __init__(self, function: Callable[..., Any], folder: Path | None) -> None:
-        self._py_func, self._folder = function, folder
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        folder: Path | None,
+        rebuild: Callable[[Any, tuple[Any, ...]], Any],
+    ) -> None:
+        self._py_func, self._folder, self._rebuild = function, folder, rebuild
         self._stem = f"{function.__module__}.{function.__qualname__}"
 
     def __repr__(self) -> str:
@@ -146,7 +150,7 @@ class KernelCache(FunctionCache):
         seal, payload = content[:32], content[32:]
         if hashlib.sha256(payload).digest() != seal:
             return None
-        return _CompileResult._rebuild(target_context, *_Unpickler(io.BytesIO(payload)).load())
+        return self._rebuild(target_context, _Unpickler(io.BytesIO(payload)).load())
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled function for ``sig``, where there is room and the right to."""

@@ -18,7 +18,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from .cache import KernelCache, cache_directory
-from .compilers import DeviceCompiler, KernelCompiler
+from .compilers import DeviceCompiler, KernelCompiler, rebuilt_device, rebuilt_kernel
 from .float16 import narrowed, widened
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,11 +57,12 @@ def _compiled(function: F, *, wrapped: bool, forceinline: bool = False) -> F:
     # Without Numba's reference counts, atomic additions in every call that an array is handed to.
     options |= {"_nrt": False, "forceinline": forceinline}
     if wrapped:
-        kernel: Any = njit(**options, pipeline_class=KernelCompiler)(function)
-        kernel._cache = KernelCache(function, cache_directory())
-        return cast("F", kernel)
-    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return cast("F", njit(**options, pipeline_class=DeviceCompiler)(function))
+        made: Any = njit(**options, pipeline_class=KernelCompiler)(function)
+    else:
+        options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        made = njit(**options, pipeline_class=DeviceCompiler)(function)
+    made._cache = KernelCache(function, cache_directory(), rebuilt_kernel if wrapped else rebuilt_device)
+    return cast("F", made)
 
 
 def primitive(function: Callable[..., Any]) -> Any:
