@@ -22,7 +22,6 @@ def test_a_recipe_gives_each_part_its_scheme(call: Call, model: Path, tmp_path: 
     assert "quantized to w8a8: mixed.yaml, line 3" in called.out
     assert "quantized to w4a16: a linear weight" in called.out
     assert "kept: its inputs have outliers (mixed.yaml, line 4)" in called.out
-    assert "pack-quantized, int-quantized" in " ".join(called.out.split())
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert config["config_groups"].keys() == {"W4A16", "W8A8"}
     assert call("verify", tmp_path / "out", "--against", model).status == 0
