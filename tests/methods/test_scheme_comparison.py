@@ -36,7 +36,7 @@ def test_clipped_values_are_counted() -> None:
     by_range, searched = zp.compare(x, "int3:channel"), zp.compare(x, "int3:channel", method="mse")
     assert by_range.schemes[0].clipped == 0
     assert 0 < searched.schemes[0].clipped < 0.1
-    assert searched.schemes[0].relative < by_range.schemes[0].relative
+    assert searched.schemes[0].error.relative < by_range.schemes[0].error.relative
 
 
 def test_the_table_is_aligned_and_its_document_is_json() -> None:
@@ -48,7 +48,7 @@ def test_the_table_is_aligned_and_its_document_is_json() -> None:
     found = json.loads(exact.to_json())
     assert found["shape"] == [2, 32]
     assert found["schemes"][0]["sqnr_db"] is None
-    assert math.isinf(exact.schemes[0].sqnr_db)
+    assert math.isinf(exact.schemes[0].error.sqnr_db)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -1,1 +1,1 @@
-"""How fast the kernels of this machine are, next to a plain copy of as many bytes."""
+"""Bandwidth of the kernels on this machine."""

@@ -1,34 +1,33 @@
-"""The bandwidth of every kernel next to a copy's, as a result with a table's lines and a picture."""
+"""Bandwidth of each kernel, next to a plain copy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import OptionError, option
-from ..installation import machine, processor
-from ..own_files import FileKind, OwnFile
+from ..installation import machine
+from ..own_files import OwnFile
 from ..progress import Progress
 from ..results import Result
+from ..shown import PICTURE
 from .cases import Case, job, operator_cases, weights
 from .timing import Copies, in_turns
 
 SIDE = 4096
 """Rows and columns: 32 MiB of bfloat16; smaller matrices time the cache and the dispatch."""
-_MARK = "zeropoint bench"
-_WIDTH, _LABEL, _ROW = 960, 400, 20
-_MOST = 1.1
-"""Where the axis ends, in bandwidths of a copy: some kernels are as fast as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """One kernel: its name, bytes that it reads and writes, and the best seconds of it and of a copy."""
+    """Best times of a kernel and of a copy.
+
+    label: name of the kernel. nbytes: bytes read plus written. seconds, copy_seconds: the best times.
+    """
 
     label: str
     nbytes: int
@@ -47,7 +46,7 @@ class Speed:
 
     @property
     def of_copy(self) -> float:
-        """Bandwidth of the kernel over the copy's."""
+        """Bandwidth of the kernel divided by the bandwidth of the copy."""
         return self.copy_seconds / self.seconds
 
 
@@ -82,7 +81,7 @@ def kernel_speeds(
     only: str = "", *, rounds: int = 7, threads: int | None = None, plot: Path | None = None,
     overwrite: bool = False, progress: Progress | None = None,
 ) -> KernelSpeeds:  # fmt: skip
-    """Time every operator in turns with a plain copy of the bytes that it reads and writes.
+    """Time each operator in turns with a copy of as many bytes.
 
     only: part of the names of those that are timed. rounds: of each, of which the best counts. threads: of
     torch and the kernels; as many as torch has if None. plot: a new SVG file. progress: called with what is
@@ -91,7 +90,7 @@ def kernel_speeds(
     cases = [case for case in operator_cases() if only in case.label]
     if not cases:
         raise OptionError(f"{option('only', only)} is in the name of no kernel; try int4 or dequantize")
-    file = None if plot is None else OwnFile(plot, FileKind("plot", _MARK.encode()))
+    file = None if plot is None else OwnFile(plot, PICTURE)
     if file is not None:
         file.require_free(overwrite=overwrite)
     before = torch.get_num_threads()
@@ -101,7 +100,7 @@ def kernel_speeds(
     finally:
         torch.set_num_threads(before)
     if file is not None:
-        file.write([picture(found).encode()], overwrite=overwrite)
+        file.write([found.plot().svg.encode()], overwrite=overwrite)
     return found
 
 
@@ -118,30 +117,3 @@ def _timed(cases: Sequence[Case], rounds: int, progress: Progress | None) -> Ite
         )  # fmt: skip
         if progress is not None:
             progress(done, len(cases), case.label)
-
-
-def picture(found: KernelSpeeds) -> str:
-    """Return bars of bandwidths over a copy's, as SVG."""
-    height = 56 + _ROW * len(found.speeds)
-    scale = (_WIDTH - _LABEL - 60) / _MOST
-    title = f"Bandwidth of kernels over a copy's: {processor()}, threads: {found.threads}"
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {height}' role='img'>",
-        "<style>text{font:12px sans-serif}rect.bar{fill:steelblue}</style>",
-        f"<!-- {_MARK} --><title>{escape(title)}</title>",
-        f"<rect width='{_WIDTH}' height='{height}' fill='white'/>",
-        f"<text x='10' y='20' font-weight='bold'>{escape(title)}</text>",
-    ]
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x = _LABEL + tick * scale
-        parts.append(f"<path d='M{x:.1f} 44V{height - 8}' stroke='{'#888' if tick == 1 else '#ddd'}'/>")
-        parts.append(f"<text x='{x:.1f}' y='38' text-anchor='middle'>{tick:g}</text>")
-    for number, each in enumerate(found.speeds):
-        y = 48 + _ROW * number
-        end = _LABEL + min(each.of_copy, _MOST) * scale
-        parts.append(
-            f"<text x='{_LABEL - 8}' y='{y + 13}' text-anchor='end'>{escape(each.label)}</text>"
-            f"<rect class='bar' x='{_LABEL}' y='{y + 2}' width='{end - _LABEL:.1f}' height='{_ROW - 6}'/>"
-            f"<text x='{end + 5:.1f}' y='{y + 13}'>{each.gigabytes:.1f} GB/s</text>"
-        )
-    return "\n".join((*parts, "</svg>", ""))

@@ -1,10 +1,10 @@
-"""Schemes side by side on one tensor: what ``zp.compare`` is."""
+"""Compares schemes on one tensor."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,20 +13,19 @@ from ..errors import OptionError
 from ..functional import row_errors
 from ..results import Result
 from ..schemes import Scheme
-from ..tensor import QuantizedTensor
+from ..tensor import Deviation, QuantizedTensor
 from .of_tensors import quantize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedScheme:
-    """A scheme, and how far it is from a tensor.
+    """A scheme and its error on a tensor.
 
     Args:
         name: as it was given.
         scheme: in full.
         bits: of a value, scales and zero points counted.
-        relative: root of the squared error over the squared values.
-        largest: largest error of a value.
+        error: of the decoded values.
         clipped: share of values beyond the ends of their block.
         bound: largest proven bound of the error of a value.
     """
@@ -34,24 +33,18 @@ class ComparedScheme:
     name: str
     scheme: str
     bits: float
-    relative: float
-    largest: float
+    error: Deviation
     clipped: float
     bound: float
 
     @property
-    def sqnr_db(self) -> float:
-        """Signal to quantization noise in decibels; infinite where nothing is lost."""
-        return math.inf if self.relative == 0 else -20 * math.log10(self.relative)
-
-    @property
     def cells(self) -> tuple[str, ...]:
         """The row of the table, below :data:`HEADS`."""
-        ratio = "exact" if self.relative == 0 else f"{self.sqnr_db:.1f}"
+        ratio = "exact" if self.error.relative == 0 else f"{self.error.sqnr_db:.1f}"
         clipped = "0" if self.clipped == 0 else f"{self.clipped:.2%}"
-        numbers = (f"{self.bits:.3f}", f"{self.relative:.4f}", ratio)
+        numbers = (f"{self.bits:.3f}", f"{self.error.relative:.4f}", ratio)
         name = self.name if len(self.name) <= _NAMED else f"{self.name[: _NAMED - 3]}..."
-        return (name, *numbers, f"{self.largest:.3g}", f"{self.bound:.3g}", clipped)
+        return (name, *numbers, f"{self.error.largest:.3g}", f"{self.bound:.3g}", clipped)
 
 
 _NAMED = 40
@@ -86,22 +79,28 @@ class SchemeComparison(Result):
     def to_dict(self) -> dict[str, Any]:
         """See :class:`Result`."""
         return {
-            "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch."),
-            "schemes": [
-                {
-                    key: None if isinstance(value, float) and not math.isfinite(value) else value
-                    for key, value in {**asdict(each), "sqnr_db": each.sqnr_db}.items()
-                }
-                for each in self.schemes
-            ],
-        }  # fmt: skip
+            "shape": list(self.shape),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "schemes": [_facts(each) for each in self.schemes],
+        }
+
+
+def _facts(each: ComparedScheme) -> dict[str, Any]:
+    numbers = {
+        "bits": each.bits, "relative": each.error.relative, "sqnr_db": each.error.sqnr_db,
+        "largest": each.error.largest, "clipped": each.clipped, "bound": each.bound,
+    }  # fmt: skip
+    finite = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
+    return {"name": each.name, "scheme": each.scheme, **finite}
 
 
 def compare(
     x: torch.Tensor, schemes: Iterable[str | Scheme] | str, *, method: str | None = None,
     inputs: torch.Tensor | None = None,
 ) -> SchemeComparison:  # fmt: skip
-    """Return how far schemes are from a tensor: a table, and :meth:`~SchemeComparison.plot` a picture.
+    """Return the errors of schemes on a tensor.
+
+    The result prints a table, and :meth:`~SchemeComparison.plot` draws error over bits.
 
     Checkpoints are compared by :func:`~zeropoint.compare_checkpoints`.
 
@@ -130,10 +129,9 @@ def compare(
 
 
 def _compared(x: torch.Tensor, given: str | Scheme, q: QuantizedTensor) -> ComparedScheme:
-    error = q.error(x)
     bounds = q.error_bound(x)
     return ComparedScheme(
-        name=str(given), scheme=str(q.scheme), bits=q.bits_per_value, relative=error.relative,
-        largest=error.largest, clipped=int(row_errors(x, q).clipped.sum()) / max(1, x.numel()),
+        name=str(given), scheme=str(q.scheme), bits=q.bits_per_value, error=q.error(x),
+        clipped=int(row_errors(x, q).clipped.sum()) / max(1, x.numel()),
         bound=float(bounds.max()) if bounds.numel() else 0.0,
     )  # fmt: skip

@@ -69,6 +69,25 @@ def depth_chart(
     return _picture(f'viewBox="0 0 {_WIDTH} {_HEIGHT}"', parts, f"{label} by depth")
 
 
+def share_bars(rows: Sequence[tuple[str, float, str]], *, label: str) -> Picture:
+    """Return bars of shares of one. rows: name, share, and the text behind the bar."""
+    height, left, row, most = 30 + 20 * len(rows), 400, 20, 1.1  # some shares are a little above one
+    scale = (_WIDTH - left - 60) / most
+    parts = []
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x = left + tick * scale
+        parts.append(f'<path class="grid" d="M{x:.1f} 20V{height}"/>')
+        parts.append(f'<text x="{x:.1f}" y="14" text-anchor="middle">{tick:g}</text>')
+    for number, (name, share, text) in enumerate(rows):
+        y, width = 24 + row * number, min(share, most) * scale
+        parts.append(
+            f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>'
+            f'<g class="c0"><rect x="{left}" y="{y + 1}" width="{width:.1f}" height="{row - 6}"/></g>'
+            f'<text x="{left + width + 5:.1f}" y="{y + 12}">{escape(text)}</text>'
+        )
+    return _picture(f'viewBox="0 0 {_WIDTH} {height}"', parts, label)
+
+
 def _picture(box: str, parts: Iterable[str], label: str) -> Picture:
     inner = "".join(parts)
     return Picture(inline=f'<svg {box} role="img" aria-label="{escape(label)}">{inner}</svg>', label=label)

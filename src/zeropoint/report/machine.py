@@ -19,10 +19,8 @@ _TRIED = ("int4:g128", "float8_e4m3fn:channel", "mxfp4", "nvfp4", "q4_k")
 
 def checkup() -> dict[str, Any]:
     """Return what is installed here, and which backend runs some schemes; the version is not known here."""
-    facts = installation.machine()
-    del facts["packages"]
     return {
-        **facts,
+        **installation.machine(),
         "packages": installation.versions(installation.PACKAGES),
         "engines": installation.versions(installation.ENGINES),
         "programs": installation.programs(),

@@ -14,6 +14,7 @@ from functools import singledispatch
 from importlib import resources
 from typing import Any
 
+from ..bench.speeds import KernelSpeeds
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.verdicts import verdicts
 from ..checkpoint.run.loop import RunResult
@@ -35,7 +36,7 @@ from ..schemes import Scheme
 from ..search.searching import SearchResult
 from ..shown import Picture
 from ..tensor import QuantizedTensor
-from .charts import Spot, codes_chart, depth_chart, number_line, scatter
+from .charts import Spot, codes_chart, depth_chart, number_line, scatter, share_bars
 from .formats import facts_in_words, facts_of_format, in_words, number_text, parts_of_scheme
 from .measured import evaluation_nodes, evaluation_picture, search_nodes, search_picture
 from .nodes import Cell, DataTable, FactList, Figure, Node, Part, Sentence, as_html, number_cell, text_cell
@@ -194,7 +195,7 @@ def _(shown: SchemeComparison) -> tuple[Node, ...]:
 
 @picture_of.register
 def _(shown: SchemeComparison) -> Picture:
-    spots = [Spot(each.bits, each.relative, each.cells[0], n) for n, each in enumerate(shown.schemes)]
+    spots = [Spot(each.bits, each.error.relative, each.cells[0], n) for n, each in enumerate(shown.schemes)]
     return scatter(spots, axes=("bits of a value", "relative error"), label="error over bits")
 
 
@@ -289,8 +290,8 @@ def _(shown: Inspection) -> tuple[Node, ...]:
     )  # fmt: skip
     return (
         *_head(shown),
-        _folded("Dtypes", ("dtype", "tensors", "numbers", "size"), dtypes, len(shown.dtypes)),
-        _folded("Schemes", ("scheme", "method", "layers", "numbers", "bits"), schemes, len(shown.schemes)),
+        _folded("Dtypes", ("dtype", "tensors", "values", "size"), dtypes, len(shown.dtypes)),
+        _folded("Schemes", ("scheme", "method", "layers", "values", "bits"), schemes, len(shown.schemes)),
     )
 
 
@@ -350,6 +351,12 @@ def _(shown: Evaluation) -> Picture:
     if found is None:
         raise UnsupportedError("plot() of an evaluation needs two models or more to draw; evaluate another")
     return found
+
+
+@picture_of.register
+def _(shown: KernelSpeeds) -> Picture:
+    rows = [(each.label, each.of_copy, f"{each.gigabytes:.1f} GB/s") for each in shown.speeds]
+    return share_bars(rows, label=f"bandwidth of kernels in copies, threads: {shown.threads}")
 
 
 @nodes_of.register

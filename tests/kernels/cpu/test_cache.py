@@ -21,7 +21,8 @@ import zeropoint
 import zeropoint as zp
 from zeropoint.kernels.cpu.machine import cache
 from zeropoint.kernels.cpu.machine.cache import KernelCache
-from zeropoint.kernels.cpu.machine.compilers import rebuilt_kernel
+from zeropoint.kernels.cpu.machine.compilers import rebuilt_device, rebuilt_kernel
+from zeropoint.kernels.cpu.machine.intrinsics import device, kernel
 
 ROOMS = ("machine", "encode", "decode", "statistics", "linear")
 
@@ -82,6 +83,26 @@ def _result(folder: Path | None) -> tuple[int, bool]:
     """Return what the function gives, and whether it came from the disk."""
     compiled = _dispatcher(folder)
     return compiled(21), bool(compiled.stats.cache_hits)
+
+
+def _linked(folder: Path) -> tuple[int, bool]:
+    """Return what a kernel gives that calls a device function, and whether this came from the disk."""
+    inner: Any = device(_twice)
+    inner._cache = KernelCache(_twice, folder, rebuilt_device)
+
+    def call(x: int) -> int:
+        return inner(x) + 1  # type: ignore[no-any-return]
+
+    outer: Any = kernel(call)
+    outer._cache = KernelCache(call, None, rebuilt_kernel)
+    return outer(21), bool(inner.stats.cache_hits)
+
+
+def test_a_device_function_from_the_disk_is_linked_into_another_kernel(tmp_path: Path) -> None:
+    assert _linked(tmp_path) == (43, False)
+    assert _linked(tmp_path) == (43, True)
+    (kept,) = tmp_path.iterdir()
+    assert b"ELF" not in kept.read_bytes()  # LLVM IR alone
 
 
 def test_a_second_process_reads_what_the_first_compiled(tmp_path: Path) -> None:
