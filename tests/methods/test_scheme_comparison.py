@@ -23,11 +23,9 @@ def test_each_row_is_what_the_tensor_of_the_scheme_says() -> None:
     assert [each.name for each in found.schemes] == list(SCHEMES)
     for each in found.schemes:
         q = zp.quantize(x, each.name)
-        error = q.error(x)
-        assert (each.bits, each.relative, each.largest) == (q.bits_per_value, error.relative, error.largest)
-        assert each.sqnr_db == error.sqnr_db
+        assert (each.bits, each.error) == (q.bits_per_value, q.error(x))
         assert each.bound == float(q.error_bound(x).max())
-        assert 0 < each.largest <= each.bound
+        assert 0 < each.error.largest <= each.bound
         assert each.scheme == str(q.scheme)
 
 

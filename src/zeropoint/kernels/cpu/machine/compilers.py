@@ -16,8 +16,8 @@ from numba.core.compiler import Compiler, CompileResult
 ROUNDS = 2
 """Times that the passes run over a kernel.
 
-Gain that keeps the second: linear layers from values, the backward pass of fake quantization and the search of
-scales of nf4 took 1.1 to 1.6 times as long when Numba's own passes ran once.
+Gain that keeps the second: linear layers from values, the backward pass of fake quantization and the search
+of scales of nf4 took 1.1 to 1.6 times as long when Numba's own passes ran once.
 """
 _Library: Any = JITCodeLibrary  # none of these has types
 _Compiler: Any = Compiler
