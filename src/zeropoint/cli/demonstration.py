@@ -157,7 +157,7 @@ def quantized(model: Path, out: Path, scheme: str, console: Console) -> tuple[Em
     verified = time.perf_counter()
     embedder = load(out, scheme)
     loaded = time.perf_counter()
-    seconds = f"quantized in {written - start:.1f} s, every number checked in {verified - written:.1f} s"
+    seconds = f"quantized in {written - start:.1f} s, every value checked in {verified - written:.1f} s"
     console.print(f"{scheme}: {seconds}, loaded in {loaded - verified:.1f} s")
     return embedder, [megabytes(out), f"{result.plan.bits_per_value:.2f}", f"{result.error.relative:.4f}"]
 
