@@ -26,7 +26,7 @@ from ...schemes import Granularity, Scheme
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
 from .specialization import Constants, constants_of, held_of, lowered_rule, of_extremes
-from .starts import ONCE, Start, bits
+from .starts import ONCE, HeldStart, Start, bits
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
@@ -246,18 +246,15 @@ class Launch:
             return None
         own = None if params is None else [each.detach().clone() for each in params]
         notes, tables = _notes(device), self.held_tables()
-        given = None if own is None else self.scales(own, tables)
         run: Callable[..., None]
-        if op is Op.QUANTIZE:
-            assert given is not None
-            run = functools.partial(self._held_quantize, given, notes)
+        if self._empty:
+            run = _nothing
         elif op is Op.QUANTIZE_DYNAMIC:
             run = functools.partial(self._held_dynamic, notes, tables)
-        elif op is Op.DEQUANTIZE:
-            run = functools.partial(self._held_dequantize, given, tables)
+        elif own is None:
+            run = functools.partial(self._held_dequantize, tables)
         else:
-            assert given is not None
-            run = functools.partial(self._held_fake_quantize, given)
+            run = self._held(op, self.scales(own, tables), notes)
         reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room
         return HeldKernel(
@@ -265,15 +262,21 @@ class Launch:
             parameter_bytes=kept, settle=functools.partial(_settle, notes) if reads else None,
         )  # fmt: skip
 
+    def _held(self, op: Op, given: Given, notes: torch.Tensor) -> Callable[..., None]:
+        """Return what runs an operator under given scales, which stay where they are."""
+        if op is Op.QUANTIZE:
+            return HeldStart(self._quantize, None, *given, None, notes)
+        values = value_table_on(self._request.scheme, self._request.device)
+        if op is Op.FAKE_QUANTIZE:
+            return HeldStart(self._fake_quantize, None, *given, values, None)
+        start = HeldStart(self._dequantize, None, *given, values, None)
+        return lambda data, _, out: start(data, out)
+
     @property
     def _chooses_alone(self) -> bool:
         """Whether kernels choose all scales, and need no result of theirs on the host."""
         scheme = self._request.scheme
         return self._chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
-
-    def _held_quantize(self, given: Given, notes: torch.Tensor, x: torch.Tensor, data: torch.Tensor) -> None:
-        if not self._empty:
-            self._encode(x, given, data, notes)
 
     def _held_dynamic(
         self, notes: torch.Tensor, tables: torch.Tensor | None, x: torch.Tensor, data: torch.Tensor,
@@ -282,15 +285,9 @@ class Launch:
         self.choose_and_encode(x, data, params, notes, tables=tables)
 
     def _held_dequantize(
-        self, given: Given | None, tables: torch.Tensor | None, data: torch.Tensor, params: Params,
-        out: torch.Tensor,
-    ) -> None:  # fmt: skip
-        if not self._empty:
-            self._decode(data, self.scales(params, tables) if given is None else given, out)
-
-    def _held_fake_quantize(self, given: Given, x: torch.Tensor, out: torch.Tensor) -> None:
-        if not self._empty:
-            self._round(x, given, out)
+        self, tables: torch.Tensor | None, data: torch.Tensor, params: Params, out: torch.Tensor
+    ) -> None:
+        self._decode(data, self.scales(params, tables), out)
 
     def _packed(self, x: torch.Tensor) -> torch.Tensor:
         shape = packing.packed_shape(self._request.shape, self._request.scheme.bits)
@@ -360,6 +357,10 @@ _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
 def _notes(device: torch.device) -> torch.Tensor:
     """Return what kernels write: whether some number does not fit, and the bits of the largest magnitude."""
     return torch.zeros(2, dtype=torch.int32, device=device)
+
+
+def _nothing(*_: object) -> None:
+    """Run on a tensor without elements."""
 
 
 def _settle(notes: torch.Tensor) -> None:
