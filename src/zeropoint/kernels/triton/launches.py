@@ -25,8 +25,8 @@ from ...params.tensors import Params, parameter_tensors, require_parameters, zer
 from ...schemes import Granularity, Scheme
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
-from .specialization import Constants, constants_of, held_of, lowered_rule, of_extremes
-from .starts import ONCE, HeldStart, Start, bits
+from .specialization import Constants, constants_of, held_of, of_extremes
+from .starts import ONCE, HeldStart, Start, bits, resident_programs
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
@@ -168,6 +168,9 @@ class Launch:
             if known:
                 self._fill_tables(levels, coarse, tables)
             else:
+                if self._whole is not None:
+                    self._whole(x, bits(scales), levels, tables, coarse, bits(zeros), data, notes)
+                    return
                 self._amax(x, notes)
                 self._coarse(notes, coarse, levels, tables)
         self._choose(x, bits(scales), scales if tables is None else tables, coarse, bits(zeros), data, notes)
@@ -210,9 +213,18 @@ class Launch:
 
     @functools.cached_property
     def _coarse(self) -> Start:
-        assert self._tensor_rule is not None
-        rule = lowered_rule(self._tensor_rule)
-        return Start("whole_tensors.coarse_scale", ONCE, self.given._replace(rule=rule))
+        return Start("whole_tensors.coarse_scale", ONCE, self._choosing)
+
+    @functools.cached_property
+    def _whole(self) -> Start | None:
+        """What chooses the scales of a tensor and of its small blocks in one launch."""
+        asked = self._request
+        small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
+        if small is None or self._tensor_rule is None:
+            return None
+        resident = small._replace(programs=min(small.programs, resident_programs(asked.device)))
+        constants = constants_of(asked, small.shape, chosen=True)
+        return Start("small_blocks.quantize_two_levels", resident, constants, resident=True)
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
@@ -355,8 +367,8 @@ _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
 
 
 def _notes(device: torch.device) -> torch.Tensor:
-    """Return what kernels write: whether some number does not fit, and the bits of the largest magnitude."""
-    return torch.zeros(2, dtype=torch.int32, device=device)
+    """Return what kernels write, zeros: see :mod:`.programs.whole_tensors`."""
+    return torch.zeros(4, dtype=torch.int32, device=device)
 
 
 def _nothing(*_: object) -> None:
