@@ -77,12 +77,19 @@ class Launch:
         return Start("segments.quantize_blocks", found, constants_of(asked, found.shape, chosen=True))
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor of values."""
+        return self._request.shape
+
+    @property
     def _empty(self) -> bool:
-        return 0 in self._request.shape
+        return 0 in self.shape
 
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
         scheme = self._request.scheme
+        if self._chooses and extremes is None:
+            return self.quantize_dynamic(x)[1]
         if self._empty or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
         found = [self._ends(x, level.granularity, extremes) for level in scheme.scales]
@@ -109,13 +116,14 @@ class Launch:
         """Return codes under given parameters; raises NonFiniteError."""
         out = self._packed(x) if out is None else out
         if not self._empty:
-            notes = _notes(x.device)
-            self._encode(x, self.scales(params), out, notes)
+            notes = no_notes(x.device)
+            self.encode(x, self.scales(params), out, notes)
             if notes[0].item():
                 reference.require_finite(x)
         return out
 
-    def _encode(self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor) -> None:
+    def encode(self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor) -> None:
+        """Write codes under given scales; see :func:`no_notes`."""
         self._quantize(bits(x), *given, out, notes)
 
     def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
@@ -128,7 +136,7 @@ class Launch:
         if out is None:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
-        notes, known = _notes(x.device), len(scheme.scales) > 1 and self._tensor_rule is None
+        notes, known = no_notes(x.device), len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
         self.choose_and_encode(x, *out, notes, known=known)
@@ -158,7 +166,7 @@ class Launch:
         if self._choose is None:
             self._amax(x, notes)
             self._tensor_scale(notes, bits(scales))
-            self._encode(x, self.scales(params), data, notes)
+            self.encode(x, self.scales(params), data, notes)
             return
         zeros = params[-1] if constants.element.zero_place else scales
         coarse = scales
@@ -257,7 +265,7 @@ class Launch:
         if params is None and not self.reads_scales:
             return None
         own = None if params is None else [each.detach().clone() for each in params]
-        notes, tables = _notes(device), self.held_tables()
+        notes, tables = no_notes(device), self.held_tables()
         run: Callable[..., None]
         if self._empty:
             run = _nothing
@@ -366,7 +374,7 @@ class Launch:
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
 
 
-def _notes(device: torch.device) -> torch.Tensor:
+def no_notes(device: torch.device) -> torch.Tensor:
     """Return what kernels write, zeros: see :mod:`.programs.whole_tensors`."""
     return torch.zeros(4, dtype=torch.int32, device=device)
 
