@@ -26,7 +26,8 @@ from ...schemes import Granularity, Scheme
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
 from .specialization import Constants, constants_of, held_of, lowered_rule, of_extremes
-from .starts import ONCE, Start, bits
+from .starts import ONCE, Start, bits, words
+from .tile_cuts import contiguous_strides, tiles_of
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
@@ -45,6 +46,7 @@ class Launch:
         assert isinstance(pieces, Pieces)
         self._request, self.pieces = request, pieces
         self.given = constants_of(request, pieces.shape, chosen=False)
+        self._tiled = functools.cache(self._tile)
 
     @functools.cached_property
     def _quantize(self) -> Start:
@@ -73,8 +75,18 @@ class Launch:
             return Start("small_blocks.quantize_small_blocks", small, constants)
         found = segments_of(scheme.granularity, shape, scheme.bits)
         if isinstance(found, str) or not found.own:
-            return None
+            return self._tiled(contiguous_strides(shape), chosen=True)
         return Start("segments.quantize_blocks", found, constants_of(asked, found.shape, chosen=True))
+
+    def _tile(self, strides: tuple[int, ...], *, chosen: bool) -> Start | None:
+        """Return what quantizes a tensor of these strides in tiles; chosen: with the scales of whole blocks."""
+        asked = self._request
+        scheme = asked.scheme
+        found = tiles_of(scheme.granularity, asked.shape, strides, scheme.bits, asked.dtype.itemsize)
+        if found is None or (chosen and not found.own):
+            return None
+        constants = constants_of(asked, found.shape, chosen=True) if chosen else self.given
+        return Start("tiles.quantize_tiles", found, constants._replace(cut=found.shape))
 
     @property
     def _empty(self) -> bool:
@@ -116,7 +128,11 @@ class Launch:
         return out
 
     def _encode(self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor) -> None:
-        self._quantize(bits(x), *given, out, notes)
+        tiled = None if x.is_contiguous() else self._tiled(x.stride(), chosen=False)
+        if tiled is None:
+            self._quantize(bits(x), *given, out, notes)
+        else:
+            tiled(words(x), *given, out, notes)
 
     def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
@@ -153,13 +169,16 @@ class Launch:
         known: bool = False, tables: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Write codes and parameters; known: whether the scale of the whole tensor is there already."""
-        constants, x = self._choosing, bits(x)
+        constants = self._choosing
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
-        if self._choose is None:
-            self._amax(x, notes)
+        tiled = None if x.is_contiguous() else self._tiled(x.stride(), chosen=True)
+        choose = self._choose if tiled is None else tiled
+        if choose is None:
+            self._amax(_in_order(x), notes)
             self._tensor_scale(notes, bits(scales))
             self._encode(x, self.scales(params), data, notes)
             return
+        x = bits(x) if tiled is None else words(x)
         zeros = params[-1] if constants.element.zero_place else scales
         coarse = scales
         if len(self._request.scheme.scales) > 1:
@@ -168,9 +187,9 @@ class Launch:
             if known:
                 self._fill_tables(levels, coarse, tables)
             else:
-                self._amax(x, notes)
+                self._amax(_in_order(x), notes)
                 self._coarse(notes, coarse, levels, tables)
-        self._choose(x, bits(scales), scales if tables is None else tables, coarse, bits(zeros), data, notes)
+        choose(x, bits(scales), scales if tables is None else tables, coarse, bits(zeros), data, notes)
 
     @functools.cached_property
     def _choosing(self) -> Constants:
@@ -355,6 +374,12 @@ class Launch:
 
 
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
+
+
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor in the order of memory, or of its axes where memory has gaps."""
+    ordered = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
+    return bits(ordered if ordered.is_contiguous() else x)
 
 
 def _notes(device: torch.device) -> torch.Tensor:

@@ -15,8 +15,9 @@ import torch
 from .piece_cuts import BlockShape, Pieces, SmallBlocks
 from .segmentation import Segments
 from .specialization import Constants
+from .tile_cuts import Tiles
 
-AnyCut = Pieces | Segments | SmallBlocks
+AnyCut = Pieces | Segments | SmallBlocks | Tiles
 ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
 """The cut of a kernel that has one number to write."""
 
@@ -32,7 +33,11 @@ def program(name: str) -> Any:
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor as kernels take it: see :mod:`.programs.element_codes`."""
-    x = x.contiguous()
+    return words(x.contiguous())
+
+
+def words(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of any strides as kernels take it."""
     return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
 
 
