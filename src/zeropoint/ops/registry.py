@@ -91,7 +91,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldKernel:
-    """A kernel with memory of its own, for tensors that are contiguous and fit the request, unchecked.
+    """A kernel with memory of its own, for tensors that fit the request, unchecked.
+
+    Tensors are contiguous, but for an input whose strides ``takes``.
 
     run: by operator, ``quantize(x, data)``, ``quantize_dynamic(x, data, params)``,
         ``dequantize(data, params, out)``, ``fake_quantize(x, out)``,
@@ -101,6 +103,7 @@ class HeldKernel:
     parameter_bytes: memory of its copies of given parameters, which no call writes to.
     allocates: why a call takes further memory that grows with the data, or None when it takes none.
     settle: waits for the device and raises what runs since its last call met; None where runs raise it.
+    takes: whether the input may have these strides, too; None where it may not.
     """
 
     run: Callable[..., None]
@@ -108,6 +111,7 @@ class HeldKernel:
     parameter_bytes: int = 0
     allocates: str | None = None
     settle: Callable[[], None] | None = None
+    takes: Callable[[tuple[int, ...]], bool] | None = None
 
 
 class Kernel(Protocol):

@@ -10,6 +10,7 @@ from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats.torch_dtypes import INPUT_DTYPES
 from ..functional import check_apart, tensors_of
 from ..layout.code_rows import packed_shape
+from ..ops.registry import HeldKernel
 from ..params import QuantizationParams
 from ..params.tensors import parameter_tensors
 from ..schemes import Scheme
@@ -85,13 +86,16 @@ class Operand:
 
 
 class Staged:
-    """An input made contiguous, in memory that is held between calls; none for one that is."""
+    """An input as kernels take it: contiguous, in memory that is held between calls, where it must be."""
 
-    def __init__(self, operand: Operand) -> None:
-        self._buffer = None if operand.strides is None else operand.contiguous().empty()
+    def __init__(self, operand: Operand, *kernels: HeldKernel) -> None:
+        strides = operand.strides
+        taken = [each.takes is not None and strides is not None and each.takes(strides) for each in kernels]
+        as_it_is = strides is None or (bool(kernels) and all(taken))
+        self._buffer = None if as_it_is else operand.contiguous().empty()
         self.nbytes = 0 if self._buffer is None else self._buffer.nbytes
 
-    def contiguous(self, x: torch.Tensor) -> torch.Tensor:
+    def ready(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``, or its copy."""
         source = x.detach() if x.requires_grad else x
         return source if self._buffer is None else self._buffer.copy_(source)

@@ -28,6 +28,7 @@ from .segmentation import Segments, segments_of
 from .specialization import Constants, constants_of, held_of, lowered_rule, of_extremes
 from .starts import ONCE, Start, bits, words
 from .tile_cuts import contiguous_strides, tiles_of
+from .two_passes import TwoPasses, notes_of
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
@@ -47,6 +48,7 @@ class Launch:
         self._request, self.pieces = request, pieces
         self.given = constants_of(request, pieces.shape, chosen=False)
         self._tiled = functools.cache(self._tile)
+        self._two_passes = functools.cache(functools.partial(TwoPasses, request))
 
     @functools.cached_property
     def _quantize(self) -> Start:
@@ -75,18 +77,34 @@ class Launch:
             return Start("small_blocks.quantize_small_blocks", small, constants)
         found = segments_of(scheme.granularity, shape, scheme.bits)
         if isinstance(found, str) or not found.own:
-            return self._tiled(contiguous_strides(shape), chosen=True)
+            return self._tiled(contiguous_strides(shape), Op.QUANTIZE_DYNAMIC)
         return Start("segments.quantize_blocks", found, constants_of(asked, found.shape, chosen=True))
 
-    def _tile(self, strides: tuple[int, ...], *, chosen: bool) -> Start | None:
-        """Return what quantizes a tensor of these strides in tiles; chosen: with the scales of whole blocks."""
-        asked = self._request
+    def _tile(self, strides: tuple[int, ...], op: Op) -> Start | None:
+        """Return the kernel of an operator that reads tensors of these strides in tiles, if there is one."""
+        asked, chosen = self._request, op is Op.QUANTIZE_DYNAMIC
         scheme = asked.scheme
-        found = tiles_of(scheme.granularity, asked.shape, strides, scheme.bits, asked.dtype.itemsize)
-        if found is None or (chosen and not found.own):
+        found = tiles_of(
+            scheme.granularity, asked.shape, strides, scheme.bits, asked.dtype.itemsize, whole=chosen
+        )
+        if found is None:
             return None
         constants = constants_of(asked, found.shape, chosen=True) if chosen else self.given
-        return Start("tiles.quantize_tiles", found, constants._replace(cut=found.shape))
+        name = "tiles.fake_quantize_tiles" if op is Op.FAKE_QUANTIZE else "tiles.quantize_tiles"
+        return Start(name, found, constants._replace(cut=found.shape))
+
+    def _tiled_for(self, x: torch.Tensor, op: Op) -> Start | None:
+        return None if x.is_contiguous() else self._tiled(x.stride(), op)
+
+    def _choose_for(self, x: torch.Tensor) -> Start | None:
+        """What chooses scales from one read of ``x`` where it lies."""
+        return self._choose if x.is_contiguous() else self._tiled(x.stride(), Op.QUANTIZE_DYNAMIC)
+
+    def _blocks_for(self, x: torch.Tensor) -> int:
+        """Return how many blocks of ``x`` have extremes of their own, from a read before another one."""
+        if self._is_one_block or self._choose_for(x) is not None:
+            return 0
+        return self._two_passes(x.stride()).count
 
     @property
     def _empty(self) -> bool:
@@ -121,14 +139,14 @@ class Launch:
         """Return codes under given parameters; raises NonFiniteError."""
         out = self._packed(x) if out is None else out
         if not self._empty:
-            notes = _notes(x.device)
+            notes = notes_of(x.device)
             self._encode(x, self.scales(params), out, notes)
             if notes[0].item():
                 reference.require_finite(x)
         return out
 
     def _encode(self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor) -> None:
-        tiled = None if x.is_contiguous() else self._tiled(x.stride(), chosen=False)
+        tiled = self._tiled_for(x, Op.QUANTIZE)
         if tiled is None:
             self._quantize(bits(x), *given, out, notes)
         else:
@@ -144,14 +162,16 @@ class Launch:
         if out is None:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
-        notes, known = _notes(x.device), len(scheme.scales) > 1 and self._tensor_rule is None
+        x = self._readable(x)
+        notes = notes_of(x.device, self._blocks_for(x))
+        known = len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
         self.choose_and_encode(x, *out, notes, known=known)
         if notes[0].item() and len(scheme.scales) > 1 and not known:
             # The usual scale of the tensor may not fit where the reference finds another one.
             self._find_coarse(x, out[1])
-            notes.zero_()
+            notes[0] = 0
             self.choose_and_encode(x, *out, notes, known=True)
         if notes[0].item():
             reference.choose_params(x, scheme, extremes)
@@ -169,16 +189,8 @@ class Launch:
         known: bool = False, tables: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Write codes and parameters; known: whether the scale of the whole tensor is there already."""
-        constants = self._choosing
+        constants, x = self._choosing, self._readable(x)
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
-        tiled = None if x.is_contiguous() else self._tiled(x.stride(), chosen=True)
-        choose = self._choose if tiled is None else tiled
-        if choose is None:
-            self._amax(_in_order(x), notes)
-            self._tensor_scale(notes, bits(scales))
-            self._encode(x, self.scales(params), data, notes)
-            return
-        x = bits(x) if tiled is None else words(x)
         zeros = params[-1] if constants.element.zero_place else scales
         coarse = scales
         if len(self._request.scheme.scales) > 1:
@@ -189,7 +201,29 @@ class Launch:
             else:
                 self._amax(_in_order(x), notes)
                 self._coarse(notes, coarse, levels, tables)
-        choose(x, bits(scales), scales if tables is None else tables, coarse, bits(zeros), data, notes)
+        choose = self._choose_for(x)
+        if choose is not None:
+            places = scales if tables is None else tables
+            choose(words(x), bits(scales), places, coarse, bits(zeros), data, notes)
+            return
+        if self._is_one_block:
+            self._amax(_in_order(x), notes)
+            self._tensor_scale(notes, bits(scales))
+        else:
+            self._two_passes(x.stride())(x, bits(scales), bits(zeros), coarse, notes)
+        self._encode(x, self.scales(params, tables), data, notes)
+
+    def _readable(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``, or a copy where no kernel reads it as it lies."""
+        return x if self._reads(x) else x.contiguous()
+
+    def _reads(self, x: torch.Tensor) -> bool:
+        """Return whether kernels choose scales of ``x`` and encode it where it lies."""
+        if x.is_contiguous() or self._choose_for(x) is not None:
+            return True
+        return self._tiled(x.stride(), Op.QUANTIZE) is not None and (
+            self._is_one_block or self._two_passes(x.stride()).known
+        )
 
     @functools.cached_property
     def _choosing(self) -> Constants:
@@ -202,7 +236,10 @@ class Launch:
     def _chooses(self) -> bool:
         """Whether kernels choose the finest scales."""
         some = not self._empty and bool(self._request.scheme.scales)
-        return some and (self._choose is not None or self._is_one_block)
+        if not some:
+            return False
+        strides = contiguous_strides(self._request.shape)
+        return self._choose is not None or self._is_one_block or self._two_passes(strides).known
 
     @functools.cached_property
     def _is_one_block(self) -> bool:
@@ -254,7 +291,11 @@ class Launch:
         return out
 
     def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor) -> None:
-        self._fake_quantize(bits(x), *given, value_table_on(self._request.scheme, x.device), bits(out))
+        tiled, values = self._tiled_for(x, Op.FAKE_QUANTIZE), value_table_on(self._request.scheme, x.device)
+        if tiled is None:
+            self._fake_quantize(bits(x), *given, values, bits(out))
+        else:
+            tiled(words(x), *given, values, bits(out))
 
     def hold(self, params: Params | None) -> HeldKernel | None:
         """Return the kernels with memory of their own, which wait for no device; None where some allocate."""
@@ -264,7 +305,7 @@ class Launch:
         if params is None and not self.reads_scales:
             return None
         own = None if params is None else [each.detach().clone() for each in params]
-        notes, tables = _notes(device), self.held_tables()
+        notes, tables = notes_of(device, self._most_blocks), self.held_tables()
         given = None if own is None else self.scales(own, tables)
         run: Callable[..., None]
         if op is Op.QUANTIZE:
@@ -282,7 +323,27 @@ class Launch:
         return HeldKernel(
             run=run, workspace_bytes=(notes.nbytes if reads else 0) + (room if own is None else 0),
             parameter_bytes=kept, settle=functools.partial(_settle, notes) if reads else None,
+            takes=self._takes,
         )  # fmt: skip
+
+    @property
+    def _most_blocks(self) -> int:
+        """How many blocks have extremes of their own in some order of the memory of a tensor."""
+        asked = self._request
+        if asked.op is not Op.QUANTIZE_DYNAMIC or not self._chooses:
+            return 0
+        x = torch.empty(asked.shape, device="meta")
+        return max(self._blocks_for(x), self._blocks_for(x.mT.contiguous().mT if x.ndim > 1 else x))
+
+    def _takes(self, strides: tuple[int, ...]) -> bool:
+        """Return whether the operator reads a tensor of these strides where it lies."""
+        asked = self._request
+        x = torch.empty_strided(asked.shape, strides, device="meta")
+        if x.is_contiguous() or self._empty or asked.op is not Op.QUANTIZE_DYNAMIC:
+            return x.is_contiguous() or self._empty or self._tiled(strides, asked.op) is not None
+        # The scale of a whole tensor takes its numbers in any order.
+        whole = len(asked.scheme.scales) > 1 or self._is_one_block
+        return self._reads(x) and (not whole or _by_strides(x).is_contiguous())
 
     @property
     def _chooses_alone(self) -> bool:
@@ -376,21 +437,21 @@ class Launch:
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
 
 
+def _by_strides(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with its axes in the order of memory."""
+    return x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
+
+
 def _in_order(x: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of a tensor in the order of memory, or of its axes where memory has gaps."""
-    ordered = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
+    """Return the numbers of a tensor as kernels take them, in any order."""
+    ordered = _by_strides(x)
     return bits(ordered if ordered.is_contiguous() else x)
-
-
-def _notes(device: torch.device) -> torch.Tensor:
-    """Return what kernels write: whether some number does not fit, and the bits of the largest magnitude."""
-    return torch.zeros(2, dtype=torch.int32, device=device)
 
 
 def _settle(notes: torch.Tensor) -> None:
     """Wait for the device and raise NonFiniteError where a run since the last call met what does not fit."""
     if notes[0].item():
-        notes.zero_()
+        notes[0] = 0
         raise NonFiniteError(
             "a run since the last call of synchronize() met NaN or Inf, a number of a sign that the scheme "
             "lacks, or a block whose scale does not fit its format; zeropoint.quantize says where"

@@ -14,6 +14,8 @@ TILE, PER_THREAD = 8192, 64
 """Elements of a tile whose blocks are small, and of a thread."""
 LARGEST_TILE = 32768
 """Elements of the largest tile, with 64 for each of 512 threads."""
+LEAST_RUN = 32
+"""Bytes that a tile of one large block reads of a row of memory, at least: a sector."""
 SHORTEST = 8
 """Columns of the smallest tile: eight codes of any width are whole bytes."""
 
@@ -66,13 +68,12 @@ class TileShape(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """A tensor in tiles, and the programs that take them; own: whether each block is inside of one tile."""
+    """A tensor in tiles, and the programs that take them."""
 
     cut: TileCut
     shape: TileShape
     programs: int
     warps: int
-    own: bool
 
 
 class _Axis(NamedTuple):
@@ -95,16 +96,23 @@ class _Axis(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def tiles_of(
-    granularity: Granularity, shape: tuple[int, ...], strides: tuple[int, ...], width: int, itemsize: int
-) -> Tiles | None:
-    """Return the tiles of a tensor with codes of ``width`` bits, or None where neither axis follows in memory."""
+    granularity: Granularity, shape: tuple[int, ...], strides: tuple[int, ...], width: int, itemsize: int,
+    *, whole: bool,
+) -> Tiles | None:  # fmt: skip
+    """Return the tiles of a tensor with codes of ``width`` bits, or None where there are none.
+
+    whole: whether each block must be inside of one tile. Rows or columns must follow each other in memory.
+    """
     blocks = granularity.block_shape(shape)
     axes = _joined([_Axis(*each) for each in zip(shape, blocks, strides, strict=True)], width)
     batch, rows, cols = [*[_Axis(1, 1, 0)] * (3 - len(axes)), *axes][-3:]
     transposed = cols.stride != 1 and cols.length > 1
     if len(axes) > 3 or batch.block != 1 or (transposed and rows.stride != 1):
         return None
-    high, wide, own = _tile(rows, cols, itemsize, transposed=transposed)
+    found = _tile(rows, cols, itemsize, transposed=transposed, whole=whole)
+    if found is None:
+        return None
+    high, wide = found
     parts = _part(rows, high), _part(cols, wide)
     lines, elements, block_lines, block_elements = high, wide, *parts
     if transposed:
@@ -124,7 +132,7 @@ def tiles_of(
         grid_cols=-(-cols.length // cols.block),
     )  # fmt: skip
     warps = max(1, high * wide // (32 * PER_THREAD))
-    return Tiles(cut=cut, shape=made, programs=batch.length * down * across, warps=warps, own=own)
+    return Tiles(cut=cut, shape=made, programs=batch.length * down * across, warps=warps)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -136,35 +144,37 @@ def _joined(axes: list[_Axis], width: int) -> list[_Axis]:
     """Return axes of which those that follow each other in memory, and in blocks, are one."""
     made: list[_Axis] = []
     for axis in reversed([axis for axis in axes if axis.length > 1]):
-        inner = made[-1] if made else None
-        if inner is None or axis.stride != inner.length * inner.stride:
-            made.append(axis)
-        elif len(made) == 1 and inner.length * width % 8:
-            made.append(axis)
-        elif inner.block >= inner.length:
-            made[-1] = _Axis(axis.length * inner.length, axis.block * inner.length, inner.stride)
-        elif axis.block == 1 and inner.length % inner.block == 0:
-            made[-1] = _Axis(axis.length * inner.length, inner.block, inner.stride)
+        inner = made[-1] if made else _Axis(0, 1, 0)
+        block = axis.block * inner.length
+        follows = axis.stride == inner.length * inner.stride
+        whole_bytes = len(made) > 1 or inner.length * width % 8 == 0
+        whole = inner.block >= inner.length and (axis.block >= axis.length or block & (block - 1) == 0)
+        inside = axis.block == 1 and inner.length % inner.block == 0
+        if made and follows and whole_bytes and (whole or inside):
+            block = block if inner.block >= inner.length else inner.block
+            made[-1] = _Axis(axis.length * inner.length, block, inner.stride)
         else:
             made.append(axis)
     return made[::-1]
 
 
-def _tile(rows: _Axis, cols: _Axis, itemsize: int, *, transposed: bool) -> tuple[int, int, bool]:
-    """Return rows and columns of tiles, and whether these have whole blocks."""
-    high, wide = rows.span, cols.span
-    own = high > 0 and wide > 0 and high * max(wide, SHORTEST) <= LARGEST_TILE
-    if not own:
-        high, wide = 1, 1
-    wide = max(wide, SHORTEST)
-    run = RUN // itemsize
+def _tile(
+    rows: _Axis, cols: _Axis, itemsize: int, *, transposed: bool, whole: bool
+) -> tuple[int, int] | None:
+    """Return rows and columns of tiles, or None where these must have whole blocks and none has."""
+    high, wide = (rows.span, cols.span) if whole else (1, 1)
+    if not high or not wide:
+        return None
+    wide, run, least = max(wide, SHORTEST), RUN // itemsize, LEAST_RUN // itemsize
     if transposed:
+        high = max(high, min(least, rows.power))
         high = max(high, min(run, LARGEST_TILE // wide, rows.power))
         wide = max(wide, min(TILE // high, cols.power))
     else:
+        wide = max(wide, min(least, cols.power))
         wide = max(wide, min(2 * run, LARGEST_TILE // high, cols.power))
         high = max(high, min(TILE // wide, rows.power))
-    return high, wide, own
+    return (high, wide) if high * wide <= LARGEST_TILE else None
 
 
 def _part(axis: _Axis, tile: int) -> int:

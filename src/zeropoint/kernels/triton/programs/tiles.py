@@ -15,8 +15,10 @@ import triton.language as tl
 
 from ....ops.lowering import How
 from .code_bytes import bytes_of, words_of
-from .element_codes import codes_of, float32, largest, ratio_of, usual
+from .element_codes import bits_of, codes_of, float32, float_of, largest, ratio_of, stored, usual
 from .held_scales import chosen_scales, factors_of
+from .pieces import faked
+from .scale_choice import scales_of
 
 _AFFINE = tl.constexpr(int(How.AFFINE))
 
@@ -95,6 +97,13 @@ def _reduced(numbers, kind: tl.constexpr, k: tl.constexpr):
 
 
 @triton.jit
+def _by_runs(found, k: tl.constexpr):
+    """Return what :func:`_values` does, as it lies in rows, (runs, run) float32."""
+    found = _in_rows(tl.reshape(found, [k.cut.lines, k.cut.elements]), k)
+    return float32(tl.reshape(found, [k.cut.rows * k.cut.cols // k.cut.run, k.cut.run]))
+
+
+@triton.jit
 def _of_runs(numbers, k: tl.constexpr):
     """Return the numbers of the runs of blocks, (runs, 1), or of their elements where runs span blocks."""
     lines: tl.constexpr = k.cut.lines // k.cut.block_lines
@@ -166,6 +175,68 @@ def _store(data, codes, batch, row, col, cut, k: tl.constexpr):
 
 
 @triton.jit
+def _extremes(value, row, col, cut, k: tl.constexpr):
+    """Return the largest magnitude, the least and the greatest number of the parts of blocks, (parts,).
+
+    The last two are read where scales follow from both.
+    """
+    amax = _of_blocks(value, 0, k)
+    if k.chosen and (k.rule.how == _AFFINE or k.rule.unsigned):
+        there = _inside(row, col, cut, k)
+        low = _of_blocks(tl.where(there, value, float("inf")), 1, k)
+        high = _of_blocks(tl.where(there, value, float("-inf")), 2, k)
+        return amax, low, high
+    else:  # noqa: RET505
+        return amax, amax, amax
+
+
+@triton.jit
+def _rank(number):
+    """Return int32 in the order of float32; it is its own inverse, but for the type."""
+    bits = number.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def tile_extremes(x, found, least, most, cut, k: tl.constexpr):
+    """Raise what is known of blocks: bits of largest magnitudes, ranks of negated least, of greatest numbers.
+
+    All are (blocks,) int32; the last two change where scales follow from both.
+    """
+    batch, row, col = _place(cut, k)
+    value = float32(_values(x, batch, row, col, cut, k))
+    amax, low, high = _extremes(value, row, col, cut, k)
+    place, inside = _block_places(batch, row, col, cut, k)
+    tl.atomic_max(found + place, bits_of(amax).to(tl.int32), mask=inside, sem="relaxed")
+    if k.rule.how == _AFFINE or k.rule.unsigned:
+        tl.atomic_max(least + place, _rank(0.0 - low), mask=inside, sem="relaxed")
+        tl.atomic_max(most + place, _rank(high), mask=inside, sem="relaxed")
+
+
+@triton.jit
+def block_scales(found, least, most, scales, zeros, coarse, notes, cut, k: tl.constexpr):
+    """Write the scales and zero points of blocks from :func:`tile_extremes`, which then know nothing.
+
+    ``cut`` is their number. notes: as for :func:`quantize_tiles`.
+    """
+    place = tl.program_id(0).to(tl.int64) * k.cut.threads + tl.arange(0, k.cut.threads)
+    inside = place < cut
+    amax = float_of(tl.load(found + place, mask=inside, other=0))
+    low, high = amax, amax
+    if k.rule.how == _AFFINE or k.rule.unsigned:
+        low = 0.0 - _rank(tl.load(least + place, mask=inside, other=0)).to(tl.float32, bitcast=True)
+        high = _rank(tl.load(most + place, mask=inside, other=0)).to(tl.float32, bitcast=True)
+        tl.store(least + place, -0x80000000, mask=inside)
+        tl.store(most + place, -0x80000000, mask=inside)
+    scale, _, zero, fits = scales_of(amax, low, high, coarse, False, k)
+    tl.store(found + place, 0, mask=inside)
+    tl.store(scales + place, stored(scale, scales.dtype.element_ty), mask=inside)
+    if k.element.zero_place:
+        tl.store(zeros + place, stored(zero, zeros.dtype.element_ty), mask=inside)
+    tl.store(notes + place * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
+
+
+@triton.jit
 def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
     """Write the codes of ``x``, and with them scales and zero points of blocks, if they are chosen.
 
@@ -174,14 +245,9 @@ def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.con
     batch, row, col = _place(cut, k)
     found = _values(x, batch, row, col, cut, k)
     value = float32(found)
-    amax = _of_blocks(value, 0, k)
+    amax, low, high = _extremes(value, row, col, cut, k)
     place, inside = _block_places(batch, row, col, cut, k)
     if k.chosen:
-        low, high = amax, amax
-        if k.rule.how == _AFFINE or k.rule.unsigned:
-            there = _inside(row, col, cut, k)
-            low = _of_blocks(tl.where(there, value, float("inf")), 1, k)
-            high = _of_blocks(tl.where(there, value, float("-inf")), 2, k)
         factor, inverse, rest, zero = chosen_scales(
             amax, low, high, coarse, scales, tables, zeros, notes, place, inside, k
         )
@@ -191,9 +257,7 @@ def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.con
         zero = factor * 0.0
         if k.element.zero_place:
             zero = float32(tl.load(zeros + place))
-    runs: tl.constexpr = k.cut.rows * k.cut.cols // k.cut.run
-    value = _in_rows(tl.reshape(found, [k.cut.lines, k.cut.elements]), k)
-    value = float32(tl.reshape(value, [runs, k.cut.run]))
+    value = _by_runs(found, k)
     plain = False
     if k.fused:
         plain = usual(amax[:, None], factor[:, None], k)
@@ -207,3 +271,24 @@ def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.con
         ratio = ratio_of(value, factor, inverse, rest, False, k)
     codes = codes_of(ratio, _of_runs(zero, k), False, k)
     _store(data, codes, batch, row, col, cut, k)
+
+
+@triton.jit
+def fake_quantize_tiles(x, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
+    """Write the values of the codes of ``x``, row after row; NaN takes the lowest integer, or stays NaN."""
+    batch, row, col = _place(cut, k)
+    value = _by_runs(_values(x, batch, row, col, cut, k), k)
+    place, _ = _block_places(batch, row, col, cut, k)
+    place = _of_runs(place, k)
+    zero = place.to(tl.float32) * 0.0
+    if k.element.zero_place:
+        zero = float32(tl.load(zeros + place))
+    result = faked(value, tl.load(scales + place), tables, coarse, zero, values, k)
+    result = tl.reshape(stored(result, out.dtype.element_ty), [k.cut.rows, k.cut.cols])
+    down, across = tl.arange(0, k.cut.rows), tl.arange(0, k.cut.cols)
+    places = out + (batch * cut.rows + row) * cut.cols + col + (down.to(tl.int64) * cut.cols)[:, None]
+    if k.cut.even:
+        tl.store(places + across[None, :], result)
+    else:
+        inside = (down < cut.rows - row)[:, None] & (across < cut.cols - col)[None, :]
+        tl.store(places + across[None, :], result, mask=inside)
