@@ -1,4 +1,4 @@
-"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--megabytes N] [--json FILE]`.
+"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--only NAME] [--json FILE]`.
 
 First codes, scales and values are compared with the reference on the host, of random numbers and of numbers
 where arithmetic goes wrong; a difference ends the run with exit code 1. Then plans are captured in CUDA
@@ -7,7 +7,8 @@ on the same device: the median of the replays. At last the host's time of a run,
 nothing.
 
 GB/s counts the bytes read plus written once, scales counted, though the scale of a whole tensor (nvfp4) takes
-a second read. torchao, where it is installed, is timed by the same graphs: its MX and NVFP4 functions under
+a second read. `transposed` quantizes `x.t()` where it lies. Checks run in processes of their own, which
+compile what is timed, too. torchao, where it is installed, is timed by the same graphs: its MX and NVFP4 functions under
 torch.compile, its Triton kernel for fp8.
 """
 
@@ -15,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,11 @@ from zeropoint.ops.registry import Op, kernel_of
 SCHEMES = (
     "int8:channel", "int8:tensor", "int4:g128", "uint4:g32:asym", "float8_e4m3fn:channel",
     "float8_e4m3fn:g128", "mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4", "nf4:g64",
+)  # fmt: skip
+BLOCKS = "float8_e4m3fn:block128x128", "float8_e4m3fn:block16x32", "int8:block32x1"
+TRANSPOSED = (
+    "int8:channel", "int8:tensor", "int4:g128", "float8_e4m3fn:g128", "mxfp8_e4m3", "mxfp4", "nvfp4",
+    *BLOCKS,
 )  # fmt: skip
 COLUMNS = 8192
 CACHE = 256 << 20
@@ -54,24 +62,51 @@ def odd_rows(scheme: str) -> torch.Tensor:
 def compare(scheme: str, x: torch.Tensor) -> None:
     """Exit when codes, scales or values differ from those of the reference on the host."""
     for part in (x, x[:, :-7].contiguous()):
-        if part.shape[1] != COLUMNS and zp.Scheme.parse(scheme).granularity.extents:
-            continue
-        here, host = zp.quantize(part.cuda(), scheme), part
-        with zp.only_backend("reference"):
-            there = zp.quantize(host, scheme)
-            values, far = there.dequantize(), zp.quantize(host * 1.25, there.params).data
-            rounded = zp.fake_quantize(host * 1.25, there.params)
-        pairs = [(here.data, there.data), (here.dequantize(), values)]
-        pairs += zip(here.scales, there.scales, strict=True)
-        pairs.append((zp.quantize(part.cuda() * 1.25, here.params).data, far))
-        pairs.append((zp.fake_quantize(part.cuda() * 1.25, here.params), rounded))
-        for place, (a, b) in enumerate(pairs):
-            if not torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)):
-                wrong = a.cpu().view(torch.uint8) != b.view(torch.uint8)
-                where = torch.nonzero(wrong)[0].tolist()
-                sys.exit(
-                    f"bytes of {scheme}, {x.dtype} differ, part {place}: {int(wrong.sum())}, first at {where}"
-                )
+        if part.shape[1] == COLUMNS or not zp.Scheme.parse(scheme).granularity.extents:
+            compare_part(scheme, part.cuda())
+
+
+def compare_transposed(scheme: str, x: torch.Tensor) -> None:
+    """The same of transposed views, of which the second one has ragged tiles and gaps between its rows."""
+    square = x.reshape(5, -1, 256).cuda()
+    flat = square.flatten(0, 1)
+    views = flat.t(), flat[:-7, :-6].t(), square.transpose(1, 2)
+    for view in views[: 2 if scheme in BLOCKS else 3]:
+        compare_part(scheme, view)
+
+
+def compare_part(scheme: str, part: torch.Tensor) -> None:
+    """The same of one tensor on the device."""
+    here, host = zp.quantize(part, scheme), part.cpu().contiguous()
+    with zp.only_backend("reference"):
+        there = zp.quantize(host, scheme)
+        values, far = there.dequantize(), zp.quantize(host * 1.25, there.params).data
+        rounded = zp.fake_quantize(host * 1.25, there.params)
+    pairs = [(here.data, there.data), (here.dequantize(), values)]
+    pairs += zip(here.scales, there.scales, strict=True)
+    pairs.append((zp.quantize(part * 1.25, here.params).data, far))
+    pairs.append((zp.fake_quantize(part * 1.25, here.params), rounded))
+    for place, (a, b) in enumerate(pairs):
+        if not torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)):
+            wrong = a.cpu().view(torch.uint8) != b.view(torch.uint8)
+            where = torch.nonzero(wrong)[0].tolist()
+            sys.exit(
+                f"bytes of {scheme}, {part.dtype} {tuple(part.shape)}, strides {part.stride()} differ, "
+                f"part {place}: {int(wrong.sum())}, first at {where}"
+            )
+
+
+def check(scheme: str, only: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+    """Compare one scheme's bytes with the reference, and compile what :func:`measure` times."""
+    for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        for place, x in enumerate((odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype))):
+            x = torch.where(x.abs() < torch.finfo(dtype).max / 2, x, 1.0)
+            if only != ("transposed",):
+                compare(scheme, x)
+            if scheme in TRANSPOSED and not place:
+                compare_transposed(scheme, x)
+    for rows in sizes:
+        measure(scheme, rows, only=only, timed=False)
 
 
 def captured(calls: list[Callable[[], object]]) -> Callable[[], None]:
@@ -119,10 +154,10 @@ def peers(scheme: str) -> Callable[[torch.Tensor], object] | None:
     }.get(scheme)
 
 
-def measure(scheme: str, rows: int, *, only: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return GB/s of the copy and of the operators, by name."""
+def measure(scheme: str, rows: int, *, only: tuple[str, ...] = (), timed: bool = True) -> dict[str, Any]:
+    """Return GB/s of the copy and of the operators, by name; timed: rather than run once each."""
     shape = rows, COLUMNS
-    count = max(1, -(-CACHE // (rows * COLUMNS * 2)))
+    count = max(1, -(-CACHE // (rows * COLUMNS * 2))) if timed else 1
     sets = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
     outs = [torch.empty_like(x) for x in sets]
     codes = [zp.quantize(x, scheme) for x in sets]
@@ -130,12 +165,28 @@ def measure(scheme: str, rows: int, *, only: tuple[str, ...] = ()) -> dict[str, 
     row: dict[str, Any] = {"scheme": scheme, "rows": rows}
 
     def note(name: str, calls: list[Callable[[], object]], moved: int) -> None:
-        if not only or name in only:
+        if not timed:
+            calls[0]()
+        elif not only or name in only:
             row[name] = moved / seconds(calls) / 1e9
 
     # A graph copies by another way, at two thirds of the speed.
     copies = [lambda x=x, o=o: o.copy_(x) for x, o in zip(sets, outs, strict=True)]
-    row["copy"] = 2 * sets[0].nbytes / seconds(copies, graph=False) / 1e9
+    if timed:
+        row["copy"] = 2 * sets[0].nbytes / seconds(copies, graph=False) / 1e9
+    if scheme in TRANSPOSED:
+        turned = [x.t() for x in sets]
+        across = zp.plan(
+            "quantize", scheme, shape[::-1], torch.bfloat16, strides=turned[0].stride(), device="cuda"
+        )
+        into = [across.empty() for _ in sets]
+        note(
+            "transposed",
+            [lambda x=x, q=q: across.run(x, out=q) for x, q in zip(turned, into, strict=True)],
+            nbytes,
+        )
+        if only == ("transposed",):
+            return row
     chosen = zp.plan("quantize", scheme, shape, torch.bfloat16, device="cuda")
     if chosen.allocates is None:
         made = [chosen.empty() for _ in sets]
@@ -176,7 +227,7 @@ def measure(scheme: str, rows: int, *, only: tuple[str, ...] = ()) -> dict[str, 
     return row
 
 
-NAMES = ("quantize", "amax given", "given", "dequantize", "fake", "torchao")
+NAMES = ("quantize", "transposed", "amax given", "given", "dequantize", "fake", "torchao")
 
 
 def line(row: dict[str, Any]) -> str:
@@ -221,16 +272,20 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[1024, 64], help="of bfloat16 numbers")
-    parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="those to check and time")
+    parser.add_argument("--schemes", nargs="+", help="those to check and time")
+    parser.add_argument("--only", nargs="+", default=(), choices=NAMES, help="columns to time; all of them")
+    parser.add_argument("--jobs", type=int, default=12, help="processes that check schemes")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no GPU; the kernels are tested in Triton's interpreter, which says nothing of speed")
     torch.manual_seed(0)
-    for scheme in asked.schemes:
-        for dtype in (torch.bfloat16, torch.float32, torch.float16):
-            for x in (odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype)):
-                compare(scheme, torch.where(x.abs() < torch.finfo(dtype).max / 2, x, 1.0))
+    only = tuple(asked.only)
+    asked.schemes = asked.schemes or (TRANSPOSED if only == ("transposed",) else (*SCHEMES, *BLOCKS))
+    sizes = tuple((megabytes << 20) // (2 * COLUMNS) for megabytes in asked.megabytes)
+    with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as processes:
+        for found in [processes.submit(check, scheme, only, sizes) for scheme in asked.schemes]:
+            found.result()
     gpu = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(f"{gpu}; {len(asked.schemes)} schemes have the reference's bytes")
     rows = []
@@ -239,9 +294,11 @@ def main() -> None:
             f"\n| {megabytes} MB | copy | " + " | ".join(NAMES) + " |\n| --- | --- |" + " --- |" * len(NAMES)
         )
         for scheme in asked.schemes:
-            rows.append(measure(scheme, (megabytes << 20) // (2 * COLUMNS)))
+            rows.append(measure(scheme, (megabytes << 20) // (2 * COLUMNS), only=only))
             print(line(rows[-1]), flush=True)
-    hosts = [host_time(scheme) for scheme in ("int8:channel", "mxfp4", "nvfp4") if scheme in asked.schemes]
+    hosts = [
+        host_time(each) for each in ("int8:channel", "mxfp4", "nvfp4") if each in asked.schemes and not only
+    ]
     for found in hosts:
         print(found)
     if asked.json:
