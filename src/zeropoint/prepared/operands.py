@@ -88,10 +88,8 @@ class Operand:
 class Staged:
     """An input as kernels take it: contiguous, in memory that is held between calls, where it must be."""
 
-    def __init__(self, operand: Operand, *kernels: HeldKernel) -> None:
-        strides = operand.strides
-        taken = [each.takes is not None and strides is not None and each.takes(strides) for each in kernels]
-        as_it_is = strides is None or (bool(kernels) and all(taken))
+    def __init__(self, operand: Operand, kernel: HeldKernel | None = None) -> None:
+        as_it_is = operand.strides is None or (kernel is not None and kernel.strided)
         self._buffer = None if as_it_is else operand.contiguous().empty()
         self.nbytes = 0 if self._buffer is None else self._buffer.nbytes
 

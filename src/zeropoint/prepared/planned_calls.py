@@ -54,7 +54,7 @@ class Signature:
         operand = self.operand
         return Request(
             op=op, scheme=self.scheme, shape=operand.shape, dtype=operand.dtype, own_dtype=self.own_dtype,
-            device=operand.device, code_range=self.code_range,
+            device=operand.device, code_range=self.code_range, strides=operand.strides,
         )  # fmt: skip
 
     def codes(self) -> Codes:

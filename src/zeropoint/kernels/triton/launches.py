@@ -25,8 +25,8 @@ from ...params.tensors import Params, parameter_tensors, require_parameters, zer
 from ...schemes import Granularity, Scheme
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
-from .specialization import Constants, constants_of, held_of, lowered_rule, of_extremes
-from .starts import ONCE, Start, bits, words
+from .specialization import Constants, constants_of, held_of, of_extremes
+from .starts import ONCE, HeldStart, Start, bits, resident_programs, words
 from .tile_cuts import contiguous_strides, tiles_of
 from .two_passes import TwoPasses, notes_of
 
@@ -199,6 +199,9 @@ class Launch:
             if known:
                 self._fill_tables(levels, coarse, tables)
             else:
+                if self._whole is not None and x.is_contiguous():
+                    self._whole(words(x), bits(scales), levels, tables, coarse, bits(zeros), data, notes)
+                    return
                 self._amax(_in_order(x), notes)
                 self._coarse(notes, coarse, levels, tables)
         choose = self._choose_for(x)
@@ -266,9 +269,18 @@ class Launch:
 
     @functools.cached_property
     def _coarse(self) -> Start:
-        assert self._tensor_rule is not None
-        rule = lowered_rule(self._tensor_rule)
-        return Start("whole_tensors.coarse_scale", ONCE, self.given._replace(rule=rule))
+        return Start("whole_tensors.coarse_scale", ONCE, self._choosing)
+
+    @functools.cached_property
+    def _whole(self) -> Start | None:
+        """What chooses the scales of a tensor and of its small blocks in one launch."""
+        asked = self._request
+        small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
+        if small is None or self._tensor_rule is None:
+            return None
+        resident = small._replace(programs=min(small.programs, resident_programs(asked.device)))
+        constants = constants_of(asked, small.shape, chosen=True)
+        return Start("small_blocks.quantize_two_levels", resident, constants, resident=True)
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
@@ -305,55 +317,55 @@ class Launch:
         if params is None and not self.reads_scales:
             return None
         own = None if params is None else [each.detach().clone() for each in params]
-        notes, tables = notes_of(device, self._most_blocks), self.held_tables()
-        given = None if own is None else self.scales(own, tables)
+        x = self._planned()
+        blocks = self._blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
+        notes, tables = notes_of(device, blocks), self.held_tables()
         run: Callable[..., None]
-        if op is Op.QUANTIZE:
-            assert given is not None
-            run = functools.partial(self._held_quantize, given, notes)
+        if self._empty:
+            run = _nothing
         elif op is Op.QUANTIZE_DYNAMIC:
             run = functools.partial(self._held_dynamic, notes, tables)
-        elif op is Op.DEQUANTIZE:
-            run = functools.partial(self._held_dequantize, given, tables)
+        elif own is None:
+            run = functools.partial(self._held_dequantize, tables)
         else:
-            assert given is not None
-            run = functools.partial(self._held_fake_quantize, given)
+            run = self._held(op, self.scales(own, tables), notes, x)
         reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room
         return HeldKernel(
             run=run, workspace_bytes=(notes.nbytes if reads else 0) + (room if own is None else 0),
             parameter_bytes=kept, settle=functools.partial(_settle, notes) if reads else None,
-            takes=self._takes,
+            strided=not x.is_contiguous(),
         )  # fmt: skip
 
-    @property
-    def _most_blocks(self) -> int:
-        """How many blocks have extremes of their own in some order of the memory of a tensor."""
-        asked = self._request
-        if asked.op is not Op.QUANTIZE_DYNAMIC or not self._chooses:
-            return 0
-        x = torch.empty(asked.shape, device="meta")
-        return max(self._blocks_for(x), self._blocks_for(x.mT.contiguous().mT if x.ndim > 1 else x))
+    def _held(self, op: Op, given: Given, notes: torch.Tensor, x: torch.Tensor) -> Callable[..., None]:
+        """Return what runs an operator under given scales, which stay where they are, on such as ``x``."""
+        tiled = self._tiled_for(x, op)
+        if op is Op.QUANTIZE:
+            return HeldStart(tiled or self._quantize, None, *given, None, notes)
+        values = value_table_on(self._request.scheme, self._request.device)
+        if op is Op.FAKE_QUANTIZE:
+            return HeldStart(tiled or self._fake_quantize, None, *given, values, None)
+        start = HeldStart(self._dequantize, None, *given, values, None)
+        return lambda data, _, out: start(data, out)
 
-    def _takes(self, strides: tuple[int, ...]) -> bool:
-        """Return whether the operator reads a tensor of these strides where it lies."""
+    def _planned(self) -> torch.Tensor:
+        """Return a tensor without data as plans give it: of the request's strides, if kernels read these."""
         asked = self._request
-        x = torch.empty_strided(asked.shape, strides, device="meta")
-        if x.is_contiguous() or self._empty or asked.op is not Op.QUANTIZE_DYNAMIC:
-            return x.is_contiguous() or self._empty or self._tiled(strides, asked.op) is not None
-        # The scale of a whole tensor takes its numbers in any order.
-        whole = len(asked.scheme.scales) > 1 or self._is_one_block
-        return self._reads(x) and (not whole or _by_strides(x).is_contiguous())
+        whole = torch.empty(asked.shape, device="meta")
+        if asked.strides is None or self._empty or asked.op is Op.DEQUANTIZE:
+            return whole
+        x = torch.empty_strided(asked.shape, asked.strides, device="meta")
+        if asked.op is not Op.QUANTIZE_DYNAMIC:
+            return x if self._tiled_for(x, asked.op) is not None else whole
+        # The scale of a whole tensor takes its numbers in any order, but without gaps.
+        gaps = (len(asked.scheme.scales) > 1 or self._is_one_block) and not _by_strides(x).is_contiguous()
+        return x if self._reads(x) and not gaps else whole
 
     @property
     def _chooses_alone(self) -> bool:
         """Whether kernels choose all scales, and need no result of theirs on the host."""
         scheme = self._request.scheme
         return self._chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
-
-    def _held_quantize(self, given: Given, notes: torch.Tensor, x: torch.Tensor, data: torch.Tensor) -> None:
-        if not self._empty:
-            self._encode(x, given, data, notes)
 
     def _held_dynamic(
         self, notes: torch.Tensor, tables: torch.Tensor | None, x: torch.Tensor, data: torch.Tensor,
@@ -362,15 +374,9 @@ class Launch:
         self.choose_and_encode(x, data, params, notes, tables=tables)
 
     def _held_dequantize(
-        self, given: Given | None, tables: torch.Tensor | None, data: torch.Tensor, params: Params,
-        out: torch.Tensor,
-    ) -> None:  # fmt: skip
-        if not self._empty:
-            self._decode(data, self.scales(params, tables) if given is None else given, out)
-
-    def _held_fake_quantize(self, given: Given, x: torch.Tensor, out: torch.Tensor) -> None:
-        if not self._empty:
-            self._round(x, given, out)
+        self, tables: torch.Tensor | None, data: torch.Tensor, params: Params, out: torch.Tensor
+    ) -> None:
+        self._decode(data, self.scales(params, tables), out)
 
     def _packed(self, x: torch.Tensor) -> torch.Tensor:
         shape = packing.packed_shape(self._request.shape, self._request.scheme.bits)
@@ -446,6 +452,10 @@ def _in_order(x: torch.Tensor) -> torch.Tensor:
     """Return the numbers of a tensor as kernels take them, in any order."""
     ordered = _by_strides(x)
     return bits(ordered if ordered.is_contiguous() else x)
+
+
+def _nothing(*_: object) -> None:
+    """Run on a tensor without elements."""
 
 
 def _settle(notes: torch.Tensor) -> None:

@@ -12,8 +12,8 @@ from .specialization import constants_of
 from .starts import Start, words
 from .tile_cuts import tiles_of
 
-_AFTER = 4
-"""Numbers before the extremes: two notes, and as many again, so that extremes begin at 16 bytes."""
+_NOTES = 4
+"""Numbers before the extremes, which begin at 16 bytes."""
 _BLOCKS = 128
 """Blocks of a program."""
 _FEWEST = 8
@@ -44,19 +44,18 @@ class TwoPasses:
         notes: torch.Tensor,
     ) -> None:  # fmt: skip
         """Write scales and zero points; notes: of :func:`notes_of`."""
-        found, least, most = notes[_AFTER:].view(3, -1)
+        found, least, most = notes[_NOTES:].view(3, -1)
         self._extremes(words(x), found, least, most)
         self._scales(found, least, most, scales, zeros, coarse, notes)
 
 
 def notes_of(device: torch.device, blocks: int = 0) -> torch.Tensor:
-    """Return what kernels write, int32: whether some number does not fit, and magnitudes so far.
+    """Return what kernels write, int32 zeros: see :mod:`.programs.whole_tensors`.
 
-    The second is the bits of the largest magnitude. blocks: how many of them have extremes of their own.
+    blocks: how many of them have extremes of their own, which follow.
     """
-    if not blocks:
-        return torch.zeros(2, dtype=torch.int32, device=device)
     room = -(-blocks // 4) * 4
-    made = torch.zeros(_AFTER + 3 * room, dtype=torch.int32, device=device)
-    made[_AFTER + room :] = _NOTHING
+    made = torch.zeros(_NOTES + 3 * room, dtype=torch.int32, device=device)
+    if blocks:
+        made[_NOTES + room :] = _NOTHING
     return made
