@@ -8,8 +8,8 @@ nothing.
 
 GB/s counts the bytes read plus written once, scales counted, though the scale of a whole tensor (nvfp4) takes
 a second read. `transposed` quantizes `x.t()` where it lies. Checks run in processes of their own, which
-compile what is timed, too. torchao, where it is installed, is timed by the same graphs: its MX and NVFP4 functions under
-torch.compile, its Triton kernel for fp8.
+compile what is timed, too. torchao, where it is installed, is timed by the same graphs: its MX and NVFP4
+functions under torch.compile, its Triton kernel for fp8.
 """
 
 from __future__ import annotations
@@ -67,16 +67,18 @@ def compare(scheme: str, x: torch.Tensor) -> None:
 
 
 def compare_transposed(scheme: str, x: torch.Tensor) -> None:
-    """The same of transposed views, of which the second one has ragged tiles and gaps between its rows."""
+    """Do the same for transposed views; of bfloat16, also ragged ones with gaps, and several matrices."""
     square = x.reshape(5, -1, 256).cuda()
     flat = square.flatten(0, 1)
-    views = flat.t(), flat[:-7, :-6].t(), square.transpose(1, 2)
-    for view in views[: 2 if scheme in BLOCKS else 3]:
+    views = [flat.t()]
+    if x.dtype is torch.bfloat16:
+        views += [flat[:-7, :-6].t()] + [square.transpose(1, 2)] * (scheme not in BLOCKS)
+    for view in views:
         compare_part(scheme, view)
 
 
 def compare_part(scheme: str, part: torch.Tensor) -> None:
-    """The same of one tensor on the device."""
+    """Do the same for one tensor on the device."""
     here, host = zp.quantize(part, scheme), part.cpu().contiguous()
     with zp.only_backend("reference"):
         there = zp.quantize(host, scheme)
@@ -96,17 +98,17 @@ def compare_part(scheme: str, part: torch.Tensor) -> None:
             )
 
 
-def check(scheme: str, only: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+def check(scheme: str, only: tuple[str, ...], rows: int) -> None:
     """Compare one scheme's bytes with the reference, and compile what :func:`measure` times."""
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
-        for place, x in enumerate((odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype))):
-            x = torch.where(x.abs() < torch.finfo(dtype).max / 2, x, 1.0)
-            if only != ("transposed",):
-                compare(scheme, x)
-            if scheme in TRANSPOSED and not place:
-                compare_transposed(scheme, x)
-    for rows in sizes:
-        measure(scheme, rows, only=only, timed=False)
+        odd, small = odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype)
+        odd = torch.where(odd.abs() < torch.finfo(dtype).max / 2, odd, 1.0)
+        if only != ("transposed",):
+            compare(scheme, odd)
+            compare(scheme, small)
+        if scheme in TRANSPOSED and dtype is not torch.float16:
+            compare_transposed(scheme, odd)
+    measure(scheme, rows, only=only, timed=False)
 
 
 def captured(calls: list[Callable[[], object]]) -> Callable[[], None]:
@@ -154,14 +156,29 @@ def peers(scheme: str) -> Callable[[torch.Tensor], object] | None:
     }.get(scheme)
 
 
+def bytes_of(q: zp.QuantizedTensor) -> int:
+    """Return the bytes of codes and scales."""
+    return q.data.nbytes + sum(level.nbytes for level in q.scales)
+
+
+def transposed(scheme: str, sets: list[torch.Tensor]) -> tuple[list[Callable[[], object]], int]:
+    """Return calls that quantize transposed tensors where they lie, and the bytes of each."""
+    turned = [x.t() for x in sets]
+    first = turned[0]
+    plan = zp.plan(
+        "quantize", scheme, tuple(first.shape), first.dtype, strides=first.stride(), device=first.device
+    )
+    made = [plan.empty() for _ in turned]
+    calls = [lambda x=x, q=q: plan.run(x, out=q) for x, q in zip(turned, made, strict=True)]
+    return calls, first.nbytes + bytes_of(made[0])
+
+
 def measure(scheme: str, rows: int, *, only: tuple[str, ...] = (), timed: bool = True) -> dict[str, Any]:
     """Return GB/s of the copy and of the operators, by name; timed: rather than run once each."""
     shape = rows, COLUMNS
     count = max(1, -(-CACHE // (rows * COLUMNS * 2))) if timed else 1
     sets = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
     outs = [torch.empty_like(x) for x in sets]
-    codes = [zp.quantize(x, scheme) for x in sets]
-    nbytes = sets[0].nbytes + codes[0].data.nbytes + sum(level.nbytes for level in codes[0].scales)
     row: dict[str, Any] = {"scheme": scheme, "rows": rows}
 
     def note(name: str, calls: list[Callable[[], object]], moved: int) -> None:
@@ -170,23 +187,16 @@ def measure(scheme: str, rows: int, *, only: tuple[str, ...] = (), timed: bool =
         elif not only or name in only:
             row[name] = moved / seconds(calls) / 1e9
 
-    # A graph copies by another way, at two thirds of the speed.
-    copies = [lambda x=x, o=o: o.copy_(x) for x, o in zip(sets, outs, strict=True)]
     if timed:
+        # A graph copies by another way, at two thirds of the speed.
+        copies = [lambda x=x, o=o: o.copy_(x) for x, o in zip(sets, outs, strict=True)]
         row["copy"] = 2 * sets[0].nbytes / seconds(copies, graph=False) / 1e9
     if scheme in TRANSPOSED:
-        turned = [x.t() for x in sets]
-        across = zp.plan(
-            "quantize", scheme, shape[::-1], torch.bfloat16, strides=turned[0].stride(), device="cuda"
-        )
-        into = [across.empty() for _ in sets]
-        note(
-            "transposed",
-            [lambda x=x, q=q: across.run(x, out=q) for x, q in zip(turned, into, strict=True)],
-            nbytes,
-        )
-        if only == ("transposed",):
-            return row
+        note("transposed", *transposed(scheme, sets))
+    if only == ("transposed",):
+        return row
+    codes = [zp.quantize(x, scheme) for x in sets]
+    nbytes = sets[0].nbytes + bytes_of(codes[0])
     chosen = zp.plan("quantize", scheme, shape, torch.bfloat16, device="cuda")
     if chosen.allocates is None:
         made = [chosen.empty() for _ in sets]
@@ -282,9 +292,9 @@ def main() -> None:
     torch.manual_seed(0)
     only = tuple(asked.only)
     asked.schemes = asked.schemes or (TRANSPOSED if only == ("transposed",) else (*SCHEMES, *BLOCKS))
-    sizes = tuple((megabytes << 20) // (2 * COLUMNS) for megabytes in asked.megabytes)
+    least = (min(asked.megabytes) << 20) // (2 * COLUMNS)
     with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as processes:
-        for found in [processes.submit(check, scheme, only, sizes) for scheme in asked.schemes]:
+        for found in [processes.submit(check, scheme, only, least) for scheme in asked.schemes]:
             found.result()
     gpu = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(f"{gpu}; {len(asked.schemes)} schemes have the reference's bytes")
