@@ -97,7 +97,7 @@ class Launch:
         return None if x.is_contiguous() else self._tiled(x.stride(), op)
 
     def _choose_for(self, x: torch.Tensor) -> Start | None:
-        """What chooses scales from one read of ``x`` where it lies."""
+        """Return what chooses scales from one read of ``x`` where it lies."""
         return self._choose if x.is_contiguous() else self._tiled(x.stride(), Op.QUANTIZE_DYNAMIC)
 
     def _blocks_for(self, x: torch.Tensor) -> int:

@@ -76,8 +76,8 @@ def factors_of(found, tables, coarse, k: tl.constexpr):
 def chosen_scales(amax, low, high, coarse, scales, tables, zeros, notes, place, inside, k: tl.constexpr):
     """Choose the scales of blocks, write them with zero points, and return what :func:`factors_of` does.
 
-    All are (blocks,); low and high are read where scales follow from both. place: of the block's scale. inside: which blocks
-    there are. notes: (1,) int32, set if a value is not finite or a scale does not fit its format.
+    All are (blocks,). low, high: read where scales follow from both. place: numbers of blocks. inside: which
+    of them there are. notes: (1,) int32, set if a value is not finite or a scale does not fit its format.
 
     Returns (factor, inverse, rest, zero).
     """

@@ -147,7 +147,7 @@ def _ratio_or_lost(value, factor, k: tl.constexpr):
 
 @triton.jit
 def faked(value, found, tables, coarse, zero, values, k: tl.constexpr):
-    """Return the values of the codes of values, (many, size), under stored scales and zero points of theirs."""
+    """Return the values of the codes of ``value``, (many, size), under stored scales."""
     factor, inverse, rest = factors_of(found, tables, coarse, k)
     plain = False
     if k.fused:

@@ -41,7 +41,7 @@ def _place(cut, k: tl.constexpr):
 
 @triton.jit
 def _inside(row, col, cut, k: tl.constexpr):
-    """Return which rows of memory of a tile there are, (lines / near, near, 1), and which elements of these."""
+    """Return which elements of :func:`_values` there are, (lines / near, near, elements)."""
     if k.cut.transposed:
         lines, elements = cut.cols - col, cut.rows - row
     else:
@@ -128,37 +128,34 @@ def _block_places(batch, row, col, cut, k: tl.constexpr):
     line, element = tl.arange(0, lines) * k.cut.block_lines, tl.arange(0, elements) * k.cut.block_elements
     if k.cut.transposed:
         down, across = row + element[None, :], col + line[:, None]
-        block_rows: tl.constexpr = k.cut.block_elements
-        block_cols: tl.constexpr = k.cut.block_lines
+        block_row, block_col = down // k.cut.block_elements, across // k.cut.block_lines
     else:
         down, across = row + line[:, None], col + element[None, :]
-        block_rows: tl.constexpr = k.cut.block_lines
-        block_cols: tl.constexpr = k.cut.block_elements
+        block_row, block_col = down // k.cut.block_lines, across // k.cut.block_elements
     inside = (down < cut.rows) & (across < cut.cols)
-    if k.cut.exact:
-        down, across = down // block_rows, across // block_cols
-    else:
-        down, across = down // cut.block_rows, across // cut.block_cols
+    if not k.cut.exact:
+        block_row, block_col = down // cut.block_rows, across // cut.block_cols
     # Of an axis that is one block, all parts are of block 0.
-    down, across = tl.minimum(down, cut.grid_rows - 1), tl.minimum(across, cut.grid_cols - 1)
-    place = (batch * cut.grid_rows + down) * cut.grid_cols + across
+    block_row, block_col = tl.minimum(block_row, cut.grid_rows - 1), tl.minimum(block_col, cut.grid_cols - 1)
+    place = (batch * cut.grid_rows + block_row) * cut.grid_cols + block_col
     return tl.reshape(place, [lines * elements]), tl.reshape(inside, [lines * elements])
 
 
 @triton.jit
 def _store(data, codes, batch, row, col, cut, k: tl.constexpr):
     """Pack the codes of a tile, (runs, run) int32, and write them."""
-    start = data + (batch * cut.rows + row) * cut.row_bytes + col * k.width // 8
+    width: tl.constexpr = k.width
+    start = data + (batch * cut.rows + row) * cut.row_bytes + col * width // 8
     down = tl.arange(0, k.cut.rows)
     places = start + (down.to(tl.int64) * cut.row_bytes)[:, None]
-    there, end = (down < cut.rows - row)[:, None], cut.row_bytes - col * k.width // 8
+    there, end = (down < cut.rows - row)[:, None], cut.row_bytes - col * width // 8
     pieces: tl.constexpr = k.cut.rows * k.cut.cols // 8
-    if not k.cut.even and k.width < 8:
+    if not k.cut.even and width < 8:
         codes = tl.reshape(codes, [k.cut.rows, k.cut.cols])
         codes = tl.where((tl.arange(0, k.cut.cols) < cut.cols - col)[None, :], codes, 0)
-    if 8 % k.width == 0:
-        whole: tl.constexpr = k.cut.cols * k.width // 8
-        if k.width < 8:
+    if 8 % width == 0:
+        whole: tl.constexpr = k.cut.cols * width // 8
+        if width < 8:
             codes = bytes_of(tl.reshape(codes, [pieces, 8]), k)
         codes = tl.reshape(codes.to(tl.uint8), [k.cut.rows, whole])
         at = tl.arange(0, whole)[None, :]
@@ -169,8 +166,8 @@ def _store(data, codes, batch, row, col, cut, k: tl.constexpr):
     else:
         words = words_of(tl.reshape(codes, [pieces, 8]), k)
         words = tl.reshape(words, [k.cut.rows, k.cut.cols // 8])
-        for byte in tl.static_range(k.width):
-            at = tl.arange(0, k.cut.cols // 8)[None, :] * k.width + byte
+        for byte in tl.static_range(width):
+            at = tl.arange(0, k.cut.cols // 8)[None, :] * width + byte
             tl.store(places + at, (words >> (8 * byte)).to(tl.uint8), mask=there & (at < end))
 
 
@@ -244,24 +241,26 @@ def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.con
     """
     batch, row, col = _place(cut, k)
     found = _values(x, batch, row, col, cut, k)
-    value = float32(found)
-    amax, low, high = _extremes(value, row, col, cut, k)
     place, inside = _block_places(batch, row, col, cut, k)
+    value = _by_runs(found, k)
     if k.chosen:
+        amax, low, high = _extremes(float32(found), row, col, cut, k)
         factor, inverse, rest, zero = chosen_scales(
             amax, low, high, coarse, scales, tables, zeros, notes, place, inside, k
         )
     else:
-        tl.store(notes + place * 0, 1, mask=(amax < float("inf")) == 0)
+        amax = largest(value, k)
+        tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
         factor, inverse, rest = factors_of(tl.load(scales + place), tables, coarse, k)
         zero = factor * 0.0
         if k.element.zero_place:
             zero = float32(tl.load(zeros + place))
-    value = _by_runs(found, k)
     plain = False
-    if k.fused:
+    if k.fused and k.chosen:  # magnitudes are of blocks
         plain = usual(amax[:, None], factor[:, None], k)
     factor, inverse, rest = _of_runs(factor, k), _of_runs(inverse, k), _of_runs(rest, k)
+    if k.fused and not k.chosen:  # of runs
+        plain = usual(amax[:, None], factor, k)
     if k.fused:
         if plain:
             ratio = ratio_of(value, factor, inverse, rest, True, k)
