@@ -18,14 +18,19 @@ from zeropoint.kernels.triton.fit_launch import fit_of
 from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
 from zeropoint.kernels.triton.segmentation import segments_of
-from zeropoint.kernels.triton.sweep_launch import sweep_of
+from zeropoint.kernels.triton.sweep_launch import Blocks, sweep_of
 from zeropoint.ops.registry import Op, Request
 from zeropoint.params.scale_windows import block_length
 from zeropoint.schemes import Scheme
 
 asked = json.loads(sys.argv[1])
 scheme, shape, dtype = Scheme.parse(asked["scheme"]), (4096, 8192), torch.bfloat16
-found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of}[asked["cut"]]
+def tiled(strides, whole):
+    return lambda *given: tiles_of(given[0], given[1], strides, given[2], dtype.itemsize, whole=whole)
+
+found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of,
+         "tiles": tiled(contiguous_strides(shape), True), "transposed": tiled((1, shape[0]), True),
+         "parts": tiled((1, shape[0]), False)}[asked["cut"]]
 cut = found(scheme.granularity, shape, scheme.bits)
 request = Request(op=Op.QUANTIZE, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype,
                   device=torch.device("cuda"))
@@ -37,15 +42,19 @@ if "cut" in kernel.arg_names:
     wide = isinstance(cut.cut, int)
     signature["cut"] = "i64" if wide else type(cut.cut)("i64", *["i32"] * (len(cut.cut) - 1))
 constants = dict(asked["constants"])
-if "s" in kernel.arg_names:
-    constants["s"] = sweep_of(scheme, shape, dtype, weighted=False)._replace(**constants.pop("sweep"))
+compiled_in, sweep = cut.shape, constants.pop("sweep", None)
+if sweep is not None:
+    compiled_in = sweep_of(scheme, shape, dtype, weighted=False)._replace(**sweep)
+    signature["cut"] = Blocks("i64", "i32", "i32") if asked["kernel"] == "sweep_exactly" else "i64"
 if "k" in kernel.arg_names:
-    dividing = "s" in kernel.arg_names
-    constants["k"] = constants_of(request, cut.shape, chosen=asked["chosen"], dividing=dividing)
+    constants["k"] = constants_of(request, compiled_in, chosen=asked["chosen"], dividing=sweep is not None)
 if "f" in kernel.arg_names:
     constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
          if str(signature[name]).startswith("*")}
+if asked["cut"] in ("tiles", "transposed", "parts"):  # as launches find it, for rows of whole vectors
+    place = kernel.arg_names.index("cut")
+    whole |= {(place, at): [["tt.divisibility", 16]] for at, each in enumerate(cut.cut) if each % 16 == 0}
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
 options = {"num_warps": asked["warps"] or cut.warps, "enable_fp_fusion": asked["fused"]}
 made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -65,7 +74,7 @@ def ptx_of(module: str, kernel: str, scheme: str, arguments: dict[str, str], **r
 
     arguments: types of what is passed at run time. rest: warps, whether products and sums are fused, the cut,
     whether scales are chosen, what is replaced in ``sweep`` or ``fit``, and constants of compilation besides
-    ``k``, ``s`` and ``f``.
+    ``k`` and ``f``.
     """
     asked = {"module": module, "kernel": kernel, "scheme": scheme, "arguments": arguments}
     asked |= {"warps": rest.pop("warps", 1), "fused": rest.pop("fused", False)}

@@ -28,7 +28,7 @@ from .segmentation import Segments, segments_of
 from .specialization import Constants, constants_of, held_of, of_extremes
 from .starts import ONCE, HeldStart, Start, bits, resident_programs, words
 from .tile_cuts import contiguous_strides, tiles_of
-from .two_passes import TwoPasses, notes_of
+from .two_passes import TwoPasses, no_notes
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
@@ -107,12 +107,19 @@ class Launch:
         return self._two_passes(x.stride()).count
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor of values."""
+        return self._request.shape
+
+    @property
     def _empty(self) -> bool:
-        return 0 in self._request.shape
+        return 0 in self.shape
 
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
         scheme = self._request.scheme
+        if self._chooses and extremes is None:
+            return self.quantize_dynamic(x)[1]
         if self._empty or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
         found = [self._ends(x, level.granularity, extremes) for level in scheme.scales]
@@ -139,13 +146,14 @@ class Launch:
         """Return codes under given parameters; raises NonFiniteError."""
         out = self._packed(x) if out is None else out
         if not self._empty:
-            notes = notes_of(x.device)
-            self._encode(x, self.scales(params), out, notes)
+            notes = no_notes(x.device)
+            self.encode(x, self.scales(params), out, notes)
             if notes[0].item():
                 reference.require_finite(x)
         return out
 
-    def _encode(self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor) -> None:
+    def encode(self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor) -> None:
+        """Write codes under given scales; see :func:`no_notes`."""
         tiled = self._tiled_for(x, Op.QUANTIZE)
         if tiled is None:
             self._quantize(bits(x), *given, out, notes)
@@ -163,7 +171,7 @@ class Launch:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
         x = self._readable(x)
-        notes = notes_of(x.device, self._blocks_for(x))
+        notes = no_notes(x.device, self._blocks_for(x))
         known = len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
@@ -214,7 +222,7 @@ class Launch:
             self._tensor_scale(notes, bits(scales))
         else:
             self._two_passes(x.stride())(x, bits(scales), bits(zeros), coarse, notes)
-        self._encode(x, self.scales(params, tables), data, notes)
+        self.encode(x, self.scales(params, tables), data, notes)
 
     def _readable(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``, or a copy where no kernel reads it as it lies."""
@@ -319,7 +327,7 @@ class Launch:
         own = None if params is None else [each.detach().clone() for each in params]
         x = self._planned()
         blocks = self._blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
-        notes, tables = notes_of(device, blocks), self.held_tables()
+        notes, tables = no_notes(device, blocks), self.held_tables()
         run: Callable[..., None]
         if self._empty:
             run = _nothing

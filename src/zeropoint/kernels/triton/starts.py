@@ -5,17 +5,31 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from .piece_cuts import BlockShape, Pieces, SmallBlocks
-from .segmentation import Segments
+from .piece_cuts import BlockShape, SmallBlocks
 from .specialization import Constants
-from .tile_cuts import Tiles
 
-AnyCut = Pieces | Segments | SmallBlocks | Tiles
+
+class Cut(Protocol):
+    """A tensor in parts, for the programs that take them."""
+
+    @property
+    def cut(self) -> Any:
+        """What programs take at run time."""
+
+    @property
+    def programs(self) -> int:
+        """How many take all parts."""
+
+    @property
+    def warps(self) -> int:
+        """Warps of a program."""
+
+
 ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
 """The cut of a kernel that has one number to write."""
 RESIDENT, REGISTERS = 4, 128
@@ -57,13 +71,15 @@ class Start:
     """A program with its cut and constants; after the first call, tensors of 16-byte places start it at once.
 
     name: as :func:`program` takes it. resident: whether programs wait for each other, of which there are then
-    no more than :func:`resident_programs`.
+    no more than :func:`resident_programs`. fused: whether products and sums may be contracted.
     """
 
-    def __init__(self, name: str, cut: AnyCut, constants: Constants, *, resident: bool = False) -> None:
+    def __init__(
+        self, name: str, cut: Cut, constants: Constants, *, resident: bool = False, fused: bool = False
+    ) -> None:
         self.constants = constants
         self._cut, self._name = cut, name
-        self._options: dict[str, Any] = {"num_warps": cut.warps, "enable_fp_fusion": False}
+        self._options: dict[str, Any] = {"num_warps": cut.warps, "enable_fp_fusion": fused}
         if resident and constants.native:
             self._options |= {"launch_cooperative_grid": True, "maxnreg": REGISTERS}
         self._compiled: Callable[..., None] | None = None

@@ -174,6 +174,7 @@ def _tile(
         wide = max(wide, min(least, cols.power))
         wide = max(wide, min(2 * run, LARGEST_TILE // high, cols.power))
         high = max(high, min(TILE // wide, rows.power))
+        wide = max(wide, min(TILE // high, cols.power))
     return (high, wide) if high * wide <= LARGEST_TILE else None
 
 
