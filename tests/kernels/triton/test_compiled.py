@@ -36,7 +36,9 @@ TYPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "kernel", [pytest.param(k, marks=pytest.mark.slow) if "tile" in k else k for k in KERNELS]
+)
 @pytest.mark.parametrize("scheme", [QUICK, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW)])
 def test_kernels_compile_for_a_gpu_to_wide_accesses_without_spills(
     scheme: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
