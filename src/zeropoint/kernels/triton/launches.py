@@ -26,7 +26,7 @@ from ...schemes import Granularity, Scheme
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
 from .specialization import Constants, constants_of, held_of, of_extremes
-from .starts import ONCE, HeldStart, Start, bits, resident_programs, words
+from .starts import ONCE, HeldStart, Start, bits, words
 from .tile_cuts import contiguous_strides, tiles_of
 from .two_passes import TwoPasses, no_notes
 
@@ -207,19 +207,14 @@ class Launch:
             if known:
                 self._fill_tables(levels, coarse, tables)
             else:
-                if self._whole is not None and x.is_contiguous():
-                    self._whole(words(x), bits(scales), levels, tables, coarse, bits(zeros), data, notes)
-                    return
-                self._amax(_in_order(x), notes)
-                self._coarse(notes, coarse, levels, tables)
+                self._coarse(_in_order(x), notes, coarse, levels, tables)
         choose = self._choose_for(x)
         if choose is not None:
             places = scales if tables is None else tables
             choose(words(x), bits(scales), places, coarse, bits(zeros), data, notes)
             return
         if self._is_one_block:
-            self._amax(_in_order(x), notes)
-            self._tensor_scale(notes, bits(scales))
+            self._tensor_scale(_in_order(x), notes, bits(scales))
         else:
             self._two_passes(x.stride())(x, bits(scales), bits(zeros), coarse, notes)
         self.encode(x, self.scales(params, tables), data, notes)
@@ -263,32 +258,21 @@ class Launch:
 
     @functools.cached_property
     def _tensor_scale(self) -> Start:
-        return Start("whole_tensors.tensor_scale", ONCE, self._choosing)
+        return self._from_all("whole_tensors.tensor_scale")
+
+    @functools.cached_property
+    def _coarse(self) -> Start:
+        return self._from_all("whole_tensors.coarse_scale")
+
+    def _from_all(self, name: str) -> Start:
+        """Return a program that writes a scale which follows from the whole tensor."""
+        cut = pieces_of(Granularity.tensor(), self._request.shape, 8)
+        assert isinstance(cut, Pieces)
+        return Start(name, cut, self._choosing._replace(cut=cut.shape))
 
     @functools.cached_property
     def _tensor_rule(self) -> arithmetic.TensorRule | None:
         return arithmetic.tensor_rule(self._request.scheme, self._request.own_dtype)
-
-    @functools.cached_property
-    def _amax(self) -> Start:
-        cut = pieces_of(Granularity.tensor(), self._request.shape, 8)
-        assert isinstance(cut, Pieces)
-        return Start("whole_tensors.tensor_amax", cut, of_extremes(cut.shape, self._request.device))
-
-    @functools.cached_property
-    def _coarse(self) -> Start:
-        return Start("whole_tensors.coarse_scale", ONCE, self._choosing)
-
-    @functools.cached_property
-    def _whole(self) -> Start | None:
-        """What chooses the scales of a tensor and of its small blocks in one launch."""
-        asked = self._request
-        small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
-        if small is None or self._tensor_rule is None:
-            return None
-        resident = small._replace(programs=min(small.programs, resident_programs(asked.device)))
-        constants = constants_of(asked, small.shape, chosen=True)
-        return Start("small_blocks.quantize_two_levels", resident, constants, resident=True)
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
