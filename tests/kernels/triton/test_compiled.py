@@ -25,9 +25,9 @@ KERNELS = {
     "quantize_pieces": ("pieces", "pieces", False),
     "dequantize_pieces": ("pieces", "pieces", False),
     "fake_quantize_pieces": ("pieces", "pieces", False),
-    "quantize_tiles": ("tiles", "transposed", True),
-    "fake_quantize_tiles": ("tiles", "parts", False),
-    "tile_extremes": ("tiles", "parts", True),
+    "quantize_tiles": ("matrix_tiles", "transposed", True),
+    "fake_quantize_tiles": ("matrix_tiles", "parts", False),
+    "tile_extremes": ("matrix_tiles", "parts", True),
 }
 """Kernel to its module, how tensors are cut for it, and whether it chooses scales."""
 TYPES = {

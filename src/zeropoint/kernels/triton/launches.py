@@ -29,7 +29,7 @@ from .specialization import Constants, constants_of, held_of, of_extremes
 from .starts import ONCE, HeldStart, Start, bits, words
 from .tile_cuts import contiguous_strides
 from .two_passes import no_notes
-from .views import Views, in_order
+from .view_starts import Views, in_order
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""

@@ -33,7 +33,7 @@ class Views:
         if found is None:
             return None
         constants = constants_of(asked, found.shape, chosen=True) if chosen else self._given
-        name = "tiles.fake_quantize_tiles" if op is Op.FAKE_QUANTIZE else "tiles.quantize_tiles"
+        name = "matrix_tiles.fake_quantize_tiles" if op is Op.FAKE_QUANTIZE else "matrix_tiles.quantize_tiles"
         return Start(name, found, constants._replace(cut=found.shape))
 
     def chooses(self, x: torch.Tensor, *, one_block: bool) -> bool:
