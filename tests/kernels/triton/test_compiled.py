@@ -63,7 +63,7 @@ def test_blocks_that_span_rows_compile_to_wide_accesses_without_spills(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     ptx = ptx_of(
-        "tiles", "quantize_tiles", scheme, TYPES | {"scales": "*fp32"}, cut=cut, chosen=True, warps=0
+        "matrix_tiles", "quantize_tiles", scheme, TYPES | {"scales": "*fp32"}, cut=cut, chosen=True, warps=0
     )
     assert "ld.global.v4" in ptx
     assert "st.global.v4" in ptx
