@@ -385,7 +385,7 @@ class Launch:
         else:
             scales = params[0].contiguous().view(torch.uint8) if held.bytes else bits(params[0])
         coarse = bits(params[1]) if held.coarse else scales
-        if not held.bytes:
+        if not held.bytes or held.power:
             tables = scales
         elif not held.coarse:
             tables = self._own_tables
