@@ -166,13 +166,13 @@ def bytes_of(q: zp.QuantizedTensor) -> int:
 
 def transposed(scheme: str, sets: list[torch.Tensor]) -> tuple[list[Callable[[], object]], int]:
     """Return calls that quantize transposed tensors where they lie, and the bytes of each."""
-    turned = [x.t() for x in sets]
-    first = turned[0]
+    views = [x.t() for x in sets]
+    first = views[0]
     plan = zp.plan(
         "quantize", scheme, tuple(first.shape), first.dtype, strides=first.stride(), device=first.device
     )
-    made = [plan.empty() for _ in turned]
-    calls = [lambda x=x, q=q: plan.run(x, out=q) for x, q in zip(turned, made, strict=True)]
+    made = [plan.empty() for _ in views]
+    calls = [lambda x=x, q=q: plan.run(x, out=q) for x, q in zip(views, made, strict=True)]
     return calls, first.nbytes + bytes_of(made[0])
 
 

@@ -18,6 +18,7 @@ from zeropoint.kernels.triton.fit_launch import fit_of
 from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
 from zeropoint.kernels.triton.segmentation import segments_of
+from zeropoint.kernels.triton.tile_cuts import contiguous_strides, tiles_of
 from zeropoint.kernels.triton.sweep_launch import Blocks, sweep_of
 from zeropoint.kernels.triton.tile_cuts import contiguous_strides, tiles_of
 from zeropoint.ops.registry import Op, Request
