@@ -142,6 +142,22 @@ class Launch:
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
         return out
 
+    def quantize_unchecked(self, x: torch.Tensor, params: Params | None) -> tuple[Codes, torch.Tensor]:
+        """Return codes under one level of scales, given or chosen, without waiting for the device.
+
+        The notes next to them are not zero where :meth:`quantize` or :meth:`quantize_dynamic` raise.
+        """
+        data, notes = self._packed(x), _notes(x.device)
+        if params is None and self._chooses:
+            made = parameter_tensors(self._request.scheme, self._request.shape, self._request.own_dtype)
+            params = [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
+            self.choose_and_encode(x, data, params, notes)
+            return (data, params), notes
+        params = self.choose_params(x) if params is None else params
+        if not self._empty:
+            self._encode(x, self.scales(params), data, notes)
+        return (data, params), notes
+
     def _find_coarse(self, x: torch.Tensor, params: Params) -> None:
         """Write the scale of the whole tensor; raises NonFiniteError."""
         scheme = self._request.scheme

@@ -1,0 +1,124 @@
+"""How linear layers are cut into tiles of rows of the weight and of tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...ops.registry import Request
+
+FEW = 16
+"""Tokens up to which programs have few rows, and slices of their columns: more programs read the weight."""
+NARROW = 16
+"""Least rows, tokens and columns of a product of matrices in Triton; of codes, twice as many columns."""
+WIDE = 128
+
+
+class Sizes(NamedTuple):
+    """What kernels take at run time.
+
+    rows, cols: of the weight. tokens: rows of the input. row_bytes: bytes of the codes of a row.
+    block_rows, block: rows and columns of a block. row_blocks, blocks: of a row, and in all.
+    token_tiles: programs that have the same rows.
+    """
+
+    rows: int
+    cols: int
+    tokens: int
+    row_bytes: int
+    block_rows: int
+    block: int
+    row_blocks: int
+    blocks: int
+    token_tiles: int
+
+
+class TileShape(NamedTuple):
+    """What kernels are compiled for.
+
+    rows, tokens: of a program. slices, width: parts of a step that have sums of their own, and columns of
+    each. parts: scales of a slice along its columns. even: whether rows are whole steps. bias: whether there
+    is one. Of products of codes: grouped, whether rows have several groups; per_token, whether inputs have a
+    scale a token; zeros, whether inputs have zero points; shifted, whether something is subtracted from their
+    codes.
+    """
+
+    rows: int
+    tokens: int
+    slices: int
+    width: int
+    parts: int
+    even: bool
+    bias: bool
+    grouped: bool = False
+    per_token: bool = False
+    zeros: bool = False
+    shifted: bool = False
+
+
+class Tiles(NamedTuple):
+    """A layer in tiles, and the programs that take them."""
+
+    cut: Sizes
+    shape: TileShape
+    programs: int
+    warps: int
+
+
+def value_tiles(request: Request, tokens: int, *, bias: bool) -> Tiles:
+    """Return the tiles of products with values of the weight."""
+    if tokens <= FEW:
+        return _few(request, tokens, 64, bias=bias)
+    across = min(WIDE, _power(tokens))
+    warps = 8 if across == WIDE else 4
+    return _tiles(request, tokens, Shape(64, across, 1, 64, warps), bias=bias)
+
+
+def code_tiles(request: Request, tokens: int, *, bias: bool) -> Tiles:
+    """Return the tiles of products of codes, of groups of whole times 32 columns."""
+    cols = request.shape[1]
+    group = min(request.scheme.granularity.block_shape(request.shape)[1], cols)
+    width = min(WIDE, group & -group) if group < cols else WIDE
+    if tokens <= FEW:
+        return _few(request, tokens, width, bias=bias)
+    if tokens <= WIDE // 2:
+        return _tiles(request, tokens, Shape(64, _power(tokens), 1, width, 4), bias=bias)
+    return _tiles(request, tokens, Shape(WIDE, WIDE, 1, width, 8), bias=bias)
+
+
+class Shape(NamedTuple):
+    """Rows and tokens of a tile, slices of its columns and their width, and warps."""
+
+    rows: int
+    tokens: int
+    slices: int
+    width: int
+    warps: int
+
+
+def _power(count: int) -> int:
+    """Return the least power of two that is no smaller."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def _few(request: Request, tokens: int, width: int, *, bias: bool) -> Tiles:
+    """Return tiles of few rows, whose columns are cut into slices, one for each warp."""
+    slices = min(8, _power(-(-request.shape[1] // width)))
+    return _tiles(request, tokens, Shape(NARROW, NARROW, slices, width, slices), bias=bias)
+
+
+def _tiles(request: Request, tokens: int, tile: Shape, *, bias: bool) -> Tiles:
+    (rows, cols), blocks = request.shape, request.scheme.granularity
+    grid, (block_rows, block) = blocks.grid(request.shape), blocks.block_shape(request.shape)
+    one, token_tiles = grid[1] == 1, -(-tokens // tile.tokens)
+    parts = tile.width // block if tile.width % block == 0 else tile.width
+    cut = Sizes(
+        rows=rows, cols=cols, tokens=tokens, row_bytes=-(-cols * request.scheme.bits // 8),
+        block_rows=block_rows, block=block, row_blocks=grid[1], blocks=grid[0] * grid[1],
+        token_tiles=token_tiles,
+    )  # fmt: skip
+    shape = TileShape(
+        rows=tile.rows, tokens=tile.tokens, slices=tile.slices, width=tile.width,
+        parts=1 if one or block % tile.width == 0 else parts,
+        even=cols % (tile.slices * tile.width) == 0, bias=bias, grouped=not one,
+    )  # fmt: skip
+    return Tiles(cut=cut, shape=shape, programs=-(-rows // tile.rows) * token_tiles, warps=tile.warps)
