@@ -35,14 +35,14 @@ class LinearValues:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._weight = Launch(replace(request, op=Op.DEQUANTIZE))
-        self._values = value_table_on(request.scheme, request.device)
+        self.weight = Launch(replace(request, op=Op.DEQUANTIZE))
+        self.values = value_table_on(request.scheme, request.device)
         self._start = functools.lru_cache(maxsize=64)(self._started)
         self._most = FEW if request.dtype is torch.float32 else DECODED
 
     def _started(self, tokens: int, bias: bool) -> Start:
         tiles = value_tiles(self._request, tokens, bias=bias)
-        return Start("value_products.multiply_values", tiles, self._weight.given._replace(cut=tiles.shape))
+        return Start("value_products.multiply_values", tiles, self.weight.given._replace(cut=tiles.shape))
 
     def linear_values(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
         """Return the layer, which reads the memory of these tensors at each call."""
@@ -52,13 +52,13 @@ class LinearValues:
             tokens = x.numel() // cols
             if tokens > self._most:
                 own = None if bias is None else bias.to(x.dtype)
-                return torch.nn.functional.linear(x, self._weight.dequantize(weight, params), own)
+                return torch.nn.functional.linear(x, self.weight.dequantize(weight, params), own)
             out = x.new_empty((*x.shape[:-1], rows))
             if out.numel():
-                given = self._weight.scales(params)
+                given = self.weight.scales(params)
                 added = given[0] if bias is None else bits(bias.detach())
                 start = self._start(tokens, bias is not None)
-                start(bits(x), weight.contiguous(), *given, self._values, added, bits(out))
+                start(bits(x), weight.contiguous(), *given, self.values, added, bits(out))
             return out
 
         return layer
@@ -70,7 +70,7 @@ class LinearCodes:
     def __init__(self, request: Request) -> None:
         assert request.source is not None
         self._request, self._source = request, request.source
-        self._weight = Launch(replace(request, op=Op.DEQUANTIZE))
+        self.weight = Launch(replace(request, op=Op.DEQUANTIZE))
         self._input = functools.lru_cache(maxsize=64)(self._quantizing)
         self._start = functools.lru_cache(maxsize=64)(self._started)
 
@@ -83,7 +83,7 @@ class LinearCodes:
         shape = tiles.shape._replace(
             per_token=not self._request.given, zeros=zeros, shifted=zeros or not source.element.signed
         )
-        given = self._weight.given._replace(cut=shape)
+        given = self.weight.given._replace(cut=shape)
         return Start("code_products.multiply_codes", tiles._replace(shape=shape), given)
 
     def linear(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
@@ -91,27 +91,35 @@ class LinearCodes:
 
         It waits for the device once the product is on its way, and raises what quantizing the input does.
         """
-        rows, cols = self._request.shape
-        kind = torch.int8 if self._source.element.signed else torch.uint8
 
         def layer(x: torch.Tensor, given: Params | None) -> torch.Tensor:
-            out, tokens = x.new_empty((*x.shape[:-1], rows)), x.numel() // cols
-            if out.numel() == 0:
-                return out
-            (codes, own), notes = self._input(tokens).quantize_unchecked(x.reshape(-1, cols), given)
-            scales, zero = bits(own[0]), zero_point_of(self._source, own)
-            data = weight.contiguous()
-            factors, tables, coarse, _ = self._weight.scales(params)
-            self._start(tokens, bias is not None)(
-                codes.view(kind), scales, scales if zero is None else bits(zero),
-                data.view(torch.int8) if self._request.scheme.bits == 8 else data, factors, tables, coarse,
-                factors if bias is None else bits(bias.detach()), bits(out),
-            )  # fmt: skip
-            if notes[0].item():
-                _refuse(x, self._request)
+            out = x.new_empty((*x.shape[:-1], self._request.shape[0]))
+            if out.numel():
+                notes = self.multiply(x, given, (weight, params, bias), out)
+                if notes[0].item():
+                    _refuse(x, self._request)
             return out
 
         return layer
+
+    def multiply(
+        self, x: torch.Tensor, given: Params | None, layer: tuple[torch.Tensor, Params, torch.Tensor | None],
+        out: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Write the product without waiting for the device; the notes are not zero where it is none."""
+        (weight, params, bias), cols = layer, self._request.shape[1]
+        tokens = x.numel() // cols
+        (codes, own), notes = self._input(tokens).quantize_unchecked(x.reshape(-1, cols), given)
+        scales, zero = bits(own[0]), zero_point_of(self._source, own)
+        factors, tables, coarse, _ = self.weight.scales(params)
+        data = weight.contiguous()
+        self._start(tokens, bias is not None)(
+            codes.view(torch.int8) if self._source.element.signed else codes, scales,
+            scales if zero is None else bits(zero),
+            data.view(torch.int8) if self._request.scheme.bits == 8 else data, factors, tables, coarse,
+            factors if bias is None else bits(bias.detach()), bits(out),
+        )  # fmt: skip
+        return notes
 
 
 def input_request(request: Request, tokens: int) -> Request:

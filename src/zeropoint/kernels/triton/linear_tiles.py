@@ -55,7 +55,7 @@ class TileShape(NamedTuple):
     shifted: bool = False
 
 
-class Tiles(NamedTuple):
+class LayerTiles(NamedTuple):
     """A layer in tiles, and the programs that take them."""
 
     cut: Sizes
@@ -64,16 +64,16 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def value_tiles(request: Request, tokens: int, *, bias: bool) -> Tiles:
+def value_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
     """Return the tiles of products with values of the weight."""
     if tokens <= FEW:
         return _few(request, tokens, 64, bias=bias)
     across = min(WIDE, _power(tokens))
     warps = 8 if across == WIDE else 4
-    return _tiles(request, tokens, Shape(64, across, 1, 64, warps), bias=bias)
+    return tiles_of(request, tokens, Shape(64, across, 1, 64, warps), bias=bias)
 
 
-def code_tiles(request: Request, tokens: int, *, bias: bool) -> Tiles:
+def code_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
     """Return the tiles of products of codes, of groups of whole times 32 columns."""
     cols = request.shape[1]
     group = min(request.scheme.granularity.block_shape(request.shape)[1], cols)
@@ -81,8 +81,8 @@ def code_tiles(request: Request, tokens: int, *, bias: bool) -> Tiles:
     if tokens <= FEW:
         return _few(request, tokens, width, bias=bias)
     if tokens <= WIDE // 2:
-        return _tiles(request, tokens, Shape(64, _power(tokens), 1, width, 4), bias=bias)
-    return _tiles(request, tokens, Shape(WIDE, WIDE, 1, width, 8), bias=bias)
+        return tiles_of(request, tokens, Shape(64, _power(tokens), 1, width, 4), bias=bias)
+    return tiles_of(request, tokens, Shape(WIDE, WIDE, 1, width, 8), bias=bias)
 
 
 class Shape(NamedTuple):
@@ -100,13 +100,14 @@ def _power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def _few(request: Request, tokens: int, width: int, *, bias: bool) -> Tiles:
+def _few(request: Request, tokens: int, width: int, *, bias: bool) -> LayerTiles:
     """Return tiles of few rows, whose columns are cut into slices, one for each warp."""
     slices = min(8, _power(-(-request.shape[1] // width)))
-    return _tiles(request, tokens, Shape(NARROW, NARROW, slices, width, slices), bias=bias)
+    return tiles_of(request, tokens, Shape(NARROW, NARROW, slices, width, slices), bias=bias)
 
 
-def _tiles(request: Request, tokens: int, tile: Shape, *, bias: bool) -> Tiles:
+def tiles_of(request: Request, tokens: int, tile: Shape, *, bias: bool) -> LayerTiles:
+    """Return the tiles of a shape. bias: whether the layer has one."""
     (rows, cols), blocks = request.shape, request.scheme.granularity
     grid, (block_rows, block) = blocks.grid(request.shape), blocks.block_shape(request.shape)
     one, token_tiles = grid[1] == 1, -(-tokens // tile.tokens)
@@ -121,4 +122,4 @@ def _tiles(request: Request, tokens: int, tile: Shape, *, bias: bool) -> Tiles:
         parts=1 if one or block % tile.width == 0 else parts,
         even=cols % (tile.slices * tile.width) == 0, bias=bias, grouped=not one,
     )  # fmt: skip
-    return Tiles(cut=cut, shape=shape, programs=-(-rows // tile.rows) * token_tiles, warps=tile.warps)
+    return LayerTiles(cut=cut, shape=shape, programs=-(-rows // tile.rows) * token_tiles, warps=tile.warps)

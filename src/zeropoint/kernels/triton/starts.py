@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from .linear_tiles import LayerTiles
 from .piece_cuts import BlockShape, Pieces, SmallBlocks
 from .segmentation import Segments
 from .specialization import Constants
 
-AnyCut = Pieces | Segments | SmallBlocks
+AnyCut = Pieces | Segments | SmallBlocks | LayerTiles
 ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
 """The cut of a kernel that has one number to write."""
 

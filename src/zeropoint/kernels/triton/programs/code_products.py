@@ -1,6 +1,7 @@
 """Products of integer codes of an input and a weight, whose sums are exact in int32, in Triton.
 
-    out[m, n] = (sum over groups g of (sum over k in g of (x[m, k] - z[m]) * w[n, k]) * t[n, g]) * s[m] + bias[n]
+    out[m, n] = (sum over groups g of (sum over k in g of a[m, k] * w[n, k]) * t[n, g]) * s[m] + bias[n]
+    a[m, k] = x[m, k] - z[m]
 
 Tiles are those of :mod:`.value_products`. Sums of a group are scaled and added in float32, in parts of
 ``width`` columns where a group has several; a row of one group is scaled at the end. ``sum x w - z sum w``
@@ -92,7 +93,9 @@ def multiply_codes(x, x_scales, x_zeros, data, scales, tables, coarse, bias, out
         total = tl.sum(total, axis=0)
     if not k.cut.grouped:
         row = first + tl.arange(0, rows)
-        total = total.to(tl.float32) * factors_of_rows(scales, tables, coarse, row, row * 0, sizes, k)[:, None]
+        total = (
+            total.to(tl.float32) * factors_of_rows(scales, tables, coarse, row, row * 0, sizes, k)[:, None]
+        )
     total *= float32(tl.load(x_scales + own, mask=there, other=0))[None, :]
     store_products(total, bias, out, first, token, sizes, k)
 
