@@ -2,9 +2,10 @@
 
 First outputs are compared on the host: those of integer codes byte for byte with scaled exact sums, those of
 values of the weight with sums in float64, within the rounding of float32 sums and of the output. A difference
-ends the run with exit code 1. Then layers without bias are timed next to torch's in bfloat16, over weights
-that together exceed the second-level cache, in CUDA graphs: the median of the replays. GB/s counts the bytes
-of the weight, its scales included, next to a copy.
+ends the run with exit code 1. Schemes are checked, and kernels compiled, in processes of their own. Then
+layers without bias are timed next to torch's in bfloat16, over weights that together exceed the second-level
+cache, in CUDA graphs: the median of the replays. GB/s counts the bytes of the weight, its scales included,
+next to a copy.
 
 A layer on codes (`int8:token` inputs) quantizes its input; that it waits for the device is not timed.
 `--tiles` times other tiles too, and from how many tokens dequantizing pays.
@@ -15,9 +16,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import statistics
 import sys
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ import zeropoint as zp
 from zeropoint.kernels.triton import linear_tiles
 from zeropoint.kernels.triton.linear_launch import LinearValues
 from zeropoint.kernels.triton.starts import Start, bits
+from zeropoint.models import quantize_model
 from zeropoint.ops import library
 from zeropoint.ops.registry import Op, Request, kernel_of
 
@@ -39,6 +43,7 @@ TOKENS = (1, 16, 256, 4096)
 CACHE = 256 << 20
 """Bytes that the weights of a graph exceed: several times a second-level cache."""
 REPLAYS = 9
+PROCESSES = 14
 FEW_TILES = tuple(itertools.product((16, 32), (4, 8), (64, 128)))
 """Rows of a program, slices, and their width."""
 TILES = ((64, 64, 64, 4), (64, 128, 64, 4), (64, 128, 64, 8), (128, 64, 64, 4), (128, 128, 64, 8))
@@ -62,9 +67,10 @@ def asked(op: Op, q: zp.QuantizedTensor, dtype: torch.dtype = DTYPE) -> Request:
     )  # fmt: skip
 
 
-def check_values(scheme: str, dtype: torch.dtype) -> None:
-    """Exit where a product with values of the weight is further from the exact one than roundings are."""
-    for (rows, cols), tokens in itertools.product(((208, 4096), (70, 300)), (1, 16, 40, 100, 300)):
+def wrong_values(scheme: str, dtype: torch.dtype) -> str | None:
+    """Return which product with values is further from the exact one than roundings are, if any."""
+    torch.manual_seed(0)
+    for (rows, cols), tokens in itertools.product(((208, 4096), (70, 300)), (1, 16, 100, 300)):
         if cols == 300 and zp.Scheme.parse(scheme).granularity.extents:
             continue
         q, x = weight_of((rows, cols), scheme), torch.randn((tokens, cols), device="cuda").to(dtype)
@@ -76,15 +82,20 @@ def check_values(scheme: str, dtype: torch.dtype) -> None:
         exact = x.cpu().double() @ values.T + bias.cpu().double()
         size = x.cpu().double().abs() @ values.abs().T + bias.cpu().double().abs()
         bound = cols * 2.0**-24 * size + torch.finfo(dtype).eps * exact.abs() / 2
-        if not bool(((found.cpu().double() - exact).abs() <= bound).all()):
-            sys.exit(f"products with values of {scheme} {(rows, cols)}, {dtype}, {tokens} tokens are wrong")
+        error = (found.cpu().double() - exact).abs()
+        if not bool((error <= bound).all()):
+            return (
+                f"values of {scheme} {(rows, cols)}, {dtype}, {tokens} tokens: {(error / bound).max()} bounds"
+            )
+    return None
 
 
-def check_codes(scheme: str, source: str, dtype: torch.dtype) -> None:
-    """Exit where a product of codes differs: in its bytes, or, of groups, by more than roundings do."""
+def wrong_codes(scheme: str, source: str) -> str | None:
+    """Return which product of codes has other bytes, or of groups is further off than roundings, if any."""
+    torch.manual_seed(0)
     for tokens in (1, 16, 40, 300):
-        q, x = weight_of((208, 4096), scheme), torch.randn((tokens, 4096), device="cuda").to(dtype)
-        bias = torch.randn(208, device="cuda").to(dtype)
+        q, x = weight_of((208, 4096), scheme), torch.randn((tokens, 4096), device="cuda").to(DTYPE)
+        bias = torch.randn(208, device="cuda").to(DTYPE)
         with zp.only_backend("triton"):
             found = library.linear(
                 x, [], q.data, list(q.params.stored), bias, source, str(q.scheme), q.dtype
@@ -97,10 +108,22 @@ def check_codes(scheme: str, source: str, dtype: torch.dtype) -> None:
         parts = codes.reshape(tokens, groups, -1), weight.codes.double().reshape(208, groups, -1)
         sums = torch.einsum("mgk,ngk->mng", *parts).float() * factors
         expected = sums.sum(-1) * given.scales[0].float() + bias.cpu().float()
-        if groups == 1 and not torch.equal(found, expected.to(dtype)):
-            sys.exit(f"bytes of products of {scheme} codes and {source} differ, {dtype}, {tokens} tokens")
-        if not torch.allclose(found.float(), expected, rtol=torch.finfo(dtype).eps, atol=2e-3):
-            sys.exit(f"products of {scheme} codes and {source}, {dtype}, {tokens} tokens are wrong")
+        if groups == 1 and not torch.equal(found, expected.to(DTYPE)):
+            return f"bytes of {scheme} codes and {source}, {tokens} tokens"
+        if not torch.allclose(found.float(), expected, rtol=torch.finfo(DTYPE).eps, atol=2e-3):
+            return f"{scheme} codes and {source}, {tokens} tokens"
+    return None
+
+
+def checked() -> list[str]:
+    """Return what is wrong, of all schemes."""
+    context = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
+        asked = [pool.submit(wrong_values, scheme, DTYPE) for scheme in CHECKED]
+        asked += [pool.submit(wrong_values, "int4:g128", dtype) for dtype in (torch.float16, torch.float32)]
+        pairs = itertools.product(CODES, ("int8:token", "uint8:token:asym"))
+        asked += [pool.submit(wrong_codes, *pair) for pair in pairs]
+        return [wrong for each in asked if (wrong := each.result()) is not None]
 
 
 def seconds(calls: Calls) -> float:
@@ -131,10 +154,10 @@ def copy_rate() -> float:
     return 2 * source.nbytes / seconds([lambda: out.copy_(source)]) / 1e9
 
 
-def copies(q: zp.QuantizedTensor, nbytes: int) -> list[zp.QuantizedTensor]:
-    """Return weights that together exceed the cache, of other places."""
-    count = max(2, -(-CACHE // nbytes))
-    return [replace(q, data=q.data.clone()) for _ in range(count)]
+def copies(q: zp.QuantizedTensor) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Return codes and parameters of the same weight in many places, which together exceed the cache."""
+    count = max(2, -(-CACHE // size_of(q)))
+    return [(q.data.clone(), [each.clone() for each in q.params.stored]) for _ in range(count)]
 
 
 def size_of(q: zp.QuantizedTensor) -> int:
@@ -145,16 +168,15 @@ def size_of(q: zp.QuantizedTensor) -> int:
 def value_calls(q: zp.QuantizedTensor, x: torch.Tensor, only: str) -> Calls:
     """Return calls of layers on values, each with a weight of its own."""
     kernel = kernel_of(asked(Op.LINEAR_VALUES, q), only)
-    layers = [kernel.run(each.data, list(q.params.stored), None) for each in copies(q, size_of(q))]
+    layers = [kernel.run(*each, None) for each in copies(q)]
     return [lambda layer=layer: layer(x, None) for layer in layers]
 
 
 def code_calls(q: zp.QuantizedTensor, x: torch.Tensor) -> Calls:
     """Return calls of layers on codes, which do not wait for the device."""
     launch = kernel_of(asked(Op.LINEAR, q), "triton").launch  # type: ignore[attr-defined]
-    params, out = list(q.params.stored), x.new_empty((len(x), q.shape[0]))
-    weights = [(each.data, params, None) for each in copies(q, size_of(q))]
-    return [lambda w=w: launch.multiply(x, None, w, out) for w in weights]
+    out = x.new_empty((len(x), q.shape[0]))
+    return [lambda each=each: launch.multiply(x, None, (*each, None), out) for each in copies(q)]
 
 
 def measure(shape: tuple[int, int], tokens: int, backends: list[str]) -> list[Row]:
@@ -196,51 +218,64 @@ def kernel_refusal(q: zp.QuantizedTensor, only: str) -> str | None:
     return None
 
 
+def explain() -> None:
+    """Print how modules compute on the GPU."""
+    for preset in ("w8a8", "w4a16", "fp8_dynamic", "nvfp4a16"):
+        layer = quantize_model(torch.nn.Sequential(torch.nn.Linear(256, 128)), preset).model.cuda()
+        with torch.no_grad():
+            layer(torch.randn((3, 256), device="cuda", dtype=DTYPE))
+        print(f"{preset}: {layer[0].explain()}")
+
+
 def tile_calls(q: zp.QuantizedTensor, x: torch.Tensor, shape: linear_tiles.Shape) -> Calls:
     """Return calls of the kernel that decodes tiles of a given shape."""
     request = asked(Op.LINEAR_VALUES, q)
     launch = LinearValues(request)
     cut = linear_tiles.tiles_of(request, len(x), shape, bias=False)
     start = Start("value_products.multiply_values", cut, launch.weight.given._replace(cut=cut.shape))
-    given, out = launch.weight.scales(list(q.params.stored)), x.new_empty((len(x), q.shape[0]))
-    return [
-        lambda data=each.data: start(bits(x), data, *given, launch.values, given[0], out)
-        for each in copies(q, size_of(q))
-    ]
+    out = x.new_empty((len(x), q.shape[0]))
+
+    def run(data: torch.Tensor, params: list[torch.Tensor]) -> None:
+        given = launch.weight.scales(params)
+        start(bits(x), data, *given, launch.values, given[0], bits(out))
+
+    return [lambda each=each: run(*each) for each in copies(q)]
 
 
 def whole_calls(q: zp.QuantizedTensor, x: torch.Tensor) -> Calls:
     """Return calls that dequantize the whole weight, and multiply with torch."""
     kernel = kernel_of(replace(asked(Op.LINEAR_VALUES, q), op=Op.DEQUANTIZE), "triton")
-    params = list(q.params.stored)
-    return [
-        lambda data=each.data: torch.nn.functional.linear(x, kernel.run(data, params))
-        for each in copies(q, size_of(q))
-    ]
+    return [lambda each=each: torch.nn.functional.linear(x, kernel.run(*each)) for each in copies(q)]
+
+
+def tried(scheme: str, tokens: int) -> dict[str, Calls]:
+    """Return calls by the tiles that they take, or by what else they do."""
+    q, x = weight_of((4096, 4096), scheme), torch.randn((tokens, 4096), device="cuda", dtype=DTYPE)
+    if tokens <= linear_tiles.FEW:
+        shapes = [linear_tiles.Shape(r, linear_tiles.NARROW, s, w, s) for r, s, w in FEW_TILES]
+    else:
+        shapes = [linear_tiles.Shape(r, t, 1, w, warps) for r, t, w, warps in TILES if t <= tokens]
+    found = {str(tuple(shape)): tile_calls(q, x, shape) for shape in shapes}
+    return found | {"whole": whole_calls(q, x)}
+
+
+def compile_tiles(scheme: str, tokens: int) -> None:
+    """Call each of :func:`tried` once, which leaves what Triton compiles in its cache."""
+    for calls in tried(scheme, tokens).values():
+        calls[0]()
 
 
 def try_tiles() -> None:
     """Print the microseconds of other tiles, and those of dequantizing the weight whole."""
+    pairs = list(itertools.product(("int4:g128", "nvfp4", "float8_e4m3fn:channel"), (1, 16, 64, 128, 256)))
+    context = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
+        list(pool.map(compile_tiles, *zip(*pairs, strict=True)))
     print("\n| weight 4096x4096 | tokens | rows, tokens, slices, width, warps: us |\n| --- | --- | --- |")
-    for scheme in ("int4:g128", "nvfp4", "float8_e4m3fn:channel"):
-        q = weight_of((4096, 4096), scheme)
-        for tokens in (1, 16):
-            x = torch.randn((tokens, 4096), device="cuda", dtype=DTYPE)
-            tried = [linear_tiles.Shape(r, 16, s, w, s) for r, s, w in FEW_TILES]
-            show(scheme, tokens, {tuple(t): tile_calls(q, x, t) for t in tried})
-        for tokens in (64, 128, 256):
-            x = torch.randn((tokens, 4096), device="cuda", dtype=DTYPE)
-            tried = [linear_tiles.Shape(r, t, 1, w, warps) for r, t, w, warps in TILES if t <= tokens]
-            calls: dict[Any, Calls] = {tuple(t): tile_calls(q, x, t) for t in tried}
-            calls["whole"] = whole_calls(q, x)
-            show(scheme, tokens, calls)
-
-
-def show(scheme: str, tokens: int, calls: dict[Any, Calls]) -> None:
-    """Print the microseconds of calls by name."""
-    found = {name: seconds(each) * 1e6 for name, each in calls.items()}
-    cells = "; ".join(f"{name}: {took:.1f}" for name, took in sorted(found.items(), key=lambda pair: pair[1]))
-    print(f"| {scheme} | {tokens} | {cells} |", flush=True)
+    for scheme, tokens in pairs:
+        found = {name: seconds(calls) * 1e6 for name, calls in tried(scheme, tokens).items()}
+        ordered = sorted(found.items(), key=lambda pair: pair[1])
+        print(f"| {scheme} | {tokens} | {'; '.join(f'{n}: {t:.1f}' for n, t in ordered)} |", flush=True)
 
 
 def torchs_products() -> Row:
@@ -255,14 +290,15 @@ def torchs_products() -> Row:
     low = [t.to(torch.float8_e4m3fn) for t in (a[:64], b[:64])]
     one = torch.ones((), device="cuda")
     exact, size = (x[0] @ x[1].T for x in ([t.double() for t in low], [t.double().abs() for t in low]))
+    found = {"float32": low[0].float() @ low[1].float().T}
     for fast in (False, True):
-        found = torch._scaled_mm(
-            low[0], low[1].t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=fast
-        )
-        row[f"fp8 error, fast={fast}"] = float(((found.double() - exact).abs() / size).max() * 2**24)
-    plain = low[0].float() @ low[1].float().T
-    row["float32 error"] = float(((plain.double() - exact).abs() / size).max() * 2**24)
-    return row
+        try:
+            found[f"fp8, fast={fast}"] = torch._scaled_mm(
+                low[0], low[1].t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=fast
+            )
+        except RuntimeError as error:  # of a release that has no such product
+            row[f"fp8, fast={fast}"] = str(error).splitlines()[0]
+    return row | {name: float(((y.double() - exact).abs() / size).max() * 2**24) for name, y in found.items()}
 
 
 def main() -> None:
@@ -275,22 +311,20 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("no GPU; the kernels are tested in Triton's interpreter, which says nothing of speed")
     torch.manual_seed(0)
-    for scheme in CHECKED:
-        check_values(scheme, DTYPE)
-    for dtype in (torch.float16, torch.float32):
-        check_values("int4:g128", dtype)
-    for scheme, source in itertools.product(CODES, ("int8:token", "uint8:token:asym")):
-        check_codes(scheme, source, DTYPE)
+    wrong = checked()
+    if wrong:
+        sys.exit(f"wrong: {'; '.join(wrong)}")
     gpu = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(f"{gpu}; layers are checked; copy {copy_rate():,.0f} GB/s")
-    products = torchs_products()
-    print(products)
+    explain()
     print("\n| layer | weight | tokens | us | torch bfloat16 us | GB/s |\n|" + " --- |" * 6)
     rows = [
         row
         for shape, tokens in itertools.product(SHAPES, TOKENS)
         for row in measure(shape, tokens, given.backends)
     ]
+    products = torchs_products()
+    print(products)
     if given.tiles:
         try_tiles()
     if given.json:
