@@ -11,6 +11,8 @@ FEW = 16
 NARROW = 16
 """Least rows, tokens and columns of a product of matrices in Triton; of codes, twice as many columns."""
 WIDE = 128
+PART = 16
+"""Most columns of codes below a byte that have one number of a scale: Triton 3.6 loads it again for more."""
 
 
 class Sizes(NamedTuple):
@@ -111,7 +113,6 @@ def tiles_of(request: Request, tokens: int, tile: Shape, *, bias: bool) -> Layer
     (rows, cols), blocks = request.shape, request.scheme.granularity
     grid, (block_rows, block) = blocks.grid(request.shape), blocks.block_shape(request.shape)
     one, token_tiles = grid[1] == 1, -(-tokens // tile.tokens)
-    parts = tile.width // block if tile.width % block == 0 else tile.width
     cut = Sizes(
         rows=rows, cols=cols, tokens=tokens, row_bytes=-(-cols * request.scheme.bits // 8),
         block_rows=block_rows, block=block, row_blocks=grid[1], blocks=grid[0] * grid[1],
@@ -119,7 +120,15 @@ def tiles_of(request: Request, tokens: int, tile: Shape, *, bias: bool) -> Layer
     )  # fmt: skip
     shape = TileShape(
         rows=tile.rows, tokens=tile.tokens, slices=tile.slices, width=tile.width,
-        parts=1 if one or block % tile.width == 0 else parts,
+        parts=_parts(tile.width, tile.width if one else block, request.scheme.bits),
         even=cols % (tile.slices * tile.width) == 0, bias=bias, grouped=not one,
     )  # fmt: skip
     return LayerTiles(cut=cut, shape=shape, programs=-(-rows // tile.rows) * token_tiles, warps=tile.warps)
+
+
+def _parts(width: int, block: int, bits: int) -> int:
+    """Return into how many parts of equal scales columns are cut."""
+    least = 1 if bits == 8 else width // PART
+    if block % width == 0:
+        return least
+    return max(least, width // block) if width % block == 0 else width

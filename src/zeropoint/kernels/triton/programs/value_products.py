@@ -70,24 +70,21 @@ def code_tile(data, row, start, sizes, k: tl.constexpr):
 
 @triton.jit
 def block_places(row, start, sizes, k: tl.constexpr):
-    """Return the numbers of the blocks of lines, (lines, parts): each part has as many columns as others."""
+    """Return the numbers of the blocks of parts of equal columns, (lines, parts)."""
     first = row // sizes.block_rows * sizes.row_blocks
-    if k.cut.parts == 1:
-        return (first + start // sizes.block)[:, None]
-    else:  # noqa: RET505
-        inside = tl.arange(0, k.cut.parts) * (k.cut.width // k.cut.parts)
-        return first[:, None] + (start[:, None] + inside[None, :]) // sizes.block
+    inside = tl.arange(0, k.cut.parts) * (k.cut.width // k.cut.parts)
+    return first[:, None] + (start[:, None] + inside[None, :]) // sizes.block
 
 
 @triton.jit
 def along_columns(numbers, k: tl.constexpr):
-    """Return numbers of blocks, (lines, parts), for all columns, or as they are for one part."""
-    if k.cut.parts == 1 or k.cut.parts == k.cut.width:
+    """Return numbers of parts, (lines, parts), for all columns."""
+    lines: tl.constexpr = numbers.shape[0]
+    parts: tl.constexpr = k.cut.parts
+    each: tl.constexpr = k.cut.width // parts
+    if each == 1:
         return numbers
-    else:  # noqa: RET505
-        lines: tl.constexpr = numbers.shape[0]
-        parts: tl.constexpr = k.cut.parts
-        each: tl.constexpr = k.cut.width // parts
+    else:  # noqa: RET505 (Triton compiles one of the two)
         return tl.reshape(tl.broadcast_to(numbers[:, :, None], [lines, parts, each]), [lines, parts * each])
 
 
