@@ -231,13 +231,14 @@ def tile_calls(q: zp.QuantizedTensor, x: torch.Tensor, shape: linear_tiles.Shape
     """Return calls of the kernel that decodes tiles of a given shape."""
     request = asked(Op.LINEAR_VALUES, q)
     launch = LinearValues(request)
-    cut = linear_tiles.tiles_of(request, len(x), shape, bias=False)
+    paired = linear_tiles.value_tiles(request, len(x), bias=False).shape.paired
+    cut = linear_tiles.tiles_of(request, len(x), shape, bias=False, paired=paired)
     start = Start("value_products.multiply_values", cut, launch.weight.given._replace(cut=cut.shape))
     out = x.new_empty((len(x), q.shape[0]))
 
     def run(data: torch.Tensor, params: list[torch.Tensor]) -> None:
         given = launch.weight.scales(params)
-        start(bits(x), data, *given, launch.values, given[0], bits(out))
+        start(x.view(torch.int32) if paired else bits(x), data, *given, launch.values, given[0], bits(out))
 
     return [lambda each=each: run(*each) for each in copies(q)]
 

@@ -57,8 +57,10 @@ class LinearValues:
             if out.numel():
                 given = self.weight.scales(params)
                 added = given[0] if bias is None else bits(bias.detach())
-                start = self._start(tokens, bias is not None)
-                start(bits(x), weight.contiguous(), *given, self.values, added, bits(out))
+                start, numbers = self._start(tokens, bias is not None), bits(x)
+                if start.constants.cut.paired:
+                    numbers = numbers.view(torch.int32)
+                start(numbers, weight.contiguous(), *given, self.values, added, bits(out))
             return out
 
         return layer

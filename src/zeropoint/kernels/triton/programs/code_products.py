@@ -13,7 +13,16 @@ import triton.language as tl
 
 from .element_codes import float32
 from .held_scales import scale_of
-from .value_products import code_tile, input_tile, lines_of, sliced, store_products, tile_place
+from .value_products import (
+    code_tile,
+    dot_of_slices,
+    first_blocks,
+    input_tile,
+    lines_of,
+    no_sums,
+    store_products,
+    tile_place,
+)
 
 
 @triton.jit
@@ -41,7 +50,9 @@ def signed_tile(data, row, start, sizes, k: tl.constexpr):
 @triton.jit
 def factors_of_rows(scales, tables, coarse, row, start, sizes, k: tl.constexpr):
     """Return the scales of the groups of rows in which columns lie, float32."""
-    place = row // sizes.block_rows * sizes.row_blocks + start // sizes.block
+    place = first_blocks(row, sizes, k)
+    if k.cut.block > 0:
+        place += start // k.cut.block
     return scale_of(tl.load(scales + place, mask=place < sizes.blocks, other=0), tables, coarse, k)
 
 
@@ -52,9 +63,6 @@ def multiply_codes(x, x_scales, x_zeros, data, scales, tables, coarse, bias, out
     x: (tokens, cols) int8 or uint8. x_scales, x_zeros: a number for each token, or one. data: int8 where
     codes have 8 bits. bias: (rows,), read where there is one.
     """
-    rows: tl.constexpr = k.cut.rows
-    tokens: tl.constexpr = k.cut.tokens
-    slices: tl.constexpr = k.cut.slices
     first, token = tile_place(sizes, k)
     row, inside = lines_of(first, k)
     there = token < sizes.tokens
@@ -64,38 +72,29 @@ def multiply_codes(x, x_scales, x_zeros, data, scales, tables, coarse, bias, out
         zero = tl.load(x_zeros + own, mask=there, other=0).to(tl.int32)
     if x.dtype.element_ty == tl.uint8:
         zero -= 128
-    kind: tl.constexpr = tl.float32 if k.cut.grouped else tl.int32
-    if slices == 1:
-        total = tl.zeros([rows, tokens], kind)
-    else:
-        total = tl.zeros([slices, rows, tokens], kind)
-    weights = row * 0
-    for start in range(0, sizes.cols, slices * k.cut.width):
+    grouped: tl.constexpr = k.cut.block > 0
+    total, weights = no_sums(tl.float32 if grouped else tl.int32, k), row * 0
+    for start in range(0, sizes.cols, k.cut.slices * k.cut.width):
         weight = signed_tile(data, row, start + inside, sizes, k)
-        given = signed_input(input_tile(x, token, start, sizes, k))
-        if slices > 1:
-            found, other = sliced(weight, k), sliced(given, k)
-        else:
-            found, other = weight, given
-        if k.cut.grouped:
-            part = tl.dot(found, other, out_dtype=tl.int32)
-            factor = factors_of_rows(scales, tables, coarse, row, start + inside, sizes, k)
+        given = signed_input(input_tile(x, token, start, sizes.cols, sizes, k))
+        if grouped:
+            part = dot_of_slices(weight, given, no_sums(tl.int32, k), k)
             if k.cut.shifted:
                 part -= lined(tl.sum(weight.to(tl.int32), axis=1), k) * zero
+            factor = factors_of_rows(scales, tables, coarse, row, start + inside, sizes, k)
             total += part.to(tl.float32) * lined(factor, k)
         else:
-            total = tl.dot(found, other, total, out_dtype=tl.int32)
+            total = dot_of_slices(weight, given, total, k)
             if k.cut.shifted:
                 weights += tl.sum(weight.to(tl.int32), axis=1)
-    if k.cut.shifted and not k.cut.grouped:
+    if k.cut.shifted and not grouped:
         total -= lined(weights, k) * zero
-    if slices > 1:
+    if k.cut.slices > 1:
         total = tl.sum(total, axis=0)
-    if not k.cut.grouped:
-        row = first + tl.arange(0, rows)
-        total = (
-            total.to(tl.float32) * factors_of_rows(scales, tables, coarse, row, row * 0, sizes, k)[:, None]
-        )
+    if not grouped:
+        row = first + tl.arange(0, k.cut.rows)
+        factor = factors_of_rows(scales, tables, coarse, row, row * 0, sizes, k)
+        total = total.to(tl.float32) * factor[:, None]
     total *= float32(tl.load(x_scales + own, mask=there, other=0))[None, :]
     store_products(total, bias, out, first, token, sizes, k)
 

@@ -38,66 +38,90 @@ def lines_of(first, k: tl.constexpr):
 
 
 @triton.jit
+def byte_tile(data, row, start, sizes, k: tl.constexpr):
+    """Return the bytes of ``width`` columns of lines, int32; any of columns and rows that there are not."""
+    count: tl.constexpr = 8 // k.width
+    at = start[:, None] // count + tl.arange(0, k.cut.width // count)[None, :]
+    there = (row < sizes.rows)[:, None]
+    mask = there if k.cut.even else there & (at < sizes.row_bytes)
+    return tl.load(data + row.to(tl.int64)[:, None] * sizes.row_bytes + at, mask=mask, other=0).to(tl.int32)
+
+
+@triton.jit
 def code_tile(data, row, start, sizes, k: tl.constexpr):
     """Return the codes of ``width`` columns of lines, int32; any of columns and rows that there are not."""
     lines: tl.constexpr = row.shape[0]
     wide: tl.constexpr = k.cut.width
-    first = data + row.to(tl.int64)[:, None] * sizes.row_bytes
-    there = (row < sizes.rows)[:, None]
-    if 8 % k.width == 0:
-        count: tl.constexpr = 8 // k.width
-        at = start[:, None] // count + tl.arange(0, wide // count)[None, :]
-        mask = there if k.cut.even else there & (at < sizes.row_bytes)
-        found = tl.load(first + at, mask=mask, other=0).to(tl.int32)
-        if count == 1:
-            return found
-        else:  # noqa: RET505 (Triton compiles one of the two)
-            shifts = (tl.arange(0, count) * k.width)[None, None, :]
-            return tl.reshape((found[:, :, None] >> shifts) & ((1 << k.width) - 1), [lines, wide])
+    each: tl.constexpr = k.width
+    if each == 8:
+        return byte_tile(data, row, start, sizes, k)
+    elif 8 % each == 0:  # noqa: RET505 (Triton compiles one of the two)
+        shifts = (tl.arange(0, 8 // each) * each)[None, None, :]
+        found = byte_tile(data, row, start, sizes, k)
+        return tl.reshape((found[:, :, None] >> shifts) & ((1 << each) - 1), [lines, wide])
     else:
-        # Eight codes are ``width`` bytes.
-        each: tl.constexpr = k.width
+        # Eight codes are ``each`` bytes.
         pieces: tl.constexpr = wide // 8
         word = tl.zeros([lines, pieces], tl.int64)
         place = (start[:, None] // 8 + tl.arange(0, pieces)[None, :]) * each
+        first, there = data + row.to(tl.int64)[:, None] * sizes.row_bytes, (row < sizes.rows)[:, None]
         for byte in tl.static_range(each):
             found = tl.load(first + place + byte, mask=there & (place + byte < sizes.row_bytes), other=0)
             word |= found.to(tl.int64) << (8 * byte)
-        shifts = (tl.arange(0, 8) * k.width)[None, None, :].to(tl.int64)
-        codes = ((word[:, :, None] >> shifts) & ((1 << k.width) - 1)).to(tl.int32)
+        shifts = (tl.arange(0, 8) * each)[None, None, :].to(tl.int64)
+        codes = ((word[:, :, None] >> shifts) & ((1 << each) - 1)).to(tl.int32)
         return tl.reshape(codes, [lines, wide])
+
+
+@triton.jit
+def first_blocks(row, sizes, k: tl.constexpr):
+    """Return the numbers of the first blocks of rows."""
+    return row // sizes.block_rows * sizes.row_blocks
 
 
 @triton.jit
 def block_places(row, start, sizes, k: tl.constexpr):
     """Return the numbers of the blocks of parts of equal columns, (lines, parts)."""
-    first = row // sizes.block_rows * sizes.row_blocks
-    inside = tl.arange(0, k.cut.parts) * (k.cut.width // k.cut.parts)
-    return first[:, None] + (start[:, None] + inside[None, :]) // sizes.block
+    inside = start[:, None] + (tl.arange(0, k.cut.parts) * (k.cut.width // k.cut.parts))[None, :]
+    if k.cut.block == 0:
+        inside = inside * 0
+    else:
+        inside = inside // k.cut.block
+    return first_blocks(row, sizes, k)[:, None] + inside
 
 
 @triton.jit
-def along_columns(numbers, k: tl.constexpr):
-    """Return numbers of parts, (lines, parts), for all columns."""
+def along(numbers, wide: tl.constexpr):
+    """Return numbers of parts, (lines, parts), for each of ``wide`` columns or bytes."""
     lines: tl.constexpr = numbers.shape[0]
-    parts: tl.constexpr = k.cut.parts
-    each: tl.constexpr = k.cut.width // parts
-    if each == 1:
+    parts: tl.constexpr = numbers.shape[1]
+    if parts == wide:
         return numbers
     else:  # noqa: RET505 (Triton compiles one of the two)
-        return tl.reshape(tl.broadcast_to(numbers[:, :, None], [lines, parts, each]), [lines, parts * each])
+        each: tl.constexpr = wide // parts
+        return tl.reshape(tl.broadcast_to(numbers[:, :, None], [lines, parts, each]), [lines, wide])
 
 
 @triton.jit
-def value_tile(data, scales, tables, coarse, zeros, values, row, start, sizes, k: tl.constexpr):
-    """Return the values of ``width`` columns of lines, float32; any of columns that there are not."""
-    value = decoded(code_tile(data, row, start, sizes, k), values, k)
+def values_of(codes, zero, scale, values, k: tl.constexpr):
+    """Return the values of codes, float32."""
+    value = decoded(codes, values, k)
+    if k.element.zero_place:
+        value -= zero
+    return value * scale
+
+
+@triton.jit
+def block_numbers(scales, tables, coarse, zeros, row, start, sizes, k: tl.constexpr):
+    """Return zero points and scales of ``width`` columns of lines, (lines, parts) float32."""
     place = block_places(row, start, sizes, k)
     there = place < sizes.blocks
-    if k.element.zero_place:
-        value -= along_columns(float32(tl.load(zeros + place, mask=there, other=0)), k)
     found = tl.load(scales + place, mask=there, other=0)
-    return value * along_columns(scale_of(found, tables, coarse, k) * k.held.unit, k)
+    scale = scale_of(found, tables, coarse, k) * k.held.unit
+    zero = scale
+    if k.element.zero_place:
+        zero = float32(tl.load(zeros + place, mask=there, other=0))
+    return zero, scale
 
 
 @triton.jit
@@ -110,14 +134,15 @@ def as_factor(value, like: tl.constexpr):
 
 
 @triton.jit
-def input_tile(x, token, start, sizes, k: tl.constexpr):
-    """Return the columns of a step, (slices * width, tokens); zeros of columns that there are not."""
-    column = start + tl.arange(0, k.cut.slices * k.cut.width)
-    place = x + token.to(tl.int64)[None, :] * sizes.cols + column[:, None]
+def input_tile(x, token, start, pitch, sizes, k: tl.constexpr):
+    """Return the numbers of a step, or pairs, (columns, tokens); zeros of those that there are not.
+
+    pitch: of a token.
+    """
+    column = start + tl.arange(0, k.cut.slices * k.cut.width // (2 if k.cut.paired else 1))
     there = (token < sizes.tokens)[None, :]
-    mask = there if k.cut.even else there & (column < sizes.cols)[:, None]
-    found = tl.load(place, mask=mask, other=0)
-    return float32(found) if found.dtype == tl.int16 else found
+    mask = there if k.cut.even else there & (column < pitch)[:, None]
+    return tl.load(x + token.to(tl.int64)[None, :] * pitch + column[:, None], mask=mask, other=0)
 
 
 @triton.jit
@@ -128,29 +153,72 @@ def sliced(tile, k: tl.constexpr):
 
 
 @triton.jit
-def multiply_values(x, data, scales, tables, coarse, zeros, values, bias, out, sizes, k: tl.constexpr):
-    """Write the products; bias: (rows,), read where there is one."""
+def halves(word, like: tl.constexpr):
+    """Return both 16-bit numbers of words as factors."""
+    if like == tl.int16:
+        return float_of(word << 16), float_of((word >> 16) << 16)
+    else:  # noqa: RET505 (Triton compiles one of the two)
+        high = (word >> 16).to(tl.int16).to(like, bitcast=True)
+        return word.to(tl.int16).to(like, bitcast=True), high
+
+
+@triton.jit
+def dot_of_slices(weight, given, total, k: tl.constexpr):
+    """Return sums of products, (rows, tokens), or (slices, rows, tokens)."""
+    if k.cut.slices == 1:
+        return tl.dot(weight, given, total, input_precision="ieee", out_dtype=total.dtype)
+    else:  # noqa: RET505 (Triton compiles one of the two)
+        left, right = sliced(weight, k), sliced(given, k)
+        return tl.dot(left, right, total, input_precision="ieee", out_dtype=total.dtype)
+
+
+@triton.jit
+def no_sums(kind: tl.constexpr, k: tl.constexpr):
+    """Return zeros that sums of products begin with."""
     rows: tl.constexpr = k.cut.rows
     tokens: tl.constexpr = k.cut.tokens
     slices: tl.constexpr = k.cut.slices
+    if slices == 1:
+        return tl.zeros([rows, tokens], kind)
+    else:  # noqa: RET505 (Triton compiles one of the two)
+        return tl.zeros([slices, rows, tokens], kind)
+
+
+@triton.jit
+def multiply_values(x, data, scales, tables, coarse, zeros, values, bias, out, sizes, k: tl.constexpr):
+    """Write the products; bias: (rows,), read where there is one.
+
+    x: (tokens, cols), or pairs, int32 (tokens, cols / 2), whose halves meet the codes of a byte.
+    """
+    like: tl.constexpr = out.dtype.element_ty
     first, token = tile_place(sizes, k)
     row, inside = lines_of(first, k)
-    if slices == 1:
-        total = tl.zeros([rows, tokens], tl.float32)
-    else:
-        total = tl.zeros([slices, rows, tokens], tl.float32)
-    for start in range(0, sizes.cols, slices * k.cut.width):
-        value = value_tile(data, scales, tables, coarse, zeros, values, row, start + inside, sizes, k)
-        if not k.cut.even:
-            # Codes that there are not may be NaN, which times zero is NaN.
-            column = (start + inside)[:, None] + tl.arange(0, k.cut.width)[None, :]
-            value = tl.where(column < sizes.cols, value, 0.0)
-        weight, given = as_factor(value, x.dtype.element_ty), input_tile(x, token, start, sizes, k)
-        if slices == 1:
-            total = tl.dot(weight, given, total, input_precision="ieee")
+    total = no_sums(tl.float32, k)
+    wide: tl.constexpr = k.cut.width
+    for start in range(0, sizes.cols, k.cut.slices * wide):
+        zero, scale = block_numbers(scales, tables, coarse, zeros, row, start + inside, sizes, k)
+        if k.cut.paired:
+            zero, scale = along(zero, wide // 2), along(scale, wide // 2)
+            found = byte_tile(data, row, start + inside, sizes, k)
+            low = values_of(found & 15, zero, scale, values, k)
+            high = values_of(found >> 4, zero, scale, values, k)
+            if not k.cut.even:
+                there = ((start + inside) // 2)[:, None] + tl.arange(0, wide // 2)[None, :] < sizes.row_bytes
+                low, high = tl.where(there, low, 0.0), tl.where(there, high, 0.0)
+            one, other = halves(input_tile(x, token, start // 2, sizes.cols // 2, sizes, k), like)
+            total = dot_of_slices(as_factor(low, like), one, total, k)
+            total = dot_of_slices(as_factor(high, like), other, total, k)
         else:
-            total = tl.dot(sliced(weight, k), sliced(given, k), total, input_precision="ieee")
-    if slices > 1:
+            codes = code_tile(data, row, start + inside, sizes, k)
+            value = values_of(codes, along(zero, wide), along(scale, wide), values, k)
+            if not k.cut.even:
+                # Codes that there are not may be NaN, which times zero is NaN.
+                there = (start + inside)[:, None] + tl.arange(0, wide)[None, :] < sizes.cols
+                value = tl.where(there, value, 0.0)
+            given = input_tile(x, token, start, sizes.cols, sizes, k)
+            given = float32(given) if like == tl.int16 else given
+            total = dot_of_slices(as_factor(value, like), given, total, k)
+    if k.cut.slices > 1:
         total = tl.sum(total, axis=0)
     store_products(total, bias, out, first, token, sizes, k)
 
