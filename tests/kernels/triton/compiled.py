@@ -15,6 +15,7 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from zeropoint.kernels.triton.fit_launch import fit_of
+from zeropoint.kernels.triton.linear_tiles import code_tiles, value_tiles
 from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
 from zeropoint.kernels.triton.segmentation import segments_of
@@ -25,10 +26,13 @@ from zeropoint.schemes import Scheme
 
 asked = json.loads(sys.argv[1])
 scheme, shape, dtype = Scheme.parse(asked["scheme"]), (4096, 8192), torch.bfloat16
-found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of}[asked["cut"]]
-cut = found(scheme.granularity, shape, scheme.bits)
 request = Request(op=Op.QUANTIZE, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype,
                   device=torch.device("cuda"))
+if asked["tokens"]:
+    cut = {"values": value_tiles, "codes": code_tiles}[asked["cut"]](request, asked["tokens"], bias=True)
+else:
+    found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of}[asked["cut"]]
+    cut = found(scheme.granularity, shape, scheme.bits)
 module = importlib.import_module("zeropoint.kernels.triton.programs." + asked["module"])
 kernel = getattr(module, asked["kernel"])
 signature = {name: asked["arguments"][name] for name in kernel.arg_names if name in asked["arguments"]}
@@ -36,6 +40,8 @@ signature |= {name: "constexpr" for name in kernel.arg_names if name not in sign
 if "cut" in kernel.arg_names:
     wide = isinstance(cut.cut, int)
     signature["cut"] = "i64" if wide else type(cut.cut)("i64", *["i32"] * (len(cut.cut) - 1))
+if "sizes" in kernel.arg_names:
+    signature["sizes"] = type(cut.cut)(*["i32"] * len(cut.cut))
 constants = dict(asked["constants"])
 if "s" in kernel.arg_names:
     constants["s"] = sweep_of(scheme, shape, dtype, weighted=False)._replace(**constants.pop("sweep"))
@@ -46,6 +52,9 @@ if "f" in kernel.arg_names:
     constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
          if str(signature[name]).startswith("*")}
+if asked["tokens"]:
+    sizes = kernel.arg_names.index("sizes")
+    whole |= {(sizes, place): [["tt.divisibility", 16]] for place in (0, 1, 3)}  # rows, columns, bytes
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
 options = {"num_warps": asked["warps"] or cut.warps, "enable_fp_fusion": asked["fused"]}
 made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -64,12 +73,13 @@ def ptx_of(module: str, kernel: str, scheme: str, arguments: dict[str, str], **r
     """Return the PTX of a kernel for bfloat16 under a scheme; raises AssertionError where it fails or spills.
 
     arguments: types of what is passed at run time. rest: warps, whether products and sums are fused, the cut,
-    whether scales are chosen, what is replaced in ``sweep`` or ``fit``, and constants of compilation besides
-    ``k``, ``s`` and ``f``.
+    whether scales are chosen, tokens of a layer, what is replaced in ``sweep`` or ``fit``, and constants of
+    compilation besides ``k``, ``s`` and ``f``.
     """
     asked = {"module": module, "kernel": kernel, "scheme": scheme, "arguments": arguments}
     asked |= {"warps": rest.pop("warps", 1), "fused": rest.pop("fused", False)}
     asked |= {"cut": rest.pop("cut", "segments"), "chosen": rest.pop("chosen", False)}
+    asked["tokens"] = rest.pop("tokens", 0)
     asked["constants"] = rest
     environment = dict(os.environ)
     environment.pop("TRITON_INTERPRET", None)

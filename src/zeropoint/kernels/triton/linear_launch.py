@@ -143,6 +143,8 @@ def codes_refusal(request: Request) -> str | None:
     group = scheme.granularity.block_shape(request.shape)[1]
     if group < cols and group % SHORTEST:
         return f"groups of {group} are not whole times {SHORTEST}, the least product of codes"
+    if source.search is not None and not request.given:
+        return f"scales of rule {source.search.text} are chosen by errors"
     held = held_of(source, request.dtype)
     if held is None or held.bytes or held.coarse:
         return f"scales of {source} are not floats of one level"
