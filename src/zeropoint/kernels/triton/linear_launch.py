@@ -1,8 +1,4 @@
-"""The host side of linear layers: products of integer codes, and products with values of the weight.
-
-Products of fp8 on tensor cores, as ``torch._scaled_mm`` has them, are added in fewer bits than float32 has on
-GPUs of compute capability 9.0: a sum of values of the weight is not theirs, and no operator offers them.
-"""
+"""The host side of linear layers: products of integer codes, and products with values of the weight."""
 
 from __future__ import annotations
 
