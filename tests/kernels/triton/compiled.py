@@ -19,7 +19,7 @@ from zeropoint.kernels.triton.linear_tiles import code_tiles, value_tiles
 from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
 from zeropoint.kernels.triton.segmentation import segments_of
-from zeropoint.kernels.triton.sweep_launch import sweep_of
+from zeropoint.kernels.triton.sweep_launch import Blocks, sweep_of
 from zeropoint.ops.registry import Op, Request
 from zeropoint.params.scale_windows import block_length
 from zeropoint.schemes import Scheme
@@ -43,11 +43,12 @@ if "cut" in kernel.arg_names:
 if "sizes" in kernel.arg_names:
     signature["sizes"] = type(cut.cut)(*["i32"] * len(cut.cut))
 constants = dict(asked["constants"])
-if "s" in kernel.arg_names:
-    constants["s"] = sweep_of(scheme, shape, dtype, weighted=False)._replace(**constants.pop("sweep"))
+compiled_in, sweep = cut.shape, constants.pop("sweep", None)
+if sweep is not None:
+    compiled_in = sweep_of(scheme, shape, dtype, weighted=False)._replace(**sweep)
+    signature["cut"] = Blocks("i64", "i32", "i32") if asked["kernel"] == "sweep_exactly" else "i64"
 if "k" in kernel.arg_names:
-    dividing = "s" in kernel.arg_names
-    constants["k"] = constants_of(request, cut.shape, chosen=asked["chosen"], dividing=dividing)
+    constants["k"] = constants_of(request, compiled_in, chosen=asked["chosen"], dividing=sweep is not None)
 if "f" in kernel.arg_names:
     constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
@@ -74,7 +75,7 @@ def ptx_of(module: str, kernel: str, scheme: str, arguments: dict[str, str], **r
 
     arguments: types of what is passed at run time. rest: warps, whether products and sums are fused, the cut,
     whether scales are chosen, tokens of a layer, what is replaced in ``sweep`` or ``fit``, and constants of
-    compilation besides ``k``, ``s`` and ``f``.
+    compilation besides ``k`` and ``f``.
     """
     asked = {"module": module, "kernel": kernel, "scheme": scheme, "arguments": arguments}
     asked |= {"warps": rest.pop("warps", 1), "fused": rest.pop("fused", False)}
