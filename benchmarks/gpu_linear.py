@@ -244,7 +244,7 @@ def tile_calls(q: zp.QuantizedTensor, x: torch.Tensor, shape: linear_tiles.Shape
     request = asked(Op.LINEAR_VALUES, q)
     launch = LinearValues(request)
     paired = linear_tiles.value_tiles(request, len(x), bias=False).shape.paired
-    cut = linear_tiles.tiles_of(request, len(x), shape, bias=False, paired=paired)
+    cut = linear_tiles.layer_tiles(request, len(x), shape, bias=False, paired=paired)
     start = Start("value_products.multiply_values", cut, launch.weight.given._replace(cut=cut.shape))
     out = x.new_empty((len(x), q.shape[0]))
 

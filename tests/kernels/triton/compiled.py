@@ -20,19 +20,25 @@ from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
 from zeropoint.kernels.triton.segmentation import segments_of
 from zeropoint.kernels.triton.sweep_launch import Blocks, sweep_of
+from zeropoint.kernels.triton.tile_cuts import contiguous_strides, tiles_of
 from zeropoint.ops.registry import Op, Request
 from zeropoint.params.scale_windows import block_length
 from zeropoint.schemes import Scheme
 
 asked = json.loads(sys.argv[1])
 scheme, shape, dtype = Scheme.parse(asked["scheme"]), (4096, 8192), torch.bfloat16
+def tiled(strides, whole):
+    return lambda *given: tiles_of(given[0], given[1], strides, given[2], dtype.itemsize, whole=whole)
+
 request = Request(op=Op.QUANTIZE, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype,
                   device=torch.device("cuda"))
-if asked["tokens"]:
-    cut = {"values": value_tiles, "codes": code_tiles}[asked["cut"]](request, asked["tokens"], bias=True)
-else:
-    found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of}[asked["cut"]]
-    cut = found(scheme.granularity, shape, scheme.bits)
+def layered(tiles):
+    return lambda *given: tiles(request, asked["tokens"], bias=True)
+
+found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of,
+         "tiles": tiled(contiguous_strides(shape), True), "transposed": tiled((1, shape[0]), True),
+         "parts": tiled((1, shape[0]), False), "values": layered(value_tiles), "codes": layered(code_tiles)}
+cut = found[asked["cut"]](scheme.granularity, shape, scheme.bits)
 module = importlib.import_module("zeropoint.kernels.triton.programs." + asked["module"])
 kernel = getattr(module, asked["kernel"])
 signature = {name: asked["arguments"][name] for name in kernel.arg_names if name in asked["arguments"]}
@@ -53,9 +59,12 @@ if "f" in kernel.arg_names:
     constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
          if str(signature[name]).startswith("*")}
-if asked["tokens"]:
-    sizes = kernel.arg_names.index("sizes")
-    whole |= {(sizes, place): [["tt.divisibility", 16]] for place in (0, 1, 3)}  # rows, columns, bytes
+if asked["cut"] in ("tiles", "transposed", "parts"):  # as launches find it, for rows of whole vectors
+    place = kernel.arg_names.index("cut")
+    whole |= {(place, at): [["tt.divisibility", 16]] for at, each in enumerate(cut.cut) if each % 16 == 0}
+if "sizes" in kernel.arg_names:
+    place = kernel.arg_names.index("sizes")
+    whole |= {(place, at): [["tt.divisibility", 16]] for at, each in enumerate(cut.cut) if each % 16 == 0}
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
 options = {"num_warps": asked["warps"] or cut.warps, "enable_fp_fusion": asked["fused"]}
 made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

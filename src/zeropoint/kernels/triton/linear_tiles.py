@@ -73,7 +73,7 @@ def value_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
         return _few(request, tokens, 64, bias=bias, paired=_paired(request))
     across = min(WIDE, _power(tokens))
     warps = 8 if across == WIDE else 4
-    return tiles_of(request, tokens, Shape(64, across, 1, 64, warps), bias=bias)
+    return layer_tiles(request, tokens, Shape(64, across, 1, 64, warps), bias=bias)
 
 
 def code_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
@@ -84,8 +84,8 @@ def code_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
     if tokens <= FEW:
         return _few(request, tokens, width, bias=bias)
     if tokens <= WIDE // 2:
-        return tiles_of(request, tokens, Shape(64, _power(tokens), 1, width, 4), bias=bias)
-    return tiles_of(request, tokens, Shape(WIDE, WIDE, 1, width, 8), bias=bias)
+        return layer_tiles(request, tokens, Shape(64, _power(tokens), 1, width, 4), bias=bias)
+    return layer_tiles(request, tokens, Shape(WIDE, WIDE, 1, width, 8), bias=bias)
 
 
 class Shape(NamedTuple):
@@ -113,10 +113,12 @@ def _power(count: int) -> int:
 def _few(request: Request, tokens: int, width: int, *, bias: bool, paired: bool = False) -> LayerTiles:
     """Return tiles of few rows, whose columns are cut into slices, one for each warp."""
     slices = min(8, _power(-(-request.shape[1] // width)))
-    return tiles_of(request, tokens, Shape(NARROW, NARROW, slices, width, slices), bias=bias, paired=paired)
+    return layer_tiles(
+        request, tokens, Shape(NARROW, NARROW, slices, width, slices), bias=bias, paired=paired
+    )
 
 
-def tiles_of(
+def layer_tiles(
     request: Request, tokens: int, tile: Shape, *, bias: bool, paired: bool = False
 ) -> LayerTiles:  # fmt: skip
     """Return the tiles of a shape. bias, paired: as in :class:`TileShape`."""

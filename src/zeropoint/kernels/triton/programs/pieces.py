@@ -146,14 +146,8 @@ def _ratio_or_lost(value, factor, k: tl.constexpr):
 
 
 @triton.jit
-def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
-    """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
-    row, part, left = part_place(cut, k)
-    at, there = part_elements(left, k)
-    start = part_start(row, part, cut, k)
-    value = float32(tl.load(x + start + at, mask=there, other=0))
-    place = part_blocks(row, part, at, cut, k)
-    found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
+def faked(value, found, tables, coarse, zero, values, k: tl.constexpr):
+    """Return the values of the codes of ``value``, (many, size), under stored scales."""
     factor, inverse, rest = factors_of(found, tables, coarse, k)
     plain = False
     if k.fused:
@@ -174,4 +168,17 @@ def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: 
                 result = tl.where(value == value, result, float("nan"))
         else:
             result = tl.where(value == value, result, float("nan"))
+    return result
+
+
+@triton.jit
+def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
+    """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
+    row, part, left = part_place(cut, k)
+    at, there = part_elements(left, k)
+    start = part_start(row, part, cut, k)
+    value = float32(tl.load(x + start + at, mask=there, other=0))
+    place = part_blocks(row, part, at, cut, k)
+    found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
+    result = faked(value, found, tables, coarse, zero, values, k)
     tl.store(out + start + at, stored(result, out.dtype.element_ty), mask=there)
