@@ -100,7 +100,7 @@ class Launch:
         """Return what chooses scales from one read of ``x`` where it lies."""
         return self._choose if x.is_contiguous() else self._tiled(x.stride(), Op.QUANTIZE_DYNAMIC)
 
-    def _blocks_for(self, x: torch.Tensor) -> int:
+    def blocks_for(self, x: torch.Tensor) -> int:
         """Return how many blocks of ``x`` have extremes of their own, from a read before another one."""
         if self._is_one_block or self._choose_for(x) is not None:
             return 0
@@ -118,7 +118,7 @@ class Launch:
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
         scheme = self._request.scheme
-        if self._chooses and extremes is None:
+        if self.chooses and extremes is None:
             return self.quantize_dynamic(x)[1]
         if self._empty or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
@@ -163,7 +163,7 @@ class Launch:
     def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         scheme = self._request.scheme
-        if not self._chooses or extremes is not None:
+        if not self.chooses or extremes is not None:
             params = self.choose_params(x, extremes)
             found = self.quantize(x, params), params
             return found if out is None else filled(out, *found)
@@ -171,7 +171,7 @@ class Launch:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
         x = self._readable(x)
-        notes = no_notes(x.device, self._blocks_for(x))
+        notes = no_notes(x.device, self.blocks_for(x))
         known = len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
@@ -185,22 +185,6 @@ class Launch:
             reference.choose_params(x, scheme, extremes)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
         return out
-
-    def quantize_unchecked(self, x: torch.Tensor, params: Params | None) -> tuple[Codes, torch.Tensor]:
-        """Return codes under one level of scales, given or chosen, without waiting for the device.
-
-        The notes next to them are not zero where :meth:`quantize` or :meth:`quantize_dynamic` raise.
-        """
-        data, notes = self._packed(x), no_notes(x.device)
-        if params is None and self._chooses:
-            made = parameter_tensors(self._request.scheme, self._request.shape, self._request.own_dtype)
-            params = [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
-            self.choose_and_encode(x, data, params, notes)
-            return (data, params), notes
-        params = self.choose_params(x) if params is None else params
-        if not self._empty:
-            self.encode(x, self.scales(params), data, notes)
-        return (data, params), notes
 
     def _find_coarse(self, x: torch.Tensor, params: Params) -> None:
         """Write the scale of the whole tensor; raises NonFiniteError."""
@@ -255,7 +239,7 @@ class Launch:
         return constants_of(self._request, None, chosen=True)
 
     @functools.cached_property
-    def _chooses(self) -> bool:
+    def chooses(self) -> bool:
         """Whether kernels choose the finest scales."""
         some = not self._empty and bool(self._request.scheme.scales)
         if not some:
@@ -326,7 +310,7 @@ class Launch:
             return None
         own = None if params is None else [each.detach().clone() for each in params]
         x = self._planned()
-        blocks = self._blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
+        blocks = self.blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
         notes, tables = no_notes(device, blocks), self.held_tables()
         run: Callable[..., None]
         if self._empty:
@@ -373,7 +357,7 @@ class Launch:
     def _chooses_alone(self) -> bool:
         """Whether kernels choose all scales, and need no result of theirs on the host."""
         scheme = self._request.scheme
-        return self._chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
+        return self.chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
 
     def _held_dynamic(
         self, notes: torch.Tensor, tables: torch.Tensor | None, x: torch.Tensor, data: torch.Tensor,

@@ -10,12 +10,13 @@ import torch
 from ...ops import reference
 from ...ops.linear import Layer
 from ...ops.registry import Op, Request
-from ...params.tensors import Params, zero_point_of
+from ...params.tensors import Params, parameter_tensors, zero_point_of
 from ...schemes import ZeroPoint
 from .launches import Launch, value_table_on
 from .linear_tiles import FEW, code_tiles, value_tiles
 from .specialization import held_of
 from .starts import Start, bits
+from .two_passes import no_notes
 
 DECODED = 128
 """Tokens above which a weight of 16-bit floats is dequantized whole, and multiplied by cuBLAS.
@@ -84,6 +85,21 @@ class LinearCodes:
         given = self.weight.given._replace(cut=shape)
         return Start("code_products.multiply_codes", tiles._replace(shape=shape), given)
 
+    def _coded(
+        self, x: torch.Tensor, params: Params | None
+    ) -> tuple[torch.Tensor, Params, torch.Tensor]:  # fmt: skip
+        """Return codes and parameters of (tokens, cols), and notes: see :func:`.two_passes.no_notes`."""
+        launch, data = self._input(len(x)), torch.empty_like(x, dtype=torch.uint8)
+        if params is None and launch.chooses:
+            made = parameter_tensors(self._source, launch.shape, x.dtype)
+            params = [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
+            notes = no_notes(x.device, launch.blocks_for(x))
+            launch.choose_and_encode(x, data, params, notes)
+            return data, params, notes
+        params, notes = launch.choose_params(x) if params is None else params, no_notes(x.device)
+        launch.encode(x, launch.scales(params), data, notes)
+        return data, params, notes
+
     def linear(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
         """Return the layer, which reads the memory of these tensors at each call.
 
@@ -107,7 +123,7 @@ class LinearCodes:
         """Write the product without waiting for the device; the notes are not zero where it is none."""
         (weight, params, bias), cols = layer, self._request.shape[1]
         tokens = x.numel() // cols
-        (codes, own), notes = self._input(tokens).quantize_unchecked(x.reshape(-1, cols), given)
+        codes, own, notes = self._coded(x.reshape(-1, cols).contiguous(), given)
         scales, zero = bits(own[0]), zero_point_of(self._source, own)
         factors, tables, coarse, _ = self.weight.scales(params)
         data = weight.contiguous()

@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
     token_tiles: int
 
 
-class TileShape(NamedTuple):
+class LayerShape(NamedTuple):
     """What kernels are compiled for.
 
     rows, tokens: of a program. slices, width: parts of a step that have sums of their own, and columns of
@@ -62,7 +62,7 @@ class LayerTiles(NamedTuple):
     """A layer in tiles, and the programs that take them."""
 
     cut: Sizes
-    shape: TileShape
+    shape: LayerShape
     programs: int
     warps: int
 
@@ -121,7 +121,7 @@ def _few(request: Request, tokens: int, width: int, *, bias: bool, paired: bool 
 def layer_tiles(
     request: Request, tokens: int, tile: Shape, *, bias: bool, paired: bool = False
 ) -> LayerTiles:  # fmt: skip
-    """Return the tiles of a shape. bias, paired: as in :class:`TileShape`."""
+    """Return the tiles of a shape. bias, paired: as in :class:`LayerShape`."""
     (rows, cols), blocks = request.shape, request.scheme.granularity
     grid, (block_rows, block) = blocks.grid(request.shape), blocks.block_shape(request.shape)
     one, token_tiles = grid[1] == 1, -(-tokens // tile.tokens)
@@ -129,7 +129,7 @@ def layer_tiles(
         rows=rows, cols=cols, tokens=tokens, row_bytes=-(-cols * request.scheme.bits // 8),
         block_rows=block_rows, row_blocks=grid[1], blocks=grid[0] * grid[1], token_tiles=token_tiles,
     )  # fmt: skip
-    shape = TileShape(
+    shape = LayerShape(
         rows=tile.rows, tokens=tile.tokens, slices=tile.slices, width=tile.width, block=0 if one else block,
         parts=_parts(tile.width, tile.width if one else block, whole=paired or request.scheme.bits == 8),
         even=cols % (tile.slices * tile.width) == 0, paired=paired, bias=bias,

@@ -6,7 +6,7 @@ A program has a tile of rows of the weight and of tokens. In each step it decode
 columns of its rows, rounds them to the dtype of the input as dequantizing does, and multiplies them; where
 there are several slices each has warps and sums of its own, which are added at the end. Sums are float32.
 ``sizes`` is a :class:`..linear_tiles.Sizes`, ``k`` the :class:`..specialization.Constants` of compilation,
-its cut a :class:`..linear_tiles.TileShape`.
+its cut a :class:`..linear_tiles.LayerShape`.
 
 For ``scales``, ``tables`` and ``coarse`` see :mod:`.held_scales`.
 """
