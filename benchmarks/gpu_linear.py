@@ -29,7 +29,7 @@ import torch
 
 import zeropoint as zp
 from zeropoint.kernels.triton import linear_tiles
-from zeropoint.kernels.triton.linear_launch import LinearValues
+from zeropoint.kernels.triton.linear_launch import LinearCodes, LinearValues
 from zeropoint.kernels.triton.starts import Start, bits
 from zeropoint.models import quantize_model
 from zeropoint.ops import library
@@ -56,6 +56,8 @@ FEW_TILES = tuple(itertools.product((16, 32), (4, 8), (64, 128)))
 """Rows of a program, slices, and their width."""
 TILES = ((64, 64, 64, 4), (64, 128, 64, 4), (64, 128, 64, 8), (128, 64, 64, 4), (128, 128, 64, 8))
 """Rows, tokens, columns of a step, and warps."""
+CODE_TILES = ((64, 64, 4), (64, 128, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8), (256, 128, 8))
+"""Rows, tokens, and warps of tiles of codes."""
 DTYPE = torch.bfloat16
 Row = dict[str, Any]
 Calls = list[Callable[[], object]]
@@ -255,6 +257,15 @@ def tile_calls(q: zp.QuantizedTensor, x: torch.Tensor, shape: linear_tiles.Shape
     return [lambda each=each: run(*each) for each in copies(q)]
 
 
+def code_tile_calls(q: zp.QuantizedTensor, x: torch.Tensor, shape: linear_tiles.Shape) -> Calls:
+    """Return calls of the kernel that multiplies tiles of codes of a given shape."""
+    request = asked(Op.LINEAR, q)
+    launch, out = LinearCodes(request), x.new_empty((len(x), q.shape[0]))
+    start = launch.start_of(linear_tiles.layer_tiles(request, len(x), shape, bias=False))
+    launch.start_for = lambda *_: start  # type: ignore[assignment]
+    return [lambda each=each: launch.multiply(x, None, (*each, None), out) for each in copies(q)]
+
+
 def whole_calls(q: zp.QuantizedTensor, x: torch.Tensor) -> Calls:
     """Return calls that dequantize the whole weight, and multiply with torch."""
     kernel = kernel_of(replace(asked(Op.LINEAR_VALUES, q), op=Op.DEQUANTIZE), "triton")
@@ -264,6 +275,9 @@ def whole_calls(q: zp.QuantizedTensor, x: torch.Tensor) -> Calls:
 def tried(scheme: str, tokens: int) -> dict[str, Calls]:
     """Return calls by the tiles that they take, or by what else they do."""
     q, x = weight_of((4096, 4096), scheme), torch.randn((tokens, 4096), device="cuda", dtype=DTYPE)
+    if scheme in CODES:
+        shapes = [linear_tiles.Shape(r, t, 1, linear_tiles.WIDE, warps) for r, t, warps in CODE_TILES]
+        return {str(tuple(shape)): code_tile_calls(q, x, shape) for shape in shapes}
     if tokens <= linear_tiles.FEW:
         shapes = [linear_tiles.Shape(r, linear_tiles.NARROW, s, w, s) for r, s, w in FEW_TILES]
     else:
@@ -280,7 +294,8 @@ def compile_tiles(scheme: str, tokens: int) -> None:
 
 def try_tiles() -> None:
     """Print the microseconds of other tiles, and those of dequantizing the weight whole."""
-    pairs = list(itertools.product(("int4:g128", "nvfp4", "float8_e4m3fn:channel"), (1, 16, 64, 128, 256)))
+    pairs = list(itertools.product((VALUES[0], "nvfp4", VALUES[1]), (1, 16, 64, 128, 256)))
+    pairs += list(itertools.product(CODES, (256, 4096)))
     context = multiprocessing.get_context("spawn")
     with futures.ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
         list(pool.map(compile_tiles, *zip(*pairs, strict=True)))

@@ -100,6 +100,13 @@ def test_many_tokens_are_multiplied_by_the_dequantized_weight(monkeypatch: pytes
     assert_near(computed(x, q, bias), x, q, bias)
 
 
+def test_pairs_begin_at_whole_words() -> None:
+    q, x = quantized(normal(9, 64, seed=0), "int4:channel"), normal(2, 65, seed=1).bfloat16().reshape(-1)
+    odd = x[1:129].reshape(2, 64)
+    assert odd.storage_offset() == 1
+    assert torch.equal(computed(odd, q, None), computed(odd.clone(), q, None))
+
+
 def test_only_pairs_of_whole_scales_meet_the_bytes_of_codes() -> None:
     def paired(scheme: str, cols: int, dtype: torch.dtype) -> bool:
         request = Request(

@@ -13,7 +13,7 @@ from ...ops.registry import Op, Request
 from ...params.tensors import Params, parameter_tensors, zero_point_of
 from ...schemes import ZeroPoint
 from .launches import Launch, value_table_on
-from .linear_tiles import FEW, code_tiles, value_tiles
+from .linear_tiles import FEW, LayerTiles, code_tiles, value_tiles
 from .specialization import held_of
 from .starts import Start, bits
 from .two_passes import no_notes
@@ -56,7 +56,8 @@ class LinearValues:
                 added = given[0] if bias is None else bits(bias.detach())
                 start, numbers = self._start(tokens, bias is not None), bits(x)
                 if start.constants.cut.paired:
-                    numbers = numbers.view(torch.int32)
+                    odd = numbers.storage_offset() % 2 == 1
+                    numbers = (numbers.clone() if odd else numbers).view(torch.int32)
                 start(numbers, weight.contiguous(), *given, self.values, added, bits(out))
             return out
 
@@ -71,13 +72,17 @@ class LinearCodes:
         self._request, self._source = request, request.source
         self.weight = Launch(replace(request, op=Op.DEQUANTIZE))
         self._input = functools.lru_cache(maxsize=64)(self._quantizing)
-        self._start = functools.lru_cache(maxsize=64)(self._started)
+        self.start_for = functools.lru_cache(maxsize=64)(self._started)
 
     def _quantizing(self, tokens: int) -> Launch:
         return Launch(input_request(self._request, tokens))
 
     def _started(self, tokens: int, bias: bool) -> Start:
-        source, tiles = self._source, code_tiles(self._request, tokens, bias=bias)
+        return self.start_of(code_tiles(self._request, tokens, bias=bias))
+
+    def start_of(self, tiles: LayerTiles) -> Start:
+        """Return what multiplies the codes of tiles."""
+        source = self._source
         zeros = source.zero_point is not ZeroPoint.NONE
         shape = tiles.shape._replace(
             per_token=not self._request.given, zeros=zeros, shifted=zeros or not source.element.signed
@@ -127,7 +132,7 @@ class LinearCodes:
         scales, zero = bits(own[0]), zero_point_of(self._source, own)
         factors, tables, coarse, _ = self.weight.scales(params)
         data = weight.contiguous()
-        self._start(tokens, bias is not None)(
+        self.start_for(tokens, bias is not None)(
             codes.view(torch.int8) if self._source.element.signed else codes, scales,
             scales if zero is None else bits(zero),
             data.view(torch.int8) if self._request.scheme.bits == 8 else data, factors, tables, coarse,
