@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...formats.torch_dtypes import dtype_of, format_of
+from ...ops import linear
 from ...ops.lowering_refusals import element_refusal, rule_refusal
 from ...ops.preparation import FunctionKernel
 from ...ops.registry import HeldKernel, Kernel, Op, Request
@@ -19,6 +20,7 @@ from ...params.tensors import Params
 from ...schemes import Scheme
 from .backward_launch import Backward
 from .launches import Launch
+from .linear_launch import LinearCodes, LinearValues, codes_refusal, input_request
 from .piece_cuts import pieces_of
 from .search_launch import SearchedScales, search_refusal
 
@@ -29,6 +31,7 @@ Triton reads it when the kernels are loaded, so that it must be set before the f
 """
 OLDEST = 3, 6
 """Version of Triton; before it, ``div_rn`` took subnormal float32 for zero on a GPU."""
+_LAYERS = (Op.LINEAR, Op.LINEAR_VALUES)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -47,9 +50,18 @@ class TritonBackend:
             return f"{request.op.value} is left to the reference"
         if request.dtype not in _DTYPES or request.own_dtype not in _DTYPES:
             return f"{request.dtype} is computed in float64"
-        reason = _scheme_refusal(request)
+        reason = self._layer_refusal(request) if request.op in _LAYERS else None
+        reason = reason or _scheme_refusal(request)
         found = pieces_of(request.scheme.granularity, request.shape, request.scheme.bits)
         return reason or (found if isinstance(found, str) else None)
+
+    def _layer_refusal(self, request: Request) -> str | None:
+        if request.shape[1] == 0:
+            return "there is nothing to multiply"
+        if request.op is Op.LINEAR_VALUES:
+            return None
+        reason = linear.refusal(request) or codes_refusal(request)
+        return reason or self.refusal(input_request(request, 2))
 
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
@@ -83,7 +95,7 @@ def _scheme_refusal(request: Request) -> str | None:
         return "offsets are known to the reference alone"
     if multiplies(scheme) and rounder(scheme, request.own_dtype) is not None:
         return "reciprocals of 16 bits are known to the reference alone"
-    reason = element_refusal(scheme, decoding=op is Op.DEQUANTIZE)
+    reason = element_refusal(scheme, decoding=op in (Op.DEQUANTIZE, *_LAYERS))
     chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype
     if reason is None and (op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)):
         reason = search_refusal(request)
@@ -112,6 +124,8 @@ _LAUNCHES: dict[Op, Callable[[Request], Any]] = {
     Op.FAKE_QUANTIZE: Launch,
     Op.FAKE_QUANTIZE_BACKWARD: Backward,
     Op.SEARCH_PARAMS: SearchedScales,
+    Op.LINEAR: LinearCodes,
+    Op.LINEAR_VALUES: LinearValues,
 }
 """What starts the kernels of each operator, in a method of the operator's name."""
 

@@ -86,7 +86,7 @@ class Launch:
             return self._views.start(x.stride(), op)
         return self._choose if op is Op.QUANTIZE_DYNAMIC else None
 
-    def _blocks_for(self, x: torch.Tensor) -> int:
+    def blocks_for(self, x: torch.Tensor) -> int:
         """Return how many blocks of ``x`` have extremes of their own, from a read before another one."""
         if self._is_one_block or self._start_for(x, Op.QUANTIZE_DYNAMIC) is not None:
             return 0
@@ -104,7 +104,7 @@ class Launch:
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
         scheme = self._request.scheme
-        if self._chooses and extremes is None:
+        if self.chooses and extremes is None:
             return self.quantize_dynamic(x)[1]
         if self._empty or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
@@ -149,7 +149,7 @@ class Launch:
     def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         scheme = self._request.scheme
-        if not self._chooses or extremes is not None:
+        if not self.chooses or extremes is not None:
             params = self.choose_params(x, extremes)
             found = self.quantize(x, params), params
             return found if out is None else filled(out, *found)
@@ -157,7 +157,7 @@ class Launch:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
         x = self._readable(x)
-        notes = no_notes(x.device, self._blocks_for(x))
+        notes = no_notes(x.device, self.blocks_for(x))
         known = len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
@@ -218,7 +218,7 @@ class Launch:
         return constants_of(self._request, None, chosen=True)
 
     @functools.cached_property
-    def _chooses(self) -> bool:
+    def chooses(self) -> bool:
         """Whether kernels choose the finest scales."""
         some = not self._empty and bool(self._request.scheme.scales)
         if not some:
@@ -289,7 +289,7 @@ class Launch:
             return None
         own = None if params is None else [each.detach().clone() for each in params]
         x = self._views.planned(one_block=self._is_one_block)
-        blocks = self._blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
+        blocks = self.blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
         notes, tables = no_notes(device, blocks), self.held_tables()
         run: Callable[..., None]
         if self._empty:
@@ -323,7 +323,7 @@ class Launch:
     def _chooses_alone(self) -> bool:
         """Whether kernels choose all scales, and need no result of theirs on the host."""
         scheme = self._request.scheme
-        return self._chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
+        return self.chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
 
     def _held_dynamic(
         self, notes: torch.Tensor, tables: torch.Tensor | None, x: torch.Tensor, data: torch.Tensor,

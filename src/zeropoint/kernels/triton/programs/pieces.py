@@ -32,9 +32,8 @@ _INTEGER = tl.constexpr(int(Kind.INTEGER))
 
 
 @triton.jit
-def part_place(cut, k: tl.constexpr):
-    """Return row and number of the program's part, int64, and how many elements it has, int32."""
-    part = tl.program_id(0)
+def part_place(part, cut, k: tl.constexpr):
+    """Return row and number of a part, int64, and how many elements it has, int32; part: of the program."""
     row = part * 0
     if not k.cut.joined:
         row = part // cut.tiles
@@ -110,7 +109,7 @@ def part_zeros(zeros, place, there, k: tl.constexpr):
 @triton.jit
 def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
     """Write the codes of ``x``, and 1 to ``notes``, (1,) int32, if a value is not finite."""
-    row, part, left = part_place(cut, k)
+    row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     value = float32(tl.load(x + part_start(row, part, cut, k) + at, mask=there, other=0))
     place = part_blocks(row, part, at, cut, k)
@@ -126,7 +125,7 @@ def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.co
 @triton.jit
 def dequantize_pieces(data, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
     """Write the values of codes; values: (256,) float32, those of all codes."""
-    row, part, left = part_place(cut, k)
+    row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     codes = load_codes(data, _first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
     value = decoded(codes, values, k)
@@ -174,7 +173,7 @@ def faked(value, found, tables, coarse, zero, values, k: tl.constexpr):
 @triton.jit
 def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
     """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
-    row, part, left = part_place(cut, k)
+    row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     start = part_start(row, part, cut, k)
     value = float32(tl.load(x + start + at, mask=there, other=0))
