@@ -17,10 +17,11 @@ from .lowering import THRESHOLDS
 
 
 @functools.lru_cache(maxsize=1024)
-def element_refusal(scheme: Scheme, *, decoding: bool = False) -> str | None:
+def element_refusal(scheme: Scheme, *, decoding: bool = False, rounds: bool = False) -> str | None:
     """Return why the kernels cannot encode and decode the scheme's elements, or None.
 
     decoding: whether codes and scales are there already, so that it does not matter how they are made.
+    rounds: whether the kernels know all rounding modes.
     """
     element = scheme.element
     # Codes of these elements are multiplied by one factor a block, of either sign, whatever it is made of.
@@ -33,7 +34,7 @@ def element_refusal(scheme: Scheme, *, decoding: bool = False) -> str | None:
         return f"fixed-point codes of {scheme.element_name} are scaled by the reference but by powers of two"
     if element.bits > 8:
         return f"codes of {element.bits} bits are wider than a byte"
-    if scheme.rounding.mode is not RoundingMode.HALF_EVEN and not decoding:
+    if scheme.rounding.mode is not RoundingMode.HALF_EVEN and not (decoding or rounds):
         return f"rounding {scheme.rounding} is not to nearest even"
     if scheme.overflow is not Overflow.SATURATE:
         return f"overflow {scheme.overflow.value} is not saturate"

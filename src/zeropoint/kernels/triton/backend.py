@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...formats import RoundingMode
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops.lowering_refusals import element_refusal, rule_refusal
 from ...ops.preparation import FunctionKernel
@@ -30,6 +31,9 @@ Triton reads it when the kernels are loaded, so that it must be set before the f
 OLDEST = 3, 6
 """Version of Triton; before it, ``div_rn`` took subnormal float32 for zero on a GPU."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+_SEEDLESS = (Op.CHOOSE_PARAMS, Op.DEQUANTIZE)
 
 
 class TritonBackend:
@@ -53,7 +57,7 @@ class TritonBackend:
 
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        return _Kernel(self.name, request, _LAUNCHES[request.op](request))
+        return _Kernel(self.name, request)
 
 
 def device_refusal(device: torch.device) -> str | None:
@@ -83,9 +87,10 @@ def _scheme_refusal(request: Request) -> str | None:
         return "offsets are known to the reference alone"
     if multiplies(scheme) and rounder(scheme, request.own_dtype) is not None:
         return "reciprocals of 16 bits are known to the reference alone"
-    reason = element_refusal(scheme, decoding=op is Op.DEQUANTIZE)
     chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype
-    if reason is None and (op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)):
+    searches = op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)
+    reason = element_refusal(scheme, decoding=op is Op.DEQUANTIZE, rounds=not searches)
+    if reason is None and searches:
         reason = search_refusal(request)
     if reason is None and chooses:
         reason = rule_refusal(scheme.start, dtype) or _scale_refusal(scheme.start, dtype)
@@ -116,16 +121,25 @@ _LAUNCHES: dict[Op, Callable[[Request], Any]] = {
 """What starts the kernels of each operator, in a method of the operator's name."""
 
 
+@functools.lru_cache(maxsize=1024)
+def _launch_of(request: Request) -> Any:
+    """Return what starts the kernels of a request, of any seed."""
+    return _LAUNCHES[request.op](request)
+
+
 class _Kernel(FunctionKernel):
     """The kernels of one request, which plans hold where nothing of a run is allocated."""
 
-    def __init__(self, backend: str, request: Request, launch: Any) -> None:
-        super().__init__(backend, request, getattr(launch, request.op.value))
-        self.launch = launch
+    def __init__(self, backend: str, request: Request) -> None:
+        self.launch, self._seeded = _launch_of(request.unseeded), {}
+        if request.scheme.rounding.mode is RoundingMode.STOCHASTIC and request.op not in _SEEDLESS:
+            self._seeded = {"seed": request.scheme.rounding.seed}
+        run = getattr(self.launch, request.op.value)
+        super().__init__(backend, request, functools.partial(run, **self._seeded) if self._seeded else run)
 
     def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        return self.launch.hold(params) or self.in_temporaries(params)
+        return self.launch.hold(params, **self._seeded) or self.in_temporaries(params)
 
 
 BACKEND = TritonBackend()

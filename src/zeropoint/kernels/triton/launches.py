@@ -105,25 +105,31 @@ class Launch:
             raise NonFiniteError("statistics of a finite tensor are not finite")
         return _over(low, shape, granularity, cut, "amin"), _over(high, shape, granularity, cut, "amax")
 
-    def quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
+    def quantize(
+        self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None, *, seed: int = 0
+    ) -> torch.Tensor:
         """Return codes under given parameters; raises NonFiniteError."""
         out = self._packed(x) if out is None else out
         if not self._empty:
             notes = _notes(x.device)
-            self._encode(x, self.scales(params), out, notes)
+            self._encode(x, self.scales(params), out, notes, seed)
             if notes[0].item():
                 reference.require_finite(x)
         return out
 
-    def _encode(self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor) -> None:
-        self._quantize(bits(x), *given, out, notes)
+    def _encode(
+        self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor, seed: int
+    ) -> None:
+        self._quantize(bits(x), *given, out, notes, numbers=(seed,))
 
-    def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
+    def quantize_dynamic(
+        self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None, *, seed: int = 0
+    ) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         scheme = self._request.scheme
         if not self._chooses or extremes is not None:
             params = self.choose_params(x, extremes)
-            found = self.quantize(x, params), params
+            found = self.quantize(x, params, seed=seed), params
             return found if out is None else filled(out, *found)
         if out is None:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
@@ -131,12 +137,12 @@ class Launch:
         notes, known = _notes(x.device), len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
-        self.choose_and_encode(x, *out, notes, known=known)
+        self.choose_and_encode(x, out, notes, known=known, seed=seed)
         if notes[0].item() and len(scheme.scales) > 1 and not known:
             # The usual scale of the tensor may not fit where the reference finds another one.
             self._find_coarse(x, out[1])
             notes.zero_()
-            self.choose_and_encode(x, *out, notes, known=True)
+            self.choose_and_encode(x, out, notes, known=True, seed=seed)
         if notes[0].item():
             reference.choose_params(x, scheme, extremes)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
@@ -149,16 +155,17 @@ class Launch:
         params[1].copy_(arithmetic.coarsest_scale(scheme, _ranges([ends, ends], x)).view_as(params[1]))
 
     def choose_and_encode(
-        self, x: torch.Tensor, data: torch.Tensor, params: Params, notes: torch.Tensor, *,
-        known: bool = False, tables: torch.Tensor | None = None,
+        self, x: torch.Tensor, out: Codes, notes: torch.Tensor, *, known: bool = False,
+        tables: torch.Tensor | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         """Write codes and parameters; known: whether the scale of the whole tensor is there already."""
+        data, params = out
         constants, x = self._choosing, bits(x)
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
         if self._choose is None:
             self._amax(x, notes)
             self._tensor_scale(notes, bits(scales))
-            self._encode(x, self.scales(params), data, notes)
+            self._encode(x, self.scales(params), data, notes, seed)
             return
         zeros = params[-1] if constants.element.zero_place else scales
         coarse = scales
@@ -170,7 +177,8 @@ class Launch:
             else:
                 self._amax(x, notes)
                 self._coarse(notes, coarse, levels, tables)
-        self._choose(x, bits(scales), scales if tables is None else tables, coarse, bits(zeros), data, notes)
+        tables = scales if tables is None else tables
+        self._choose(x, bits(scales), tables, coarse, bits(zeros), data, notes, numbers=(seed,))
 
     @functools.cached_property
     def _choosing(self) -> Constants:
@@ -226,18 +234,21 @@ class Launch:
         values = value_table_on(self._request.scheme, data.device)
         self._dequantize(data.contiguous(), *given, values, bits(out))
 
-    def fake_quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
+    def fake_quantize(
+        self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None, *, seed: int = 0
+    ) -> torch.Tensor:
         """Return the values of the codes of ``x``."""
         asked = self._request
         out = torch.empty(asked.shape, dtype=asked.dtype, device=x.device) if out is None else out
         if not self._empty:
-            self._round(x, self.scales(params), out)
+            self._round(x, self.scales(params), out, seed)
         return out
 
-    def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor) -> None:
-        self._fake_quantize(bits(x), *given, value_table_on(self._request.scheme, x.device), bits(out))
+    def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor, seed: int) -> None:
+        table = value_table_on(self._request.scheme, x.device)
+        self._fake_quantize(bits(x), *given, table, bits(out), numbers=(seed,))
 
-    def hold(self, params: Params | None) -> HeldKernel | None:
+    def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | None:
         """Return the kernels with memory of their own, which wait for no device; None where some allocate."""
         op, device = self._request.op, self._request.device
         if op not in _HELD or (op is Op.QUANTIZE_DYNAMIC and not self._chooses_alone):
@@ -250,14 +261,14 @@ class Launch:
         run: Callable[..., None]
         if op is Op.QUANTIZE:
             assert given is not None
-            run = functools.partial(self._held_quantize, given, notes)
+            run = functools.partial(self._held_quantize, given, notes, seed)
         elif op is Op.QUANTIZE_DYNAMIC:
-            run = functools.partial(self._held_dynamic, notes, tables)
+            run = functools.partial(self._held_dynamic, notes, tables, seed)
         elif op is Op.DEQUANTIZE:
             run = functools.partial(self._held_dequantize, given, tables)
         else:
             assert given is not None
-            run = functools.partial(self._held_fake_quantize, given)
+            run = functools.partial(self._held_fake_quantize, given, seed)
         reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room
         return HeldKernel(
@@ -271,15 +282,17 @@ class Launch:
         scheme = self._request.scheme
         return self._chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
 
-    def _held_quantize(self, given: Given, notes: torch.Tensor, x: torch.Tensor, data: torch.Tensor) -> None:
+    def _held_quantize(
+        self, given: Given, notes: torch.Tensor, seed: int, x: torch.Tensor, data: torch.Tensor
+    ) -> None:
         if not self._empty:
-            self._encode(x, given, data, notes)
+            self._encode(x, given, data, notes, seed)
 
     def _held_dynamic(
-        self, notes: torch.Tensor, tables: torch.Tensor | None, x: torch.Tensor, data: torch.Tensor,
-        params: Params,
+        self, notes: torch.Tensor, tables: torch.Tensor | None, seed: int, x: torch.Tensor,
+        data: torch.Tensor, params: Params,
     ) -> None:  # fmt: skip
-        self.choose_and_encode(x, data, params, notes, tables=tables)
+        self.choose_and_encode(x, (data, params), notes, tables=tables, seed=seed)
 
     def _held_dequantize(
         self, given: Given | None, tables: torch.Tensor | None, data: torch.Tensor, params: Params,
@@ -288,9 +301,9 @@ class Launch:
         if not self._empty:
             self._decode(data, self.scales(params, tables) if given is None else given, out)
 
-    def _held_fake_quantize(self, given: Given, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _held_fake_quantize(self, given: Given, seed: int, x: torch.Tensor, out: torch.Tensor) -> None:
         if not self._empty:
-            self._round(x, given, out)
+            self._round(x, given, out, seed)
 
     def _packed(self, x: torch.Tensor) -> torch.Tensor:
         shape = packing.packed_shape(self._request.shape, self._request.scheme.bits)

@@ -23,6 +23,9 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _WHOLE_BYTES = {1: 8, 2: 4, 3: 8, 4: 2, 5: 8, 6: 4, 7: 8, 8: 1}
 """Codes of each width that fill whole bytes together."""
 
+_LARGEST_FACTORS = {torch.float32: 2.0**-2, torch.bfloat16: 2.0**10, torch.float16: 2.0**60}
+"""Powers of two under which no number has a quotient below 2**-147, which may be taken for zero."""
+
 
 class Hardware(IntEnum):
     """Formats that a GPU converts to and from, half to even and saturating, as the reference does."""
@@ -30,6 +33,19 @@ class Hardware(IntEnum):
     NONE = 0
     E4M3 = 1
     E5M2 = 2
+
+
+class Rounded(IntEnum):
+    """Rounding modes."""
+
+    HALF_EVEN = 0
+    HALF_AWAY = 1
+    HALF_UP = 2
+    HALF_DOWN = 3
+    FLOOR = 4
+    CEIL = 5
+    TOWARD_ZERO = 6
+    STOCHASTIC = 7
 
 
 class Held(NamedTuple):
@@ -56,7 +72,9 @@ class Constants(NamedTuple):
     whether values are multiplied by factors. native: whether a GPU runs the kernel, rather than the
     interpreter. fused: whether quotients may be made of fused multiplications and additions, see
     :func:`.programs.element_codes.fused`. short: whether they may be of two operations, see
-    :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has.
+    :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has. rounding:
+    which neighbor quotients go to; but for half to even, quotients are IEEE's to the last bit. most: largest
+    factor under which fused ones are.
     """
 
     element: Any
@@ -73,6 +91,8 @@ class Constants(NamedTuple):
     fused: bool
     short: bool
     hardware: int
+    rounding: int = 0
+    most: float = 2.0**60
 
 
 def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = False) -> Constants:
@@ -90,13 +110,16 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
     padding = (math.inf,) * (THRESHOLDS - len(element.thresholds))
     unsigned = int(np.float32(element.unsigned_below).view(np.int32))
     plain = _plain(element)._replace(unsigned_below=unsigned, thresholds=element.thresholds + padding)
-    native = request.device.type == "cuda"
+    native, rounding = request.device.type == "cuda", Rounded[scheme.rounding.mode.name]
+    even = rounding is Rounded.HALF_EVEN
     return Constants(
         element=plain, rule=_plain(rule), inverse_divisor=float(np.float32(1) / np.float32(rule.divisor)),
         held=held_of(scheme, dtype) or _factors(scheme), chosen=chosen, cut=cut, order=_order(scheme),
         width=scheme.bits, group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
         fused=native and element.scaling is ScaleBy.DIVIDE and _boundaries_are_large(element),
-        short=_is_short(element, request.dtype), hardware=int(_hardware(scheme, element)) if native else 0,
+        short=even and _is_short(element, request.dtype),
+        hardware=int(_hardware(scheme, element)) if native and even else 0, rounding=int(rounding),
+        most=2.0**60 if even else _LARGEST_FACTORS[request.dtype],
     )  # fmt: skip
 
 

@@ -53,19 +53,19 @@ class Start:
         self._compiled: Callable[..., None] | None = None
         self._index, self._dtypes = -1, list[torch.dtype]()
 
-    def __call__(self, *tensors: torch.Tensor) -> None:
-        """Start the kernel on the stream of the caller."""
+    def __call__(self, *tensors: torch.Tensor, numbers: tuple[int, ...] = ()) -> None:
+        """Start the kernel on the stream of the caller; numbers: int32 that it takes after tensors."""
         if self._compiled is not None and torch.cuda.current_device() == self._index:
             # Plain numbers, which the launcher takes as they are: it asks the driver about each tensor.
             places = [each.data_ptr() for each in tensors]
             aligned = not functools.reduce(operator.or_, places) & 15
             if aligned and [each.dtype for each in tensors] == self._dtypes:
-                self._compiled(*places, self._cut.cut, self.constants)
+                self._compiled(*places, *numbers, self._cut.cut, self.constants)
                 return
         with on_device(tensors[0].device):
             grid = (self._cut.programs, 1, 1)
             options = {"num_warps": self._cut.warps, "enable_fp_fusion": False}
-            made = program(self._name)[grid](*tensors, self._cut.cut, self.constants, **options)
+            made = program(self._name)[grid](*tensors, *numbers, self._cut.cut, self.constants, **options)
         if self.constants.native and all(each.data_ptr() % 16 == 0 for each in tensors):
             self._compiled, self._index = made[grid], tensors[0].device.index
             self._dtypes = [each.dtype for each in tensors]

@@ -27,6 +27,7 @@ from .element_codes import (
     usual,
 )
 from .held_scales import factors_of, scale_of
+from .rounding import noise_of, piece_noise
 
 _INTEGER = tl.constexpr(int(Kind.INTEGER))
 
@@ -108,18 +109,28 @@ def part_zeros(zeros, place, there, k: tl.constexpr):
 
 
 @triton.jit
-def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
+def part_noise(seed, start, k: tl.constexpr):
+    """Return the noise of elements of the part."""
+    piece = tl.arange(0, k.cut.pieces)[:, None] * 8
+    if k.cut.even:
+        return piece_noise(seed, start, piece, k)
+    else:  # noqa: RET505
+        return noise_of(seed, start, piece + tl.arange(0, 8)[None, :], k)
+
+
+@triton.jit(do_not_specialize=["seed"])
+def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
     """Write the codes of ``x``, and 1 to ``notes``, (1,) int32, if a value is not finite."""
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
-    value = float32(tl.load(x + part_start(row, part, cut, k) + at, mask=there, other=0))
+    start = part_start(row, part, cut, k)
+    value = float32(tl.load(x + start + at, mask=there, other=0))
     place = part_blocks(row, part, at, cut, k)
     factor, inverse, rest = factors_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k)
     amax = largest(value, k)[:, None]
     tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
-    codes = codes_of(
-        ratios(value, factor, inverse, rest, amax, k), part_zeros(zeros, place, there, k), False, k
-    )
+    ratio, zero = ratios(value, factor, inverse, rest, amax, k), part_zeros(zeros, place, there, k)
+    codes = codes_of(ratio, zero, part_noise(seed, start, k), False, k)
     store_codes(data, codes, _first_byte(row, part, cut, k), there, left, k)
 
 
@@ -145,8 +156,8 @@ def _ratio_or_lost(value, factor, k: tl.constexpr):
     return ratio_of(value, factor, factor, factor, False, k)
 
 
-@triton.jit
-def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
+@triton.jit(do_not_specialize=["seed"])
+def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cut, k: tl.constexpr):
     """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
@@ -167,7 +178,7 @@ def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: 
     else:
         ratio = _ratio_or_lost(value, factor, k)
     scale = scale_of(found, tables, coarse, k) * k.held.unit
-    result = rounded_values(ratio, zero, values, k) * scale
+    result = rounded_values(ratio, zero, part_noise(seed, start, k), values, k) * scale
     if k.element.kind != _INTEGER:
         if k.fused:
             if plain == 0:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .element_codes import encoded, float32, largest, stored
+from .rounding import noise_of
 from .scale_choice import scales_of
 
 
@@ -53,6 +54,16 @@ def _bytes(t, cut, k: tl.constexpr):
 
 
 @triton.jit
+def _noise(seed, t, cut, k: tl.constexpr):
+    """Return the noise of the elements of segments, (many, size)."""
+    start = t * k.cut.size
+    if not k.cut.flat:
+        row, first, _ = _place(t, cut)
+        start = row * cut.cols + first
+    return noise_of(seed, start[:, None], tl.arange(0, k.cut.size)[None, :], k)
+
+
+@triton.jit
 def _store_codes(data, codes, t, there, cut, k: tl.constexpr):
     """Pack codes, (many, size) int32, low bits first, a group of codes into whole bytes."""
     many: tl.constexpr = k.cut.many
@@ -74,8 +85,8 @@ def _store_codes(data, codes, t, there, cut, k: tl.constexpr):
         tl.store(data + (first[:, None] + at), (words >> (8 * byte)).to(tl.uint8), mask=at < last[:, None])
 
 
-@triton.jit
-def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
+@triton.jit(do_not_specialize=["seed"])
+def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
     """Choose the scale of each segment, a whole block, and write it with zero point and codes.
 
     coarse: (1,) float32, the scale of the whole tensor, read where there are two levels. scales: float32, or
@@ -89,7 +100,8 @@ def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.co
     low = tl.where(inside, tl.min(tl.where(there, value, float("inf")), axis=1), 0.0)
     high = tl.where(inside, tl.max(tl.where(there, value, float("-inf")), axis=1), 0.0)
     scale, factor, zero, fits = scales_of(amax, low, high, coarse, False, k)
-    _store_codes(data, encoded(value, factor, zero, amax, k), t, there, cut, k)
+    codes = encoded(value, factor, zero, amax, k, _noise(seed, t, cut, k))
+    _store_codes(data, codes, t, there, cut, k)
     tl.store(scales + t, stored(scale, scales.dtype.element_ty), mask=inside)
     if k.element.zero_place:
         tl.store(zeros + t, stored(zero, zeros.dtype.element_ty), mask=inside)
