@@ -9,23 +9,26 @@ import sys
 from typing import Any
 
 CODE = """
-import importlib, json, subprocess, sys, tempfile
+import functools, importlib, json, subprocess, sys, tempfile
 from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from zeropoint.kernels.triton.counter import lines_of
 from zeropoint.kernels.triton.fit_launch import fit_of
 from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
 from zeropoint.kernels.triton.segmentation import segments_of
 from zeropoint.kernels.triton.sweep_launch import sweep_of
+from zeropoint.layout.runs import Runs
 from zeropoint.ops.registry import Op, Request
 from zeropoint.params.scale_windows import block_length
 from zeropoint.schemes import Scheme
 
 asked = json.loads(sys.argv[1])
 scheme, shape, dtype = Scheme.parse(asked["scheme"]), (4096, 8192), torch.bfloat16
-found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of}[asked["cut"]]
+found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of,
+         "rows": functools.partial(pieces_of, joins=False, each=2)}[asked["cut"]]
 cut = found(scheme.granularity, shape, scheme.bits)
 request = Request(op=Op.QUANTIZE, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype,
                   device=torch.device("cuda"))
@@ -42,10 +45,16 @@ if "s" in kernel.arg_names:
 if "k" in kernel.arg_names:
     dividing = "s" in kernel.arg_names
     constants["k"] = constants_of(request, cut.shape, chosen=asked["chosen"], dividing=dividing)
+if "lines" in kernel.arg_names:
+    found = lines_of(Runs(*constants.pop("runs")), each=constants.pop("each", 32))
+    constants["lines"], signature["cut"] = found.shape, type(found.cut)("i32", "i64", "i32", "i32")
+    asked["warps"] = found.warps
 if "f" in kernel.arg_names:
     constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
          if str(signature[name]).startswith("*")}
+if "lines" in kernel.arg_names:
+    whole |= {(kernel.arg_names.index("cut"), place): [["tt.divisibility", 16]] for place in (0, 1)}
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
 options = {"num_warps": asked["warps"] or cut.warps, "enable_fp_fusion": asked["fused"]}
 made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

@@ -20,6 +20,7 @@ from ...params.tensors import Params
 from ...schemes import Scheme
 from .backward_launch import Backward
 from .launches import Launch
+from .measure_launch import Measured
 from .piece_cuts import pieces_of
 from .search_launch import SearchedScales, search_refusal
 
@@ -33,7 +34,8 @@ OLDEST = 3, 6
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-_SEEDLESS = (Op.CHOOSE_PARAMS, Op.DEQUANTIZE)
+_DECODING = (Op.DEQUANTIZE, Op.MEASURE)
+_SEEDLESS = (Op.CHOOSE_PARAMS, *_DECODING)
 
 
 class TritonBackend:
@@ -89,7 +91,7 @@ def _scheme_refusal(request: Request) -> str | None:
         return "reciprocals of 16 bits are known to the reference alone"
     chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype
     searches = op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)
-    reason = element_refusal(scheme, decoding=op is Op.DEQUANTIZE, rounds=not searches)
+    reason = element_refusal(scheme, decoding=op in _DECODING, rounds=not searches)
     if reason is None and searches:
         reason = search_refusal(request)
     if reason is None and chooses:
@@ -117,6 +119,7 @@ _LAUNCHES: dict[Op, Callable[[Request], Any]] = {
     Op.FAKE_QUANTIZE: Launch,
     Op.FAKE_QUANTIZE_BACKWARD: Backward,
     Op.SEARCH_PARAMS: SearchedScales,
+    Op.MEASURE: Measured,
 }
 """What starts the kernels of each operator, in a method of the operator's name."""
 

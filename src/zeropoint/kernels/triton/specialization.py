@@ -74,7 +74,8 @@ class Constants(NamedTuple):
     :func:`.programs.element_codes.fused`. short: whether they may be of two operations, see
     :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has. rounding:
     which neighbor quotients go to; but for half to even, quotients are IEEE's to the last bit. most: largest
-    factor under which fused ones are.
+    factor under which fused ones are. extent: of :func:`zeropoint.ops.row_errors.code_extent`, if errors are
+    measured.
     """
 
     element: Any
@@ -93,6 +94,7 @@ class Constants(NamedTuple):
     hardware: int
     rounding: int = 0
     most: float = 2.0**60
+    extent: tuple[float, float] = (0.0, 0.0)
 
 
 def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = False) -> Constants:

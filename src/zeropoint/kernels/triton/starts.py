@@ -53,6 +53,11 @@ class Start:
         self._compiled: Callable[..., None] | None = None
         self._index, self._dtypes = -1, list[torch.dtype]()
 
+    @property
+    def programs(self) -> int:
+        """How many run."""
+        return self._cut.programs
+
     def __call__(self, *tensors: torch.Tensor, numbers: tuple[int, ...] = ()) -> None:
         """Start the kernel on the stream of the caller; numbers: int32 that it takes after tensors."""
         if self._compiled is not None and torch.cuda.current_device() == self._index:

@@ -55,7 +55,7 @@ def part_start(row, part, cut, k: tl.constexpr):
 
 
 @triton.jit
-def _first_byte(row, part, cut, k: tl.constexpr):
+def first_byte(row, part, cut, k: tl.constexpr):
     """Return where the bytes of the program's codes begin, int64."""
     start = row * cut.row_bytes + part * (k.cut.pieces * k.width)
     if k.cut.even and k.width == 8:
@@ -131,7 +131,7 @@ def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k:
     tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
     ratio, zero = ratios(value, factor, inverse, rest, amax, k), part_zeros(zeros, place, there, k)
     codes = codes_of(ratio, zero, part_noise(seed, start, k), False, k)
-    store_codes(data, codes, _first_byte(row, part, cut, k), there, left, k)
+    store_codes(data, codes, first_byte(row, part, cut, k), there, left, k)
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def dequantize_pieces(data, scales, tables, coarse, zeros, values, out, cut, k: 
     """Write the values of codes; values: (256,) float32, those of all codes."""
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
-    codes = load_codes(data, _first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
+    codes = load_codes(data, first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
     value = decoded(codes, values, k)
     place = part_blocks(row, part, at, cut, k)
     if k.element.zero_place:
