@@ -35,11 +35,13 @@ request = Request(op=Op.QUANTIZE, scheme=scheme, shape=shape, dtype=dtype, own_d
 module = importlib.import_module("zeropoint.kernels.triton.programs." + asked["module"])
 kernel = getattr(module, asked["kernel"])
 signature = {name: asked["arguments"][name] for name in kernel.arg_names if name in asked["arguments"]}
+signature = {name: tuple(kind) if isinstance(kind, list) else kind for name, kind in signature.items()}
 signature |= {name: "constexpr" for name in kernel.arg_names if name not in signature}
 if "cut" in kernel.arg_names:
     wide = isinstance(cut.cut, int)
     signature["cut"] = "i64" if wide else type(cut.cut)("i64", *["i32"] * (len(cut.cut) - 1))
-constants = dict(asked["constants"])
+constants = {name: tuple(value) if isinstance(value, list) else value
+             for name, value in asked["constants"].items()}
 if "s" in kernel.arg_names:
     constants["s"] = sweep_of(scheme, shape, dtype, weighted=False)._replace(**constants.pop("sweep"))
 if "k" in kernel.arg_names:
@@ -52,7 +54,7 @@ if "lines" in kernel.arg_names:
 if "f" in kernel.arg_names:
     constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
-         if str(signature[name]).startswith("*")}
+         if str(signature[name]).startswith("*") or name == "count"}
 if "lines" in kernel.arg_names:
     whole |= {(kernel.arg_names.index("cut"), place): [["tt.divisibility", 16]] for place in (0, 1)}
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)

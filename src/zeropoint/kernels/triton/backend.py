@@ -18,6 +18,7 @@ from ...ops.registry import HeldKernel, Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
 from ...params.tensors import Params
 from ...schemes import Scheme
+from . import layout_launch
 from .backward_launch import Backward
 from .launches import Launch
 from .measure_launch import Measured
@@ -35,7 +36,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 _DECODING = (Op.DEQUANTIZE, Op.MEASURE)
-_SEEDLESS = (Op.CHOOSE_PARAMS, *_DECODING)
+_ROUNDING = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.FAKE_QUANTIZE, Op.FAKE_QUANTIZE_BACKWARD)
 
 
 class TritonBackend:
@@ -51,6 +52,8 @@ class TritonBackend:
             return missing
         if request.op not in _LAUNCHES:
             return f"{request.op.value} is left to the reference"
+        if request.op in layout_launch.OPS:
+            return layout_launch.refusal(request)
         if request.dtype not in _DTYPES or request.own_dtype not in _DTYPES:
             return f"{request.dtype} is computed in float64"
         reason = _scheme_refusal(request)
@@ -120,6 +123,7 @@ _LAUNCHES: dict[Op, Callable[[Request], Any]] = {
     Op.FAKE_QUANTIZE_BACKWARD: Backward,
     Op.SEARCH_PARAMS: SearchedScales,
     Op.MEASURE: Measured,
+    **dict.fromkeys(layout_launch.OPS, layout_launch.Layouts),
 }
 """What starts the kernels of each operator, in a method of the operator's name."""
 
@@ -135,7 +139,7 @@ class _Kernel(FunctionKernel):
 
     def __init__(self, backend: str, request: Request) -> None:
         self.launch, self._seeded = _launch_of(request.unseeded), {}
-        if request.scheme.rounding.mode is RoundingMode.STOCHASTIC and request.op not in _SEEDLESS:
+        if request.scheme.rounding.mode is RoundingMode.STOCHASTIC and request.op in _ROUNDING:
             self._seeded = {"seed": request.scheme.rounding.seed}
         run = getattr(self.launch, request.op.value)
         super().__init__(backend, request, functools.partial(run, **self._seeded) if self._seeded else run)
