@@ -132,8 +132,9 @@ def _sizes(struct: Struct, bits: int) -> tuple[int, ...]:
 
 def _bits_of(struct: Struct, bits: int) -> list[list[Bit]]:
     """Return the bits of codes as they are packed, and of each level."""
-    assert bits <= 8
-    found = [[bit for part in field for bit in _bits(part)] for field in struct.fields]
+    found = [
+        [bit for part in field if isinstance(part, Bits) for bit in _bits(part)] for field in struct.fields
+    ]
     packed = [bit._replace(number=bit.number // 8 * bits + bit.number % 8) for bit in found[0]
               if bit.number % 8 < bits]  # fmt: skip
     return [packed, *found[1:]]
