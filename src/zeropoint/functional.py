@@ -163,26 +163,32 @@ def check_apart(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, .
 
     DtypeError for an output whose memory holds negated or conjugated numbers: a kernel does not know it.
     """
-    if any(tensor.is_neg() or tensor.is_conj() for tensor in outputs):
-        raise DtypeError(
-            "out is a view with torch's negative or conjugate bit, whose memory holds other numbers; pass "
-            "torch.resolve_neg(torch.resolve_conj(out))"
-        )
-    spans = [_span(tensor) for tensor in (*outputs, *inputs)]
-    for index, (begin, end) in enumerate(spans[: len(outputs)]):
-        if any(begin < other_end and other < end for other, other_end in spans[index + 1 :]):
-            raise ShapeError(
-                "out must not share memory with the input, which is never modified, nor its tensors "
-                "with each other; pass memory of its own"
+    for tensor in outputs:
+        if tensor.is_neg() or tensor.is_conj():
+            raise DtypeError(
+                "out is a view with torch's negative or conjugate bit, whose memory holds other numbers; "
+                "pass torch.resolve_neg(torch.resolve_conj(out))"
             )
+    spans = [_span(tensor) for tensor in (*outputs, *inputs)]
+    for index in range(len(outputs)):
+        begin, end = spans[index]
+        for other, other_end in spans[index + 1 :]:
+            if begin < other_end and other < end:
+                raise ShapeError(
+                    "out must not share memory with the input, which is never modified, nor its tensors "
+                    "with each other; pass memory of its own"
+                )
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
     """Return the first address of ``x`` and the one past its last."""
+    start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
     if x.numel() == 0:
         return 0, 0
     last = sum((length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize
+    return start, start + (last + 1) * x.itemsize
 
 
 def dequantize(

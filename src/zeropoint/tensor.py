@@ -29,8 +29,13 @@ from .params.tensors import parameter_tensors
 from .schemes import Scheme
 from .shown import plot, repr_html
 
-_parameter_tensors = functools.lru_cache(maxsize=1024)(parameter_tensors)
-"""For tensors that hold data: the shapes that a tracer gives cannot be keys."""
+
+@functools.lru_cache(maxsize=1024)
+def _result_tensors(
+    scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Return shape and dtype of codes and parameters; the shapes that a tracer gives cannot be keys."""
+    return ((code_rows.packed_shape(scheme, shape), torch.uint8), *parameter_tensors(scheme, shape, dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,14 +230,14 @@ class QuantizedTensor:
             device: as ``torch.device`` takes it.
             params: whether the parameters are written too.
         """
-        tensors, wanted = [self.data], [(code_rows.packed_shape(self.scheme, self.shape), torch.uint8)]
-        if params:
-            tensors += self.params.stored
-            wanted += _parameter_tensors(self.scheme, self.shape, self.dtype)
-        return len(tensors) == len(wanted) and all(
-            x.shape == shape and x.dtype is dtype and x.is_contiguous() and x.device == device
-            for x, (shape, dtype) in zip(tensors, wanted, strict=True)
-        )
+        wanted = _result_tensors(self.scheme, self.shape, self.dtype)
+        tensors = (self.data, *self.params.stored) if params else (self.data,)
+        if params and len(tensors) != len(wanted):
+            return False
+        for x, (shape, dtype) in zip(tensors, wanted, strict=params):
+            if x.shape != shape or x.dtype is not dtype or not x.is_contiguous() or x.device != device:
+                return False
+        return True
 
     def to(self, device: torch.device | str) -> QuantizedTensor:
         """Return the tensor on another device; raises DtypeError for a dtype, which codes do not have.

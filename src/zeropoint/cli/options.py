@@ -54,7 +54,7 @@ Device = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE", parser=parse_device,
-        help="Where the model runs on data: cpu (the default), cuda, or cuda:N.",
+        help="Where weights are quantized and models run on data: cpu (the default), cuda, or cuda:N.",
     ),
 ]  # fmt: skip
 To = Annotated[

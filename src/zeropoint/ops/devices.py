@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from ..errors import OptionError, UnsupportedError, option
 
 CPU = torch.device("cpu")
+_STREAMS = threading.local()
 _USAGE = "use cpu, cuda, or cuda:1 for the second GPU"
 
 
@@ -58,6 +60,35 @@ def free_bytes(device: torch.device) -> int:
     """Return how many bytes of a GPU are free, those that torch caches included."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+@contextmanager
+def pinned(buffer: bytearray, device: torch.device) -> Iterator[None]:
+    """Pin memory of the host for copies to a GPU, where the driver can, for the length of the context."""
+    if device.type != "cuda":
+        yield
+        return
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    place = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
+    done = int(runtime.cudaHostRegister(place, len(buffer), 0)) == 0
+    try:
+        yield
+    finally:
+        if done:
+            runtime.cudaHostUnregister(place)
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Run the thread's work on a GPU in a stream of its own; elsewhere nothing changes."""
+    if device.type != "cuda":
+        yield
+        return
+    streams: dict[str, torch.cuda.Stream] = _STREAMS.__dict__
+    if str(device) not in streams:
+        streams[str(device)] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(streams[str(device)]):
+        yield
 
 
 @contextmanager

@@ -283,9 +283,9 @@ def quantize_checkpoint(
         dequantize_kept: write those of them that are not requantized as floats, too.
         workers: threads; one for each core if None.
         max_memory: most memory of the process, as bytes or a text such as ``"1G"``; 2 GiB if None.
-        device: where the model runs on ``calibration``, and weights are solved: the processor if None, or
-            ``"cuda"``, which takes the memory of a block at a time there. Sums are rounded otherwise, so that
-            codes differ in few places.
+        device: where weights are quantized, and the model runs on ``calibration``: the processor if None, or
+            ``"cuda"``, which takes the memory of a block at a time there. Kernels give the same bytes; sums
+            of torch are rounded otherwise, so that solved codes differ in few places.
         overwrite: write into a directory that is not empty.
         restart: discard an interrupted run in ``out`` and start over; it is resumed otherwise.
         break_lock: remove the lock of a run that has died.
@@ -326,7 +326,7 @@ def quantize_checkpoint(
         executor=executor, address=address, spool=spool, report=report, progress=progress,
     )  # fmt: skip
     target, limits = writing.require_target(out), Limits.default(workers, max_memory, device)
-    limits.require_model(runs=data is not None or what.runs_model)
+    limits.require_model(runs=budget is None or data is not None or what.runs_model)
     selection = selection_of(
         include, ignore, strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
     )

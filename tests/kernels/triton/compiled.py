@@ -19,7 +19,7 @@ from zeropoint.kernels.triton.fit_launch import fit_of
 from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
 from zeropoint.kernels.triton.segmentation import segments_of
-from zeropoint.kernels.triton.sweep_launch import sweep_of
+from zeropoint.kernels.triton.sweep_launch import Blocks, sweep_of
 from zeropoint.layout.runs import Runs
 from zeropoint.ops.registry import Op, Request
 from zeropoint.params.scale_windows import block_length
@@ -42,11 +42,12 @@ if "cut" in kernel.arg_names:
     signature["cut"] = "i64" if wide else type(cut.cut)("i64", *["i32"] * (len(cut.cut) - 1))
 constants = {name: tuple(value) if isinstance(value, list) else value
              for name, value in asked["constants"].items()}
-if "s" in kernel.arg_names:
-    constants["s"] = sweep_of(scheme, shape, dtype, weighted=False)._replace(**constants.pop("sweep"))
+compiled_in, sweep = cut.shape, constants.pop("sweep", None)
+if sweep is not None:
+    compiled_in = sweep_of(scheme, shape, dtype, weighted=False)._replace(**sweep)
+    signature["cut"] = Blocks("i64", "i32", "i32") if asked["kernel"] == "sweep_exactly" else "i64"
 if "k" in kernel.arg_names:
-    dividing = "s" in kernel.arg_names
-    constants["k"] = constants_of(request, cut.shape, chosen=asked["chosen"], dividing=dividing)
+    constants["k"] = constants_of(request, compiled_in, chosen=asked["chosen"], dividing=sweep is not None)
 if "lines" in kernel.arg_names:
     found = lines_of(Runs(*constants.pop("runs")), each=constants.pop("each", 32))
     constants["lines"], signature["cut"] = found.shape, type(found.cut)("i32", "i64", "i32", "i32")
@@ -76,7 +77,7 @@ def ptx_of(module: str, kernel: str, scheme: str, arguments: dict[str, str], **r
 
     arguments: types of what is passed at run time. rest: warps, whether products and sums are fused, the cut,
     whether scales are chosen, what is replaced in ``sweep`` or ``fit``, and constants of compilation besides
-    ``k``, ``s`` and ``f``.
+    ``k`` and ``f``.
     """
     asked = {"module": module, "kernel": kernel, "scheme": scheme, "arguments": arguments}
     asked |= {"warps": rest.pop("warps", 1), "fused": rest.pop("fused", False)}

@@ -111,9 +111,29 @@ def test_a_run_makes_no_tensor_or_the_plan_says_so(
     assert made.seen == [] or plan.allocates is not None
 
 
+@pytest.mark.parametrize(
+    "scheme", ["mxfp4:scale=search", pytest.param("nvfp4:scale=search", marks=pytest.mark.slow)]
+)
+def test_a_plan_searches_in_memory_of_its_own(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    x = sample_for(scheme, (2, 64), torch.bfloat16)
+    plan = zp.plan("quantize", scheme, (2, 64), x.dtype, device=DEVICE, backend="triton")
+    out = plan.empty()
+    for each in (x, x * 0.75):
+        plan.run(each.to(DEVICE), out=out)
+        plan.synchronize()
+        with zp.only_backend("reference"):
+            expected = zp.quantize(each, scheme)
+        assert same_bytes(out.data.cpu(), expected.data)
+        assert all(same_bytes(a.cpu(), b) for a, b in zip(out.scales, expected.scales, strict=True))
+    monkeypatch.setattr(starts.Start, "__call__", lambda *_: None)
+    with _Made() as made:
+        plan.run(x.to(DEVICE), out=out)
+    assert (made.seen, plan.allocates) == ([], None)
+
+
 def test_a_plan_says_what_it_holds() -> None:
     params = zp.quantize(torch.ones(SHAPE, device=DEVICE), "nvfp4").params
-    notes, tables, scales = 8, 3 * 256 * 4, 4 * 256 // 16 + 4
+    notes, tables, scales = 16, 3 * 256 * 4, 4 * 256 // 16 + 4
     assert planned("quantize", "nvfp4", torch.float32).workspace_bytes == notes + tables
     assert planned("dequantize", "nvfp4", torch.float32).workspace_bytes == tables
     given = planned("quantize", params, torch.float32)

@@ -113,7 +113,7 @@ def work(request: PlanRequest, batch: UnitBatch) -> list[Result]:
 
 
 def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPlan) -> Scanned | Done:
-    scratch = _scratch(buffer_bytes([unit], plan.limits))
+    scratch = _scratch(buffer_bytes([unit], plan.limits), plan.limits.device)
     if batch.scans:
         return scan(unit, plan.limits, scratch)
     group = unit.group
@@ -122,8 +122,8 @@ def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPla
 
 
 @functools.lru_cache(maxsize=1)
-def _scratch(size: int) -> Scratch:
-    return Scratch(bytearray(size))
+def _scratch(size: int, device: torch.device) -> Scratch:
+    return Scratch(bytearray(size), device)
 
 
 def _require_shared(request: PlanRequest) -> None:

@@ -36,7 +36,8 @@ class Limits:
     """Limits of a run. They change speed and no bytes, except for statistics that a GPU computes.
 
     workers: threads. max_memory: bytes of the whole process. tile_values: numbers in a tile, memory
-    permitting. device: where models run on data, whose sums a GPU rounds in its own way.
+    permitting. device: where weights are quantized and models run on data, whose sums a GPU rounds in its own
+    way.
 
     Raises CheckpointError for limits under which nothing can run.
     """

@@ -59,7 +59,9 @@ def local(job: Job) -> Results:
     stop = threading.Event()
     limits = job.plan.limits
     needed = buffer_bytes(job.todo, limits)
-    done = done_tasks(_tasks(job, stop), workers=limits.workers, buffer_bytes=needed, stop=stop)
+    done = done_tasks(
+        _tasks(job, stop), workers=limits.workers, buffer_bytes=needed, stop=stop, device=limits.device
+    )
     with closing(done) as finished:
         for task in finished:
             assert task.result is not None

@@ -13,6 +13,7 @@ from ...layout.blocks import reduce_blocks
 from ...layout.runs import Runs
 from ...methods import LayerData, LayerResult, Method
 from ...methods.method import NO_DATA
+from ...ops.devices import CPU, own_stream
 from ...ops.registry import counter
 from ...schemes import Granularity, Scheme
 from ...tensor import QuantizedTensor
@@ -64,11 +65,12 @@ def widest(found: Iterable[tuple[float, float]]) -> tuple[float, float]:
 class Scratch:
     """A thread's own memory, used again for each tile.
 
-    buffer: bytes of the source. result: the codes and parameters of the last tile, which the next one of the
-    same kind overwrites.
+    buffer: bytes of the source. device: where tiles are quantized. result: the codes and parameters of the
+    last tile, which the next one of the same kind overwrites.
     """
 
     buffer: bytearray
+    device: torch.device = CPU
     result: QuantizedTensor | None = None
 
     def quantize(
@@ -81,8 +83,23 @@ class Scratch:
         """
         if data.solved is not None:
             return LayerResult(q=data.solved)
+        # Codes and statistics lie in the host's memory, and what is made of them is made there.
+        if self.device != CPU and data.codes is None and not data.statistics:
+            return self._on_device(x, scheme, method, data)
+        made = method.quantize(x, scheme, replace(data, out=self._fitting(x, scheme)))
+        self.result = made.q
+        return made
+
+    def _fitting(self, x: torch.Tensor, scheme: Scheme) -> QuantizedTensor | None:
+        """Return the last result if it has the shape of this one."""
         last, shape = self.result, tuple(x.shape)
         fits = last is not None and (last.scheme, last.shape, last.dtype) == (scheme, shape, x.dtype)
-        found = method.quantize(x, scheme, replace(data, out=last if fits else None))
-        self.result = found.q
-        return found
+        return last if fits else None
+
+    def _on_device(self, x: torch.Tensor, scheme: Scheme, method: Method, data: LayerData) -> LayerResult:
+        """Return the same in the host's memory; copies of other threads go on meanwhile."""
+        with own_stream(self.device):
+            there = x.to(self.device, non_blocking=True)
+            made = method.quantize(there, scheme, replace(data, out=self._fitting(x, scheme)))
+            self.result = made.q
+            return made.on(CPU)

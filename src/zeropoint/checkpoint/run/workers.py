@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import torch
 
 from ...errors import CheckpointError
+from ...ops.devices import CPU, pinned
 from ...ops.threads import thread_limit
 from ...progress import Progress
 from .tiles import Scratch
@@ -58,16 +59,18 @@ def run_tasks(
 
 
 def done_tasks(
-    tasks: Iterable[T], *, workers: int, buffer_bytes: int, stop: threading.Event | None = None
-) -> Generator[T, None, None]:
+    tasks: Iterable[T], *, workers: int, buffer_bytes: int, stop: threading.Event | None = None,
+    device: torch.device = CPU,
+) -> Generator[T, None, None]:  # fmt: skip
     """Run ``tasks`` on ``workers`` threads, with ``buffer_bytes`` of memory each; yield those that are done.
 
     tasks: each is taken when a thread is free for it, so those of a generator need not exist at once.
-    stop: is set when no task will be begun any more, for tasks that wait for others.
+    stop: is set when no task will be begun any more, for tasks that wait for others. device: of the threads'
+    :class:`.tiles.Scratch`.
     Raises the error of the first task, in their order, that failed, after all threads have ended. Closing the
     generator, or an exception in the caller's thread (Ctrl-C), also ends all threads before it continues.
     """
-    crew = _Crew(tasks, buffer_bytes, stop or threading.Event())
+    crew = _Crew(tasks, buffer_bytes, stop or threading.Event(), device)
     before = torch.get_num_threads()
     with ThreadPoolExecutor(workers, thread_name_prefix="zeropoint") as pool:
         try:
@@ -97,14 +100,16 @@ def _started(pool: ThreadPoolExecutor, crew: _Crew[T], workers: int) -> list[Fut
 class _Crew(Generic[T]):
     """What the threads of a run share: the tasks still to do, the events, and the sign to stop."""
 
-    def __init__(self, tasks: Iterable[T], buffer_bytes: int, stop: threading.Event) -> None:
+    def __init__(
+        self, tasks: Iterable[T], buffer_bytes: int, stop: threading.Event, device: torch.device
+    ) -> None:
         self.stop = stop
         self.events: queue.SimpleQueue[T | None] = queue.SimpleQueue()
         self.at: dict[int, int] = {}
         self._todo = iter(enumerate(tasks))
         self._guard = threading.Lock()
         self._ahead = threading.Semaphore(_AHEAD)
-        self._buffer_bytes = buffer_bytes
+        self._buffer_bytes, self._device = buffer_bytes, device
 
     def taken(self) -> None:
         """Let another task begin: what one that was done had found out is taken in."""
@@ -117,8 +122,8 @@ class _Crew(Generic[T]):
         self.at[slot] = -1 - slot
         finished = False
         try:
-            scratch = Scratch(bytearray(self._buffer_bytes))
-            with thread_limit(1), torch.inference_mode():
+            scratch = Scratch(bytearray(self._buffer_bytes), self._device)
+            with pinned(scratch.buffer, self._device), thread_limit(1), torch.inference_mode():
                 while not self.stop.is_set():
                     if not self._ahead.acquire(timeout=_POLL_SECONDS):
                         continue

@@ -25,8 +25,8 @@ from ...params.tensors import Params, parameter_tensors, require_parameters, zer
 from ...schemes import Granularity, Scheme
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
-from .specialization import Constants, constants_of, held_of, lowered_rule, of_extremes
-from .starts import ONCE, Start, bits
+from .specialization import Constants, constants_of, held_of, of_extremes
+from .starts import ONCE, HeldStart, Start, bits, resident_programs
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
@@ -77,12 +77,19 @@ class Launch:
         return Start("segments.quantize_blocks", found, constants_of(asked, found.shape, chosen=True))
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor of values."""
+        return self._request.shape
+
+    @property
     def _empty(self) -> bool:
-        return 0 in self._request.shape
+        return 0 in self.shape
 
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
         scheme = self._request.scheme
+        if self._chooses and extremes is None:
+            return self.quantize_dynamic(x)[1]
         if self._empty or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
         found = [self._ends(x, level.granularity, extremes) for level in scheme.scales]
@@ -111,15 +118,16 @@ class Launch:
         """Return codes under given parameters; raises NonFiniteError."""
         out = self._packed(x) if out is None else out
         if not self._empty:
-            notes = _notes(x.device)
-            self._encode(x, self.scales(params), out, notes, seed)
+            notes = no_notes(x.device)
+            self.encode(x, self.scales(params), out, notes, seed)
             if notes[0].item():
                 reference.require_finite(x)
         return out
 
-    def _encode(
-        self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor, seed: int
+    def encode(
+        self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor, seed: int = 0
     ) -> None:
+        """Write codes under given scales; see :func:`no_notes`."""
         self._quantize(bits(x), *given, out, notes, numbers=(seed,))
 
     def quantize_dynamic(
@@ -134,7 +142,7 @@ class Launch:
         if out is None:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
-        notes, known = _notes(x.device), len(scheme.scales) > 1 and self._tensor_rule is None
+        notes, known = no_notes(x.device), len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
         self.choose_and_encode(x, out, notes, known=known, seed=seed)
@@ -165,7 +173,7 @@ class Launch:
         if self._choose is None:
             self._amax(x, notes)
             self._tensor_scale(notes, bits(scales))
-            self._encode(x, self.scales(params), data, notes, seed)
+            self.encode(x, self.scales(params), data, notes, seed)
             return
         zeros = params[-1] if constants.element.zero_place else scales
         coarse = scales
@@ -175,6 +183,10 @@ class Launch:
             if known:
                 self._fill_tables(levels, coarse, tables)
             else:
+                if self._whole is not None:
+                    both = x, bits(scales), levels, tables, coarse, bits(zeros), data, notes
+                    self._whole(*both, numbers=(seed,))
+                    return
                 self._amax(x, notes)
                 self._coarse(notes, coarse, levels, tables)
         tables = scales if tables is None else tables
@@ -218,9 +230,18 @@ class Launch:
 
     @functools.cached_property
     def _coarse(self) -> Start:
-        assert self._tensor_rule is not None
-        rule = lowered_rule(self._tensor_rule)
-        return Start("whole_tensors.coarse_scale", ONCE, self.given._replace(rule=rule))
+        return Start("whole_tensors.coarse_scale", ONCE, self._choosing)
+
+    @functools.cached_property
+    def _whole(self) -> Start | None:
+        """What chooses the scales of a tensor and of its small blocks in one launch."""
+        asked = self._request
+        small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
+        if small is None or self._tensor_rule is None:
+            return None
+        resident = small._replace(programs=min(small.programs, resident_programs(asked.device)))
+        constants = constants_of(asked, small.shape, chosen=True)
+        return Start("small_blocks.quantize_two_levels", resident, constants, resident=True)
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
@@ -241,12 +262,9 @@ class Launch:
         asked = self._request
         out = torch.empty(asked.shape, dtype=asked.dtype, device=x.device) if out is None else out
         if not self._empty:
-            self._round(x, self.scales(params), out, seed)
+            table = value_table_on(self._request.scheme, x.device)
+            self._fake_quantize(bits(x), *self.scales(params), table, bits(out), numbers=(seed,))
         return out
-
-    def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor, seed: int) -> None:
-        table = value_table_on(self._request.scheme, x.device)
-        self._fake_quantize(bits(x), *given, table, bits(out), numbers=(seed,))
 
     def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | None:
         """Return the kernels with memory of their own, which wait for no device; None where some allocate."""
@@ -256,19 +274,16 @@ class Launch:
         if params is None and not self.reads_scales:
             return None
         own = None if params is None else [each.detach().clone() for each in params]
-        notes, tables = _notes(device), self.held_tables()
-        given = None if own is None else self.scales(own, tables)
+        notes, tables = no_notes(device), self.held_tables()
         run: Callable[..., None]
-        if op is Op.QUANTIZE:
-            assert given is not None
-            run = functools.partial(self._held_quantize, given, notes, seed)
+        if self._empty:
+            run = _nothing
         elif op is Op.QUANTIZE_DYNAMIC:
             run = functools.partial(self._held_dynamic, notes, tables, seed)
-        elif op is Op.DEQUANTIZE:
-            run = functools.partial(self._held_dequantize, given, tables)
+        elif own is None:
+            run = functools.partial(self._held_dequantize, tables)
         else:
-            assert given is not None
-            run = functools.partial(self._held_fake_quantize, given, seed)
+            run = self._held(op, self.scales(own, tables), notes, seed)
         reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room
         return HeldKernel(
@@ -276,17 +291,21 @@ class Launch:
             parameter_bytes=kept, settle=functools.partial(_settle, notes) if reads else None,
         )  # fmt: skip
 
+    def _held(self, op: Op, given: Given, notes: torch.Tensor, seed: int) -> Callable[..., None]:
+        """Return what runs an operator under given scales, which stay where they are."""
+        if op is Op.QUANTIZE:
+            return HeldStart(self._quantize, None, *given, None, notes, numbers=(seed,))
+        values = value_table_on(self._request.scheme, self._request.device)
+        if op is Op.FAKE_QUANTIZE:
+            return HeldStart(self._fake_quantize, None, *given, values, None, numbers=(seed,))
+        start = HeldStart(self._dequantize, None, *given, values, None)
+        return lambda data, _, out: start(data, out)
+
     @property
     def _chooses_alone(self) -> bool:
         """Whether kernels choose all scales, and need no result of theirs on the host."""
         scheme = self._request.scheme
         return self._chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
-
-    def _held_quantize(
-        self, given: Given, notes: torch.Tensor, seed: int, x: torch.Tensor, data: torch.Tensor
-    ) -> None:
-        if not self._empty:
-            self._encode(x, given, data, notes, seed)
 
     def _held_dynamic(
         self, notes: torch.Tensor, tables: torch.Tensor | None, seed: int, x: torch.Tensor,
@@ -295,15 +314,9 @@ class Launch:
         self.choose_and_encode(x, (data, params), notes, tables=tables, seed=seed)
 
     def _held_dequantize(
-        self, given: Given | None, tables: torch.Tensor | None, data: torch.Tensor, params: Params,
-        out: torch.Tensor,
-    ) -> None:  # fmt: skip
-        if not self._empty:
-            self._decode(data, self.scales(params, tables) if given is None else given, out)
-
-    def _held_fake_quantize(self, given: Given, seed: int, x: torch.Tensor, out: torch.Tensor) -> None:
-        if not self._empty:
-            self._round(x, given, out, seed)
+        self, tables: torch.Tensor | None, data: torch.Tensor, params: Params, out: torch.Tensor
+    ) -> None:
+        self._decode(data, self.scales(params, tables), out)
 
     def _packed(self, x: torch.Tensor) -> torch.Tensor:
         shape = packing.packed_shape(self._request.shape, self._request.scheme.bits)
@@ -370,9 +383,13 @@ class Launch:
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
 
 
-def _notes(device: torch.device) -> torch.Tensor:
-    """Return what kernels write: whether some number does not fit, and the bits of the largest magnitude."""
-    return torch.zeros(2, dtype=torch.int32, device=device)
+def no_notes(device: torch.device) -> torch.Tensor:
+    """Return what kernels write, zeros: see :mod:`.programs.whole_tensors`."""
+    return torch.zeros(4, dtype=torch.int32, device=device)
+
+
+def _nothing(*_: object) -> None:
+    """Run on a tensor without elements."""
 
 
 def _settle(notes: torch.Tensor) -> None:

@@ -9,13 +9,12 @@ import torch
 from ...ops import lowering, reference
 from ...ops.lowering import How
 from ...ops.lowering_refusals import rule_refusal
-from ...ops.reference_backend import filled
-from ...ops.registry import Request
+from ...ops.registry import HeldKernel, Request
 from ...ops.scale_search import searched_levels
 from ...params.scale_windows import block_length, has_window
 from ...params.tensors import Params
 from .fit_launch import ScaleFit, fits
-from .launches import Codes, Ends, Launch
+from .launches import Codes, Ends, Launch, no_notes
 from .sweep_launch import LONGEST, SHORTEST, ScaleSweep
 
 
@@ -62,9 +61,27 @@ class SearchedScales:
 
     def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """Return codes and the parameters that ``x`` gives by that rule."""
-        params = self.choose_params(x, extremes)
-        found = self._start.quantize(x, params), params
-        return found if out is None else filled(out, *found)
+        reference.require_whole(self._scheme, extremes)
+        data, params = self._start.quantize_dynamic(x, out, extremes)
+        if 0 not in x.shape:
+            self._search.improve(x, params, self._search.room())
+            self._start.quantize(x, params, data)
+        return data, params
 
-    def hold(self, params: Params | None) -> None:
-        """Return nothing: a search takes temporary tensors."""
+    def hold(self, params: Params | None) -> HeldKernel | None:
+        """Return the kernels with memory of their own; None where a search takes temporary tensors."""
+        started = None if isinstance(self._search, ScaleFit) else self._start.hold(params)
+        if started is None or 0 in self._start.shape:
+            return started
+        room, tables = self._search.room(), self._start.held_tables()
+        notes = no_notes(room[0].device)
+
+        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
+            started.run(x, data, params)
+            self._search.improve(x, params, room)
+            self._start.encode(x, self._start.scales(params, tables), data, notes)
+
+        held = [*room, notes] if tables is None else [*room, notes, tables]
+        return replace(
+            started, run=run, workspace_bytes=started.workspace_bytes + sum(each.nbytes for each in held)
+        )

@@ -14,7 +14,7 @@ from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import lowering
 from ...ops.lowering import THRESHOLDS, Kind, ScaleBy, ZeroPlace, code_order
 from ...ops.registry import Request
-from ...params.arithmetic import TensorRule
+from ...params.arithmetic import tensor_rule
 from ...params.effective import over_reciprocal
 from ...schemes import Granularity, Scheme
 
@@ -67,7 +67,8 @@ class Constants(NamedTuple):
     element, rule: records of :mod:`zeropoint.ops.lowering`, of plain numbers. ``unsigned_below`` is the bits
     of a float32, as a subnormal constant would make float64 of what it meets; ``thresholds`` are padded with
     Inf. inverse_divisor: ``RN(1 / rule.divisor)``. held: how scales are stored. chosen: whether the kernel
-    chooses them. cut: the part of a cut that is compiled in. order: of a codebook the codes of all ranks,
+    chooses them. outer: the rule of the tensor's scale above those, or None. cut: the part of a cut that is
+    compiled in. order: of a codebook the codes of all ranks,
     four bits each, int64. width: bits of a code. group: codes that fill whole bytes together. multiply:
     whether values are multiplied by factors. native: whether a GPU runs the kernel, rather than the
     interpreter. fused: whether quotients may be made of fused multiplications and additions, see
@@ -83,6 +84,7 @@ class Constants(NamedTuple):
     inverse_divisor: float
     held: Any
     chosen: bool
+    outer: Any
     cut: Any
     order: int
     width: int
@@ -116,7 +118,8 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
     even = rounding is Rounded.HALF_EVEN
     return Constants(
         element=plain, rule=_plain(rule), inverse_divisor=float(np.float32(1) / np.float32(rule.divisor)),
-        held=held_of(scheme, dtype) or _factors(scheme), chosen=chosen, cut=cut, order=_order(scheme),
+        held=held_of(scheme, dtype) or _factors(scheme), chosen=chosen,
+        outer=_outer(scheme, dtype) if chosen else None, cut=cut, order=_order(scheme),
         width=scheme.bits, group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
         fused=native and element.scaling is ScaleBy.DIVIDE and _boundaries_are_large(element),
         short=even and _is_short(element, request.dtype),
@@ -161,13 +164,16 @@ def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
 def of_extremes(cut: Any, device: torch.device) -> Constants:
     """Return what the kernel that finds extremes is compiled for, whatever the format."""
     return Constants(
-        element=None, rule=None, inverse_divisor=1.0, held=None, chosen=False, cut=cut, order=0, width=8,
-        group=1, multiply=False, native=device.type == "cuda", fused=False, short=False, hardware=0,
+        element=None, rule=None, inverse_divisor=1.0, held=None, chosen=False, outer=None, cut=cut, order=0,
+        width=8, group=1, multiply=False, native=device.type == "cuda", fused=False, short=False, hardware=0,
     )  # fmt: skip
 
 
-def lowered_rule(rule: TensorRule) -> TensorRule:
-    """Return the rule of a tensor's scale with what it rounds to as a plain number."""
+def _outer(scheme: Scheme, dtype: torch.dtype) -> Any:
+    """Return the rule of a tensor's scale with what it rounds to as a plain number, or None."""
+    rule = tensor_rule(scheme, dtype) if len(scheme.scales) == 2 else None
+    if rule is None:
+        return None
     narrow: Any = int(lowering.narrow_of(rule.narrow))
     return rule._replace(narrow=narrow)
 

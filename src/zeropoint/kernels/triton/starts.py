@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from .piece_cuts import BlockShape, Pieces, SmallBlocks
-from .segmentation import Segments
+from .piece_cuts import BlockShape, SmallBlocks
 from .specialization import Constants
 
-AnyCut = Pieces | Segments | SmallBlocks
+
+class Cut(Protocol):
+    """A tensor in parts, for the programs that take them."""
+
+    @property
+    def cut(self) -> Any:
+        """What programs take at run time."""
+
+    @property
+    def programs(self) -> int:
+        """How many take all parts."""
+
+    @property
+    def warps(self) -> int:
+        """Warps of a program."""
+
+
 ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
 """The cut of a kernel that has one number to write."""
+RESIDENT, REGISTERS = 4, 128
+"""Programs of four warps on a multiprocessor, and registers that each of their threads may then have."""
 
 
 def program(name: str) -> Any:
@@ -41,15 +56,28 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore")
 
 
+def resident_programs(device: torch.device) -> int:
+    """Return how many programs of four warps a device runs at once; one in the interpreter."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count * RESIDENT
+
+
 class Start:
     """A program with its cut and constants; after the first call, tensors of 16-byte places start it at once.
 
-    name: as :func:`program` takes it.
+    name: as :func:`program` takes it. resident: whether programs wait for each other, of which there are then
+    no more than :func:`resident_programs`. fused: whether products and sums may be contracted.
     """
 
-    def __init__(self, name: str, cut: AnyCut, constants: Constants) -> None:
+    def __init__(
+        self, name: str, cut: Cut, constants: Constants, *, resident: bool = False, fused: bool = False
+    ) -> None:
         self.constants = constants
         self._cut, self._name = cut, name
+        self._options: dict[str, Any] = {"num_warps": cut.warps, "enable_fp_fusion": fused}
+        if resident and constants.native:
+            self._options |= {"launch_cooperative_grid": True, "maxnreg": REGISTERS}
         self._compiled: Callable[..., None] | None = None
         self._index, self._dtypes = -1, list[torch.dtype]()
 
@@ -60,17 +88,48 @@ class Start:
 
     def __call__(self, *tensors: torch.Tensor, numbers: tuple[int, ...] = ()) -> None:
         """Start the kernel on the stream of the caller; numbers: int32 that it takes after tensors."""
-        if self._compiled is not None and torch.cuda.current_device() == self._index:
-            # Plain numbers, which the launcher takes as they are: it asks the driver about each tensor.
-            places = [each.data_ptr() for each in tensors]
-            aligned = not functools.reduce(operator.or_, places) & 15
-            if aligned and [each.dtype for each in tensors] == self._dtypes:
-                self._compiled(*places, *numbers, self._cut.cut, self.constants)
-                return
+        places = [each.data_ptr() for each in tensors]
+        if [each.dtype for each in tensors] == self._dtypes and self.start_at(places, numbers):
+            return
         with on_device(tensors[0].device):
             grid = (self._cut.programs, 1, 1)
-            options = {"num_warps": self._cut.warps, "enable_fp_fusion": False}
-            made = program(self._name)[grid](*tensors, *numbers, self._cut.cut, self.constants, **options)
-        if self.constants.native and all(each.data_ptr() % 16 == 0 for each in tensors):
+            arguments = *tensors, *numbers, self._cut.cut, self.constants
+            made = program(self._name)[grid](*arguments, **self._options)
+        if self.constants.native and not any(place & 15 for place in places):
             self._compiled, self._index = made[grid], tensors[0].device.index
             self._dtypes = [each.dtype for each in tensors]
+
+    def start_at(self, places: list[int], numbers: tuple[int, ...] = ()) -> bool:
+        """Start the kernel on tensors at these addresses, of the dtypes of the first call, if it can be."""
+        if self._compiled is None or torch.cuda.current_device() != self._index:
+            return False
+        for place in places:
+            if place & 15:
+                return False
+        # Plain numbers, which the launcher takes as they are: it asks the driver about each tensor.
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        self._compiled(*places, *numbers, self._cut.cut, self.constants, stream=stream)
+        return True
+
+
+class HeldStart:
+    """A start whose tensors stay where they are, but for some that each call gives.
+
+    tensors: those that stay, and None in the places of the others, whose dtypes never change. numbers: what
+    the kernel takes after tensors.
+    """
+
+    def __init__(self, start: Start, *tensors: torch.Tensor | None, numbers: tuple[int, ...] = ()) -> None:
+        self._start, self._tensors, self._numbers = start, tensors, numbers
+        self._places = [0 if each is None else each.data_ptr() for each in tensors]
+        self._open = [at for at, each in enumerate(tensors) if each is None]
+
+    def __call__(self, *given: torch.Tensor) -> None:
+        """Start the kernel on the stream of the caller."""
+        places = self._places.copy()
+        for at, each in zip(self._open, given, strict=True):
+            places[at] = each.data_ptr()
+        if not self._start.start_at(places, self._numbers):
+            rest = iter(given)
+            tensors = (bits(next(rest)) if each is None else each for each in self._tensors)
+            self._start(*tensors, numbers=self._numbers)

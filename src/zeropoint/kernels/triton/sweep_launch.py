@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -20,9 +21,8 @@ from ...params.stored import load_scale
 from ...params.tensors import Params, require_parameters
 from ...schemes import Scheme
 from .launches import value_table_on
-from .segmentation import Segments, segments_of
 from .specialization import constants_of
-from .starts import bits, on_device, program
+from .starts import Start, bits
 
 SHORTEST, LONGEST = 8, 256
 """Values of the blocks that are searched: a program holds some in registers."""
@@ -37,7 +37,8 @@ _PROGRAMS = 132 * 8
 class Sweep(NamedTuple):
     """What the searches are compiled for.
 
-    size, many: values of a block, and blocks of a program. halvings: base-2 logarithm of size. power: whether
+    size, many: values of a block, and blocks of a program. pieces: of a block, whose values a thread has, in
+    :func:`.programs.scale_sweeps.sweep_nearly`. halvings: base-2 logarithm of size. power: whether
     scales are powers of two. mantissa, emin (biased like float32), magnitude_bits: of their format. inverse:
     whether scales are divided by that of the tensor. first: code of the smallest scale. scales: how many
     there are. last: code of the largest. doubled: how many have a double that is a scale. normal: the least
@@ -49,6 +50,7 @@ class Sweep(NamedTuple):
 
     size: int
     many: int
+    pieces: int
     halvings: int
     power: bool
     mantissa: int
@@ -88,8 +90,8 @@ def sweep_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, *, weig
     clips = 2 * window.halving > float(scheme.element.max) + float(scheme.element.largest_gap) / 2
     assert all(value / 2 in known for value in values[normal - first :])
     return Sweep(
-        size=size, many=max(1, _VALUES // size), halvings=size.bit_length() - 1, power=power,
-        mantissa=rule.mantissa, emin=1 if power else rule.emin,
+        size=size, many=max(1, _VALUES // size), pieces=size // 8 if size <= 32 else 1,
+        halvings=size.bit_length() - 1, power=power, mantissa=rule.mantissa, emin=1 if power else rule.emin,
         magnitude_bits=fmt.magnitude_bits if isinstance(fmt, FloatFormat) else 8,
         inverse=over_reciprocal(scheme, 0), first=first, scales=len(values), last=len(values) + first - 1,
         doubled=sum(2 * value in known for value in values), normal=normal,
@@ -99,62 +101,96 @@ def sweep_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, *, weig
     )  # fmt: skip
 
 
+class Blocks(NamedTuple):
+    """What :func:`.programs.scale_sweeps.sweep_exactly` takes at run time.
+
+    cols: values of a row. pitch: weights between two rows.
+    """
+
+    blocks: int
+    cols: int
+    pitch: int
+
+
+class Swept(NamedTuple):
+    """A tensor in blocks, and the programs that take them."""
+
+    cut: int | Blocks
+    programs: int
+    warps: int = 1
+
+
 class ScaleSweep:
     """The kernels on tensors that fit one request."""
 
     def __init__(self, request: Request) -> None:
-        found = segments_of(request.scheme.granularity, request.shape, request.scheme.bits)
-        assert isinstance(found, Segments)
-        self._request, self._constants = (
-            request,
-            constants_of(request, found.shape, chosen=False, dividing=True),
-        )
+        self._request, self._scheme = request, request.scheme
+        self._blocks = math.prod(self._scheme.granularity.grid(request.shape))
+        self._constants = constants_of(request, None, chosen=False, dividing=True)
+        self._one = torch.ones(1, device=request.device)
+        self._exact = functools.lru_cache(maxsize=4)(self._exactly)
 
     def search_params(
         self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None
     ) -> Params:
         """See :attr:`zeropoint.ops.registry.Op.SEARCH_PARAMS`."""
-        scheme, shape = self._request.scheme, self._request.shape
-        require_parameters(scheme, params, shape)
-        if 0 in shape:
-            return list(params)
+        require_parameters(self._scheme, params, self._request.shape)
         start, *coarser = params
-        starts, values = start.contiguous().view(torch.uint8), bits(x)
-        found = torch.empty_like(starts)
-        sweep = sweep_of(scheme, shape, self._request.own_dtype, weighted=importance is not None)
-        blocks, coarse = starts.numel(), self._coarse(coarser, x)
-        unsure = count = starts
-        with on_device(x.device):
-            if importance is None and self._is_measured_nearly(sweep):
-                unsure = torch.empty(blocks, dtype=torch.int32, device=x.device)
-                count = torch.zeros(1, dtype=torch.int32, device=x.device)
-                program("scale_sweeps.sweep_nearly")[(-(-blocks // sweep.many),)](
-                    values, starts, coarse, unsure, count, found, blocks, sweep, self._constants,
-                    num_warps=1, enable_fp_fusion=True,
-                )  # fmt: skip
-                sweep = sweep._replace(listed=True)
-            sweep = sweep._replace(many=max(1, _EXACT_VALUES // sweep.size))
-            programs = -(-blocks // sweep.many)
-            if sweep.listed:
-                programs = min(programs, _PROGRAMS)
-            weights, pitch = _weights(importance, x)
-            program("scale_sweeps.sweep_exactly")[(programs,)](
-                values, weights, starts, coarse, value_table_on(scheme, x.device), unsure, count, found,
-                blocks, shape[-1], pitch, sweep, self._constants, num_warps=1, enable_fp_fusion=False,
-            )  # fmt: skip
-        return [found.view(start.dtype), *coarser]
+        found = start.contiguous().clone()
+        if 0 not in self._request.shape:
+            self.improve(x, [found, *coarser], self.room(), importance)
+        return [found, *coarser]
 
-    def _is_measured_nearly(self, sweep: Sweep) -> bool:
-        """Return whether float32 tells most scales apart: of formats and blocks that it has bounds for."""
-        element = self._constants.element
-        divides = element.scaling == ScaleBy.DIVIDE and element.quotient == Narrow.NONE
-        return divides and element.kind != Kind.CODEBOOK and sweep.size <= _LONGEST_NEARLY
+    def room(self) -> Params:
+        """Return memory for a run: numbers of blocks, and how many, 0."""
+        device = self._request.device
+        count = torch.zeros(1, dtype=torch.int32, device=device)
+        return [torch.empty(self._blocks, dtype=torch.int32, device=device), count]
 
-    def _coarse(self, coarser: Params, x: torch.Tensor) -> torch.Tensor:
+    def improve(
+        self, x: torch.Tensor, params: Params, room: Params, importance: torch.Tensor | None = None
+    ) -> None:
+        """Replace the finest scales by those of least error, without the host; see :meth:`room`."""
+        scales, coarse = params[0].view(torch.uint8), self._coarse(params[1:])
+        values, nearly = bits(x), self._nearly if importance is None else None
+        if nearly is not None:
+            room[1].zero_()
+            nearly(values, scales, coarse, *room)
+        weights, pitch = (self._one, 0) if importance is None else _weights(importance, x)
+        exactly = self._exact(importance is not None, pitch)
+        exactly(values, weights, scales, coarse, value_table_on(self._scheme, x.device), *room)
+
+    @functools.cached_property
+    def _nearly(self) -> Start | None:
+        """What measures in float32, of formats and blocks that it has bounds for."""
+        sweep, element = self._sweep(weighted=False), self._constants.element
+        # A bfloat16 over a power of two is one again, unless it is below all boundaries between codes.
+        exact = element.quotient == Narrow.NONE or (sweep.power and element.quotient == Narrow.BFLOAT16)
+        divides = element.scaling == ScaleBy.DIVIDE and exact
+        if not divides or element.kind == Kind.CODEBOOK or sweep.size > _LONGEST_NEARLY:
+            return None
+        cut = Swept(cut=self._blocks, programs=-(-self._blocks // sweep.many))
+        return Start("scale_sweeps.sweep_nearly", cut, self._constants._replace(cut=sweep), fused=True)
+
+    def _exactly(self, weighted: bool, pitch: int) -> Start:
+        """Return what measures as the reference does."""
+        sweep = self._sweep(weighted=weighted)._replace(listed=not weighted and self._nearly is not None)
+        sweep = sweep._replace(many=max(1, _EXACT_VALUES // sweep.size))
+        programs = -(-self._blocks // sweep.many)
+        cut = Blocks(blocks=self._blocks, cols=self._request.shape[-1], pitch=pitch)
+        swept = Swept(cut=cut, programs=min(programs, _PROGRAMS) if sweep.listed else programs)
+        return Start("scale_sweeps.sweep_exactly", swept, self._constants._replace(cut=sweep))
+
+    def _sweep(self, *, weighted: bool) -> Sweep:
+        return sweep_of(self._scheme, self._request.shape, self._request.own_dtype, weighted=weighted)
+
+    def _coarse(self, coarser: Params) -> torch.Tensor:
         """Return the scale of the whole tensor as float32, 1 where there is none."""
         if not coarser:
-            return torch.ones(1, device=x.device)
-        fmt = self._request.scheme.scales[1].format_for(format_of(self._request.own_dtype))
+            return self._one
+        if coarser[0].dtype is torch.float32:
+            return coarser[0].contiguous()
+        fmt = self._scheme.scales[1].format_for(format_of(self._request.own_dtype))
         return load_scale(coarser[0], fmt, torch.float32).reshape(1).contiguous()
 
 

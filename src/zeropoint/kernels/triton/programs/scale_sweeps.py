@@ -1,8 +1,8 @@
 """The scales of least squared error of blocks, of all that 8 bits store: :mod:`zeropoint.ops.window_search`.
 
 Blocks lie one after the other in memory, ``s.size`` values each. Scales are codes, places of the ascending
-positive numbers of their format from ``s.first`` on. ``k`` is what :mod:`.element_codes` takes, ``s`` a
-:class:`.sweep_launch.Sweep`.
+positive numbers of their format from ``s.first`` on. ``k`` is what :mod:`.element_codes` takes, and ``s``,
+which is ``k.cut``, a :class:`..sweep_launch.Sweep`.
 
 :func:`sweep_exactly` measures errors as the reference does, float64 added pairwise. Where errors are not
 weighted, :func:`sweep_nearly` measures them in float32 first, with products in the place of quotients, and
@@ -161,35 +161,34 @@ def _sweep(block, start, coarse, table, s: tl.constexpr, k: tl.constexpr):
 
 
 @triton.jit
-def sweep_exactly(
-    x, weights, starts, coarse, table, unsure, count, found, blocks, cols, pitch,
-    s: tl.constexpr, k: tl.constexpr,
-):  # fmt: skip
-    """Write the codes of the best scales of blocks, by the errors of the reference.
+def sweep_exactly(x, weights, scales, coarse, table, unsure, count, cut, k: tl.constexpr):
+    """Replace the codes of the scales of blocks by those of the best ones, by the errors of the reference.
 
-    starts, found: uint8, one a block. weights: float64, ``pitch`` between rows of ``cols``, if weighted.
-    coarse: (1,) float32, the scale above. table: (256,) float32, values of element codes. unsure, count:
-    where ``s.listed``, the blocks in question, int32, and how many there are, (1,) int32; else all
-    ``blocks``.
+    scales: uint8, one a block. coarse: (1,) float32, the scale above. table: (256,) float32, values of
+    element codes. unsure, count: where ``k.cut.listed``, the blocks in question, int32, and how many there
+    are, (1,) int32; else all ``cut.blocks``. weights: float64, ``cut.pitch`` between rows of ``cut.cols``, if
+    weighted.
     """
-    inside, above = tl.arange(0, s.size)[None, :], tl.load(coarse)
-    total = tl.load(count).to(tl.int64) if s.listed else blocks
-    stride = tl.num_programs(0).to(tl.int64) * s.many
-    for first in range(tl.program_id(0).to(tl.int64) * s.many, total, stride):
-        b = first + tl.arange(0, s.many)
+    many: tl.constexpr = k.cut.many
+    size: tl.constexpr = k.cut.size
+    inside, above = tl.arange(0, size)[None, :], tl.load(coarse)
+    total = tl.load(count).to(tl.int64) if k.cut.listed else cut.blocks
+    stride = tl.num_programs(0).to(tl.int64) * many
+    for first in range(tl.program_id(0).to(tl.int64) * many, total, stride):
+        b = first + tl.arange(0, many)
         there = b < total
-        if s.listed:
+        if k.cut.listed:
             b = tl.load(unsure + b, mask=there, other=0).to(tl.int64)
-        at = b[:, None] * s.size + inside
+        at = b[:, None] * size + inside
         value = float32(tl.load(x + at, mask=there[:, None], other=0))
         weight = value
-        if s.weighted:
-            place = at // cols * pitch + at % cols
+        if k.cut.weighted:
+            place = at // cut.cols * cut.pitch + at % cut.cols
             weight = tl.load(weights + place, mask=there[:, None], other=0.0)
-        start = tl.load(starts + b, mask=there, other=0).to(tl.int32)
+        start = tl.load(scales + b, mask=there, other=0).to(tl.int32)
         amax = tl.max(tl.abs(value), axis=1)
-        code = _sweep((value, weight, amax), start, above, table, s, k)
-        tl.store(found + b, code.to(tl.uint8), mask=there)
+        code = _sweep((value, weight, amax), start, above, table, k.cut, k)
+        tl.store(scales + b, code.to(tl.uint8), mask=there)
 
 
 @triton.jit
@@ -215,26 +214,42 @@ def _near_highest(amax, by, coarse, s: tl.constexpr):
 
 
 @triton.jit
-def _near_error(value, factor, clip: tl.constexpr, k: tl.constexpr):
+def _reciprocal(x, k: tl.constexpr):
+    """Return reciprocals of normal numbers within two units in the last place."""
+    if k.native:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:  # noqa: RET505 (Triton compiles one of the two)
+        return 1.0 / x
+
+
+@triton.jit
+def _near_error(values, factor, clip: tl.constexpr, s: tl.constexpr, k: tl.constexpr):
     """Return the squared errors of blocks under their scales, (many,) float32.
 
-    clip: whether a magnitude may be past the middle between the largest number and the next.
+    values: pieces of blocks, a tuple of (many, size / s.pieces). clip: whether a magnitude may be past the
+    middle between the largest number and the next.
     """
     element: tl.constexpr = k.element
-    ratio = value * (1.0 / factor)[:, None]
-    near = ratio
-    if element.kind == _INTEGER:
-        if clip:
-            near = tl.minimum(tl.maximum(ratio, element.low * 1.0), element.high * 1.0)
-        off = ratio - ((near + _WHOLE) - _WHOLE)
-    else:
-        if clip:
-            near = tl.minimum(ratio, element.maximum)
-        # What is added has steps of the format's numbers there.
-        power = _float(tl.maximum(_bits(near), element.emin << 23) & _EXPONENT)
-        lift = power * (2.0 ** (23 - element.mantissa))
-        off = ratio - ((near + lift) - lift)
-    return tl.sum(off * off, axis=1) * factor * factor
+    pieces: tl.constexpr = s.pieces
+    inverse, total = _reciprocal(factor, k)[:, None], factor * 0.0
+    for piece in tl.static_range(pieces):
+        ratio = values[piece] * inverse
+        near = ratio
+        if element.kind == _INTEGER:
+            if clip:
+                near = tl.minimum(tl.maximum(ratio, element.low * 1.0), element.high * 1.0)
+            off = ratio - ((near + _WHOLE) - _WHOLE)
+        else:
+            if clip:
+                near = tl.minimum(ratio, element.maximum)
+            # What is added has steps of the format's numbers there.
+            power = _float(tl.maximum(_bits(near), element.emin << 23) & _EXPONENT)
+            lift = power * (2.0 ** (23 - element.mantissa))
+            off = ratio - ((near + lift) - lift)
+        total += tl.sum(off * off, axis=1)
+    return total * factor * factor
 
 
 @triton.jit
@@ -253,22 +268,43 @@ def _near_clipped(amax, code, by, s: tl.constexpr):
 
 
 @triton.jit
-def sweep_nearly(
-    x, starts, coarse, unsure, count, found, blocks, s: tl.constexpr, k: tl.constexpr
-):  # fmt: skip
-    """Write the codes of the best scales of blocks where errors in float32 tell which these are.
+def sweep_nearly(x, scales, coarse, unsure, count, cut, k: tl.constexpr):
+    """Replace the codes of scales by those of the best where errors in float32 tell which these are.
 
-    The others are listed in ``unsure``, and ``count``, 0 before, becomes their number: in any order, as
-    programs finish. The arguments are those of :func:`sweep_exactly`; it may be compiled with products and
-    sums fused.
+    The others of the ``cut`` blocks are listed in ``unsure``, and ``count``, 0 before, becomes their number:
+    in any order, as programs finish. The arguments are those of :func:`sweep_exactly`; it may be compiled
+    with products and sums fused.
     """
-    b = tl.program_id(0).to(tl.int64) * s.many + tl.arange(0, s.many)
+    many: tl.constexpr = k.cut.many
+    b = tl.program_id(0).to(tl.int64) * many + tl.arange(0, many)
+    code, sure, amax, there = _swept_nearly(x, scales, coarse, b, cut, k.cut, k)
+    # Each thread stores the codes of its own blocks.
+    tl.store(scales + b, code.to(tl.uint8), mask=there & sure)
+    listed = ((sure == 0) & (amax > 0.0) & there).to(tl.int32)
+    total = tl.sum(listed, axis=0)
+    if total > 0:
+        place = tl.atomic_add(count, total) + tl.cumsum(listed, axis=0) - listed
+        tl.store(unsure + place, b.to(tl.int32), mask=listed > 0)
+
+
+@triton.jit
+def _swept_nearly(x, scales, coarse, b, blocks, s: tl.constexpr, k: tl.constexpr):
+    """Return the best codes of blocks ``b``, which are sure, largest magnitudes, and which blocks exist."""
     there, above = b < blocks, tl.load(coarse)
-    at = b[:, None] * s.size + tl.arange(0, s.size)[None, :]
-    value = float32(tl.load(x + at, mask=there[:, None], other=0))
-    if k.element.kind != _INTEGER:
-        value = tl.abs(value)
-    amax, slack = tl.max(tl.abs(value), axis=1), tl.sum(value * value, axis=1) * _ABSOLUTE + _TINY
+    pieces: tl.constexpr = s.pieces
+    size: tl.constexpr = s.size // s.pieces
+    values, squares, amax = (), b.to(tl.float32) * 0.0, b.to(tl.float32) * 0.0
+    for piece in tl.static_range(pieces):
+        at = b[:, None] * s.size + (tl.arange(0, size)[None, :] + piece * size)
+        value = float32(tl.load(x + at, mask=there[:, None], other=0))
+        if k.element.kind != _INTEGER:
+            value = tl.abs(value)
+        values = values + (value,)  # noqa: RUF005 (Triton has no other way to grow a tuple)
+        amax, squares = (
+            tl.maximum(amax, tl.max(tl.abs(value), axis=1)),
+            squares + tl.sum(value * value, axis=1),
+        )
+    slack = squares * _ABSOLUTE + _TINY
     coarser = tl.div_rn(1.0, above) if s.inverse else above
     high = _near_highest(amax, coarser, above, s)
     # Half of every scale must be one, and squares normal numbers.
@@ -277,7 +313,7 @@ def sweep_nearly(
     best, code = tl.zeros_like(amax) + _INFINITE, high
     second, picked = best, high
     for _free in range(s.free):
-        error = _near_error(value, _near_factor(code, by, s), False, k)
+        error = _near_error(values, _near_factor(code, by, s), False, s, k)
         error = tl.where(code <= s.last, error, _INFINITE)
         best, second, picked = _nearer(error, code, best, second, picked)
         code -= 1
@@ -285,7 +321,7 @@ def sweep_nearly(
     alive = alive & (code > s.normal)
     while tl.max(alive.to(tl.int32), axis=0) > 0:
         for _pair in tl.static_range(2):
-            error = _near_error(value, _near_factor(code, by, s), True, k)
+            error = _near_error(values, _near_factor(code, by, s), True, s, k)
             error = tl.where(alive & (code <= s.last), error, _INFINITE)
             best, second, picked = _nearer(error, code, best, second, picked)
             code -= alive.to(tl.int32)
@@ -294,11 +330,6 @@ def sweep_nearly(
     bound = best * _NEAR + slack
     plain = plain & (_near_clipped(amax, code, by, s) >= bound)
     # The start must have been tried, too.
-    start = tl.load(starts + b, mask=there, other=0).to(tl.int32)
+    start = tl.load(scales + b, mask=there, other=0).to(tl.int32)
     sure = plain & (start <= high) & (start >= s.normal) & (second >= bound)
-    tl.store(found + b, tl.where(sure & (amax > 0.0), picked, start).to(tl.uint8), mask=there)
-    listed = ((sure == 0) & (amax > 0.0) & there).to(tl.int32)
-    total = tl.sum(listed, axis=0)
-    if total > 0:
-        place = tl.atomic_add(count, total) + tl.cumsum(listed, axis=0) - listed
-        tl.store(unsure + place, b.to(tl.int32), mask=listed > 0)
+    return picked, sure & (amax > 0.0), amax, there

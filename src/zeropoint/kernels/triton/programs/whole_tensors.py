@@ -1,7 +1,8 @@
 """Kernels for the scale of a whole tensor: its largest magnitude, and the scale that follows from it.
 
-``notes`` are two int32: whether some number does not fit, and the bits of the largest magnitude so far, as
-float32. NaN has larger bits than Inf, and Inf than any finite number.
+``notes`` are four int32: whether some number does not fit; the bits of the largest magnitude so far, as
+float32, where NaN has larger bits than Inf, and Inf than any finite number; how many programs of a launch
+have arrived; and how often all have.
 """
 
 import triton
@@ -16,23 +17,51 @@ _LEAST = tl.constexpr(2.0**-126)
 
 
 @triton.jit
+def note_amax(amax, notes):
+    """Raise ``notes[1]`` to the bits of the largest of the magnitudes ``amax``, (many,) float32."""
+    tl.atomic_max(notes + 1, tl.max(bits_of(amax).to(tl.int32), axis=0), sem="relaxed")
+
+
+@triton.jit
 def tensor_amax(x, notes, cut, k: tl.constexpr):
     """Raise ``notes[1]`` to the bits of the largest magnitude of ``x``."""
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
     value = float32(tl.load(x + part_start(row, part, cut, k) + at, mask=there, other=0))
-    found = tl.max(bits_of(largest(value, k)).to(tl.int32), axis=0)
-    tl.atomic_max(notes + 1, found, sem="relaxed")
+    note_amax(largest(value, k), notes)
 
 
 @triton.jit
-def coarse_scale(notes, coarse, levels, tables, cut, k: tl.constexpr):
+def arrive(notes):
+    """Wait until all programs of the launch, which are resident, are here; True, at once, for the last one.
+
+    The others wait for its :func:`release`. What programs wrote before is seen after.
+    """
+    tl.debug_barrier()
+    turn = tl.atomic_add(notes + 3, 0, sem="acquire")
+    last = tl.atomic_add(notes + 2, 1, sem="acq_rel") == tl.num_programs(0) - 1
+    waiting = last == 0
+    while waiting:
+        waiting = tl.atomic_add(notes + 3, 0, sem="acquire") == turn
+    return last
+
+
+@triton.jit
+def release(notes):
+    """Let the others of :func:`arrive` go on."""
+    tl.store(notes + 2, 0)
+    tl.debug_barrier()
+    tl.atomic_add(notes + 3, 1, sem="release")
+
+
+@triton.jit
+def write_coarse(notes, coarse, levels, tables, k: tl.constexpr):
     """Write the scale of a tensor, (1,) float32, and the tables of finer ones; make ``notes[1]`` zero.
 
-    ``k.rule`` is its TensorRule. For ``levels`` and ``tables`` see :mod:`.held_scales`.
+    For ``levels`` and ``tables`` see :mod:`.held_scales`.
     A largest magnitude that is not finite, or a scale that does not fit, sets ``notes[0]``.
     """
-    rule: tl.constexpr = k.rule
+    rule: tl.constexpr = k.outer
     one = tl.arange(0, 1)
     amax = float_of(tl.load(notes + 1 + one))
     fits = amax < float("inf")
@@ -50,6 +79,12 @@ def coarse_scale(notes, coarse, levels, tables, cut, k: tl.constexpr):
     tl.store(notes + 1 + one, 0)
     tl.store(notes + one, 1, mask=fits == 0)
     fill_tables(levels, scale, tables, k)
+
+
+@triton.jit
+def coarse_scale(notes, coarse, levels, tables, cut, k: tl.constexpr):
+    """See :func:`write_coarse`."""
+    write_coarse(notes, coarse, levels, tables, k)
 
 
 @triton.jit
