@@ -88,8 +88,8 @@ def _scheme_refusal(request: Request) -> str | None:
         return (
             f"{element.kind} codes of several values, or tables of blocks, are known to the reference alone"
         )
-    if scheme.offsets:
-        return "offsets are known to the reference alone"
+    if scheme.offsets and op not in _DECODING:
+        return "offsets are subtracted by the reference alone"
     if multiplies(scheme) and rounder(scheme, request.own_dtype) is not None:
         return "reciprocals of 16 bits are known to the reference alone"
     chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype

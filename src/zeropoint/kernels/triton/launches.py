@@ -19,7 +19,7 @@ from ...ops.reference_backend import filled
 from ...ops.registry import HeldKernel, Op, Request
 from ...params import arithmetic
 from ...params.arithmetic import Ranges
-from ...params.effective import effective_scale
+from ...params.effective import effective_offset, effective_scale
 from ...params.stored import load_scale
 from ...params.tensors import Params, parameter_tensors, require_parameters, zero_point_of
 from ...schemes import Granularity, Scheme
@@ -352,7 +352,7 @@ class Launch:
         return Start("held_scales.scale_tables", ONCE, self.given)
 
     def scales(self, params: Params, tables: torch.Tensor | None = None) -> Given:
-        """Return scales, the tables of their codes, the scale of the whole tensor, and zero points.
+        """Return scales, the tables of their codes, the scale of the tensor, and zero points or offsets.
 
         Where there are none, the scales take their places. tables: memory for those, :meth:`held_tables`.
         """
@@ -375,6 +375,10 @@ class Launch:
             tables = self._new_tables() if tables is None else tables
             self._fill_tables(_levels(self._finest, asked.device), coarse, tables)
         zero = zero_point_of(scheme, params)
+        if scheme.offsets:
+            zero = effective_offset(scheme, params, asked.shape, asked.own_dtype)
+            assert zero is not None
+            zero = zero.to(torch.float32)
         if zero is not None and zero.dtype is torch.int16:  # which programs take for bits of bfloat16
             zero = zero.to(torch.int32)
         return scales, tables, coarse, scales if zero is None else bits(zero)

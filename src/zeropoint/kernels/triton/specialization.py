@@ -109,6 +109,8 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
     rule = lowering.rule_of(scheme, dtype) if chosen else lowering.GIVEN
     multiply = not dividing and by_powers(scheme, dtype) and isinstance(scheme.element, FloatFormat)
     element = lowering.element_of(scheme, dtype, multiply=multiply)
+    if scheme.offsets:
+        element = element._replace(zero_place=ZeroPlace.PRODUCT)
     if request.code_range is not None:
         element = element._replace(low=request.code_range[0], high=request.code_range[1])
     padding = (math.inf,) * (THRESHOLDS - len(element.thresholds))
@@ -147,7 +149,8 @@ def _unit(scheme: Scheme) -> float:
 def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
     """Return how given scales are stored, or None if the host computes float32 factors from them."""
     formats, unit = [level.format_for(format_of(dtype)) for level in scheme.scales], _unit(scheme)
-    if scheme.center is not None or scheme.element.per_scale > 1 or not 1 <= len(formats) <= 2:
+    alone = scheme.center is None and not scheme.offsets and scheme.element.per_scale == 1
+    if not alone or not 1 <= len(formats) <= 2:
         return None
     coarse = len(formats) == 2
     if coarse and (

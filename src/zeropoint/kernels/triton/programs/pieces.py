@@ -11,7 +11,7 @@ Values are float32, float16, bfloat16, or int16 bits of bfloat16, codes packed b
 import triton
 import triton.language as tl
 
-from ....ops.lowering import Kind
+from ....ops.lowering import Kind, ZeroPlace
 from .code_bytes import load_codes, store_codes
 from .element_codes import (
     bits_of,
@@ -29,7 +29,7 @@ from .element_codes import (
 from .held_scales import factors_of, scale_of
 from .rounding import noise_of, piece_noise
 
-_INTEGER = tl.constexpr(int(Kind.INTEGER))
+_INTEGER, _PRODUCT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(ZeroPlace.PRODUCT))
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def load_of_blocks(numbers, place, there, otherwise, k: tl.constexpr):
 
 @triton.jit
 def part_zeros(zeros, place, there, k: tl.constexpr):
-    """Return the zero points of blocks, float32; zeros where there are none."""
+    """Return the zero points of blocks, or offsets, float32; zeros where there are none."""
     if k.element.zero_place:
         return float32(load_of_blocks(zeros, place, there, 0, k))
     else:  # noqa: RET505
@@ -135,16 +135,25 @@ def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k:
 
 
 @triton.jit
+def with_parameters(value, scale, zero, k: tl.constexpr):
+    """Return values of codes less zero points, times scales; or times scales, plus offsets."""
+    if k.element.zero_place == _PRODUCT:
+        return value * scale + zero
+    else:  # noqa: RET505
+        if k.element.zero_place:
+            value -= zero
+        return value * scale
+
+
+@triton.jit
 def dequantize_pieces(data, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
     """Write the values of codes; values: (256,) float32, those of all codes."""
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
     codes = load_codes(data, first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
-    value = decoded(codes, values, k)
     place = part_blocks(row, part, at, cut, k)
-    if k.element.zero_place:
-        value -= part_zeros(zeros, place, there, k)
-    value *= scale_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k) * k.held.unit
+    scale = scale_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k) * k.held.unit
+    value = with_parameters(decoded(codes, values, k), scale, part_zeros(zeros, place, there, k), k)
     tl.store(out + part_start(row, part, cut, k) + at, stored(value, out.dtype.element_ty), mask=there)
 
 

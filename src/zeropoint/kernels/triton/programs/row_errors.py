@@ -18,6 +18,7 @@ from .pieces import (
     part_place,
     part_start,
     part_zeros,
+    with_parameters,
 )
 
 
@@ -42,12 +43,9 @@ def measure_pieces(x, data, scales, tables, coarse, zeros, values, out, cut, k: 
     place = part_blocks(row, part, at, cut, k)
     scale = scale_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k)
     zero = part_zeros(zeros, place, there, k)
-    value = decoded(codes, values, k)
-    if k.element.zero_place:
-        value -= zero
-    value = (value * (scale * k.held.unit)).to(tl.float64)
+    value = with_parameters(decoded(codes, values, k), scale * k.held.unit, zero, k).to(tl.float64)
     unit, one = scale.to(tl.float64), tl.full([1, 1], 1.0, tl.float64)
-    middle = (one * k.extent[0] - zero.to(tl.float64)) * unit
+    middle = with_parameters(one * k.extent[0], unit, zero.to(tl.float64), k)
     clipped = tl.abs(number - middle) > one * k.extent[1] * tl.abs(unit)
     off = tl.where(there, number - value, 0.0)
     own = out + tl.program_id(0).to(tl.int64) * 4
