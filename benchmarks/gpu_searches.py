@@ -5,8 +5,8 @@
 First scales and gradients of a part are compared with the reference on the host; a difference ends the run
 with exit code 1. Then each call is timed by the GPU's clock, on inputs that take turns so that none is in the
 cache, next to a copy on the same device. GB/s counts bytes read plus written once, scales counted.
-`search` is the operator, from scales that are there; `quantize` chooses these, searches, and encodes, which
-reads the numbers three times, of NVFP4 four times. A call includes what it does on the host.
+`search` is the operator, from scales that are there; `quantize` is a plan that chooses these, searches, and
+encodes, which reads the numbers three times, of NVFP4 four times. A call includes what it does on the host.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SEARCHED = {
 }  # fmt: skip
 """Schemes, and what quantizes under searched scales at once."""
 MASKED = ("int8:channel", "int4:g128", "uint4:g32:asym", "float8_e4m3fn:channel", "mxfp4", "nvfp4", "nf4:g64")
-CHECKED_ROWS = 48
+CHECKED_ROWS = 16
 BEYOND_CACHE = 1 << 28
 """Bytes of the inputs that take turns, at least: several times the largest cache."""
-SECONDS = 0.5
+SECONDS = 0.25
 """Time for each figure, at most, after calls that are not counted."""
 Row = dict[str, float | str]
 
@@ -57,6 +57,11 @@ def searched(x: torch.Tensor, params: Params, scheme: str, only: str = "triton")
     return found
 
 
+def planned(x: torch.Tensor, rule: str) -> zp.prepared.Plan:
+    """Return a plan that quantizes tensors such as ``x`` under searched scales."""
+    return zp.plan("quantize", rule, tuple(x.shape), x.dtype, device=x.device)
+
+
 def masked(
     pair: tuple[torch.Tensor, torch.Tensor], params: Params, scheme: str, only: str = "triton"
 ) -> torch.Tensor:
@@ -69,14 +74,24 @@ def masked(
 def differences(x: torch.Tensor) -> list[str]:
     """Return what differs from the reference on the host, of all that is timed."""
     part, found = x.cpu(), []
-    for scheme in SEARCHED:
-        expected = searched(part, start_of(part, scheme), scheme, "reference")
-        levels = searched(x, start_of(x, scheme), scheme)
+    for scheme, rule in SEARCHED.items():
+        with zp.only_backend("reference"):
+            start = start_of(part, scheme)
+            expected = searched(part, start, scheme, "reference")
+            codes = zp.quantize(part, zp.QuantizationParams.of(
+                zp.Scheme.parse(scheme), tuple(part.shape), part.dtype, expected
+            )).data  # fmt: skip
+        levels, whole = searched(x, start_of(x, scheme), scheme), planned(x, rule)
+        whole.run(x, out=(made := whole.empty()))
+        whole.synchronize()
         if not all(map(same_bytes, levels, expected)):
             found.append(f"searched scales of {scheme}")
+        if not same_bytes(made.data, codes) or not all(map(same_bytes, made.params.stored, expected)):
+            found.append(f"codes of {rule}")
     grad = torch.randn(x.shape).to(x.dtype)
     for scheme in MASKED:
-        params = start_of(part, scheme)
+        with zp.only_backend("reference"):
+            params = start_of(part, scheme)
         there = masked((grad, part * 1.25), params, scheme, "reference")
         moved = [level.to(x.device) for level in params]
         if not same_bytes(masked((grad.to(x.device), x * 1.25), moved, scheme), there):
@@ -118,7 +133,8 @@ def figures(inputs: list[torch.Tensor]) -> list[Row]:
         levels, codes = sum(level.nbytes for level in starts[0]), zp.quantize(x, rule).data.nbytes
         pairs = list(zip(inputs, starts, strict=True))
         add(f"search {scheme}", x.nbytes + 2 * levels, [lambda p=p, s=scheme: searched(*p, s) for p in pairs])
-        calls: list[Callable[[], object]] = [lambda x=x, r=rule: zp.quantize(x, r) for x in inputs]
+        plan, out_q = planned(x, rule), planned(x, rule).empty()
+        calls: list[Callable[[], object]] = [lambda x=x, p=plan, q=out_q: p.run(x, out=q) for x in inputs]
         add(f"quantize {rule}", x.nbytes + codes + levels, calls)
     both = list(zip([torch.randn_like(x) for x in inputs], inputs, strict=True))
     for scheme in MASKED:

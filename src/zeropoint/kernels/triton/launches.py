@@ -26,7 +26,7 @@ from ...schemes import Granularity, Scheme
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
 from .specialization import Constants, constants_of, held_of, of_extremes
-from .starts import ONCE, HeldStart, Start, bits, resident_programs
+from .starts import ONCE, HeldStart, Start, bits
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
@@ -171,8 +171,7 @@ class Launch:
         constants, x = self._choosing, bits(x)
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
         if self._choose is None:
-            self._amax(x, notes)
-            self._tensor_scale(notes, bits(scales))
+            self._tensor_scale(x, notes, bits(scales))
             self.encode(x, self.scales(params), data, notes, seed)
             return
         zeros = params[-1] if constants.element.zero_place else scales
@@ -183,12 +182,7 @@ class Launch:
             if known:
                 self._fill_tables(levels, coarse, tables)
             else:
-                if self._whole is not None:
-                    both = x, bits(scales), levels, tables, coarse, bits(zeros), data, notes
-                    self._whole(*both, numbers=(seed,))
-                    return
-                self._amax(x, notes)
-                self._coarse(notes, coarse, levels, tables)
+                self._coarse(x, notes, coarse, levels, tables)
         tables = scales if tables is None else tables
         self._choose(x, bits(scales), tables, coarse, bits(zeros), data, notes, numbers=(seed,))
 
@@ -216,32 +210,21 @@ class Launch:
 
     @functools.cached_property
     def _tensor_scale(self) -> Start:
-        return Start("whole_tensors.tensor_scale", ONCE, self._choosing)
+        return self._from_all("whole_tensors.tensor_scale")
+
+    @functools.cached_property
+    def _coarse(self) -> Start:
+        return self._from_all("whole_tensors.coarse_scale")
+
+    def _from_all(self, name: str) -> Start:
+        """Return a program that writes a scale which follows from the whole tensor."""
+        cut = pieces_of(Granularity.tensor(), self._request.shape, 8)
+        assert isinstance(cut, Pieces)
+        return Start(name, cut, self._choosing._replace(cut=cut.shape))
 
     @functools.cached_property
     def _tensor_rule(self) -> arithmetic.TensorRule | None:
         return arithmetic.tensor_rule(self._request.scheme, self._request.own_dtype)
-
-    @functools.cached_property
-    def _amax(self) -> Start:
-        cut = pieces_of(Granularity.tensor(), self._request.shape, 8)
-        assert isinstance(cut, Pieces)
-        return Start("whole_tensors.tensor_amax", cut, of_extremes(cut.shape, self._request.device))
-
-    @functools.cached_property
-    def _coarse(self) -> Start:
-        return Start("whole_tensors.coarse_scale", ONCE, self._choosing)
-
-    @functools.cached_property
-    def _whole(self) -> Start | None:
-        """What chooses the scales of a tensor and of its small blocks in one launch."""
-        asked = self._request
-        small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
-        if small is None or self._tensor_rule is None:
-            return None
-        resident = small._replace(programs=min(small.programs, resident_programs(asked.device)))
-        constants = constants_of(asked, small.shape, chosen=True)
-        return Start("small_blocks.quantize_two_levels", resident, constants, resident=True)
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""

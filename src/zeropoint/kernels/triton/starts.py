@@ -32,8 +32,6 @@ class Cut(Protocol):
 
 ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
 """The cut of a kernel that has one number to write."""
-RESIDENT, REGISTERS = 4, 128
-"""Programs of four warps on a multiprocessor, and registers that each of their threads may then have."""
 
 
 def program(name: str) -> Any:
@@ -56,28 +54,16 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore")
 
 
-def resident_programs(device: torch.device) -> int:
-    """Return how many programs of four warps a device runs at once; one in the interpreter."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count * RESIDENT
-
-
 class Start:
     """A program with its cut and constants; after the first call, tensors of 16-byte places start it at once.
 
-    name: as :func:`program` takes it. resident: whether programs wait for each other, of which there are then
-    no more than :func:`resident_programs`. fused: whether products and sums may be contracted.
+    name: as :func:`program` takes it. fused: whether products and sums may be contracted.
     """
 
-    def __init__(
-        self, name: str, cut: Cut, constants: Constants, *, resident: bool = False, fused: bool = False
-    ) -> None:
+    def __init__(self, name: str, cut: Cut, constants: Constants, *, fused: bool = False) -> None:
         self.constants = constants
         self._cut, self._name = cut, name
-        self._options: dict[str, Any] = {"num_warps": cut.warps, "enable_fp_fusion": fused}
-        if resident and constants.native:
-            self._options |= {"launch_cooperative_grid": True, "maxnreg": REGISTERS}
+        self._options = {"num_warps": cut.warps, "enable_fp_fusion": fused}
         self._compiled: Callable[..., None] | None = None
         self._index, self._dtypes = -1, list[torch.dtype]()
 

@@ -169,25 +169,26 @@ def sweep_exactly(x, weights, scales, coarse, table, unsure, count, cut, k: tl.c
     are, (1,) int32; else all ``cut.blocks``. weights: float64, ``cut.pitch`` between rows of ``cut.cols``, if
     weighted.
     """
-    many: tl.constexpr = k.cut.many
-    size: tl.constexpr = k.cut.size
+    s: tl.constexpr = k.cut
+    many: tl.constexpr = s.many
+    size: tl.constexpr = s.size
     inside, above = tl.arange(0, size)[None, :], tl.load(coarse)
-    total = tl.load(count).to(tl.int64) if k.cut.listed else cut.blocks
+    total = tl.load(count).to(tl.int64) if s.listed else cut.blocks
     stride = tl.num_programs(0).to(tl.int64) * many
     for first in range(tl.program_id(0).to(tl.int64) * many, total, stride):
         b = first + tl.arange(0, many)
         there = b < total
-        if k.cut.listed:
+        if s.listed:
             b = tl.load(unsure + b, mask=there, other=0).to(tl.int64)
         at = b[:, None] * size + inside
         value = float32(tl.load(x + at, mask=there[:, None], other=0))
         weight = value
-        if k.cut.weighted:
+        if s.weighted:
             place = at // cut.cols * cut.pitch + at % cut.cols
             weight = tl.load(weights + place, mask=there[:, None], other=0.0)
         start = tl.load(scales + b, mask=there, other=0).to(tl.int32)
         amax = tl.max(tl.abs(value), axis=1)
-        code = _sweep((value, weight, amax), start, above, table, k.cut, k)
+        code = _sweep((value, weight, amax), start, above, table, s, k)
         tl.store(scales + b, code.to(tl.uint8), mask=there)
 
 
@@ -275,9 +276,10 @@ def sweep_nearly(x, scales, coarse, unsure, count, cut, k: tl.constexpr):
     in any order, as programs finish. The arguments are those of :func:`sweep_exactly`; it may be compiled
     with products and sums fused.
     """
-    many: tl.constexpr = k.cut.many
+    s: tl.constexpr = k.cut
+    many: tl.constexpr = s.many
     b = tl.program_id(0).to(tl.int64) * many + tl.arange(0, many)
-    code, sure, amax, there = _swept_nearly(x, scales, coarse, b, cut, k.cut, k)
+    code, sure, amax, there = _swept_nearly(x, scales, coarse, b, cut, s, k)
     # Each thread stores the codes of its own blocks.
     tl.store(scales + b, code.to(tl.uint8), mask=there & sure)
     listed = ((sure == 0) & (amax > 0.0) & there).to(tl.int32)

@@ -25,7 +25,6 @@ from .element_codes import (
 from .held_scales import factors_of, looked_up
 from .rounding import piece_noise
 from .scale_choice import scales_fit_fusing, scales_of
-from .whole_tensors import arrive, note_amax, release, write_coarse
 
 _FLOAT = tl.constexpr(int(Kind.FLOAT))
 _MINIFLOAT, _AFFINE = tl.constexpr(int(How.MINIFLOAT)), tl.constexpr(int(How.AFFINE))
@@ -146,12 +145,22 @@ def _given(values, coarse, scales, tables, zeros, notes, start, left, k: tl.cons
     return amax[:, None], factor[:, None], inverse[:, None], rest[:, None], zero[:, None]
 
 
-@triton.jit
-def part_pieces(part, x, cut, k: tl.constexpr):
-    """Return the values of a part, a tuple of (threads, 8) float32 pieces; zeros past the end."""
+@triton.jit(do_not_specialize=["seed"])
+def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
+    """Write the codes of ``x``, and with them the scale of each block and its zero point, if they are chosen.
+
+    ``cut`` is the number of pieces of ``x``. notes: (1,) int32, set if a value is not finite or a scale does
+    not fit its format. For ``scales``, ``tables`` and ``coarse`` see :mod:`.held_scales`.
+    """
     threads: tl.constexpr = k.cut.threads
     vectors: tl.constexpr = k.cut.vectors
-    first = part.to(tl.int64) * threads
+    part = tl.program_id(0).to(tl.int64)
+    if (
+        k.chosen and k.held.coarse
+    ):  # the end of ``x``, whose largest magnitude was looked for, is in the cache
+        part = tl.num_programs(0) - 1 - part
+    first = part * threads
+    start = part * (threads // k.cut.lanes)
     left = tl.minimum(cut // vectors - first, threads).to(tl.int32)
     thread = tl.arange(0, threads)[:, None]
     at = thread * (8 * vectors) + tl.arange(0, 8)[None, :]
@@ -159,19 +168,6 @@ def part_pieces(part, x, cut, k: tl.constexpr):
     for piece in tl.static_range(vectors):
         found = tl.load(x + first * (8 * vectors) + (at + 8 * piece), mask=thread < left, other=0)
         values = values + (float32(found),)  # noqa: RUF005 (Triton has no other way to grow a tuple)
-    return values
-
-
-@triton.jit
-def quantize_part(part, x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
-    """Write the codes of a part, whose number is ``part``; see :func:`quantize_small_blocks`."""
-    threads: tl.constexpr = k.cut.threads
-    vectors: tl.constexpr = k.cut.vectors
-    first = part.to(tl.int64) * threads
-    start = part.to(tl.int64) * (threads // k.cut.lanes)
-    left = tl.minimum(cut // vectors - first, threads).to(tl.int32)
-    thread = tl.arange(0, threads)[:, None]
-    values = part_pieces(part, x, cut, k)
     if k.chosen:
         amax, factor, inverse, rest, zero = _chosen(
             values, coarse, scales, tables, zeros, notes, start, left, k
@@ -199,42 +195,3 @@ def quantize_part(part, x, scales, tables, coarse, zeros, data, notes, seed, cut
         each: tl.constexpr = vectors * k.width
         places = data + first * each + (thread * each + tl.arange(0, each)[None, :])
         tl.store(places, codes.to(tl.uint8), mask=thread < left)
-
-
-@triton.jit(do_not_specialize=["seed"])
-def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
-    """Write the codes of ``x``, and with them the scale of each block and its zero point, if they are chosen.
-
-    ``cut`` is the number of pieces of ``x``. notes: (1,) int32, set if a value is not finite or a scale does
-    not fit its format. For ``scales``, ``tables`` and ``coarse`` see :mod:`.held_scales`.
-    """
-    quantize_part(tl.program_id(0), x, scales, tables, coarse, zeros, data, notes, seed, cut, k)
-
-
-@triton.jit(do_not_specialize=["seed"])
-def quantize_two_levels(
-    x, scales, levels, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr
-):  # fmt: skip
-    """Choose the scale of the tensor, then do what :func:`quantize_small_blocks` does, in one launch.
-
-    All programs are resident: they find the largest magnitude together, wait for the last one, which writes
-    the scale, and take their parts again in the opposite order, while the last of them are in the cache.
-    notes: (4,) int32, see :mod:`.whole_tensors`.
-    """
-    threads: tl.constexpr = k.cut.threads
-    vectors: tl.constexpr = k.cut.vectors
-    parts = tl.cdiv(cut, threads * vectors).to(tl.int32)
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    turns = (parts - program + programs - 1) // programs
-    amax = tl.zeros([threads], tl.float32)
-    for turn in range(turns):
-        values = part_pieces(program + turn * programs, x, cut, k)
-        for piece in tl.static_range(vectors):
-            amax = larger(amax, largest(values[piece], k))
-    note_amax(amax, notes)
-    if arrive(notes):
-        write_coarse(notes, coarse, levels, tables, k)
-        release(notes)
-    for turn in range(turns):
-        part = program + (turns - 1 - turn) * programs
-        quantize_part(part, x, scales, tables, coarse, zeros, data, notes, seed, cut, k)

@@ -1,8 +1,8 @@
 """Kernels for the scale of a whole tensor: its largest magnitude, and the scale that follows from it.
 
 ``notes`` are four int32: whether some number does not fit; the bits of the largest magnitude so far, as
-float32, where NaN has larger bits than Inf, and Inf than any finite number; how many programs of a launch
-have arrived; and how often all have.
+float32, where NaN has larger bits than Inf, and Inf than any finite number; how many programs of the launch
+are done; and one that is not used.
 """
 
 import triton
@@ -17,48 +17,33 @@ _LEAST = tl.constexpr(2.0**-126)
 
 
 @triton.jit
-def note_amax(amax, notes):
-    """Raise ``notes[1]`` to the bits of the largest of the magnitudes ``amax``, (many,) float32."""
-    tl.atomic_max(notes + 1, tl.max(bits_of(amax).to(tl.int32), axis=0), sem="relaxed")
+def _all_seen(x, notes, cut, k: tl.constexpr):
+    """Raise ``notes[1]`` to the bits of the largest magnitude of a part; return whether it was the last one.
 
-
-@triton.jit
-def tensor_amax(x, notes, cut, k: tl.constexpr):
-    """Raise ``notes[1]`` to the bits of the largest magnitude of ``x``."""
+    The last program of a launch sees what all wrote, and leaves notes as they were for the next launch.
+    """
     row, part, left = part_place(cut, k)
     at, there = part_elements(left, k)
     value = float32(tl.load(x + part_start(row, part, cut, k) + at, mask=there, other=0))
-    note_amax(largest(value, k), notes)
-
-
-@triton.jit
-def arrive(notes):
-    """Wait until all programs of the launch, which are resident, are here; True, at once, for the last one.
-
-    The others wait for its :func:`release`. What programs wrote before is seen after.
-    """
+    found = tl.max(bits_of(largest(value, k)).to(tl.int32), axis=0)
+    tl.atomic_max(notes + 1, found, sem="relaxed")
     tl.debug_barrier()
-    turn = tl.atomic_add(notes + 3, 0, sem="acquire")
-    last = tl.atomic_add(notes + 2, 1, sem="acq_rel") == tl.num_programs(0) - 1
-    waiting = last == 0
-    while waiting:
-        waiting = tl.atomic_add(notes + 3, 0, sem="acquire") == turn
-    return last
+    return tl.atomic_add(notes + 2, 1, sem="acq_rel") == tl.num_programs(0) - 1
 
 
 @triton.jit
-def release(notes):
-    """Let the others of :func:`arrive` go on."""
-    tl.store(notes + 2, 0)
-    tl.debug_barrier()
-    tl.atomic_add(notes + 3, 1, sem="release")
+def _clear(notes, bad):
+    """Set ``notes[0]`` where something does not fit, and make the others zero."""
+    one = tl.arange(0, 1)
+    tl.store(notes + 1 + one, 0)
+    tl.store(notes + 2 + one, 0)
+    tl.store(notes + one, 1, mask=bad)
 
 
 @triton.jit
-def write_coarse(notes, coarse, levels, tables, k: tl.constexpr):
-    """Write the scale of a tensor, (1,) float32, and the tables of finer ones; make ``notes[1]`` zero.
+def _write_coarse(notes, coarse, levels, tables, k: tl.constexpr):
+    """Write the scale of a tensor, (1,) float32, and the tables of finer ones.
 
-    For ``levels`` and ``tables`` see :mod:`.held_scales`.
     A largest magnitude that is not finite, or a scale that does not fit, sets ``notes[0]``.
     """
     rule: tl.constexpr = k.outer
@@ -76,26 +61,26 @@ def write_coarse(notes, coarse, levels, tables, k: tl.constexpr):
         scale = tl.maximum(scale, tl.full([1], _LEAST, tl.float64)).to(tl.float32)
         scale = tl.where(amax == 0.0, 1.0, scale)
     tl.store(coarse + one, scale)
-    tl.store(notes + 1 + one, 0)
-    tl.store(notes + one, 1, mask=fits == 0)
+    _clear(notes, fits == 0)
     fill_tables(levels, scale, tables, k)
 
 
 @triton.jit
-def coarse_scale(notes, coarse, levels, tables, cut, k: tl.constexpr):
-    """See :func:`write_coarse`."""
-    write_coarse(notes, coarse, levels, tables, k)
+def coarse_scale(x, notes, coarse, levels, tables, cut, k: tl.constexpr):
+    """Write the scale of a tensor above the scales of its blocks; see :mod:`.held_scales`."""
+    if _all_seen(x, notes, cut, k):
+        _write_coarse(notes, coarse, levels, tables, k)
 
 
 @triton.jit
-def tensor_scale(notes, scales, cut, k: tl.constexpr):
-    """Write the scale of the one block of a tensor, as it is stored, and make ``notes[1]`` zero.
+def tensor_scale(x, notes, scales, cut, k: tl.constexpr):
+    """Write the scale of the one block of a tensor, as it is stored.
 
     A largest magnitude that is not finite, or a scale that does not fit its format, sets ``notes[0]``.
     """
-    one = tl.arange(0, 1)
-    amax = float_of(tl.load(notes + 1 + one))
-    scale, _, _, fits = scales_of(amax, amax, amax, scales, False, k)
-    tl.store(scales + one, stored(scale, scales.dtype.element_ty))
-    tl.store(notes + 1 + one, 0)
-    tl.store(notes + one, 1, mask=((amax < float("inf")) & fits) == 0)
+    if _all_seen(x, notes, cut, k):
+        one = tl.arange(0, 1)
+        amax = float_of(tl.load(notes + 1 + one))
+        scale, _, _, fits = scales_of(amax, amax, amax, scales, False, k)
+        tl.store(scales + one, stored(scale, scales.dtype.element_ty))
+        _clear(notes, ((amax < float("inf")) & fits) == 0)
