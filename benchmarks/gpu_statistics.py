@@ -28,7 +28,7 @@ from zeropoint.codecs.gguf import BLOCKS
 from zeropoint.codecs.gguf_blocks import BlockType
 from zeropoint.codecs.words import INTERLEAVED, rows_of_words, words_of_rows
 from zeropoint.functional import row_errors
-from zeropoint.kernels.triton.counter import COUNTER
+from zeropoint.kernels.triton.statistics_launch import COUNTER
 from zeropoint.layout.runs import Runs
 from zeropoint.layout.word_lines import WordLines
 from zeropoint.ops.library import fake_quantize_backward

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from zeropoint.kernels.triton.counter import lines_of
+from zeropoint.kernels.triton.statistics_launch import lines_of
 from zeropoint.kernels.triton.fit_launch import fit_of
 from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of

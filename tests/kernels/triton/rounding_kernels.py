@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from zeropoint.kernels.triton.programs.rounding import noise_of, piece_noise, rounded_to
+from zeropoint.kernels.triton.programs.rounding_modes import noise_of, piece_noise, rounded_to
 
 
 @triton.jit

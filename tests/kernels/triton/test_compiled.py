@@ -85,7 +85,7 @@ def test_errors_compile_to_wide_loads_without_spills(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     types = TYPES | {"out": "*fp64", "scales": "*u8" if scheme == "nvfp4" else "*fp32"}
-    ptx = ptx_of("row_errors", "measure_pieces", scheme, types, cut="rows", warps=0)
+    ptx = ptx_of("part_errors", "measure_pieces", scheme, types, cut="rows", warps=0)
     assert "ld.global.v4" in ptx
     assert not any(found in ptx for found in (".ftz", ".local"))
 

@@ -12,7 +12,7 @@ from tests.kernels.triton.interpreter import DEVICE
 
 import zeropoint as zp
 from zeropoint.kernels.triton import COUNTER
-from zeropoint.kernels.triton.counter import lines_of
+from zeropoint.kernels.triton.statistics_launch import lines_of
 from zeropoint.layout.runs import Runs, runs_of
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, kernel_of

@@ -21,7 +21,7 @@ from ...schemes import Scheme
 from . import layout_launch
 from .backward_launch import Backward
 from .launches import Launch
-from .measure_launch import Measured
+from .measure_launch import ErrorMeasure
 from .piece_cuts import pieces_of
 from .search_launch import SearchedScales, search_refusal
 
@@ -88,16 +88,16 @@ def _scheme_refusal(request: Request) -> str | None:
         return (
             f"{element.kind} codes of several values, or tables of blocks, are known to the reference alone"
         )
-    if scheme.offsets and op not in _DECODING:
-        return "offsets are subtracted by the reference alone"
     if multiplies(scheme) and rounder(scheme, request.own_dtype) is not None:
         return "reciprocals of 16 bits are known to the reference alone"
     chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype
     searches = op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)
-    reason = element_refusal(scheme, decoding=op in _DECODING, rounds=not searches)
+    chained = scheme.chained is not None and not searches
+    given = chained or not (chooses or searches)
+    reason = element_refusal(scheme, decoding=op in _DECODING, given=given, rounds=not searches)
     if reason is None and searches:
         reason = search_refusal(request)
-    if reason is None and chooses:
+    if reason is None and chooses and not chained:
         reason = rule_refusal(scheme.start, dtype) or _scale_refusal(scheme.start, dtype)
     return reason
 
@@ -122,7 +122,7 @@ _LAUNCHES: dict[Op, Callable[[Request], Any]] = {
     Op.FAKE_QUANTIZE: Launch,
     Op.FAKE_QUANTIZE_BACKWARD: Backward,
     Op.SEARCH_PARAMS: SearchedScales,
-    Op.MEASURE: Measured,
+    Op.MEASURE: ErrorMeasure,
     **dict.fromkeys(layout_launch.OPS, layout_launch.Layouts),
 }
 """What starts the kernels of each operator, in a method of the operator's name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -12,17 +13,18 @@ from ...errors import NonFiniteError
 from ...formats import Format
 from ...formats.torch_dtypes import format_of
 from ...layout import packing
-from ...layout.blocks import reduce_blocks
+from ...layout.blocks import reduce_blocks, signed_largest
 from ...ops import reference
 from ...ops.lowering import How, value_table
 from ...ops.reference_backend import filled
 from ...ops.registry import HeldKernel, Op, Request
-from ...params import arithmetic
+from ...params import arithmetic, chains
 from ...params.arithmetic import Ranges
 from ...params.effective import effective_offset, effective_scale
 from ...params.stored import load_scale
 from ...params.tensors import Params, parameter_tensors, require_parameters, zero_point_of
 from ...schemes import Granularity, Scheme
+from ...schemes.scale_rules import Pick
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
 from .specialization import Constants, constants_of, held_of, of_extremes
@@ -50,7 +52,7 @@ class Launch:
     def _quantize(self) -> Start:
         asked = self._request
         small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
-        if small is None:
+        if small is None or asked.scheme.offsets:
             return Start("pieces.quantize_pieces", self.pieces, self.given)
         return Start("small_blocks.quantize_small_blocks", small, self.given._replace(cut=small.shape))
 
@@ -88,6 +90,8 @@ class Launch:
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
         scheme = self._request.scheme
+        if scheme.chained is not None and not self._empty:
+            return list(self._chained(x, extremes).tensors)
         if self._chooses and extremes is None:
             return self.quantize_dynamic(x)[1]
         if self._empty or not scheme.scales:
@@ -135,6 +139,9 @@ class Launch:
     ) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         scheme = self._request.scheme
+        if scheme.chained is not None and not self._empty:
+            found = self._encode_chained(x, extremes, seed)
+            return found if out is None else filled(out, *found)
         if not self._chooses or extremes is not None:
             params = self.choose_params(x, extremes)
             found = self.quantize(x, params, seed=seed), params
@@ -155,6 +162,35 @@ class Launch:
             reference.choose_params(x, scheme, extremes)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
         return out
+
+    def _chained(self, x: torch.Tensor, extremes: Ends) -> chains.Chosen:
+        """Return levels that follow from each other, of extremes that a kernel finds."""
+        scheme = self._request.scheme
+        reference.require_whole(scheme, extremes)
+        ends, largest = self._ends(x, scheme.granularity, extremes), None
+        if scheme.scales[0].picks(Pick.SIGNED):
+            largest = self._largest(x)
+        found = replace(_ranges([ends] * len(scheme.scales), x), largest=largest)
+        arithmetic.require_chosen(scheme, found)
+        return chains.choose(scheme, found)
+
+    def _largest(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the number of largest magnitude of each block, float32, the first of equals."""
+        granularity = self._request.scheme.granularity
+        cut = segments_of(granularity, self.shape, 8)
+        if isinstance(cut, str) or not cut.own:
+            return signed_largest(x, granularity).float()
+        found = torch.empty(granularity.grid(self.shape), dtype=torch.float32, device=x.device)
+        Start("segments.segment_largest", cut, of_extremes(cut.shape, x.device))(bits(x), found)
+        return found
+
+    def _encode_chained(self, x: torch.Tensor, extremes: Ends, seed: int) -> Codes:
+        """Return codes and levels that follow from each other."""
+        chosen, out, notes = self._chained(x, extremes), self._packed(x), no_notes(x.device)
+        scales = chosen.scale.to(torch.float32).contiguous()
+        zero = chosen.offset if chosen.zero_point is None else chosen.zero_point
+        self.encode(x, (scales, scales, scales, scales if zero is None else _zeros(zero)), out, notes, seed)
+        return out, list(chosen.tensors)
 
     def _find_coarse(self, x: torch.Tensor, params: Params) -> None:
         """Write the scale of the whole tensor; raises NonFiniteError."""
@@ -196,7 +232,8 @@ class Launch:
     @functools.cached_property
     def _chooses(self) -> bool:
         """Whether kernels choose the finest scales."""
-        some = not self._empty and bool(self._request.scheme.scales)
+        scheme = self._request.scheme
+        some = not self._empty and bool(scheme.scales) and scheme.chained is None
         return some and (self._choose is not None or self._is_one_block)
 
     @functools.cached_property
@@ -360,11 +397,7 @@ class Launch:
         zero = zero_point_of(scheme, params)
         if scheme.offsets:
             zero = effective_offset(scheme, params, asked.shape, asked.own_dtype)
-            assert zero is not None
-            zero = zero.to(torch.float32)
-        if zero is not None and zero.dtype is torch.int16:  # which programs take for bits of bfloat16
-            zero = zero.to(torch.int32)
-        return scales, tables, coarse, scales if zero is None else bits(zero)
+        return scales, tables, coarse, scales if zero is None else _zeros(zero)
 
 
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
@@ -387,6 +420,11 @@ def _settle(notes: torch.Tensor) -> None:
             "a run since the last call of synchronize() met NaN or Inf, a number of a sign that the scheme "
             "lacks, or a block whose scale does not fit its format; zeropoint.quantize says where"
         )
+
+
+def _zeros(zero: torch.Tensor) -> torch.Tensor:
+    """Return zero points or offsets as programs take them; they take int16 for bits of bfloat16."""
+    return bits(zero.to(torch.int32) if zero.dtype is torch.int16 else zero)
 
 
 @functools.lru_cache(maxsize=256)

@@ -21,7 +21,7 @@ _PER_THREAD = 2
 _FIGURES = 4
 
 
-class Measured:
+class ErrorMeasure:
     """The kernel on tensors that fit one request."""
 
     def __init__(self, request: Request) -> None:
@@ -34,7 +34,7 @@ class Measured:
         cut = pieces_of(scheme.granularity, shape, scheme.bits, joins=False, each=_PER_THREAD)
         assert isinstance(cut, Pieces)
         constants = constants_of(asked, cut.shape, chosen=False)
-        return Start("row_errors.measure_pieces", cut, constants._replace(extent=code_extent(scheme)))
+        return Start("part_errors.measure_pieces", cut, constants._replace(extent=code_extent(scheme)))
 
     def measure(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> RowErrors:
         """See :attr:`zeropoint.ops.registry.Op.MEASURE`."""

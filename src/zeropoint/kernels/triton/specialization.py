@@ -16,7 +16,7 @@ from ...ops.lowering import THRESHOLDS, Kind, ScaleBy, ZeroPlace, code_order
 from ...ops.registry import Request
 from ...params.arithmetic import tensor_rule
 from ...params.effective import over_reciprocal
-from ...schemes import Granularity, Scheme
+from ...schemes import Arithmetic, Granularity, Scheme, ZeroPoint
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -36,7 +36,7 @@ class Hardware(IntEnum):
 
 
 class Rounded(IntEnum):
-    """Rounding modes."""
+    """Rounding modes; SUMS is half up as :class:`zeropoint.schemes.Arithmetic` has it."""
 
     HALF_EVEN = 0
     HALF_AWAY = 1
@@ -46,6 +46,7 @@ class Rounded(IntEnum):
     CEIL = 5
     TOWARD_ZERO = 6
     STOCHASTIC = 7
+    SUMS = 8
 
 
 class Held(NamedTuple):
@@ -116,7 +117,7 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
     padding = (math.inf,) * (THRESHOLDS - len(element.thresholds))
     unsigned = int(np.float32(element.unsigned_below).view(np.int32))
     plain = _plain(element)._replace(unsigned_below=unsigned, thresholds=element.thresholds + padding)
-    native, rounding = request.device.type == "cuda", Rounded[scheme.rounding.mode.name]
+    native, rounding = request.device.type == "cuda", _rounded(scheme)
     even = rounding is Rounded.HALF_EVEN
     return Constants(
         element=plain, rule=_plain(rule), inverse_divisor=float(np.float32(1) / np.float32(rule.divisor)),
@@ -128,6 +129,13 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
         hardware=int(_hardware(scheme, element)) if native and even else 0, rounding=int(rounding),
         most=2.0**60 if even else _LARGEST_FACTORS[request.dtype],
     )  # fmt: skip
+
+
+def _rounded(scheme: Scheme) -> Rounded:
+    found = Rounded[scheme.rounding.mode.name]
+    sums = scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.zero_point is ZeroPoint.NONE
+    whole = sums and isinstance(scheme.element, IntFormat)
+    return Rounded.SUMS if whole and found is Rounded.HALF_UP else found
 
 
 def by_powers(scheme: Scheme, dtype: torch.dtype) -> bool:

@@ -12,11 +12,12 @@ import triton.language as tl
 
 from ....ops.lowering import Kind, Narrow, ScaleBy, ZeroPlace
 from ..specialization import Hardware, Rounded
-from .rounding import rounded_to
+from .rounding_modes import rounded_to
 
 _INTEGER, _FLOAT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(Kind.FLOAT))
 _BFLOAT16, _FLOAT16 = tl.constexpr(int(Narrow.BFLOAT16)), tl.constexpr(int(Narrow.FLOAT16))
 _AFTER, _INSIDE = tl.constexpr(int(ZeroPlace.AFTER)), tl.constexpr(int(ZeroPlace.INSIDE))
+_PRODUCT = tl.constexpr(int(ZeroPlace.PRODUCT))
 _MULTIPLY, _RECIPROCAL = tl.constexpr(int(ScaleBy.MULTIPLY)), tl.constexpr(int(ScaleBy.RECIPROCAL))
 _E4M3, _E5M2 = tl.constexpr(int(Hardware.E4M3)), tl.constexpr(int(Hardware.E5M2))
 _HALF_EVEN = tl.constexpr(int(Rounded.HALF_EVEN))
@@ -236,7 +237,7 @@ def rounded_values(ratio, zero, noise, table, k: tl.constexpr):
     see :func:`noise_of`.
     """
     element: tl.constexpr = k.element
-    if element.kind == _INTEGER and not element.zero_place:
+    if element.kind == _INTEGER and (not element.zero_place or element.zero_place == _PRODUCT):
         steps = _steps(ratio, element.low * 1.0, element.high * 1.0, noise, k)
         return (steps + _WHOLE) - _WHOLE
     elif (  # noqa: RET505
@@ -247,7 +248,7 @@ def rounded_values(ratio, zero, noise, table, k: tl.constexpr):
         return _signed((a + high) - high, _sign_source(ratio, k))
     else:
         result = decoded(codes_of(ratio, zero, noise, False, k) & ((1 << k.width) - 1), table, k)
-        if element.zero_place:
+        if element.zero_place and element.zero_place != _PRODUCT:
             result -= zero
         return result
 

@@ -19,8 +19,9 @@ from .pieces import (
     part_place,
     part_start,
     part_zeros,
+    without_offsets,
 )
-from .rounding import rounded_to
+from .rounding_modes import rounded_to
 
 _INTEGER = tl.constexpr(int(Kind.INTEGER))
 _AFTER, _INSIDE = tl.constexpr(int(ZeroPlace.AFTER)), tl.constexpr(int(ZeroPlace.INSIDE))
@@ -64,6 +65,7 @@ def pass_within(x, grad, scales, tables, coarse, zeros, ends, out, seed, cut, k:
     gradient = tl.load(grad + start + at, mask=there, other=0)
     place = part_blocks(row, part, at, cut, k)
     found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
+    value = without_offsets(value, zero, k)
     factor, inverse, rest = factors_of(found, tables, coarse, k)
     ratio = ratios(value, factor, inverse, rest, largest(value, k)[:, None], k)
     noise = part_noise(seed, start, k)

@@ -1,9 +1,9 @@
 """What statistics need of data, in one read: extremes of blocks, counts of bins, exact sums of magnitudes.
 
 A tensor is lines of numbers, each of one block: a line is a run of neighbors, or ``across`` them, a column.
-A program has ``many`` lines, of each ``turns`` tiles of ``size`` numbers. ``cut`` is a
-:class:`..counter.LineCut`, ``lines`` a :class:`..counter.LineShape`. Programs meet in integers alone, by
-atomic maxima and sums, whose results no order changes; there are some copies of these, so that few meet.
+A program has ``many`` lines, of each ``turns`` tiles of ``size`` numbers. For ``cut`` and ``lines`` see
+:mod:`..statistics_launch`. Programs meet in integers alone, by atomic maxima and sums, whose results no order
+changes; there are some copies of these, so that few meet.
 """
 
 import triton

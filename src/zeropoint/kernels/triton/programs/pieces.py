@@ -27,7 +27,7 @@ from .element_codes import (
     usual,
 )
 from .held_scales import factors_of, scale_of
-from .rounding import noise_of, piece_noise
+from .rounding_modes import noise_of, piece_noise
 
 _INTEGER, _PRODUCT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(ZeroPlace.PRODUCT))
 
@@ -126,12 +126,20 @@ def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k:
     start = part_start(row, part, cut, k)
     value = float32(tl.load(x + start + at, mask=there, other=0))
     place = part_blocks(row, part, at, cut, k)
+    zero = part_zeros(zeros, place, there, k)
+    value = without_offsets(value, zero, k)
     factor, inverse, rest = factors_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k)
     amax = largest(value, k)[:, None]
     tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
-    ratio, zero = ratios(value, factor, inverse, rest, amax, k), part_zeros(zeros, place, there, k)
+    ratio = ratios(value, factor, inverse, rest, amax, k)
     codes = codes_of(ratio, zero, part_noise(seed, start, k), False, k)
     store_codes(data, codes, first_byte(row, part, cut, k), there, left, k)
+
+
+@triton.jit
+def without_offsets(value, zero, k: tl.constexpr):
+    """Return values less offsets, where there are some."""
+    return value - zero if k.element.zero_place == _PRODUCT else value
 
 
 @triton.jit
@@ -174,6 +182,7 @@ def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cu
     value = float32(tl.load(x + start + at, mask=there, other=0))
     place = part_blocks(row, part, at, cut, k)
     found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
+    given, value = value, without_offsets(value, zero, k)
     factor, inverse, rest = factors_of(found, tables, coarse, k)
     plain = False
     if k.fused:
@@ -188,10 +197,12 @@ def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cu
         ratio = _ratio_or_lost(value, factor, k)
     scale = scale_of(found, tables, coarse, k) * k.held.unit
     result = rounded_values(ratio, zero, part_noise(seed, start, k), values, k) * scale
+    if k.element.zero_place == _PRODUCT:
+        result += zero
     if k.element.kind != _INTEGER:
         if k.fused:
             if plain == 0:
-                result = tl.where(value == value, result, float("nan"))
+                result = tl.where(given == given, result, float("nan"))
         else:
-            result = tl.where(value == value, result, float("nan"))
+            result = tl.where(given == given, result, float("nan"))
     tl.store(out + start + at, stored(result, out.dtype.element_ty), mask=there)

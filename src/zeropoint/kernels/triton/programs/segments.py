@@ -11,8 +11,8 @@ points are float32, one each block, and zero points are read where there are som
 import triton
 import triton.language as tl
 
-from .element_codes import encoded, float32, largest, stored
-from .rounding import noise_of
+from .element_codes import bits_of, encoded, float32, float_of, largest, stored
+from .rounding_modes import noise_of
 from .scale_choice import scales_of
 
 
@@ -119,3 +119,16 @@ def segment_extremes(x, low, high, cut, k: tl.constexpr):
     most = tl.max(tl.where(there, value, float("-inf")), axis=1)
     tl.store(low + t, tl.where(lost == lost, least, lost), mask=inside)
     tl.store(high + t, tl.where(lost == lost, most, lost), mask=inside)
+
+
+@triton.jit
+def segment_largest(x, out, cut, k: tl.constexpr):
+    """Write the number of largest magnitude of each segment, float32, the first of equals."""
+    t = _segments(k)
+    at, there = _elements(t, cut, k)
+    bits = bits_of(float32(tl.load(x + at, mask=there, other=0))).to(tl.int32)
+    magnitude, place = bits & 0x7FFFFFFF, tl.arange(0, k.cut.size)[None, :]
+    most = tl.max(magnitude, axis=1)
+    first = tl.min(tl.where(magnitude == most[:, None], place, k.cut.size), axis=1)
+    found = tl.sum(tl.where(place == first[:, None], bits, 0), axis=1)
+    tl.store(out + t, float_of(found), mask=t < cut.segments)

@@ -23,7 +23,7 @@ from .element_codes import (
     usual,
 )
 from .held_scales import factors_of, looked_up
-from .rounding import piece_noise
+from .rounding_modes import piece_noise
 from .scale_choice import scales_fit_fusing, scales_of
 
 _FLOAT = tl.constexpr(int(Kind.FLOAT))

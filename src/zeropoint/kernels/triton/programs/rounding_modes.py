@@ -12,7 +12,7 @@ from ..specialization import Rounded
 _STOCHASTIC, _FLOOR = tl.constexpr(int(Rounded.STOCHASTIC)), tl.constexpr(int(Rounded.FLOOR))
 _HALF_AWAY, _HALF_UP = tl.constexpr(int(Rounded.HALF_AWAY)), tl.constexpr(int(Rounded.HALF_UP))
 _HALF_DOWN, _CEIL = tl.constexpr(int(Rounded.HALF_DOWN)), tl.constexpr(int(Rounded.CEIL))
-_TOWARD_ZERO = tl.constexpr(int(Rounded.TOWARD_ZERO))
+_TOWARD_ZERO, _SUMS = tl.constexpr(int(Rounded.TOWARD_ZERO)), tl.constexpr(int(Rounded.SUMS))
 # 1.5 * 2**23: added to a float32 below 2**22, it leaves the nearest integer, ties to even, in the low bits.
 _WHOLE = tl.constexpr(12582912.0)
 # 2**-54 in units of noise, and a bit less: so far above noise the reference's ``1 - fraction`` rounds to it.
@@ -88,6 +88,10 @@ def rounded_to(number, step, inverse, noise, k: tl.constexpr):
     the multiple below is more than noise. As signed numbers, noise is that of going up from the nearest
     multiple, or of going down if negative; ``part`` is less than a half, and is compared as an integer.
     """
+    if k.rounding == _SUMS:  # of steps of 1; what is cut off is positive
+        number += 0.5 - k.element.low
+        nearest = (number + _WHOLE) - _WHOLE
+        return (nearest - tl.where(nearest > number, 1.0, 0.0)) + k.element.low
     lift = step * _WHOLE
     nearest = (number + lift) - lift
     off = (number - nearest) * inverse

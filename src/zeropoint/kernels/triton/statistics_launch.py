@@ -54,7 +54,7 @@ class LineShape(NamedTuple):
     copies: int
 
 
-class Lines(NamedTuple):
+class StatisticLines(NamedTuple):
     """A tensor as lines, and the programs that take them."""
 
     cut: LineCut
@@ -64,7 +64,7 @@ class Lines(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def lines_of(runs: Runs, width: int = 1, each: int = _EACH) -> Lines:
+def lines_of(runs: Runs, width: int = 1, each: int = _EACH) -> StatisticLines:
     """Return the lines of a tensor that is not empty.
 
     width: numbers of the result of a block. each: numbers of a tile that a thread has.
@@ -81,7 +81,7 @@ def lines_of(runs: Runs, width: int = 1, each: int = _EACH) -> Lines:
     parts = -(-tiles // turns)
     copies = max(1, min(_COPIES, _COPIED // _power(width)) // _power(runs.blocks))
     copies = min(copies, _power(groups * parts))
-    return Lines(
+    return StatisticLines(
         cut=LineCut(lines, length, runs.blocks, parts),
         shape=LineShape(
             many=many, size=size, turns=turns, across=across, copies=min(copies, _power(groups * parts))
@@ -128,12 +128,14 @@ class TritonCounter:
 COUNTER = TritonCounter()
 
 
-def _zeros(x: torch.Tensor, lines: Lines, width: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+def _zeros(
+    x: torch.Tensor, lines: StatisticLines, width: int, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
     return torch.zeros((lines.shape.copies, lines.cut.blocks, width), dtype=dtype, device=x.device)
 
 
 def _run(
-    name: str, x: torch.Tensor, lines: Lines, *results: torch.Tensor, constants: tuple[int, ...] = ()
+    name: str, x: torch.Tensor, lines: StatisticLines, *results: torch.Tensor, constants: tuple[int, ...] = ()
 ) -> Extremes:
     """Start a kernel that adds to results, and return the extremes of blocks."""
     copies, blocks = lines.shape.copies, lines.cut.blocks
