@@ -1,4 +1,4 @@
-"""Check, then time, stochastic rounding, statistics, errors of codes and other layouts on a GPU.
+"""Check, then time, stochastic rounding, statistics, K-quants, errors and layouts of codes on a GPU.
 
     python benchmarks/gpu_statistics.py [--megabytes 1024] [--json FILE]
 
@@ -35,12 +35,13 @@ from zeropoint.ops.library import fake_quantize_backward
 from zeropoint.ops.registry import Op, Request, kernel_of
 
 ROUNDED = ("int8:channel", "mxfp4", "nvfp4")
-OTHERS = ("int8:channel:round=half_up", "float8_e4m3fn:channel:round=ceil")
+OTHERS = ("float8_e4m3fn:channel:round=ceil",)
 SEEDS = (1, 7, 32)
 """Seeds of the checks: a compiled kernel must know nothing of the first one, which is 1."""
 GRANULARITIES = ("tensor", "channel1", "g128")
+CHAINED = ("q4_k", "q6_k")
 MEASURED = ("int8:channel", "nvfp4")
-PACKED = ("Q4_K", "Q6_K", "Q5_0")
+PACKED = ("Q4_K", "Q5_0")
 ALONG = WordLines()
 COLUMNS, FEW = 8192, 48
 BEYOND_CACHE = 1 << 28
@@ -71,6 +72,7 @@ def rounding_differences(scheme: str, x: torch.Tensor, device: str) -> Iterator[
         q = zp.quantize(x, parsed)
         expected = {
             "dynamic codes": q.data,
+            "values of codes": q.dequantize(),
             "given codes": zp.quantize(far, q.params).data,
             "values": zp.fake_quantize(far, q.params),
             "gradients": fake_quantize_backward(grad, far, list(q.params.stored), scheme),
@@ -79,6 +81,7 @@ def rounding_differences(scheme: str, x: torch.Tensor, device: str) -> Iterator[
     with zp.only_backend("triton"):
         found = {
             "dynamic codes": zp.quantize(x, parsed).data,
+            "values of codes": q.to(device).dequantize(),
             "given codes": zp.quantize(far, params).data,
             "values": zp.fake_quantize(far, params),
             "gradients": fake_quantize_backward(grad, far, list(params.stored), scheme),
@@ -170,6 +173,8 @@ def differences(device: str) -> Iterator[str]:
                 f"{scheme}:round=stochastic({seed})", odd_rows(COLUMNS, torch.bfloat16), device
             )
     yield from rounding_differences("int8:channel:round=stochastic(5)", torch.randn(33, 1001), device)
+    for scheme in CHAINED:
+        yield from rounding_differences(scheme, torch.randn(FEW, COLUMNS).to(torch.bfloat16), device)
     for scheme in OTHERS:
         yield from rounding_differences(scheme, odd_rows(COLUMNS, torch.bfloat16), device)
     yield from statistic_differences(device)
@@ -265,6 +270,17 @@ def statistic_figures(table: Table) -> None:
             table.add(f"torch {type(kind).__name__} tensor", few.nbytes, [lambda k=kind: k.measure(few)])
 
 
+def chained_figures(table: Table) -> None:
+    """Time K-quants: levels and codes of numbers, and their values."""
+    x = table.inputs[0]
+    for scheme in CHAINED:
+        q = zp.quantize(x, scheme)
+        moved = x.nbytes + q.data.nbytes + sum(level.nbytes for level in q.params.levels)
+        calls: list[Callable[[], object]] = [lambda x=x, s=scheme: zp.quantize(x, s) for x in table.inputs]
+        table.add(f"quantize {scheme}", moved, calls)
+        table.add(f"dequantize {scheme}", moved, [lambda q=q: q.dequantize()])
+
+
 def error_figures(table: Table) -> None:
     """Time errors of codes."""
     for scheme in MEASURED:
@@ -326,6 +342,7 @@ def main() -> None:
     print(f"{gpu}; all results are the reference's, {time.perf_counter() - start:.0f} s\n")
     table = Table(asked.megabytes << 20)
     rounding_figures(table)
+    chained_figures(table)
     statistic_figures(table)
     error_figures(table)
     layout_figures(table)

@@ -88,10 +88,6 @@ def rounded_to(number, step, inverse, noise, k: tl.constexpr):
     the multiple below is more than noise. As signed numbers, noise is that of going up from the nearest
     multiple, or of going down if negative; ``part`` is less than a half, and is compared as an integer.
     """
-    if k.rounding == _SUMS:  # of steps of 1; what is cut off is positive
-        number += 0.5 - k.element.low
-        nearest = (number + _WHOLE) - _WHOLE
-        return (nearest - tl.where(nearest > number, 1.0, 0.0)) + k.element.low
     lift = step * _WHOLE
     nearest = (number + lift) - lift
     off = (number - nearest) * inverse
@@ -100,7 +96,11 @@ def rounded_to(number, step, inverse, noise, k: tl.constexpr):
         part -= tl.where(part < 0.0, _NEAR_NOISE, 0.0)
         above = (_ceiled(part, k) > noise) | (off >= 0.5)  # half is 2**31, past int32
         return (nearest - tl.where(noise < 0, step, 0.0)) + tl.where(above, step, 0.0)
-    elif k.rounding == _FLOOR:  # noqa: RET505
+    elif k.rounding == _SUMS:  # noqa: RET505 (of steps of 1; what is cut off is positive)
+        total = number + (0.5 - k.element.low)
+        nearest = (total + _WHOLE) - _WHOLE
+        return (nearest - tl.where(nearest > total, 1.0, 0.0)) + k.element.low
+    elif k.rounding == _FLOOR:
         return nearest - tl.where(off < 0.0, step, 0.0)
     elif k.rounding == _CEIL:
         return nearest + tl.where(off > 0.0, step, 0.0)
