@@ -1,4 +1,4 @@
-"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--megabytes N] [--json FILE]`.
+"""Check, then time, the Triton kernels on a GPU: `python benchmarks/gpu.py [--only NAME] [--json FILE]`.
 
 First codes, scales and values are compared with the reference on the host, of random numbers and of numbers
 where arithmetic goes wrong; a difference ends the run with exit code 1. Then plans are captured in CUDA
@@ -7,18 +7,21 @@ on the same device: the median of the replays. At last the host's time of a run,
 nothing.
 
 GB/s counts the bytes read plus written once, scales counted, though the scale of a whole tensor (nvfp4) takes
-a second read. torchao, where it is installed, is timed by the same graphs: its MX and NVFP4 functions under
-torch.compile, its Triton kernel for fp8.
+a second read. `transposed` quantizes `x.t()` where it lies. Checks run in processes of their own, which
+compile what is timed, too. torchao, where it is installed, is timed by the same graphs: its MX and NVFP4
+functions under torch.compile, its Triton kernel for fp8.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,11 @@ from zeropoint.ops.registry import Op, kernel_of
 SCHEMES = (
     "int8:channel", "int8:tensor", "int4:g128", "uint4:g32:asym", "float8_e4m3fn:channel",
     "float8_e4m3fn:g128", "mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4", "nf4:g64",
+)  # fmt: skip
+BLOCKS = "float8_e4m3fn:block128x128", "float8_e4m3fn:block16x32", "int8:block32x1"
+TRANSPOSED = (
+    "int8:channel", "int8:tensor", "int4:g128", "float8_e4m3fn:g128", "mxfp8_e4m3", "mxfp4", "nvfp4",
+    *BLOCKS,
 )  # fmt: skip
 COLUMNS = 8192
 CACHE = 256 << 20
@@ -54,24 +62,53 @@ def odd_rows(scheme: str) -> torch.Tensor:
 def compare(scheme: str, x: torch.Tensor) -> None:
     """Exit when codes, scales or values differ from those of the reference on the host."""
     for part in (x, x[:, :-7].contiguous()):
-        if part.shape[1] != COLUMNS and zp.Scheme.parse(scheme).granularity.extents:
-            continue
-        here, host = zp.quantize(part.cuda(), scheme), part
-        with zp.only_backend("reference"):
-            there = zp.quantize(host, scheme)
-            values, far = there.dequantize(), zp.quantize(host * 1.25, there.params).data
-            rounded = zp.fake_quantize(host * 1.25, there.params)
-        pairs = [(here.data, there.data), (here.dequantize(), values)]
-        pairs += zip(here.scales, there.scales, strict=True)
-        pairs.append((zp.quantize(part.cuda() * 1.25, here.params).data, far))
-        pairs.append((zp.fake_quantize(part.cuda() * 1.25, here.params), rounded))
-        for place, (a, b) in enumerate(pairs):
-            if not torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)):
-                wrong = a.cpu().view(torch.uint8) != b.view(torch.uint8)
-                where = torch.nonzero(wrong)[0].tolist()
-                sys.exit(
-                    f"bytes of {scheme}, {x.dtype} differ, part {place}: {int(wrong.sum())}, first at {where}"
-                )
+        if part.shape[1] == COLUMNS or not zp.Scheme.parse(scheme).granularity.extents:
+            compare_part(scheme, part.cuda())
+
+
+def compare_transposed(scheme: str, x: torch.Tensor) -> None:
+    """Do the same for transposed views; of bfloat16, also ragged ones with gaps, and several matrices."""
+    square = x.reshape(5, -1, 256).cuda()
+    flat = square.flatten(0, 1)
+    views = [flat.t()]
+    if x.dtype is torch.bfloat16:
+        views += [flat[:-7, :-6].t()] + [square.transpose(1, 2)] * (scheme not in BLOCKS)
+    for view in views:
+        compare_part(scheme, view)
+
+
+def compare_part(scheme: str, part: torch.Tensor) -> None:
+    """Do the same for one tensor on the device."""
+    here, host = zp.quantize(part, scheme), part.cpu().contiguous()
+    with zp.only_backend("reference"):
+        there = zp.quantize(host, scheme)
+        values, far = there.dequantize(), zp.quantize(host * 1.25, there.params).data
+        rounded = zp.fake_quantize(host * 1.25, there.params)
+    pairs = [(here.data, there.data), (here.dequantize(), values)]
+    pairs += zip(here.scales, there.scales, strict=True)
+    pairs.append((zp.quantize(part * 1.25, here.params).data, far))
+    pairs.append((zp.fake_quantize(part * 1.25, here.params), rounded))
+    for place, (a, b) in enumerate(pairs):
+        if not torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)):
+            wrong = a.cpu().view(torch.uint8) != b.view(torch.uint8)
+            where = torch.nonzero(wrong)[0].tolist()
+            sys.exit(
+                f"bytes of {scheme}, {part.dtype} {tuple(part.shape)}, strides {part.stride()} differ, "
+                f"part {place}: {int(wrong.sum())}, first at {where}"
+            )
+
+
+def check(scheme: str, only: tuple[str, ...], rows: int) -> None:
+    """Compare one scheme's bytes with the reference, and compile what :func:`measure` times."""
+    for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        odd, small = odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype)
+        odd = torch.where(odd.abs() < torch.finfo(dtype).max / 2, odd, 1.0)
+        if only != ("transposed",):
+            compare(scheme, odd)
+            compare(scheme, small)
+        if scheme in TRANSPOSED and dtype is not torch.float16:
+            compare_transposed(scheme, odd)
+    measure(scheme, rows, only=only, timed=False)
 
 
 def captured(calls: list[Callable[[], object]]) -> Callable[[], None]:
@@ -119,23 +156,47 @@ def peers(scheme: str) -> Callable[[torch.Tensor], object] | None:
     }.get(scheme)
 
 
-def measure(scheme: str, rows: int, *, only: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return GB/s of the copy and of the operators, by name."""
+def bytes_of(q: zp.QuantizedTensor) -> int:
+    """Return the bytes of codes and scales."""
+    return q.data.nbytes + sum(level.nbytes for level in q.scales)
+
+
+def transposed(scheme: str, sets: list[torch.Tensor]) -> tuple[list[Callable[[], object]], int]:
+    """Return calls that quantize transposed tensors where they lie, and the bytes of each."""
+    turned = [x.t() for x in sets]
+    first = turned[0]
+    plan = zp.plan(
+        "quantize", scheme, tuple(first.shape), first.dtype, strides=first.stride(), device=first.device
+    )
+    made = [plan.empty() for _ in turned]
+    calls = [lambda x=x, q=q: plan.run(x, out=q) for x, q in zip(turned, made, strict=True)]
+    return calls, first.nbytes + bytes_of(made[0])
+
+
+def measure(scheme: str, rows: int, *, only: tuple[str, ...] = (), timed: bool = True) -> dict[str, Any]:
+    """Return GB/s of the copy and of the operators, by name; timed: rather than run once each."""
     shape = rows, COLUMNS
-    count = max(1, -(-CACHE // (rows * COLUMNS * 2)))
+    count = max(1, -(-CACHE // (rows * COLUMNS * 2))) if timed else 1
     sets = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
     outs = [torch.empty_like(x) for x in sets]
-    codes = [zp.quantize(x, scheme) for x in sets]
-    nbytes = sets[0].nbytes + codes[0].data.nbytes + sum(level.nbytes for level in codes[0].scales)
     row: dict[str, Any] = {"scheme": scheme, "rows": rows}
 
     def note(name: str, calls: list[Callable[[], object]], moved: int) -> None:
-        if not only or name in only:
+        if not timed:
+            calls[0]()
+        elif not only or name in only:
             row[name] = moved / seconds(calls) / 1e9
 
-    # A graph copies by another way, at two thirds of the speed.
-    copies = [lambda x=x, o=o: o.copy_(x) for x, o in zip(sets, outs, strict=True)]
-    row["copy"] = 2 * sets[0].nbytes / seconds(copies, graph=False) / 1e9
+    if timed:
+        # A graph copies by another way, at two thirds of the speed.
+        copies = [lambda x=x, o=o: o.copy_(x) for x, o in zip(sets, outs, strict=True)]
+        row["copy"] = 2 * sets[0].nbytes / seconds(copies, graph=False) / 1e9
+    if scheme in TRANSPOSED:
+        note("transposed", *transposed(scheme, sets))
+    if only == ("transposed",):
+        return row
+    codes = [zp.quantize(x, scheme) for x in sets]
+    nbytes = sets[0].nbytes + bytes_of(codes[0])
     chosen = zp.plan("quantize", scheme, shape, torch.bfloat16, device="cuda")
     if chosen.allocates is None:
         made = [chosen.empty() for _ in sets]
@@ -176,7 +237,7 @@ def measure(scheme: str, rows: int, *, only: tuple[str, ...] = ()) -> dict[str, 
     return row
 
 
-NAMES = ("quantize", "amax given", "given", "dequantize", "fake", "torchao")
+NAMES = ("quantize", "transposed", "amax given", "given", "dequantize", "fake", "torchao")
 
 
 def line(row: dict[str, Any]) -> str:
@@ -221,16 +282,20 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[1024, 64], help="of bfloat16 numbers")
-    parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="those to check and time")
+    parser.add_argument("--schemes", nargs="+", help="those to check and time")
+    parser.add_argument("--only", nargs="+", default=(), choices=NAMES, help="columns to time; all of them")
+    parser.add_argument("--jobs", type=int, default=12, help="processes that check schemes")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no GPU; the kernels are tested in Triton's interpreter, which says nothing of speed")
     torch.manual_seed(0)
-    for scheme in asked.schemes:
-        for dtype in (torch.bfloat16, torch.float32, torch.float16):
-            for x in (odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype)):
-                compare(scheme, torch.where(x.abs() < torch.finfo(dtype).max / 2, x, 1.0))
+    only = tuple(asked.only)
+    asked.schemes = asked.schemes or (TRANSPOSED if only == ("transposed",) else (*SCHEMES, *BLOCKS))
+    least = (min(asked.megabytes) << 20) // (2 * COLUMNS)
+    with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as processes:
+        for found in [processes.submit(check, scheme, only, least) for scheme in asked.schemes]:
+            found.result()
     gpu = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(f"{gpu}; {len(asked.schemes)} schemes have the reference's bytes")
     rows = []
@@ -239,9 +304,11 @@ def main() -> None:
             f"\n| {megabytes} MB | copy | " + " | ".join(NAMES) + " |\n| --- | --- |" + " --- |" * len(NAMES)
         )
         for scheme in asked.schemes:
-            rows.append(measure(scheme, (megabytes << 20) // (2 * COLUMNS)))
+            rows.append(measure(scheme, (megabytes << 20) // (2 * COLUMNS), only=only))
             print(line(rows[-1]), flush=True)
-    hosts = [host_time(scheme) for scheme in ("int8:channel", "mxfp4", "nvfp4") if scheme in asked.schemes]
+    hosts = [
+        host_time(each) for each in ("int8:channel", "mxfp4", "nvfp4") if each in asked.schemes and not only
+    ]
     for found in hosts:
         print(found)
     if asked.json:

@@ -75,7 +75,8 @@ class Request:
     For a linear layer ``scheme``, ``shape`` (out_features, in_features) and ``own_dtype`` are those of the
     weight, and ``dtype`` that of input and output. source: scheme of the input of LINEAR, None where it is
     not quantized. given: whether the input's parameters are given, or chosen by each input. code_range:
-    smallest and largest integer code in use, within those of the scheme; None means all.
+    smallest and largest integer code in use, within those of the scheme; None means all. strides: of the
+    values that a held kernel reads; None where they are contiguous.
     """
 
     op: Op
@@ -87,6 +88,7 @@ class Request:
     source: Scheme | None = None
     given: bool = False
     code_range: tuple[int, int] | None = None
+    strides: tuple[int, ...] | None = None
 
     @property
     def unseeded(self) -> Request:
@@ -96,7 +98,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldKernel:
-    """A kernel with memory of its own, for tensors that are contiguous and fit the request, unchecked.
+    """A kernel with memory of its own, for tensors that fit the request, unchecked.
+
+    Tensors are contiguous, but for the input of a ``strided`` kernel.
 
     run: by operator, ``quantize(x, data)``, ``quantize_dynamic(x, data, params)``,
         ``dequantize(data, params, out)``, ``fake_quantize(x, out)``,
@@ -106,6 +110,7 @@ class HeldKernel:
     parameter_bytes: memory of its copies of given parameters, which no call writes to.
     allocates: why a call takes further memory that grows with the data, or None when it takes none.
     settle: waits for the device and raises what runs since its last call met; None where runs raise it.
+    strided: whether the input has the strides of the request.
     """
 
     run: Callable[..., None]
@@ -113,6 +118,7 @@ class HeldKernel:
     parameter_bytes: int = 0
     allocates: str | None = None
     settle: Callable[[], None] | None = None
+    strided: bool = False
 
 
 class Kernel(Protocol):

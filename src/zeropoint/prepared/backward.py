@@ -93,7 +93,7 @@ class DequantizeBackward:
     def run(self, grad: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         """See :class:`PlannedCall`."""
         self.check(grad, out=out)
-        self._factors.multiply(self._staged.contiguous(grad), out)
+        self._factors.multiply(self._staged.ready(grad), out)
         return out
 
 

@@ -10,6 +10,7 @@ from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats.torch_dtypes import INPUT_DTYPES
 from ..functional import check_apart, tensors_of
 from ..layout.code_rows import packed_shape
+from ..ops.registry import HeldKernel
 from ..params import QuantizationParams
 from ..params.tensors import parameter_tensors
 from ..schemes import Scheme
@@ -85,13 +86,14 @@ class Operand:
 
 
 class Staged:
-    """An input made contiguous, in memory that is held between calls; none for one that is."""
+    """An input as kernels take it: contiguous, in memory that is held between calls, where it must be."""
 
-    def __init__(self, operand: Operand) -> None:
-        self._buffer = None if operand.strides is None else operand.contiguous().empty()
+    def __init__(self, operand: Operand, kernel: HeldKernel | None = None) -> None:
+        as_it_is = operand.strides is None or (kernel is not None and kernel.strided)
+        self._buffer = None if as_it_is else operand.contiguous().empty()
         self.nbytes = 0 if self._buffer is None else self._buffer.nbytes
 
-    def contiguous(self, x: torch.Tensor) -> torch.Tensor:
+    def ready(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``, or its copy."""
         source = x.detach() if x.requires_grad else x
         return source if self._buffer is None else self._buffer.copy_(source)

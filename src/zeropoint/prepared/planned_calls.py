@@ -54,7 +54,7 @@ class Signature:
         operand = self.operand
         return Request(
             op=op, scheme=self.scheme, shape=operand.shape, dtype=operand.dtype, own_dtype=self.own_dtype,
-            device=operand.device, code_range=self.code_range,
+            device=operand.device, code_range=self.code_range, strides=operand.strides,
         )  # fmt: skip
 
     def codes(self) -> Codes:
@@ -106,7 +106,8 @@ class PlannedQuantize:
         given = signature.params is not None
         kernel = signature.kernel(Op.QUANTIZE if given else Op.QUANTIZE_DYNAMIC)
         self._operand, self._codes = signature.operand, signature.codes()
-        self._params, self._run, self._staged = signature.params, kernel.run, Staged(signature.operand)
+        self._params, self._run = signature.params, kernel.run
+        self._staged = Staged(signature.operand, kernel)
         self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
         self.parameter_bytes, self.allocates = kernel.parameter_bytes, kernel.allocates
         self.settle = kernel.settle
@@ -127,7 +128,7 @@ class PlannedQuantize:
         """See :class:`PlannedCall`."""
         given = self._params
         self.check(x, out=out)
-        source = self._staged.contiguous(x)
+        source = self._staged.ready(x)
         if given is None:
             self._run(source, out.data, out.params.stored)
             return out
@@ -173,18 +174,18 @@ class PlannedFakeQuantize:
     """Values of the codes of ``x``; without given parameters, through codes in memory of the plan."""
 
     def __init__(self, signature: Signature) -> None:
-        self._operand, self._staged = signature.operand, Staged(signature.operand)
+        self._operand = signature.operand
         self._codes: QuantizedTensor | None = None
         if signature.params is not None:
             kernel = signature.kernel(Op.FAKE_QUANTIZE)
-            self._run = kernel.run
+            self._run, self._staged = kernel.run, Staged(signature.operand, kernel)
             self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
             self.parameter_bytes, self.allocates = kernel.parameter_bytes, kernel.allocates
             self.settle = kernel.settle
             return
         first, second = signature.kernel(Op.QUANTIZE_DYNAMIC), signature.kernel(Op.DEQUANTIZE)
         self._codes = signature.codes().empty(None)
-        self._choose, self._run = first.run, second.run
+        self._choose, self._run, self._staged = first.run, second.run, Staged(signature.operand, first)
         held = first.workspace_bytes + second.workspace_bytes + bytes_of(self._codes)
         self.workspace_bytes, self.parameter_bytes = held + self._staged.nbytes, 0
         self.allocates, self.settle = first.allocates or second.allocates, first.settle
@@ -202,7 +203,7 @@ class PlannedFakeQuantize:
     def run(self, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         """See :class:`PlannedCall`."""
         self.check(x, out=out)
-        source = self._staged.contiguous(x)
+        source = self._staged.ready(x)
         if self._codes is None:
             self._run(source, out)
             return out
@@ -243,7 +244,7 @@ class PlannedBackward:
     def run(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         """See :class:`PlannedCall`."""
         self.check(grad, x, out=out)
-        source, slope = self._staged.contiguous(x), self._staged_slope.contiguous(grad)
+        source, slope = self._staged.ready(x), self._staged_slope.ready(grad)
         params = None
         if self._codes is not None:
             params = self._codes.params.stored

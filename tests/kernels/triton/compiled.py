@@ -20,6 +20,7 @@ from zeropoint.kernels.triton.specialization import constants_of
 from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
 from zeropoint.kernels.triton.segmentation import segments_of
 from zeropoint.kernels.triton.sweep_launch import Blocks, sweep_of
+from zeropoint.kernels.triton.tile_cuts import contiguous_strides, tiles_of
 from zeropoint.layout.runs import Runs
 from zeropoint.ops.registry import Op, Request
 from zeropoint.params.scale_windows import block_length
@@ -27,8 +28,13 @@ from zeropoint.schemes import Scheme
 
 asked = json.loads(sys.argv[1])
 scheme, shape, dtype = Scheme.parse(asked["scheme"]), (4096, 8192), torch.bfloat16
+def tiled(strides, whole):
+    return lambda *given: tiles_of(given[0], given[1], strides, given[2], dtype.itemsize, whole=whole)
+
 found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of,
-         "rows": functools.partial(pieces_of, joins=False, each=2)}[asked["cut"]]
+         "rows": functools.partial(pieces_of, joins=False, each=2),
+         "tiles": tiled(contiguous_strides(shape), True), "transposed": tiled((1, shape[0]), True),
+         "parts": tiled((1, shape[0]), False)}[asked["cut"]]
 cut = found(scheme.granularity, shape, scheme.bits)
 request = Request(op=Op.QUANTIZE, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype,
                   device=torch.device("cuda"))
@@ -58,6 +64,9 @@ whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel
          if str(signature[name]).startswith("*") or name == "count"}
 if "lines" in kernel.arg_names:
     whole |= {(kernel.arg_names.index("cut"), place): [["tt.divisibility", 16]] for place in (0, 1)}
+if asked["cut"] in ("tiles", "transposed", "parts"):  # as launches find it, for rows of whole vectors
+    place = kernel.arg_names.index("cut")
+    whole |= {(place, at): [["tt.divisibility", 16]] for at, each in enumerate(cut.cut) if each % 16 == 0}
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
 options = {"num_warps": asked["warps"] or cut.warps, "enable_fp_fusion": asked["fused"]}
 made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

@@ -28,11 +28,14 @@ KERNELS = {
     "quantize_pieces": ("pieces", "pieces", False),
     "dequantize_pieces": ("pieces", "pieces", False),
     "fake_quantize_pieces": ("pieces", "pieces", False),
+    "quantize_tiles": ("tiles", "transposed", True),
+    "fake_quantize_tiles": ("tiles", "parts", False),
+    "tile_extremes": ("tiles", "parts", True),
 }
 """Kernel to its module, how tensors are cut for it, and whether it chooses scales."""
 TYPES = {
     "x": "*bf16", "out": "*bf16", "data": "*u8", "notes": "*i32", "tables": "*fp32", "coarse": "*fp32",
-    "zeros": "*fp32", "values": "*fp32", "seed": "i32",
+    "zeros": "*fp32", "values": "*fp32", "found": "*i32", "least": "*i32", "most": "*i32", "seed": "i32",
 }  # fmt: skip
 
 
@@ -43,8 +46,8 @@ def test_kernels_compile_for_a_gpu_to_wide_accesses_without_spills(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     module, cut, chosen = KERNELS[kernel]
-    if ":channel" in scheme and cut == "small blocks":
-        pytest.skip("rows of 8,192 elements are no small blocks")
+    if ":channel" in scheme and cut in ("small blocks", "transposed"):
+        pytest.skip("rows of 8,192 elements are neither small blocks nor in one tile")
     types = TYPES | {"scales": "*u8" if scheme.startswith(("nvfp4", "mx")) else "*fp32"}
     ptx = ptx_of(module, kernel, scheme, types, cut=cut, chosen=chosen, warps=0)
     assert ("ld.global.v4" if kernel != "dequantize_pieces" else "st.global.v4") in ptx
@@ -112,3 +115,19 @@ def test_layouts_compile_without_spills(kernel: str, tmp_path: Path, monkeypatch
     types, constants = LAYOUTS[kernel]
     ptx = ptx_of("layouts", kernel, "int8:channel", types, warps=4, **constants)
     assert "st.global.b32" in ptx or kernel == "words_to_fields"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["tiles", "transposed"])
+@pytest.mark.parametrize(
+    "scheme", ["float8_e4m3fn:block128x128", "float8_e4m3fn:block16x32", "int8:block32x1"]
+)
+def test_blocks_that_span_rows_compile_to_wide_accesses_without_spills(
+    scheme: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    ptx = ptx_of(
+        "tiles", "quantize_tiles", scheme, TYPES | {"scales": "*fp32"}, cut=cut, chosen=True, warps=0
+    )
+    assert "ld.global.v4" in ptx
+    assert "st.global.v4" in ptx

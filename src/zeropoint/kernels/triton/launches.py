@@ -28,7 +28,9 @@ from ...schemes.scale_rules import Pick
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import Segments, segments_of
 from .specialization import Constants, constants_of, held_of, of_extremes
-from .starts import ONCE, HeldStart, Start, bits
+from .starts import ONCE, HeldStart, Start, bits, words
+from .tile_cuts import contiguous_strides, tiles_of
+from .two_passes import TwoPasses, no_notes
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
@@ -47,6 +49,8 @@ class Launch:
         assert isinstance(pieces, Pieces)
         self._request, self.pieces = request, pieces
         self.given = constants_of(request, pieces.shape, chosen=False)
+        self._tiled = functools.cache(self._tile)
+        self._two_passes = functools.cache(functools.partial(TwoPasses, request))
 
     @functools.cached_property
     def _quantize(self) -> Start:
@@ -75,8 +79,34 @@ class Launch:
             return Start("small_blocks.quantize_small_blocks", small, constants)
         found = segments_of(scheme.granularity, shape, scheme.bits)
         if isinstance(found, str) or not found.own:
-            return None
+            return self._tiled(contiguous_strides(shape), Op.QUANTIZE_DYNAMIC)
         return Start("segments.quantize_blocks", found, constants_of(asked, found.shape, chosen=True))
+
+    def _tile(self, strides: tuple[int, ...], op: Op) -> Start | None:
+        """Return the kernel of an operator that reads tensors of these strides in tiles, if there is one."""
+        asked, chosen = self._request, op is Op.QUANTIZE_DYNAMIC
+        scheme = asked.scheme
+        found = tiles_of(
+            scheme.granularity, asked.shape, strides, scheme.bits, asked.dtype.itemsize, whole=chosen
+        )
+        if found is None:
+            return None
+        constants = constants_of(asked, found.shape, chosen=True) if chosen else self.given
+        name = "tiles.fake_quantize_tiles" if op is Op.FAKE_QUANTIZE else "tiles.quantize_tiles"
+        return Start(name, found, constants._replace(cut=found.shape))
+
+    def _tiled_for(self, x: torch.Tensor, op: Op) -> Start | None:
+        return None if x.is_contiguous() else self._tiled(x.stride(), op)
+
+    def _choose_for(self, x: torch.Tensor) -> Start | None:
+        """Return what chooses scales from one read of ``x`` where it lies."""
+        return self._choose if x.is_contiguous() else self._tiled(x.stride(), Op.QUANTIZE_DYNAMIC)
+
+    def _blocks_for(self, x: torch.Tensor) -> int:
+        """Return how many blocks of ``x`` have extremes of their own, from a read before another one."""
+        if self._is_one_block or self._choose_for(x) is not None:
+            return 0
+        return self._two_passes(x.stride()).count
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -132,7 +162,11 @@ class Launch:
         self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor, seed: int = 0
     ) -> None:
         """Write codes under given scales; see :func:`no_notes`."""
-        self._quantize(bits(x), *given, out, notes, numbers=(seed,))
+        tiled = self._tiled_for(x, Op.QUANTIZE)
+        if tiled is None:
+            self._quantize(bits(x), *given, out, notes, numbers=(seed,))
+        else:
+            tiled(words(x), *given, out, notes, numbers=(seed,))
 
     def quantize_dynamic(
         self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None, *, seed: int = 0
@@ -149,14 +183,16 @@ class Launch:
         if out is None:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
-        notes, known = no_notes(x.device), len(scheme.scales) > 1 and self._tensor_rule is None
+        x = self._readable(x)
+        notes = no_notes(x.device, self._blocks_for(x))
+        known = len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
         self.choose_and_encode(x, out, notes, known=known, seed=seed)
         if notes[0].item() and len(scheme.scales) > 1 and not known:
             # The usual scale of the tensor may not fit where the reference finds another one.
             self._find_coarse(x, out[1])
-            notes.zero_()
+            notes[0] = 0
             self.choose_and_encode(x, out, notes, known=True, seed=seed)
         if notes[0].item():
             reference.choose_params(x, scheme, extremes)
@@ -204,12 +240,8 @@ class Launch:
     ) -> None:  # fmt: skip
         """Write codes and parameters; known: whether the scale of the whole tensor is there already."""
         data, params = out
-        constants, x = self._choosing, bits(x)
+        constants, x = self._choosing, self._readable(x)
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
-        if self._choose is None:
-            self._tensor_scale(x, notes, bits(scales))
-            self.encode(x, self.scales(params), data, notes, seed)
-            return
         zeros = params[-1] if constants.element.zero_place else scales
         coarse = scales
         if len(self._request.scheme.scales) > 1:
@@ -218,9 +250,29 @@ class Launch:
             if known:
                 self._fill_tables(levels, coarse, tables)
             else:
-                self._coarse(x, notes, coarse, levels, tables)
-        tables = scales if tables is None else tables
-        self._choose(x, bits(scales), tables, coarse, bits(zeros), data, notes, numbers=(seed,))
+                self._coarse(_in_order(x), notes, coarse, levels, tables)
+        choose = self._choose_for(x)
+        if choose is not None:
+            places = scales if tables is None else tables
+            choose(words(x), bits(scales), places, coarse, bits(zeros), data, notes, numbers=(seed,))
+            return
+        if self._is_one_block:
+            self._tensor_scale(_in_order(x), notes, bits(scales))
+        else:
+            self._two_passes(x.stride())(x, bits(scales), bits(zeros), coarse, notes)
+        self.encode(x, self.scales(params, tables), data, notes, seed)
+
+    def _readable(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``, or a copy where no kernel reads it as it lies."""
+        return x if self._reads(x) else x.contiguous()
+
+    def _reads(self, x: torch.Tensor) -> bool:
+        """Return whether kernels choose scales of ``x`` and encode it where it lies."""
+        if x.is_contiguous() or self._choose_for(x) is not None:
+            return True
+        return self._tiled(x.stride(), Op.QUANTIZE) is not None and (
+            self._is_one_block or self._two_passes(x.stride()).known
+        )
 
     @functools.cached_property
     def _choosing(self) -> Constants:
@@ -233,8 +285,10 @@ class Launch:
     def _chooses(self) -> bool:
         """Whether kernels choose the finest scales."""
         scheme = self._request.scheme
-        some = not self._empty and bool(scheme.scales) and scheme.chained is None
-        return some and (self._choose is not None or self._is_one_block)
+        if self._empty or not scheme.scales or scheme.chained is not None:
+            return False
+        strides = contiguous_strides(self._request.shape)
+        return self._choose is not None or self._is_one_block or self._two_passes(strides).known
 
     @functools.cached_property
     def _is_one_block(self) -> bool:
@@ -282,9 +336,15 @@ class Launch:
         asked = self._request
         out = torch.empty(asked.shape, dtype=asked.dtype, device=x.device) if out is None else out
         if not self._empty:
-            table = value_table_on(self._request.scheme, x.device)
-            self._fake_quantize(bits(x), *self.scales(params), table, bits(out), numbers=(seed,))
+            self._round(x, self.scales(params), out, seed)
         return out
+
+    def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor, seed: int) -> None:
+        tiled, values = self._tiled_for(x, Op.FAKE_QUANTIZE), value_table_on(self._request.scheme, x.device)
+        if tiled is None:
+            self._fake_quantize(bits(x), *given, values, bits(out), numbers=(seed,))
+        else:
+            tiled(words(x), *given, values, bits(out), numbers=(seed,))
 
     def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | None:
         """Return the kernels with memory of their own, which wait for no device; None where some allocate."""
@@ -294,7 +354,9 @@ class Launch:
         if params is None and not self.reads_scales:
             return None
         own = None if params is None else [each.detach().clone() for each in params]
-        notes, tables = no_notes(device), self.held_tables()
+        x = self._planned()
+        blocks = self._blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
+        notes, tables = no_notes(device, blocks), self.held_tables()
         run: Callable[..., None]
         if self._empty:
             run = _nothing
@@ -303,23 +365,44 @@ class Launch:
         elif own is None:
             run = functools.partial(self._held_dequantize, tables)
         else:
-            run = self._held(op, self.scales(own, tables), notes, seed)
+            tiled = self._tiled_for(x, op)
+            run = self._held(tiled, self.scales(own, tables), notes, (seed,))
         reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room
         return HeldKernel(
             run=run, workspace_bytes=(notes.nbytes if reads else 0) + (room if own is None else 0),
             parameter_bytes=kept, settle=functools.partial(_settle, notes) if reads else None,
+            strided=not x.is_contiguous(),
         )  # fmt: skip
 
-    def _held(self, op: Op, given: Given, notes: torch.Tensor, seed: int) -> Callable[..., None]:
-        """Return what runs an operator under given scales, which stay where they are."""
+    def _held(
+        self, tiled: Start | None, given: Given, notes: torch.Tensor, numbers: tuple[int, ...]
+    ) -> Callable[..., None]:
+        """Return what runs the operator under given scales, which stay where they are.
+
+        tiled: what reads tensors where they lie, of other strides than contiguous ones.
+        """
+        op = self._request.op
         if op is Op.QUANTIZE:
-            return HeldStart(self._quantize, None, *given, None, notes, numbers=(seed,))
+            return HeldStart(tiled or self._quantize, None, *given, None, notes, numbers=numbers)
         values = value_table_on(self._request.scheme, self._request.device)
         if op is Op.FAKE_QUANTIZE:
-            return HeldStart(self._fake_quantize, None, *given, values, None, numbers=(seed,))
+            return HeldStart(tiled or self._fake_quantize, None, *given, values, None, numbers=numbers)
         start = HeldStart(self._dequantize, None, *given, values, None)
         return lambda data, _, out: start(data, out)
+
+    def _planned(self) -> torch.Tensor:
+        """Return a tensor without data as plans give it: of the request's strides, if kernels read these."""
+        asked = self._request
+        whole = torch.empty(asked.shape, device="meta")
+        if asked.strides is None or self._empty or asked.op is Op.DEQUANTIZE:
+            return whole
+        x = torch.empty_strided(asked.shape, asked.strides, device="meta")
+        if asked.op is not Op.QUANTIZE_DYNAMIC:
+            return x if self._tiled_for(x, asked.op) is not None else whole
+        # The scale of a whole tensor takes its numbers in any order, but without gaps.
+        gaps = (len(asked.scheme.scales) > 1 or self._is_one_block) and not _by_strides(x).is_contiguous()
+        return x if self._reads(x) and not gaps else whole
 
     @property
     def _chooses_alone(self) -> bool:
@@ -397,15 +480,23 @@ class Launch:
         zero = zero_point_of(scheme, params)
         if scheme.offsets:
             zero = effective_offset(scheme, params, asked.shape, asked.own_dtype)
+            assert zero is not None
+            zero = zero.to(torch.float32)
         return scales, tables, coarse, scales if zero is None else _zeros(zero)
 
 
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
 
 
-def no_notes(device: torch.device) -> torch.Tensor:
-    """Return what kernels write, zeros: see :mod:`.programs.whole_tensors`."""
-    return torch.zeros(4, dtype=torch.int32, device=device)
+def _by_strides(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with its axes in the order of memory."""
+    return x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
+
+
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor as kernels take them, in any order."""
+    ordered = _by_strides(x)
+    return bits(ordered if ordered.is_contiguous() else x)
 
 
 def _nothing(*_: object) -> None:
@@ -415,7 +506,7 @@ def _nothing(*_: object) -> None:
 def _settle(notes: torch.Tensor) -> None:
     """Wait for the device and raise NonFiniteError where a run since the last call met what does not fit."""
     if notes[0].item():
-        notes.zero_()
+        notes[0] = 0
         raise NonFiniteError(
             "a run since the last call of synchronize() met NaN or Inf, a number of a sign that the scheme "
             "lacks, or a block whose scale does not fit its format; zeropoint.quantize says where"

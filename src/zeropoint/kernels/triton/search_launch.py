@@ -14,8 +14,9 @@ from ...ops.scale_search import searched_levels
 from ...params.scale_windows import block_length, has_window
 from ...params.tensors import Params
 from .fit_launch import ScaleFit, fits
-from .launches import Codes, Ends, Launch, no_notes
+from .launches import Codes, Ends, Launch
 from .sweep_launch import LONGEST, SHORTEST, ScaleSweep
+from .two_passes import no_notes
 
 
 def search_refusal(request: Request) -> str | None:
@@ -43,7 +44,7 @@ class SearchedScales:
     """The kernels on tensors that fit one request, which is not refused."""
 
     def __init__(self, request: Request) -> None:
-        asked = replace(request, scheme=request.scheme.start)
+        asked = replace(request, scheme=request.scheme.start, strides=None)  # searches read rows
         swept = lowering.rule_of(asked.scheme, request.own_dtype).how is not How.LINEAR
         self._scheme, self._start = request.scheme, Launch(asked)
         self._search: ScaleSweep | ScaleFit = ScaleSweep(asked) if swept else ScaleFit(asked)

@@ -45,7 +45,11 @@ def program(name: str) -> Any:
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor as kernels take it: see :mod:`.programs.element_codes`."""
-    x = x.contiguous()
+    return words(x.contiguous())
+
+
+def words(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of any strides as kernels take it."""
     return x.view(torch.int16) if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x
 
 
@@ -117,5 +121,5 @@ class HeldStart:
             places[at] = each.data_ptr()
         if not self._start.start_at(places, self._numbers):
             rest = iter(given)
-            tensors = (bits(next(rest)) if each is None else each for each in self._tensors)
+            tensors = (words(next(rest)) if each is None else each for each in self._tensors)
             self._start(*tensors, numbers=self._numbers)

@@ -25,6 +25,13 @@ def bytes_of(codes, k: tl.constexpr):
 
 
 @triton.jit
+def words_of(codes, k: tl.constexpr):
+    """Return the bytes of pieces as one number, (pieces,) int64, from codes, (pieces, 8), of any width."""
+    shifts = (tl.arange(0, 8) * k.width)[None, :].to(tl.int64)
+    return tl.sum((codes.to(tl.int64) & ((1 << k.width) - 1)) << shifts, axis=1)
+
+
+@triton.jit
 def store_codes(data, codes, start, there, left, k: tl.constexpr):
     """Write codes, (pieces, 8) int32; there: which of them there are."""
     each: tl.constexpr = k.width
@@ -40,9 +47,7 @@ def store_codes(data, codes, start, there, left, k: tl.constexpr):
             whole = bytes_of(tl.where(there, codes, 0), k)
             tl.store(data + start + at, whole.to(tl.uint8), mask=at < (left * each + 7) // 8)
     else:
-        shifts = (tl.arange(0, 8) * each)[None, :].to(tl.int64)
-        codes = tl.where(there, codes, 0).to(tl.int64) & ((1 << each) - 1)
-        word, last = tl.sum(codes << shifts, axis=1), (left * each + 7) // 8
+        word, last = words_of(tl.where(there, codes, 0), k), (left * each + 7) // 8
         for byte in tl.static_range(each):
             at = piece * each + byte
             tl.store(data + start + at, (word >> (8 * byte)).to(tl.uint8), mask=at < last)

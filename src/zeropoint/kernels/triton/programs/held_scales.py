@@ -10,8 +10,11 @@ these. ``coarse`` is the scale of the whole tensor, (1,) float32.
 import triton
 import triton.language as tl
 
-from .element_codes import float32, reciprocals
+from ....ops.lowering import How
+from .element_codes import float32, reciprocals, stored
+from .scale_choice import scales_fit_fusing, scales_of
 
+_AFFINE, _MINIFLOAT = tl.constexpr(int(How.AFFINE)), tl.constexpr(int(How.MINIFLOAT))
 _ROW, _REST = tl.constexpr(256), tl.constexpr(512)
 
 
@@ -67,6 +70,38 @@ def factors_of(found, tables, coarse, k: tl.constexpr):
             return factor, inverse, rest
         else:  # noqa: RET505
             return factor, factor, factor
+
+
+@triton.jit
+def chosen_scales(amax, low, high, coarse, scales, tables, zeros, notes, place, inside, k: tl.constexpr):
+    """Choose the scales of blocks, write them with zero points, and return what :func:`factors_of` does.
+
+    All are (blocks,). low, high: read where scales follow from both. place: numbers of blocks. inside: which
+    of them there are. notes: (1,) int32, set if a value is not finite or a scale does not fit its format.
+
+    Returns (factor, inverse, rest, zero).
+    """
+    if k.fused and not (k.rule.how == _AFFINE or k.rule.unsigned):
+        if scales_fit_fusing(amax, coarse, k):
+            scale, factor, zero, fits = scales_of(amax, low, high, coarse, True, k)
+        else:
+            scale, factor, zero, fits = scales_of(amax, low, high, coarse, False, k)
+    else:
+        scale, factor, zero, fits = scales_of(amax, low, high, coarse, False, k)
+    tl.store(scales + place, stored(scale, scales.dtype.element_ty), mask=inside)
+    if k.element.zero_place:
+        tl.store(zeros + place, stored(zero, zeros.dtype.element_ty), mask=inside)
+    tl.store(notes + place * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
+    inverse, rest = factor, factor
+    if k.fused:
+        # A block of zeros has the codes of zeros under any factor.
+        if k.rule.how == _MINIFLOAT:
+            factor, inverse, rest = looked_up(scale, tables, k)
+            inverse, rest = tl.where(amax == 0.0, 1.0, inverse), tl.where(amax == 0.0, 0.0, rest)
+        else:
+            inverse, rest = reciprocals(tl.where(amax == 0.0, 1.0, factor))
+        factor = tl.where(amax == 0.0, 1.0, factor)
+    return factor, inverse, rest, zero
 
 
 @triton.jit

@@ -118,24 +118,6 @@ def part_noise(seed, start, k: tl.constexpr):
         return noise_of(seed, start, piece + tl.arange(0, 8)[None, :], k)
 
 
-@triton.jit(do_not_specialize=["seed"])
-def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
-    """Write the codes of ``x``, and 1 to ``notes``, (1,) int32, if a value is not finite."""
-    row, part, left = part_place(cut, k)
-    at, there = part_elements(left, k)
-    start = part_start(row, part, cut, k)
-    value = float32(tl.load(x + start + at, mask=there, other=0))
-    place = part_blocks(row, part, at, cut, k)
-    zero = part_zeros(zeros, place, there, k)
-    value = without_offsets(value, zero, k)
-    factor, inverse, rest = factors_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k)
-    amax = largest(value, k)[:, None]
-    tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
-    ratio = ratios(value, factor, inverse, rest, amax, k)
-    codes = codes_of(ratio, zero, part_noise(seed, start, k), False, k)
-    store_codes(data, codes, first_byte(row, part, cut, k), there, left, k)
-
-
 @triton.jit
 def without_offsets(value, zero, k: tl.constexpr):
     """Return values less offsets, where there are some."""
@@ -151,6 +133,23 @@ def with_parameters(value, scale, zero, k: tl.constexpr):
         if k.element.zero_place:
             value -= zero
         return value * scale
+
+
+@triton.jit(do_not_specialize=["seed"])
+def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
+    """Write the codes of ``x``, and 1 to ``notes``, (1,) int32, if a value is not finite."""
+    row, part, left = part_place(cut, k)
+    at, there = part_elements(left, k)
+    start = part_start(row, part, cut, k)
+    place = part_blocks(row, part, at, cut, k)
+    zero = part_zeros(zeros, place, there, k)
+    value = without_offsets(float32(tl.load(x + start + at, mask=there, other=0)), zero, k)
+    factor, inverse, rest = factors_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k)
+    amax = largest(value, k)[:, None]
+    tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
+    ratio = ratios(value, factor, inverse, rest, amax, k)
+    codes = codes_of(ratio, zero, part_noise(seed, start, k), False, k)
+    store_codes(data, codes, first_byte(row, part, cut, k), there, left, k)
 
 
 @triton.jit
@@ -173,15 +172,9 @@ def _ratio_or_lost(value, factor, k: tl.constexpr):
     return ratio_of(value, factor, factor, factor, False, k)
 
 
-@triton.jit(do_not_specialize=["seed"])
-def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cut, k: tl.constexpr):
-    """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
-    row, part, left = part_place(cut, k)
-    at, there = part_elements(left, k)
-    start = part_start(row, part, cut, k)
-    value = float32(tl.load(x + start + at, mask=there, other=0))
-    place = part_blocks(row, part, at, cut, k)
-    found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
+@triton.jit
+def faked(value, found, tables, coarse, zero, noise, values, k: tl.constexpr):
+    """Return the values of the codes of ``value``, (many, size), under stored scales."""
     given, value = value, without_offsets(value, zero, k)
     factor, inverse, rest = factors_of(found, tables, coarse, k)
     plain = False
@@ -196,7 +189,7 @@ def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cu
     else:
         ratio = _ratio_or_lost(value, factor, k)
     scale = scale_of(found, tables, coarse, k) * k.held.unit
-    result = rounded_values(ratio, zero, part_noise(seed, start, k), values, k) * scale
+    result = rounded_values(ratio, zero, noise, values, k) * scale
     if k.element.zero_place == _PRODUCT:
         result += zero
     if k.element.kind != _INTEGER:
@@ -205,4 +198,17 @@ def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cu
                 result = tl.where(given == given, result, float("nan"))
         else:
             result = tl.where(given == given, result, float("nan"))
+    return result
+
+
+@triton.jit(do_not_specialize=["seed"])
+def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cut, k: tl.constexpr):
+    """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
+    row, part, left = part_place(cut, k)
+    at, there = part_elements(left, k)
+    start = part_start(row, part, cut, k)
+    value = float32(tl.load(x + start + at, mask=there, other=0))
+    place = part_blocks(row, part, at, cut, k)
+    found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
+    result = faked(value, found, tables, coarse, zero, part_noise(seed, start, k), values, k)
     tl.store(out + start + at, stored(result, out.dtype.element_ty), mask=there)

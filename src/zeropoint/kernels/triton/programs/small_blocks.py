@@ -18,16 +18,13 @@ from .element_codes import (
     largest,
     ratio_of,
     ratios,
-    reciprocals,
-    stored,
     usual,
 )
-from .held_scales import factors_of, looked_up
+from .held_scales import chosen_scales, factors_of
 from .rounding_modes import piece_noise
-from .scale_choice import scales_fit_fusing, scales_of
 
 _FLOAT = tl.constexpr(int(Kind.FLOAT))
-_MINIFLOAT, _AFFINE = tl.constexpr(int(How.MINIFLOAT)), tl.constexpr(int(How.AFFINE))
+_AFFINE = tl.constexpr(int(How.AFFINE))
 
 
 @triton.jit
@@ -101,29 +98,12 @@ def _chosen(values, coarse, scales, tables, zeros, notes, start, left, k: tl.con
     amax = _of_blocks(amax, 0, k)
     if ranged:
         low, high = _of_blocks(low, 1, k), _of_blocks(high, 2, k)
-    if k.fused and not ranged:
-        if scales_fit_fusing(amax, coarse, k):
-            scale, factor, zero, fits = scales_of(amax, low, high, coarse, True, k)
-        else:
-            scale, factor, zero, fits = scales_of(amax, low, high, coarse, False, k)
-    else:
-        scale, factor, zero, fits = scales_of(amax, low, high, coarse, False, k)
     # Each thread stores and looks up the scales of its own blocks: others would have to be exchanged.
     block = tl.max_contiguous(tl.arange(0, k.cut.threads // k.cut.lanes), [1])
     inside = block * k.cut.lanes < left
-    tl.store(scales + start + block, stored(scale, scales.dtype.element_ty), mask=inside)
-    if k.element.zero_place:
-        tl.store(zeros + start + block, stored(zero, zeros.dtype.element_ty), mask=inside)
-    tl.store(notes + block * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
-    inverse, rest = factor, factor
-    if k.fused:
-        # A block of zeros has the codes of zeros under any factor.
-        if k.rule.how == _MINIFLOAT:
-            factor, inverse, rest = looked_up(scale, tables, k)
-            inverse, rest = tl.where(amax == 0.0, 1.0, inverse), tl.where(amax == 0.0, 0.0, rest)
-        else:
-            inverse, rest = reciprocals(tl.where(amax == 0.0, 1.0, factor))
-        factor = tl.where(amax == 0.0, 1.0, factor)
+    factor, inverse, rest, zero = chosen_scales(
+        amax, low, high, coarse, scales + start, tables, zeros + start, notes, block, inside, k
+    )
     threads = _of_threads(factor, k), _of_threads(inverse, k), _of_threads(rest, k), _of_threads(zero, k)
     return _of_threads(amax, k), threads[0], threads[1], threads[2], threads[3]
 
