@@ -20,6 +20,7 @@ from ...params.tensors import Params
 from ...schemes import Scheme
 from . import layout_launch
 from .backward_launch import Backward
+from .chained_launch import ChainedLevels
 from .launches import Launch
 from .measure_launch import ErrorMeasure
 from .piece_cuts import pieces_of
@@ -110,8 +111,10 @@ def _scale_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     return None if known else f"scales of level {first} are chosen by the reference"
 
 
-def _choosing(request: Request) -> Launch | SearchedScales:
-    return Launch(request) if request.scheme.search is None else SearchedScales(request)
+def _choosing(request: Request) -> Launch | SearchedScales | ChainedLevels:
+    if request.scheme.search is not None:
+        return SearchedScales(request)
+    return Launch(request) if request.scheme.chained is None else ChainedLevels(request)
 
 
 _LAUNCHES: dict[Op, Callable[[Request], Any]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -13,21 +12,19 @@ from ...errors import NonFiniteError
 from ...formats import Format
 from ...formats.torch_dtypes import format_of
 from ...layout import packing
-from ...layout.blocks import reduce_blocks, signed_largest
 from ...ops import reference
 from ...ops.lowering import How, value_table
 from ...ops.reference_backend import filled
 from ...ops.registry import HeldKernel, Op, Request
-from ...params import arithmetic, chains
-from ...params.arithmetic import Ranges
+from ...params import arithmetic
 from ...params.effective import effective_offset, effective_scale
 from ...params.stored import load_scale
 from ...params.tensors import Params, parameter_tensors, require_parameters, zero_point_of
 from ...schemes import Granularity, Scheme
-from ...schemes.scale_rules import Pick
+from .block_ends import Ends, block_ends, ranges_of
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
-from .segmentation import Segments, segments_of
-from .specialization import Constants, constants_of, held_of, of_extremes
+from .segmentation import segments_of
+from .specialization import Constants, constants_of, held_of
 from .starts import ONCE, HeldStart, Start, bits, words
 from .tile_cuts import contiguous_strides, tiles_of
 from .two_passes import TwoPasses, no_notes
@@ -35,9 +32,6 @@ from .two_passes import TwoPasses, no_notes
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
 Codes = tuple[torch.Tensor, Params]
-Ends = tuple[float, float] | None
-"""Extremes of the tensor that a tensor is a part of."""
-_Range = tuple[torch.Tensor, torch.Tensor]
 
 
 class Launch:
@@ -120,37 +114,18 @@ class Launch:
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
         scheme = self._request.scheme
-        if scheme.chained is not None and not self._empty:
-            return list(self._chained(x, extremes).tensors)
         if self._chooses and extremes is None:
             return self.quantize_dynamic(x)[1]
         if self._empty or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
-        found = [self._ends(x, level.granularity, extremes) for level in scheme.scales]
-        return arithmetic.scales_from_ranges(scheme, _ranges(found, x))
-
-    def _ends(self, x: torch.Tensor, granularity: Granularity, extremes: Ends) -> _Range:
-        """Return the extremes of each block, float32; raises NonFiniteError."""
-        whole = reference.whole_range(x, granularity, extremes)
-        if whole is not None:
-            return whole
-        shape = tuple(x.shape)
-        # Of a block that spans rows, those of its part of each row, of which torch takes the extremes.
-        *lead, block = granularity.block_shape(shape) or (1,)
-        cut = segments_of(Granularity.block(*[1] * len(lead), block), shape, 8)
-        assert isinstance(cut, Segments)
-        low, high = torch.empty((2, cut.cut.segments), dtype=torch.float32, device=x.device)
-        Start("segments.segment_extremes", cut, of_extremes(cut.shape, x.device))(bits(x), low, high)
-        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
-            reference.require_finite(x)
-            raise NonFiniteError("statistics of a finite tensor are not finite")
-        return _over(low, shape, granularity, cut, "amin"), _over(high, shape, granularity, cut, "amax")
+        found = [block_ends(x, level.granularity, extremes) for level in scheme.scales]
+        return arithmetic.scales_from_ranges(scheme, ranges_of(found, x))
 
     def quantize(
         self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None, *, seed: int = 0
     ) -> torch.Tensor:
         """Return codes under given parameters; raises NonFiniteError."""
-        out = self._packed(x) if out is None else out
+        out = self.packed(x) if out is None else out
         if not self._empty:
             notes = no_notes(x.device)
             self.encode(x, self.scales(params), out, notes, seed)
@@ -173,16 +148,13 @@ class Launch:
     ) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         scheme = self._request.scheme
-        if scheme.chained is not None and not self._empty:
-            found = self._encode_chained(x, extremes, seed)
-            return found if out is None else filled(out, *found)
         if not self._chooses or extremes is not None:
             params = self.choose_params(x, extremes)
             found = self.quantize(x, params, seed=seed), params
             return found if out is None else filled(out, *found)
         if out is None:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
-            out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
+            out = self.packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
         x = self._readable(x)
         notes = no_notes(x.device, self._blocks_for(x))
         known = len(scheme.scales) > 1 and self._tensor_rule is None
@@ -199,40 +171,11 @@ class Launch:
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
         return out
 
-    def _chained(self, x: torch.Tensor, extremes: Ends) -> chains.Chosen:
-        """Return levels that follow from each other, of extremes that a kernel finds."""
-        scheme = self._request.scheme
-        reference.require_whole(scheme, extremes)
-        ends, largest = self._ends(x, scheme.granularity, extremes), None
-        if scheme.scales[0].picks(Pick.SIGNED):
-            largest = self._largest(x)
-        found = replace(_ranges([ends] * len(scheme.scales), x), largest=largest)
-        arithmetic.require_chosen(scheme, found)
-        return chains.choose(scheme, found)
-
-    def _largest(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the number of largest magnitude of each block, float32, the first of equals."""
-        granularity = self._request.scheme.granularity
-        cut = segments_of(granularity, self.shape, 8)
-        if isinstance(cut, str) or not cut.own:
-            return signed_largest(x, granularity).float()
-        found = torch.empty(granularity.grid(self.shape), dtype=torch.float32, device=x.device)
-        Start("segments.segment_largest", cut, of_extremes(cut.shape, x.device))(bits(x), found)
-        return found
-
-    def _encode_chained(self, x: torch.Tensor, extremes: Ends, seed: int) -> Codes:
-        """Return codes and levels that follow from each other."""
-        chosen, out, notes = self._chained(x, extremes), self._packed(x), no_notes(x.device)
-        scales = chosen.scale.to(torch.float32).contiguous()
-        zero = chosen.offset if chosen.zero_point is None else chosen.zero_point
-        self.encode(x, (scales, scales, scales, scales if zero is None else _zeros(zero)), out, notes, seed)
-        return out, list(chosen.tensors)
-
     def _find_coarse(self, x: torch.Tensor, params: Params) -> None:
         """Write the scale of the whole tensor; raises NonFiniteError."""
         scheme = self._request.scheme
-        ends = self._ends(x, scheme.scales[1].granularity, None)
-        params[1].copy_(arithmetic.coarsest_scale(scheme, _ranges([ends, ends], x)).view_as(params[1]))
+        ends = block_ends(x, scheme.scales[1].granularity, None)
+        params[1].copy_(arithmetic.coarsest_scale(scheme, ranges_of([ends, ends], x)).view_as(params[1]))
 
     def choose_and_encode(
         self, x: torch.Tensor, out: Codes, notes: torch.Tensor, *, known: bool = False,
@@ -284,8 +227,7 @@ class Launch:
     @functools.cached_property
     def _chooses(self) -> bool:
         """Whether kernels choose the finest scales."""
-        scheme = self._request.scheme
-        if self._empty or not scheme.scales or scheme.chained is not None:
+        if self._empty or not self._request.scheme.scales:
             return False
         strides = contiguous_strides(self._request.shape)
         return self._choose is not None or self._is_one_block or self._two_passes(strides).known
@@ -421,7 +363,8 @@ class Launch:
     ) -> None:
         self._decode(data, self.scales(params, tables), out)
 
-    def _packed(self, x: torch.Tensor) -> torch.Tensor:
+    def packed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return memory for codes."""
         shape = packing.packed_shape(self._request.shape, self._request.scheme.bits)
         return torch.empty(shape, dtype=torch.uint8, device=x.device)
 
@@ -482,7 +425,7 @@ class Launch:
             zero = effective_offset(scheme, params, asked.shape, asked.own_dtype)
             assert zero is not None
             zero = zero.to(torch.float32)
-        return scales, tables, coarse, scales if zero is None else _zeros(zero)
+        return scales, tables, coarse, scales if zero is None else zeros_of(zero)
 
 
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
@@ -513,7 +456,7 @@ def _settle(notes: torch.Tensor) -> None:
         )
 
 
-def _zeros(zero: torch.Tensor) -> torch.Tensor:
+def zeros_of(zero: torch.Tensor) -> torch.Tensor:
     """Return zero points or offsets as programs take them; they take int16 for bits of bfloat16."""
     return bits(zero.to(torch.int32) if zero.dtype is torch.int16 else zero)
 
@@ -531,23 +474,3 @@ def _levels(fmt: Format, device: torch.device) -> torch.Tensor:
     values = torch.full((256,), torch.nan, dtype=torch.float32, device="cpu")
     values[: len(codes)] = load_scale(codes, fmt, torch.float32)
     return values.to(device)
-
-
-def _over(
-    values: torch.Tensor, shape: tuple[int, ...], granularity: Granularity, cut: Segments, kind: str
-) -> torch.Tensor:
-    """Return the extremes of blocks from those of segments of rows."""
-    fill = math.inf if kind == "amin" else -math.inf
-    if not shape:
-        return values.reshape(())
-    parts = -(-cut.cut.block // cut.cut.length)  # segments of a block along the row
-    lead = granularity.block_shape(shape)[:-1]
-    return reduce_blocks(
-        values.reshape(*shape[:-1], cut.cut.per_row), Granularity.block(*lead, parts), kind, fill
-    )
-
-
-def _ranges(found: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> Ranges:
-    """Return the extremes of the blocks of all levels, finest first."""
-    lows, highs = zip(*found, strict=True)
-    return Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=x.dtype, shape=tuple(x.shape))
