@@ -15,6 +15,7 @@ functions under torch.compile, its Triton kernel for fp8.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import statistics
@@ -41,6 +42,7 @@ TRANSPOSED = (
     *BLOCKS,
 )  # fmt: skip
 COLUMNS = 8192
+DTYPES = torch.bfloat16, torch.float32, torch.float16
 CACHE = 256 << 20
 """Bytes that the buffers of a graph exceed: several times a second-level cache."""
 REPLAYS = 9
@@ -98,17 +100,18 @@ def compare_part(scheme: str, part: torch.Tensor) -> None:
             )
 
 
-def check(scheme: str, only: tuple[str, ...], rows: int) -> None:
+def check(scheme: str, dtype: torch.dtype, only: tuple[str, ...], rows: int) -> None:
     """Compare one scheme's bytes with the reference, and compile what :func:`measure` times."""
-    for dtype in (torch.bfloat16, torch.float32, torch.float16):
-        odd, small = odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype)
-        odd = torch.where(odd.abs() < torch.finfo(dtype).max / 2, odd, 1.0)
-        if only != ("transposed",):
-            compare(scheme, odd)
-            compare(scheme, small)
-        if scheme in TRANSPOSED and dtype is not torch.float16:
-            compare_transposed(scheme, odd)
-    measure(scheme, rows, only=only, timed=False)
+    torch.set_num_threads(1)
+    odd, small = odd_rows(scheme).to(dtype), torch.rand(16, COLUMNS).to(dtype)
+    odd = torch.where(odd.abs() < torch.finfo(dtype).max / 2, odd, 1.0)
+    if only != ("transposed",):
+        compare(scheme, odd)
+        compare(scheme, small)
+    if scheme in TRANSPOSED and dtype is not torch.float16:
+        compare_transposed(scheme, odd)
+    if dtype is torch.bfloat16:
+        measure(scheme, rows, only=only, timed=False)
 
 
 def captured(calls: list[Callable[[], object]]) -> Callable[[], None]:
@@ -163,13 +166,13 @@ def bytes_of(q: zp.QuantizedTensor) -> int:
 
 def transposed(scheme: str, sets: list[torch.Tensor]) -> tuple[list[Callable[[], object]], int]:
     """Return calls that quantize transposed tensors where they lie, and the bytes of each."""
-    turned = [x.t() for x in sets]
-    first = turned[0]
+    views = [x.t() for x in sets]
+    first = views[0]
     plan = zp.plan(
         "quantize", scheme, tuple(first.shape), first.dtype, strides=first.stride(), device=first.device
     )
-    made = [plan.empty() for _ in turned]
-    calls = [lambda x=x, q=q: plan.run(x, out=q) for x, q in zip(turned, made, strict=True)]
+    made = [plan.empty() for _ in views]
+    calls = [lambda x=x, q=q: plan.run(x, out=q) for x, q in zip(views, made, strict=True)]
     return calls, first.nbytes + bytes_of(made[0])
 
 
@@ -284,6 +287,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, nargs="+", default=[1024, 64], help="of bfloat16 numbers")
     parser.add_argument("--schemes", nargs="+", help="those to check and time")
     parser.add_argument("--only", nargs="+", default=(), choices=NAMES, help="columns to time; all of them")
+    parser.add_argument("--dtypes", type=int, default=3, help="to check: bfloat16, float32, float16")
     parser.add_argument("--jobs", type=int, default=12, help="processes that check schemes")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     asked = parser.parse_args()
@@ -294,7 +298,8 @@ def main() -> None:
     asked.schemes = asked.schemes or (TRANSPOSED if only == ("transposed",) else (*SCHEMES, *BLOCKS))
     least = (min(asked.megabytes) << 20) // (2 * COLUMNS)
     with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as processes:
-        for found in [processes.submit(check, scheme, only, least) for scheme in asked.schemes]:
+        pairs = itertools.product(DTYPES[: asked.dtypes], asked.schemes)
+        for found in [processes.submit(check, scheme, dtype, only, least) for dtype, scheme in pairs]:
             found.result()
     gpu = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(f"{gpu}; {len(asked.schemes)} schemes have the reference's bytes")

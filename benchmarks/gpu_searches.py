@@ -78,15 +78,14 @@ def differences(x: torch.Tensor) -> list[str]:
         with zp.only_backend("reference"):
             start = start_of(part, scheme)
             expected = searched(part, start, scheme, "reference")
-            codes = zp.quantize(part, zp.QuantizationParams.of(
-                zp.Scheme.parse(scheme), tuple(part.shape), part.dtype, expected
-            )).data  # fmt: skip
-        levels, whole = searched(x, start_of(x, scheme), scheme), planned(x, rule)
-        whole.run(x, out=(made := whole.empty()))
-        whole.synchronize()
+            whole = zp.quantize(part, rule)
+        levels, plan = searched(x, start_of(x, scheme), scheme), planned(x, rule)
+        made = plan.run(x)
+        plan.synchronize()
         if not all(map(same_bytes, levels, expected)):
             found.append(f"searched scales of {scheme}")
-        if not same_bytes(made.data, codes) or not all(map(same_bytes, made.params.stored, expected)):
+        pairs = zip((made.data, *made.params.stored), (whole.data, *whole.params.stored), strict=True)
+        if not all(same_bytes(*pair) for pair in pairs):
             found.append(f"codes of {rule}")
     grad = torch.randn(x.shape).to(x.dtype)
     for scheme in MASKED:

@@ -28,7 +28,7 @@ OFFERED = {
     "triton": {
         Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC, Op.QUANTIZE, Op.DEQUANTIZE, Op.FAKE_QUANTIZE,
         Op.FAKE_QUANTIZE_BACKWARD, Op.SEARCH_PARAMS, Op.MEASURE, Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS, Op.TO_LINES,
-        Op.FROM_LINES,
+        Op.FROM_LINES, Op.LINEAR_VALUES,
     },
 }  # fmt: skip
 """What each backend offers for int8 with a scale for each row."""
@@ -124,10 +124,6 @@ def test_layers_of_integer_codes_give_the_same_sums_on_every_device(place: Place
     x, q = sample_for("int8:token", (5, 64), torch.float32), on_the_host(torch.randn(7, 64), "int8:channel")
     dtypes, device = (torch.float32, torch.float32), torch.empty(0, device=place.device).device
     request = linear.linear_request("int8:token", "int8:channel", (7, 64), dtypes, device, given=False)
-    if place.backend == "triton":
-        with pytest.raises(zp.UnsupportedError, match="linear is left to the reference"):
-            kernel_of(request, "triton")
-        return
     kernel = kernel_of(request, place.backend)
     params = moved(q.params, place.device)
     layer = kernel.run(q.data.to(place.device), params.stored, None)

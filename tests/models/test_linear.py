@@ -158,6 +158,18 @@ def test_explanations_say_why_a_weight_is_dequantized(weight: str, source: str |
     assert layer(torch.randn(3, 64)).shape == (3, 32)
 
 
+def test_ways_of_the_host_are_refused_where_the_weight_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer_product, "refusal", lambda: None)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    layer = converted("int8:channel:narrow", "int8:token")
+    path = BY_NAME["torch._int_mm"]
+    assert path.refusal(layer) is None
+    assert not path.takes(layer, torch.empty(MANY_ROWS, 64, device="meta"))
+    assert "not by torch._int_mm" not in layer.explain()
+    assert "not by torch._int_mm" in layer.to("meta").explain()
+    assert "the data is on meta" in layer.explain()
+
+
 def test_tiles_of_rows_give_what_the_whole_weight_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = converted("int8:channel", shape=(37, 64)), torch.randn(3, 64)
     run = BY_NAME["dequantized tiles"].prepare(layer)

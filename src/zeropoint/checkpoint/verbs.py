@@ -323,8 +323,9 @@ def distill_checkpoint(
     calibration: torch.Tensor | Path | str,
     *, steps: int = 40, learning_rate: float = 0.01, seed: int = 0, samples: int | None = None,
     length: int | None = None, workers: int | None = None, max_memory: int | str | None = None,
-    overwrite: bool = False, restart: bool = False, break_lock: bool = False, if_exists: str = RESUME,
-    spool: Path | str | None = None, progress: Shown = False,
+    device: torch.device | str | None = None, overwrite: bool = False, restart: bool = False,
+    break_lock: bool = False, if_exists: str = RESUME, spool: Path | str | None = None,
+    progress: Shown = False,
 ) -> RunResult:  # fmt: skip
     """Train the scales of a quantized checkpoint, so that its blocks come closer to those of the float model.
 
@@ -342,7 +343,7 @@ def distill_checkpoint(
         learning_rate: the size of the first step, as a share of each scale; it falls to zero.
         seed: of the order of windows.
         samples, length: of windows of ``calibration``, as for :func:`~zeropoint.quantize_checkpoint`.
-        workers, max_memory, progress: likewise.
+        workers, max_memory, device, progress: likewise.
         overwrite, restart, break_lock, if_exists, spool: likewise.
 
     Returns:
@@ -371,7 +372,7 @@ def distill_checkpoint(
         given=Windows(given=calibration, samples=samples, length=length), rate=learning_rate,
         steps=TrainingSteps(count=steps, seed=seed),
     )  # fmt: skip
-    plan = copying(asked, Limits.default(workers, max_memory))
+    plan = copying(asked, Limits.default(workers, max_memory, device))
     require_free(plan, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
     with folder_for(target, spool, restart=restart) as folder:
         plan = distilled(asked, plan, folder, progress=progress is True)

@@ -9,7 +9,7 @@ import typer
 
 from . import layers
 from .arguments import parse_path
-from .options import AsJson, Checkpoint, Everything, Length, Memory, Samples, Workers
+from .options import AsJson, Checkpoint, Device, Everything, Length, Memory, Samples, Workers
 from .writing import (
     BreakLock,
     IfExists,
@@ -47,6 +47,7 @@ def distill(  # noqa: PLR0913 (typer makes an option of each parameter)
     length: Length = None,
     workers: Workers = None,
     max_memory: Memory = None,
+    device: Device = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
     break_lock: BreakLock = False,
@@ -71,7 +72,8 @@ def distill(  # noqa: PLR0913 (typer makes an option of each parameter)
     with parent_noted(out):
         result = layers.distill_checkpoint(
             source, quantized, out, calibration, steps=steps, learning_rate=learning_rate, seed=seed,
-            samples=samples, length=length, workers=workers, max_memory=max_memory, overwrite=overwrite,
-            restart=restart, break_lock=break_lock, if_exists=if_exists.value, spool=spool, progress=True,
+            samples=samples, length=length, workers=workers, max_memory=max_memory, device=device,
+            overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists.value,
+            spool=spool, progress=True,
         )  # fmt: skip
     show_run(result, start, everything=everything, as_json=as_json)

@@ -58,7 +58,8 @@ class TrainedScales:
     Args:
         weight: the parameter of the layer, which has the values of the codes.
         rows: numbers of the rows that the codes are of; all if None.
-        q: the codes, of a scheme whose scales do not stay (:func:`scales_stay`).
+        q: the codes, on the device of the parameter, of a scheme whose scales do not stay
+            (:func:`scales_stay`).
         rate: the size of the first step, as a share of a scale.
     """
 
@@ -99,9 +100,9 @@ class TrainedScales:
         """Let the layer have the values of the codes under some scales.
 
         Args:
-            state: the scales as they are stored.
+            state: the scales as they are stored, on any device.
         """
-        own, values = self.weight.detach(), self.codes(state).dequantize()
+        own, values = self.weight.detach(), self.codes(state.to(self._first.device)).dequantize()
         if self._rows is None:
             own.copy_(values)
         else:

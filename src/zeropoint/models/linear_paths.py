@@ -16,6 +16,7 @@ from torch import nn
 from ..functional import quantize
 from ..ops import library, registry
 from ..ops import linear as products
+from ..ops.devices import CPU
 from ..ops.registry import REFERENCE, Op, Request, has_kernel
 from ..params.tracing import traced_as_constant
 from ..recipes import Activation
@@ -60,21 +61,24 @@ class LinearParts(Protocol):
 class Path:
     """One way to compute.
 
-    name, when: as :func:`explain` prints them. op: the operator whose kernel it calls, if any. refusal: why
-    it is not for such a layer, on any device, or None. prepare: from the layer to what runs. fits: whether it
-    is for an input, where there is a kernel.
+    name, when: as :func:`explain` prints them. op: the operator whose kernel it calls, if any. device: the
+    only one that it is for, if any. refusal: why it is not for such a layer, on any device, or None. prepare:
+    from the layer to what runs. fits: whether it is for an input, where there is a kernel.
     """
 
     name: str
     when: str = ""
     op: Op | None = None
+    device: torch.device | None = None
     refusal: Callable[[LinearParts], str | None]
     prepare: Callable[[LinearParts], Run]
     fits: Callable[[LinearParts, torch.Tensor], bool]
 
     def takes(self, layer: LinearParts, x: torch.Tensor) -> bool:
         """Return whether it is for an input, and there is a kernel where that lies."""
-        return self.fits(layer, x) and (self.op is None or _runs(self.op, layer, x.dtype, x.device))
+        if self.device not in (None, x.device) or not self.fits(layer, x):
+            return False
+        return self.op is None or _runs(self.op, layer, x.dtype, x.device)
 
 
 def _scheme_of(source: nn.Module | None) -> Activation | str:
@@ -207,8 +211,7 @@ def _torch(layer: LinearParts) -> Run:
 
 
 def _fits_values(_: LinearParts, x: torch.Tensor) -> bool:
-    watched = x.requires_grad and torch.is_grad_enabled()
-    return x.dtype is torch.float32 and not watched
+    return x.dtype in _DTYPES and not (x.requires_grad and torch.is_grad_enabled())
 
 
 def _values(layer: LinearParts) -> Run:
@@ -246,6 +249,7 @@ PATHS = (
     Path(
         name="torch._int_mm",
         when=f" from {MANY_ROWS} tokens on",
+        device=CPU,
         refusal=_torch_refusal,
         prepare=_torch,
         fits=_fits_torch,
@@ -261,7 +265,6 @@ PATHS = (
     ),
     Path(
         name="dequantized panels",
-        when=" for float32",
         op=Op.LINEAR_VALUES,
         refusal=lambda _: None,
         prepare=_values,
@@ -272,10 +275,14 @@ PATHS = (
 """Fastest first; the last takes everything."""
 
 
-def _kernel_refusal(path: Path, layer: LinearParts) -> str | None:
-    """Return why no kernel but the reference runs a way where the weight lies, or None."""
+def _refusal_in_place(path: Path, layer: LinearParts) -> str | None:
+    """Return why a way is not for where the weight lies, or None."""
     data = layer.weight._buffers["data"]
-    if path.op is None or data is None:
+    if data is None:
+        return None
+    if path.device not in (None, data.device):
+        return f"the data is on {data.device}"
+    if path.op is None:
         return None
     explanation = registry.explain(_request(path.op, layer, torch.float32, data.device))
     if explanation.chosen != REFERENCE:
@@ -283,14 +290,24 @@ def _kernel_refusal(path: Path, layer: LinearParts) -> str | None:
     return "; ".join(f"{name}: {reason}" for name, reason in explanation.reasons.items())
 
 
+def _limits(path: Path, layer: LinearParts) -> str:
+    """Return the tokens and dtypes that a way is for, or nothing where it is for all."""
+    data, op = layer.weight._buffers["data"], path.op
+    if data is None or op is None:
+        return path.when
+    served = [str(dtype)[6:] for dtype in _DTYPES if _runs(op, layer, dtype, data.device)]
+    return path.when + ("" if len(served) == len(_DTYPES) else f" for {' and '.join(served)}")
+
+
 def explain(layer: LinearParts) -> str:
     """Return in words how ``layer`` computes, and why not in the other ways."""
     taken, refused = list[str](), dict[str, list[str]]()
     for path in PATHS:
-        reason = path.refusal(layer) or _kernel_refusal(path, layer)
+        reason = path.refusal(layer) or _refusal_in_place(path, layer)
         if reason is None:
-            taken.append(f"{path.name}{path.when}")
-            if not path.when:
+            limits = _limits(path, layer)
+            taken.append(f"{path.name}{limits}")
+            if not limits:
                 break
         elif not taken:
             refused.setdefault(reason, []).append(path.name)
@@ -307,7 +324,7 @@ def _asked_once(path: Path) -> Callable[[LinearParts, torch.Tensor], bool]:
     """Return :meth:`Path.takes` for one layer, which asks for a kernel once for each dtype and device."""
     op = path.op
     if op is None:
-        return path.fits
+        return path.takes
     known: dict[tuple[torch.dtype, torch.device], bool] = {}
 
     def takes(layer: LinearParts, x: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from ..errors import UnsupportedError
-from ..formats.torch_dtypes import wide_dtype
+from ..formats.torch_dtypes import dtype_of, wide_dtype
 from ..layout import packing
 from ..params.effective import effective_scale
 from ..params.tensors import Params, zero_point_of
@@ -54,6 +54,10 @@ def refusal(request: Request) -> str | None:
 def _weight_refusal(request: Request) -> str | None:
     scheme, (rows, cols) = request.scheme, request.shape
     element = scheme.element
+    if dtype_of(element) in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return (
+            f"{scheme} is not int8 or int4, and tensor cores add products of fp8 in fewer bits than float32"
+        )
     if not element.is_whole or element.bits not in (4, 8):
         return f"{scheme} is not int8 or int4"
     if scheme.chained is not None:

@@ -93,12 +93,35 @@ def same_files(a: Path, b: Path) -> None:
 def test_a_model_elsewhere_is_trained_in_a_process_of_its_own() -> None:
     # Autograd counts devices when it first runs, which it has where other tests ran.
     this = test_a_model_elsewhere_is_solved_to_the_same_bytes_without_a_tensor_out_of_place.__name__
+    those = [f"{this}[shift+signround]", test_scales_are_trained_elsewhere_to_the_same_values.__name__]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ""]
     ran = subprocess.run(
-        [*command, f"{__file__}::{this}[shift+signround]"],
+        [*command, *(f"{__file__}::{each}" for each in those)],
         env=os.environ | {ALONE: "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert "1 passed" in ran.stdout, ran.stdout[-3000:]
+    assert "2 passed" in ran.stdout, ran.stdout[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ALONE not in os.environ, reason="runs in a process of its own, see above")
+def test_scales_are_trained_elsewhere_to_the_same_values(
+    models: Path, tmp_path: Path, stand_in: None
+) -> None:
+    with standing_in():
+        pass  # the device is known before autograd counts
+    with sdpa_kernel(SDPBackend.MATH):
+        quantize(models, tmp_path / "q", "nearest", calibration=None)
+        given = models / "plain", tmp_path / "q"
+        zp.distill_checkpoint(*given, tmp_path / "host", WINDOWS, steps=3, workers=1)
+        with standing_in() as device:
+            zp.distill_checkpoint(*given, tmp_path / "there", WINDOWS, steps=3, device=device)
+    first, host, there = (load_file(tmp_path / name / "model.safetensors") for name in ("q", "host", "there"))
+    moved = {name for name, x in host.items() if not torch.equal(x, first[name])}
+    assert moved
+    assert all(name.endswith("weight_scale") for name in moved)
+    # Gradients of the device are added by other functions of torch, in an order of their own.
+    for name, x in host.items():
+        assert torch.equal(x, there[name]) or (name in moved and torch.allclose(x, there[name], rtol=1e-6))
 
 
 @pytest.mark.parametrize(

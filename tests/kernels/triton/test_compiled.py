@@ -28,9 +28,9 @@ KERNELS = {
     "quantize_pieces": ("pieces", "pieces", False),
     "dequantize_pieces": ("pieces", "pieces", False),
     "fake_quantize_pieces": ("pieces", "pieces", False),
-    "quantize_tiles": ("tiles", "transposed", True),
-    "fake_quantize_tiles": ("tiles", "parts", False),
-    "tile_extremes": ("tiles", "parts", True),
+    "quantize_tiles": ("matrix_tiles", "transposed", True),
+    "fake_quantize_tiles": ("matrix_tiles", "parts", False),
+    "tile_extremes": ("matrix_tiles", "parts", True),
 }
 """Kernel to its module, how tensors are cut for it, and whether it chooses scales."""
 TYPES = {
@@ -39,7 +39,9 @@ TYPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "kernel", [pytest.param(k, marks=pytest.mark.slow) if "tile" in k else k for k in KERNELS]
+)
 @pytest.mark.parametrize("scheme", [QUICK, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW)])
 def test_kernels_compile_for_a_gpu_to_wide_accesses_without_spills(
     scheme: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,7 +129,7 @@ def test_blocks_that_span_rows_compile_to_wide_accesses_without_spills(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     ptx = ptx_of(
-        "tiles", "quantize_tiles", scheme, TYPES | {"scales": "*fp32"}, cut=cut, chosen=True, warps=0
+        "matrix_tiles", "quantize_tiles", scheme, TYPES | {"scales": "*fp32"}, cut=cut, chosen=True, warps=0
     )
     assert "ld.global.v4" in ptx
     assert "st.global.v4" in ptx

@@ -26,6 +26,7 @@ from ...layout.packing import flat_bytes
 from ...libraries import reading
 from ...models.block_distillation import ModelOfBlocks, TrainedScales, distill, scales_stay
 from ...models.block_training import TrainingResult, TrainingSteps
+from ...ops.devices import CPU
 from ...tensor import QuantizedTensor
 from ..plan.additions import plan_with, with_trained
 from ..plan.checkpoint_plan import CheckpointPlan
@@ -96,7 +97,12 @@ def distilled(
     rotation = rotation_said(quantized) if rotation_said(source) is None else None
     seen = None if rotation is None else functools.partial(rotated_floats, rotation=rotation)
     with running(source, asked.given, limits, remedy=_REMEDY, seen=seen) as teacher, Files() as files:
-        left = replace(limits, base_memory=limits.max_memory - max(1, teacher.spare))
+        # What is free on a GPU is asked of the GPU, where the first model lies already.
+        left = (
+            limits
+            if limits.on_gpu
+            else replace(limits, base_memory=limits.max_memory - max(1, teacher.spare))
+        )
         with (
             running(quantized, teacher.batches, left, remedy=_REMEDY) as student,
             rounded_inputs(student, quantized, files) as notes,
@@ -105,7 +111,7 @@ def distilled(
             scales = _Scales(student, files, asked, folder)
             scales.begin(teacher)
             at_once = windows_at_once(student.spare, limits, _REMEDY)
-            steps = replace(student.steps, folder=folder, workers=limits.workers, at_once=at_once)
+            steps = replace(student.steps, folder=folder, workers=limits.batches_at_once, at_once=at_once)
             distill(
                 ModelOfBlocks(root=teacher.root, steps=teacher.steps),
                 ModelOfBlocks(root=student.root, steps=steps),
@@ -147,6 +153,8 @@ class _Scales:
 
     def __init__(self, model: RunningModel, files: Files, asked: Distillation, folder: Path) -> None:
         self._model, self._files, self._asked, self._folder = model, files, asked, folder
+        # Sums of a GPU are rounded in another order, so that scales of both are not mixed.
+        self._mark = "" if model.device == CPU else f", on {model.device.type}"
         self._layers: dict[str, list[_Layer]] = {name: [] for name in model.steps.blocks}
         self._left: dict[str, list[str]] = {}
         self._errors: list[tuple[float, float]] = []
@@ -167,11 +175,11 @@ class _Scales:
 
     def begin(self, teacher: RunningModel) -> None:
         """Write the identity of the run, or compare it with the one that is there."""
-        tokens = b"".join(batch["input_ids"].numpy().tobytes() for batch in teacher.batches)
+        tokens = b"".join(batch["input_ids"].cpu().numpy().tobytes() for batch in teacher.batches)
         asked, steps = self._asked, self._asked.steps
         SolvedFolder(self._folder).begin(
             {
-                "steps": f"{steps.count} {steps.windows} {steps.seed} {asked.rate}",
+                "steps": f"{steps.count} {steps.windows} {steps.seed} {asked.rate}{self._mark}",
                 "tokens": hashlib.sha256(tokens).hexdigest(),
                 **{f"source {name}": text for name, text in shard_fields(asked.source)},
                 **{f"quantized {name}": text for name, text in shard_fields(asked.quantized)},
@@ -184,8 +192,9 @@ class _Scales:
         for each in self._layers[block]:
             stored, weight = each.stored, self._model.root.get_parameter(f"{each.layer}.weight")
             whole = torch.equal(each.index, torch.arange(len(weight)))
-            index = None if whole else each.index
-            found.append(TrainedScales(weight, index, self._codes(stored), self._asked.rate))
+            index = None if whole else each.index.to(weight.device)
+            codes = self._codes(stored).to(weight.device)
+            found.append(TrainedScales(weight, index, codes, self._asked.rate))
         return found
 
     def known(self, block: str) -> TrainingResult | None:
@@ -204,7 +213,8 @@ class _Scales:
         return found
 
     def add(self, block: str, found: TrainingResult) -> None:
-        """Keep the scales of a block."""
+        """Keep the scales of a block, in the host's memory."""
+        found = replace(found, states=[state.cpu() for state in found.states])
         self._take(block, found)
         tensors = {str(n): state.contiguous() for n, state in enumerate(found.states)}
         about = {"errors": json.dumps([found.first, found.least])}

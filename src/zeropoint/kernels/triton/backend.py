@@ -12,6 +12,7 @@ import torch
 
 from ...formats import RoundingMode
 from ...formats.torch_dtypes import dtype_of, format_of
+from ...ops import linear
 from ...ops.lowering_refusals import element_refusal, rule_refusal
 from ...ops.preparation import FunctionKernel
 from ...ops.registry import HeldKernel, Kernel, Op, Request
@@ -22,6 +23,7 @@ from . import layout_launch
 from .backward_launch import Backward
 from .chained_launch import ChainedLevels
 from .launches import Launch
+from .linear_launch import LinearCodes, LinearValues, codes_refusal, input_request
 from .measure_launch import ErrorMeasure
 from .piece_cuts import pieces_of
 from .search_launch import SearchedScales, search_refusal
@@ -33,6 +35,7 @@ Triton reads it when the kernels are loaded, so that it must be set before the f
 """
 OLDEST = 3, 6
 """Version of Triton; before it, ``div_rn`` took subnormal float32 for zero on a GPU."""
+_LAYERS = (Op.LINEAR, Op.LINEAR_VALUES)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -57,9 +60,18 @@ class TritonBackend:
             return layout_launch.refusal(request)
         if request.dtype not in _DTYPES or request.own_dtype not in _DTYPES:
             return f"{request.dtype} is computed in float64"
-        reason = _scheme_refusal(request)
+        reason = self._layer_refusal(request) if request.op in _LAYERS else None
+        reason = reason or _scheme_refusal(request)
         found = pieces_of(request.scheme.granularity, request.shape, request.scheme.bits)
         return reason or (found if isinstance(found, str) else None)
+
+    def _layer_refusal(self, request: Request) -> str | None:
+        if request.shape[1] == 0:
+            return "there is nothing to multiply"
+        if request.op is Op.LINEAR_VALUES:
+            return None
+        reason = linear.refusal(request) or codes_refusal(request)
+        return reason or self.refusal(input_request(request, 2))
 
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
@@ -91,11 +103,13 @@ def _scheme_refusal(request: Request) -> str | None:
         )
     if multiplies(scheme) and rounder(scheme, request.own_dtype) is not None:
         return "reciprocals of 16 bits are known to the reference alone"
+    if scheme.offsets and op in _LAYERS:
+        return "offsets are known to the reference alone"
     chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype
     searches = op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)
     chained = scheme.chained is not None and not searches
     given = chained or not (chooses or searches)
-    reason = element_refusal(scheme, decoding=op in _DECODING, given=given, rounds=not searches)
+    reason = element_refusal(scheme, decoding=op in (*_DECODING, *_LAYERS), given=given, rounds=not searches)
     if reason is None and searches:
         reason = search_refusal(request)
     if reason is None and chooses and not chained:
@@ -126,6 +140,8 @@ _LAUNCHES: dict[Op, Callable[[Request], Any]] = {
     Op.FAKE_QUANTIZE_BACKWARD: Backward,
     Op.SEARCH_PARAMS: SearchedScales,
     Op.MEASURE: ErrorMeasure,
+    Op.LINEAR: LinearCodes,
+    Op.LINEAR_VALUES: LinearValues,
     **dict.fromkeys(layout_launch.OPS, layout_launch.Layouts),
 }
 """What starts the kernels of each operator, in a method of the operator's name."""

@@ -26,8 +26,9 @@ from .piece_cuts import Pieces, pieces_of, small_blocks_of
 from .segmentation import segments_of
 from .specialization import Constants, constants_of, held_of
 from .starts import ONCE, HeldStart, Start, bits, words
-from .tile_cuts import contiguous_strides, tiles_of
-from .two_passes import TwoPasses, no_notes
+from .tile_cuts import contiguous_strides
+from .two_passes import no_notes
+from .view_starts import Views, in_order
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
@@ -43,8 +44,7 @@ class Launch:
         assert isinstance(pieces, Pieces)
         self._request, self.pieces = request, pieces
         self.given = constants_of(request, pieces.shape, chosen=False)
-        self._tiled = functools.cache(self._tile)
-        self._two_passes = functools.cache(functools.partial(TwoPasses, request))
+        self._views = Views(request, self.given)
 
     @functools.cached_property
     def _quantize(self) -> Start:
@@ -73,34 +73,20 @@ class Launch:
             return Start("small_blocks.quantize_small_blocks", small, constants)
         found = segments_of(scheme.granularity, shape, scheme.bits)
         if isinstance(found, str) or not found.own:
-            return self._tiled(contiguous_strides(shape), Op.QUANTIZE_DYNAMIC)
+            return self._views.start(contiguous_strides(shape), Op.QUANTIZE_DYNAMIC)
         return Start("segments.quantize_blocks", found, constants_of(asked, found.shape, chosen=True))
 
-    def _tile(self, strides: tuple[int, ...], op: Op) -> Start | None:
-        """Return the kernel of an operator that reads tensors of these strides in tiles, if there is one."""
-        asked, chosen = self._request, op is Op.QUANTIZE_DYNAMIC
-        scheme = asked.scheme
-        found = tiles_of(
-            scheme.granularity, asked.shape, strides, scheme.bits, asked.dtype.itemsize, whole=chosen
-        )
-        if found is None:
-            return None
-        constants = constants_of(asked, found.shape, chosen=True) if chosen else self.given
-        name = "tiles.fake_quantize_tiles" if op is Op.FAKE_QUANTIZE else "tiles.quantize_tiles"
-        return Start(name, found, constants._replace(cut=found.shape))
+    def _start_for(self, x: torch.Tensor, op: Op) -> Start | None:
+        """Return what runs an operator on ``x`` from one read; of a contiguous one, what chooses scales."""
+        if not x.is_contiguous():
+            return self._views.start(x.stride(), op)
+        return self._choose if op is Op.QUANTIZE_DYNAMIC else None
 
-    def _tiled_for(self, x: torch.Tensor, op: Op) -> Start | None:
-        return None if x.is_contiguous() else self._tiled(x.stride(), op)
-
-    def _choose_for(self, x: torch.Tensor) -> Start | None:
-        """Return what chooses scales from one read of ``x`` where it lies."""
-        return self._choose if x.is_contiguous() else self._tiled(x.stride(), Op.QUANTIZE_DYNAMIC)
-
-    def _blocks_for(self, x: torch.Tensor) -> int:
+    def blocks_for(self, x: torch.Tensor) -> int:
         """Return how many blocks of ``x`` have extremes of their own, from a read before another one."""
-        if self._is_one_block or self._choose_for(x) is not None:
+        if self._is_one_block or self._start_for(x, Op.QUANTIZE_DYNAMIC) is not None:
             return 0
-        return self._two_passes(x.stride()).count
+        return self._views.two_passes(x.stride()).count
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -114,7 +100,7 @@ class Launch:
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
         """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
         scheme = self._request.scheme
-        if self._chooses and extremes is None:
+        if self.chooses and extremes is None:
             return self.quantize_dynamic(x)[1]
         if self._empty or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
@@ -137,7 +123,7 @@ class Launch:
         self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor, seed: int = 0
     ) -> None:
         """Write codes under given scales; see :func:`no_notes`."""
-        tiled = self._tiled_for(x, Op.QUANTIZE)
+        tiled = self._start_for(x, Op.QUANTIZE)
         if tiled is None:
             self._quantize(bits(x), *given, out, notes, numbers=(seed,))
         else:
@@ -148,7 +134,7 @@ class Launch:
     ) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         scheme = self._request.scheme
-        if not self._chooses or extremes is not None:
+        if not self.chooses or extremes is not None:
             params = self.choose_params(x, extremes)
             found = self.quantize(x, params, seed=seed), params
             return found if out is None else filled(out, *found)
@@ -156,7 +142,7 @@ class Launch:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self.packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
         x = self._readable(x)
-        notes = no_notes(x.device, self._blocks_for(x))
+        notes = no_notes(x.device, self.blocks_for(x))
         known = len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
@@ -193,29 +179,22 @@ class Launch:
             if known:
                 self._fill_tables(levels, coarse, tables)
             else:
-                self._coarse(_in_order(x), notes, coarse, levels, tables)
-        choose = self._choose_for(x)
+                self._coarse(in_order(x), notes, coarse, levels, tables)
+        choose = self._start_for(x, Op.QUANTIZE_DYNAMIC)
         if choose is not None:
             places = scales if tables is None else tables
             choose(words(x), bits(scales), places, coarse, bits(zeros), data, notes, numbers=(seed,))
             return
         if self._is_one_block:
-            self._tensor_scale(_in_order(x), notes, bits(scales))
+            self._tensor_scale(in_order(x), notes, bits(scales))
         else:
-            self._two_passes(x.stride())(x, bits(scales), bits(zeros), coarse, notes)
+            self._views.two_passes(x.stride())(x, bits(scales), bits(zeros), coarse, notes)
         self.encode(x, self.scales(params, tables), data, notes, seed)
 
     def _readable(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``, or a copy where no kernel reads it as it lies."""
-        return x if self._reads(x) else x.contiguous()
-
-    def _reads(self, x: torch.Tensor) -> bool:
-        """Return whether kernels choose scales of ``x`` and encode it where it lies."""
-        if x.is_contiguous() or self._choose_for(x) is not None:
-            return True
-        return self._tiled(x.stride(), Op.QUANTIZE) is not None and (
-            self._is_one_block or self._two_passes(x.stride()).known
-        )
+        known = x.is_contiguous() or self._views.chooses(x, one_block=self._is_one_block)
+        return x if known else x.contiguous()
 
     @functools.cached_property
     def _choosing(self) -> Constants:
@@ -225,12 +204,12 @@ class Launch:
         return constants_of(self._request, None, chosen=True)
 
     @functools.cached_property
-    def _chooses(self) -> bool:
+    def chooses(self) -> bool:
         """Whether kernels choose the finest scales."""
         if self._empty or not self._request.scheme.scales:
             return False
         strides = contiguous_strides(self._request.shape)
-        return self._choose is not None or self._is_one_block or self._two_passes(strides).known
+        return self._choose is not None or self._is_one_block or self._views.two_passes(strides).known
 
     @functools.cached_property
     def _is_one_block(self) -> bool:
@@ -282,7 +261,7 @@ class Launch:
         return out
 
     def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor, seed: int) -> None:
-        tiled, values = self._tiled_for(x, Op.FAKE_QUANTIZE), value_table_on(self._request.scheme, x.device)
+        tiled, values = self._start_for(x, Op.FAKE_QUANTIZE), value_table_on(self._request.scheme, x.device)
         if tiled is None:
             self._fake_quantize(bits(x), *given, values, bits(out), numbers=(seed,))
         else:
@@ -296,8 +275,8 @@ class Launch:
         if params is None and not self.reads_scales:
             return None
         own = None if params is None else [each.detach().clone() for each in params]
-        x = self._planned()
-        blocks = self._blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
+        x = self._views.planned(one_block=self._is_one_block)
+        blocks = self.blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
         notes, tables = no_notes(device, blocks), self.held_tables()
         run: Callable[..., None]
         if self._empty:
@@ -307,7 +286,7 @@ class Launch:
         elif own is None:
             run = functools.partial(self._held_dequantize, tables)
         else:
-            tiled = self._tiled_for(x, op)
+            tiled = self._start_for(x, op)
             run = self._held(tiled, self.scales(own, tables), notes, (seed,))
         reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room
@@ -333,24 +312,11 @@ class Launch:
         start = HeldStart(self._dequantize, None, *given, values, None)
         return lambda data, _, out: start(data, out)
 
-    def _planned(self) -> torch.Tensor:
-        """Return a tensor without data as plans give it: of the request's strides, if kernels read these."""
-        asked = self._request
-        whole = torch.empty(asked.shape, device="meta")
-        if asked.strides is None or self._empty or asked.op is Op.DEQUANTIZE:
-            return whole
-        x = torch.empty_strided(asked.shape, asked.strides, device="meta")
-        if asked.op is not Op.QUANTIZE_DYNAMIC:
-            return x if self._tiled_for(x, asked.op) is not None else whole
-        # The scale of a whole tensor takes its numbers in any order, but without gaps.
-        gaps = (len(asked.scheme.scales) > 1 or self._is_one_block) and not _by_strides(x).is_contiguous()
-        return x if self._reads(x) and not gaps else whole
-
     @property
     def _chooses_alone(self) -> bool:
         """Whether kernels choose all scales, and need no result of theirs on the host."""
         scheme = self._request.scheme
-        return self._chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
+        return self.chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
 
     def _held_dynamic(
         self, notes: torch.Tensor, tables: torch.Tensor | None, seed: int, x: torch.Tensor,
@@ -413,7 +379,7 @@ class Launch:
         else:
             scales = params[0].contiguous().view(torch.uint8) if held.bytes else bits(params[0])
         coarse = bits(params[1]) if held.coarse else scales
-        if not held.bytes:
+        if not held.bytes or held.power:
             tables = scales
         elif not held.coarse:
             tables = self._own_tables
@@ -429,17 +395,6 @@ class Launch:
 
 
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
-
-
-def _by_strides(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with its axes in the order of memory."""
-    return x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
-
-
-def _in_order(x: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of a tensor as kernels take them, in any order."""
-    ordered = _by_strides(x)
-    return bits(ordered if ordered.is_contiguous() else x)
 
 
 def _nothing(*_: object) -> None:

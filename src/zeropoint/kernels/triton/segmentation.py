@@ -17,7 +17,7 @@ TILE = 1024
 """Elements of a program whose segments are shorter: for one warp, which waits for no other."""
 
 
-class Cut(NamedTuple):
+class SegmentCut(NamedTuple):
     """What kernels take at run time.
 
     segments: of the tensor. per_row, length: segments of a row, and elements of each but the last.
@@ -52,7 +52,7 @@ class SegmentShape(NamedTuple):
 class Segments(NamedTuple):
     """A tensor in segments; own: whether segment ``t`` has scale ``t``."""
 
-    cut: Cut
+    cut: SegmentCut
     shape: SegmentShape
     own: bool
 
@@ -84,7 +84,7 @@ def segments_of(granularity: Granularity, shape: tuple[int, ...], width: int) ->
         return f"blocks of {length} codes of {width} bits do not end on bytes"
     rows, row_bytes = math.prod(shape[:-1]), -(-cols * width // 8)
     size = max(SHORTEST, 1 << max(0, length - 1).bit_length())
-    cut = Cut(rows * per_row, per_row, length, cols, row_bytes, block, row_blocks, *mapping)
+    cut = SegmentCut(rows * per_row, per_row, length, cols, row_bytes, block, row_blocks, *mapping)
     whole = cut.row_div == 1 and cut.row_mod >= rows
     return Segments(
         cut=cut, shape=SegmentShape(size, max(1, TILE // size), length == size and cols % length == 0),

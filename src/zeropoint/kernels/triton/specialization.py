@@ -52,11 +52,13 @@ class Rounded(IntEnum):
 class Held(NamedTuple):
     """How given scales are stored.
 
-    bytes: whether they are codes, whose values a table has. coarse: whether they are relative to the scale of
-    the whole tensor; inverse: which divides them. unit: step of integer codes.
+    bytes: whether they are codes, whose values a table has. power: whether these are E8M0, powers of two,
+    which need no table. coarse: whether they are relative to the scale of the whole tensor; inverse: which
+    divides them. unit: step of integer codes.
     """
 
     bytes: bool
+    power: bool
     coarse: bool
     inverse: bool
     unit: float
@@ -147,7 +149,7 @@ def by_powers(scheme: Scheme, dtype: torch.dtype) -> bool:
 
 def _factors(scheme: Scheme) -> Held:
     """Return the layout of factors that the host computes, one float32 a block."""
-    return Held(bytes=False, coarse=False, inverse=False, unit=_unit(scheme))
+    return Held(bytes=False, power=False, coarse=False, inverse=False, unit=_unit(scheme))
 
 
 def _unit(scheme: Scheme) -> float:
@@ -166,10 +168,12 @@ def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
     ):
         return None
     if dtype_of(formats[0]) in _FLOATS:
-        return Held(bytes=False, coarse=coarse, inverse=coarse and over_reciprocal(scheme, 0), unit=unit)
+        power, inverse = False, coarse and over_reciprocal(scheme, 0)
+        return Held(bytes=False, power=power, coarse=coarse, inverse=inverse, unit=unit)
     if formats[0].bits > 8:
         return None
-    return Held(bytes=True, coarse=coarse, inverse=coarse and over_reciprocal(scheme, 0), unit=unit)
+    power, inverse = by_powers(scheme, dtype), coarse and over_reciprocal(scheme, 0)
+    return Held(bytes=True, power=power, coarse=coarse, inverse=inverse, unit=unit)
 
 
 def of_extremes(cut: Any, device: torch.device) -> Constants:

@@ -120,7 +120,7 @@ def tiles_of(
     made = TileShape(
         rows=high, cols=wide, lines=lines, elements=elements, block_lines=block_lines,
         block_elements=block_elements, near=min(NEAR, block_lines),
-        run=min(wide, 32, 128 // width) if 8 % width == 0 else SHORTEST,
+        run=min(wide, 32, 128 // width, max(SHORTEST, parts[1])) if 8 % width == 0 else SHORTEST,
         exact=_is_exact(rows, high) and _is_exact(cols, wide), transposed=transposed,
         even=rows.length % high == 0 and cols.length % wide == 0,
     )  # fmt: skip

@@ -35,9 +35,9 @@ class TwoPasses:
         if found is None:
             return
         constants = constants_of(request, found.shape, chosen=True)
-        self._extremes = Start("tiles.tile_extremes", found, constants)
+        self._extremes = Start("matrix_tiles.tile_extremes", found, constants)
         blocks = SmallBlocks(self.count, BlockShape(_BLOCKS, 1, 1), -(-self.count // _BLOCKS), _BLOCKS // 32)
-        self._scales = Start("tiles.block_scales", blocks, constants._replace(cut=blocks.shape))
+        self._scales = Start("matrix_tiles.block_scales", blocks, constants._replace(cut=blocks.shape))
 
     def __call__(
         self, x: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, coarse: torch.Tensor,

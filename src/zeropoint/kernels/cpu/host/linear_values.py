@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....ops.linear import Layer, of_values
+from ....ops.linear import Layer
 from ....ops.lowering_refusals import element_refusal
 from ....ops.registry import Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
@@ -16,7 +16,6 @@ from ....params.tensors import Params
 from ..entries import linear_from_values
 from ..linear.from_values import work_floats
 from ..linear.panels import PANEL
-from . import memory
 from .arrays import NO_FLOATS, Stored, flat_array, stored_factors
 from .calls import given_call
 from .linear_codes import NO_BIAS, WORK_OF_ONE, shared
@@ -27,6 +26,8 @@ def refusal(request: Request) -> str | None:
     """Return why the kernels cannot compute the layer, or None."""
     if request.own_dtype not in KINDS or request.dtype not in KINDS:
         return f"{request.own_dtype} is computed in float64"
+    if request.dtype is not torch.float32:
+        return f"products of {request.dtype} are left to torch"
     if request.shape[1] == 0:
         return "there is nothing to multiply"
     view = view_of(request.scheme, request.shape, torch.float32)
@@ -34,10 +35,7 @@ def refusal(request: Request) -> str | None:
 
 
 class ValueKernel:
-    """The layer of a request, but for its tensors.
-
-    Products of 16-bit floats are those of torch, with a weight that is dequantized at each call.
-    """
+    """The layer of a request, but for its tensors."""
 
     def __init__(self, request: Request) -> None:
         scheme, shape, own = request.scheme, request.shape, request.own_dtype
@@ -47,8 +45,6 @@ class ValueKernel:
 
     def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
         """Return the layer, which reads the memory of these tensors at each call."""
-        if self._request.dtype is not torch.float32:
-            return of_values(self._dequantize)(weight, params, bias)
         rows, cols = self._request.shape
 
         def arrays() -> tuple[Any, ...]:
@@ -84,11 +80,6 @@ class ValueKernel:
     def _stored(self, params: Params) -> Stored:
         asked = self._request
         return stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
-
-    def _dequantize(self, weight: torch.Tensor, params: Params) -> torch.Tensor:
-        values = memory.empty(self._request.shape, self._request.dtype)
-        self._call.dequantize(weight, self._stored(params), values)
-        return values
 
     def _cut(self, count: int, threads: int) -> tuple[Any, int, int]:
         """Return how ``count`` rows are cut for threads, the slots, and the elements they are worth."""

@@ -58,7 +58,7 @@ def pass_within(x, grad, scales, tables, coarse, zeros, ends, out, seed, cut, k:
     grad, out: integers of the gradients' bits. ends: (2,) float32, the smallest and the largest integer, or
     quotient that is not clipped. The other arguments are those of :mod:`.pieces`.
     """
-    row, part, left = part_place(cut, k)
+    row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     start = part_start(row, part, cut, k)
     value = float32(tl.load(x + start + at, mask=there, other=0))

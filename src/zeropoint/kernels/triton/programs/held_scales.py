@@ -1,10 +1,9 @@
 """Given scales in kernels: read as they are stored, in Triton.
 
-Scales are floats, or bytes, of whose codes ``tables`` has three rows of 256 float32: values, times or over
-the scale of the whole tensor where there is one, reciprocals of what elements are divided by, and what these
-lack
-(:func:`.element_codes.reciprocals`). Where elements are multiplied by exact reciprocals the second row has
-these. ``coarse`` is the scale of the whole tensor, (1,) float32.
+Scales are floats, E8M0 bytes, or other bytes, of whose codes ``tables`` has three rows of 256 float32:
+values, times or over the scale of the whole tensor where there is one, reciprocals of what elements are
+divided by, and what these lack (:func:`.element_codes.reciprocals`). ``coarse`` is the scale of the whole
+tensor, (1,) float32.
 """
 
 import triton
@@ -12,19 +11,26 @@ import triton.language as tl
 
 from ....ops.lowering import How
 from .element_codes import float32, reciprocals, stored
-from .scale_choice import scales_fit_fusing, scales_of
+from .scale_choice import power, scales_fit_fusing, scales_of
 
 _AFFINE, _MINIFLOAT = tl.constexpr(int(How.AFFINE)), tl.constexpr(int(How.MINIFLOAT))
 _ROW, _REST = tl.constexpr(256), tl.constexpr(512)
 
 
 @triton.jit
+def _power_of(code):
+    """Return ``2**(code - 127)`` of E8M0 codes, int32; NaN for 255."""
+    return tl.where(code == 255, float("nan"), power(code))
+
+
+@triton.jit
 def scale_of(found, tables, coarse, k: tl.constexpr):
     """Return the values of stored scales, float32; codes are multiplied by these and the step."""
+    if k.held.power:
+        return _power_of(found.to(tl.int32))
     if k.held.bytes:
         return tl.load(tables + found.to(tl.int32))
-    else:  # noqa: RET505 (Triton compiles one of the two)
-        return _combined(float32(found), _outer(coarse, k), k)
+    return _combined(float32(found), _outer(coarse, k), k)
 
 
 @triton.jit
@@ -50,6 +56,9 @@ def divisor_of(scale, k: tl.constexpr):
 @triton.jit
 def looked_up(code, tables, k: tl.constexpr):
     """Return the factors of codes of scales, int32, their reciprocals, and what these lack."""
+    if k.held.power:
+        inverse = _power_of(tl.where(code == 255, code, 254 - code)) * (1.0 / k.held.unit)
+        return _power_of(code) * k.held.unit, inverse, inverse * 0.0
     factor = divisor_of(tl.load(tables + code), k)
     return factor, tl.load(tables + _ROW + code), tl.load(tables + _REST + code)
 
@@ -59,7 +68,7 @@ def factors_of(found, tables, coarse, k: tl.constexpr):
     """Return what :func:`.element_codes.ratios` takes: factors, their reciprocals, and what these lack."""
     scale = scale_of(found, tables, coarse, k)
     if k.multiply:
-        inverse = tl.load(tables + _ROW + found.to(tl.int32))
+        inverse = looked_up(found.to(tl.int32), tables, k)[1]
         return inverse, inverse, inverse
     else:  # noqa: RET505
         if k.held.bytes:
@@ -110,11 +119,7 @@ def fill_tables(levels, outer, tables, k: tl.constexpr):
     code = tl.arange(0, 256)
     scale = _combined(tl.load(levels + code), outer, k)
     tl.store(tables + code, scale)
-    if k.multiply:
-        inverse = tl.div_rn(1.0, scale)
-        rest = inverse
-    else:
-        inverse, rest = reciprocals(divisor_of(scale, k))
+    inverse, rest = reciprocals(divisor_of(scale, k))
     tl.store(tables + _ROW + code, inverse)
     tl.store(tables + _REST + code, rest)
 

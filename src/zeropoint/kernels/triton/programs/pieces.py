@@ -33,9 +33,8 @@ _INTEGER, _PRODUCT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(ZeroPlace
 
 
 @triton.jit
-def part_place(cut, k: tl.constexpr):
-    """Return row and number of the program's part, int64, and how many elements it has, int32."""
-    part = tl.program_id(0)
+def part_place(part, cut, k: tl.constexpr):
+    """Return row and number of a part, int64, and how many elements it has, int32; part: of the program."""
     row = part * 0
     if not k.cut.joined:
         row = part // cut.tiles
@@ -138,7 +137,7 @@ def with_parameters(value, scale, zero, k: tl.constexpr):
 @triton.jit(do_not_specialize=["seed"])
 def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
     """Write the codes of ``x``, and 1 to ``notes``, (1,) int32, if a value is not finite."""
-    row, part, left = part_place(cut, k)
+    row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     start = part_start(row, part, cut, k)
     place = part_blocks(row, part, at, cut, k)
@@ -155,7 +154,7 @@ def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k:
 @triton.jit
 def dequantize_pieces(data, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
     """Write the values of codes; values: (256,) float32, those of all codes."""
-    row, part, left = part_place(cut, k)
+    row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     codes = load_codes(data, first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
     place = part_blocks(row, part, at, cut, k)
@@ -204,7 +203,7 @@ def faked(value, found, tables, coarse, zero, noise, values, k: tl.constexpr):
 @triton.jit(do_not_specialize=["seed"])
 def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cut, k: tl.constexpr):
     """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
-    row, part, left = part_place(cut, k)
+    row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     start = part_start(row, part, cut, k)
     value = float32(tl.load(x + start + at, mask=there, other=0))

@@ -54,7 +54,7 @@ def scales_of(amax, low, high, coarse, fast: tl.constexpr, k: tl.constexpr):
         fits = byte < 255
         byte = tl.minimum(byte, 254)
         scale = byte.to(tl.int32)
-        factor = _power(254 - byte) if k.multiply else _power(byte) * rule.unit
+        factor = power(254 - byte) if k.multiply else power(byte) * rule.unit
     elif rule.how == _MINIFLOAT:
         scale, factor = _minifloat(amax, tl.load(coarse), fast, k)
         fits = amax == amax
@@ -79,7 +79,7 @@ def _linear(ideal, rule: tl.constexpr):
 
 
 @triton.jit
-def _power(byte):
+def power(byte):
     """Return ``2**(byte - 127)``, built from bits: 2**-127 is a subnormal float32."""
     return float_of(tl.where(byte > 0, byte << 23, _LEAST_POWER))
 

@@ -2,7 +2,7 @@
 
 A segment is a block, or a part of a block that is too long for a program. Segment ``t`` is number ``t %
 per_row`` of row ``t // per_row``. Offsets are of 64 bits, so that tensors may have more than 2**31 elements.
-``cut`` is a :class:`..segmentation.Cut`, ``k`` the :class:`..specialization.Constants` of compilation.
+``cut`` is a :class:`..segmentation.SegmentCut`, ``k`` the :class:`..specialization.Constants` of compilation.
 
 Values are float32, float16, bfloat16, or int16 bits of bfloat16; codes are packed bytes; factors and zero
 points are float32, one each block, and zero points are read where there are some.

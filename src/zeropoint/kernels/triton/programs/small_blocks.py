@@ -135,10 +135,6 @@ def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, seed, c
     threads: tl.constexpr = k.cut.threads
     vectors: tl.constexpr = k.cut.vectors
     part = tl.program_id(0).to(tl.int64)
-    if (
-        k.chosen and k.held.coarse
-    ):  # the end of ``x``, whose largest magnitude was looked for, is in the cache
-        part = tl.num_programs(0) - 1 - part
     first = part * threads
     start = part * (threads // k.cut.lanes)
     left = tl.minimum(cut // vectors - first, threads).to(tl.int32)

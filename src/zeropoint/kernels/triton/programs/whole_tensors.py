@@ -22,7 +22,8 @@ def _all_seen(x, notes, cut, k: tl.constexpr):
 
     The last program of a launch sees what all wrote, and leaves notes as they were for the next launch.
     """
-    row, part, left = part_place(cut, k)
+    # From the end, so that what quantizes next, from the beginning, finds some of it in the cache.
+    row, part, left = part_place(tl.num_programs(0) - 1 - tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     value = float32(tl.load(x + part_start(row, part, cut, k) + at, mask=there, other=0))
     found = tl.max(bits_of(largest(value, k)).to(tl.int32), axis=0)

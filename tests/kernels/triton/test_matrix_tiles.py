@@ -79,7 +79,7 @@ def test_transposed_tensors_are_quantized_where_they_lie(scheme: str, started: s
         taken += assert_same_bytes(transposed(scheme, shape, dtype), parsed)
     assert taken >= 6
     # A tensor of one block is one axis, whose numbers come in any order; others are read as they lie.
-    assert {name.split(".")[0] for name in started} <= {"tiles", "held_scales", "whole_tensors"} or (
+    assert {name.split(".")[0] for name in started} <= {"matrix_tiles", "held_scales", "whole_tensors"} or (
         parsed.granularity.extents == ()
     )
 
@@ -103,7 +103,7 @@ def test_blocks_that_no_tile_holds_are_read_twice(scheme: str, started: set[str]
     parsed = zp.Scheme.parse(scheme)
     assert assert_same_bytes(transposed(scheme, (17, 2060), torch.bfloat16), parsed) == 3
     assert assert_same_bytes(sample_for(scheme, (2, 33000), torch.float32), parsed) == 1
-    assert {"tiles.tile_extremes", "tiles.block_scales", "pieces.quantize_pieces"} <= started
+    assert {"matrix_tiles.tile_extremes", "matrix_tiles.block_scales", "pieces.quantize_pieces"} <= started
     assert "segments.segment_extremes" not in started
 
 

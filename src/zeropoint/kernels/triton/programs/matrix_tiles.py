@@ -61,6 +61,11 @@ def _values(x, batch, row, col, cut, k: tl.constexpr):
     else:
         start += row * cut.step + col
     places = start + (line.to(tl.int64) * cut.step)[:, :, None] + tl.arange(0, k.cut.elements)[None, None, :]
+    elements: tl.constexpr = k.cut.elements
+    if elements > 2:
+        # Threads go along elements, then along the first axis, as if that followed in memory, too. The second
+        # one is left, and each thread has all of it. Only the order of axes follows from the first number.
+        places = tl.max_contiguous(places, [2, 1, elements])
     if k.cut.even:
         return tl.load(places)
     else:  # noqa: RET505 (Triton compiles one of the two)

@@ -1,0 +1,178 @@
+"""The host side of linear layers: products of integer codes, and products with values of the weight."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+
+from ...ops import reference
+from ...ops.linear import Layer
+from ...ops.registry import Op, Request
+from ...params.tensors import Params, parameter_tensors, zero_point_of
+from ...schemes import ZeroPoint
+from .launches import Launch, value_table_on
+from .linear_tiles import FEW, LayerTiles, code_tiles, value_tiles
+from .specialization import held_of
+from .starts import Start, bits
+from .two_passes import no_notes
+
+DECODED = 128
+"""Tokens above which a weight of 16-bit floats is dequantized whole, and multiplied by cuBLAS.
+
+Float32 has no faster product of matrices, and is dequantized as soon as tiles have no few tokens.
+"""
+SHORTEST = 32
+"""Columns of the least product of codes on tensor cores."""
+
+
+class LinearValues:
+    """Products with values of the weight, which tiles decode, or the dequantizing kernel for many tokens."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.weight = Launch(replace(request, op=Op.DEQUANTIZE))
+        self.values = value_table_on(request.scheme, request.device)
+        self._start = functools.lru_cache(maxsize=64)(self._started)
+        self._most = FEW if request.dtype is torch.float32 else DECODED
+
+    def _started(self, tokens: int, bias: bool) -> Start:
+        tiles = value_tiles(self._request, tokens, bias=bias)
+        return Start("value_products.multiply_values", tiles, self.weight.given._replace(cut=tiles.shape))
+
+    def linear_values(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
+        """Return the layer, which reads the memory of these tensors at each call."""
+        rows, cols = self._request.shape
+
+        def layer(x: torch.Tensor, _: Params | None) -> torch.Tensor:
+            tokens = x.numel() // cols
+            if tokens > self._most:
+                own = None if bias is None else bias.to(x.dtype)
+                return torch.nn.functional.linear(x, self.weight.dequantize(weight, params), own)
+            out = x.new_empty((*x.shape[:-1], rows))
+            if out.numel():
+                given = self.weight.scales(params)
+                added = given[0] if bias is None else bits(bias.detach())
+                start, numbers = self._start(tokens, bias is not None), bits(x)
+                if start.constants.cut.paired:
+                    odd = numbers.storage_offset() % 2 == 1
+                    numbers = (numbers.clone() if odd else numbers).view(torch.int32)
+                start(numbers, weight.contiguous(), *given, self.values, added, bits(out))
+            return out
+
+        return layer
+
+
+class LinearCodes:
+    """Products of integer codes, of an input that is quantized before them."""
+
+    def __init__(self, request: Request) -> None:
+        assert request.source is not None
+        self._request, self._source = request, request.source
+        self.weight = Launch(replace(request, op=Op.DEQUANTIZE))
+        self._input = functools.lru_cache(maxsize=64)(self._quantizing)
+        self.start_for = functools.lru_cache(maxsize=64)(self._started)
+
+    def _quantizing(self, tokens: int) -> Launch:
+        return Launch(input_request(self._request, tokens))
+
+    def _started(self, tokens: int, bias: bool) -> Start:
+        return self.start_of(code_tiles(self._request, tokens, bias=bias))
+
+    def start_of(self, tiles: LayerTiles) -> Start:
+        """Return what multiplies the codes of tiles."""
+        source = self._source
+        zeros = source.zero_point is not ZeroPoint.NONE
+        shape = tiles.shape._replace(
+            per_token=not self._request.given, zeros=zeros, shifted=zeros or not source.element.signed
+        )
+        given = self.weight.given._replace(cut=shape)
+        return Start("code_products.multiply_codes", tiles._replace(shape=shape), given)
+
+    def _coded(
+        self, x: torch.Tensor, params: Params | None
+    ) -> tuple[torch.Tensor, Params, torch.Tensor]:  # fmt: skip
+        """Return codes and parameters of (tokens, cols), and notes: see :func:`.two_passes.no_notes`."""
+        launch, data = self._input(len(x)), torch.empty_like(x, dtype=torch.uint8)
+        if params is None and launch.chooses:
+            made = parameter_tensors(self._source, launch.shape, x.dtype)
+            params = [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
+            notes = no_notes(x.device, launch.blocks_for(x))
+            launch.choose_and_encode(x, data, params, notes)
+            return data, params, notes
+        params, notes = launch.choose_params(x) if params is None else params, no_notes(x.device)
+        launch.encode(x, launch.scales(params), data, notes)
+        return data, params, notes
+
+    def linear(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
+        """Return the layer, which reads the memory of these tensors at each call.
+
+        It waits for the device once the product is on its way, and raises what quantizing the input does.
+        """
+
+        def layer(x: torch.Tensor, given: Params | None) -> torch.Tensor:
+            out = x.new_empty((*x.shape[:-1], self._request.shape[0]))
+            if out.numel():
+                notes = self.multiply(x, given, (weight, params, bias), out)
+                if notes[0].item():
+                    _refuse(x, self._request)
+            return out
+
+        return layer
+
+    def multiply(
+        self, x: torch.Tensor, given: Params | None, layer: tuple[torch.Tensor, Params, torch.Tensor | None],
+        out: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Write the product without waiting for the device; the notes are not zero where it is none."""
+        (weight, params, bias), cols = layer, self._request.shape[1]
+        tokens = x.numel() // cols
+        codes, own, notes = self._coded(x.reshape(-1, cols).contiguous(), given)
+        scales, zero = bits(own[0]), zero_point_of(self._source, own)
+        factors, tables, coarse, _ = self.weight.scales(params)
+        data = weight.contiguous()
+        self.start_for(tokens, bias is not None)(
+            codes.view(torch.int8) if self._source.element.signed else codes, scales,
+            scales if zero is None else bits(zero),
+            data.view(torch.int8) if self._request.scheme.bits == 8 else data, factors, tables, coarse,
+            factors if bias is None else bits(bias.detach()), bits(out),
+        )  # fmt: skip
+        return notes
+
+
+def input_request(request: Request, tokens: int) -> Request:
+    """Return the request that quantizes the input of a layer on integer codes."""
+    assert request.source is not None
+    op = Op.QUANTIZE if request.given else Op.QUANTIZE_DYNAMIC
+    shape = tokens, request.shape[1]
+    return Request(
+        op=op, scheme=request.source, shape=shape, dtype=request.dtype, own_dtype=request.dtype,
+        device=request.device,
+    )  # fmt: skip
+
+
+def codes_refusal(request: Request) -> str | None:
+    """Return why the kernels do not multiply the codes of a layer whose operator is possible, or None."""
+    scheme, source, cols = request.scheme, request.source, request.shape[1]
+    if source is None:
+        return "an input that is not quantized is multiplied by values of the weight"
+    group = scheme.granularity.block_shape(request.shape)[1]
+    if group < cols and group % SHORTEST:
+        return f"groups of {group} are not whole times {SHORTEST}, the least product of codes"
+    if source.search is not None and not request.given:
+        return f"scales of rule {source.search.text} are chosen by errors"
+    held = held_of(source, request.dtype)
+    if held is None or held.bytes or held.coarse:
+        return f"scales of {source} are not floats of one level"
+    return None
+
+
+def _refuse(x: torch.Tensor, request: Request) -> None:
+    """Let the reference find what the kernel did not like, and say where."""
+    assert request.source is not None
+    if request.given:
+        reference.require_finite(x)
+    else:
+        reference.choose_params(x, request.source)
+    raise AssertionError(f"the kernel refused an input of {request.source} that the reference accepts")
