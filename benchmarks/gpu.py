@@ -212,7 +212,7 @@ def measure(scheme: str, rows: int, *, only: tuple[str, ...] = (), timed: bool =
         launch = kernel_of(request(Op.QUANTIZE_DYNAMIC, sets[0], zp.Scheme.parse(scheme)), "triton").launch
         notes = torch.zeros(2, dtype=torch.int32, device="cuda")
         note("amax given", [
-            lambda x=x, q=q: launch.choose_and_encode(x, q.data, q.params.stored, notes, known=True)
+            lambda x=x, q=q: launch.choose_and_encode(x, (q.data, q.params.stored), notes, known=True)
             for x, q in zip(sets, made, strict=True)
         ], nbytes)  # fmt: skip
     given = codes[0].params

@@ -27,7 +27,8 @@ OFFERED = {
     "cpu": set(Op) - {Op.DEQUANTIZE_BACKWARD, Op.SEARCH},
     "triton": {
         Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC, Op.QUANTIZE, Op.DEQUANTIZE, Op.FAKE_QUANTIZE,
-        Op.FAKE_QUANTIZE_BACKWARD, Op.SEARCH_PARAMS, Op.LINEAR_VALUES,
+        Op.FAKE_QUANTIZE_BACKWARD, Op.SEARCH_PARAMS, Op.MEASURE, Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS, Op.TO_LINES,
+        Op.FROM_LINES, Op.LINEAR_VALUES,
     },
 }  # fmt: skip
 """What each backend offers for int8 with a scale for each row."""

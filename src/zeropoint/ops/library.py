@@ -18,7 +18,7 @@ from ..layout.code_rows import packed_shape
 from ..params.tensors import Params, parameter_tensors, require_parameters
 from ..schemes import Scheme
 from .linear import Layer, linear_request
-from .registry import Counter, Dense, Kernel, Op, Request, counter, dense, kernel_of
+from .registry import Counter, Dense, Kernel, Op, Request, counter, dense, kernel_now
 from .threads import gradual_underflow
 
 Made = TypeVar("Made")
@@ -55,7 +55,7 @@ def request(op: Op, x: torch.Tensor, scheme: Scheme) -> Request:
 
 def kernel(wanted: Request) -> Kernel:
     """Return the kernel that runs ``wanted``, on the backend that :func:`only_backend` names, if any."""
-    return kernel_of(wanted, _ONLY.get())
+    return kernel_now(wanted, _ONLY.get())
 
 
 def kernel_for(op: Op, x: torch.Tensor, scheme: Scheme) -> Kernel:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..formats import CodebookFormat, FloatFormat, IntFormat
+from ..formats import CodebookFormat, FloatFormat, IntFormat, RoundingMode
 from ..formats.codes import decode
 from ..formats.torch_dtypes import dtype_of, format_of
 from ..params.arithmetic import multiplies, rounder, zero_scale
@@ -201,8 +201,8 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     scaling = ScaleBy.RECIPROCAL if multiplies(scheme) else ScaleBy.DIVIDE
     narrow = rounder(scheme, dtype) if len(scheme.scales) == 1 else None
     # A bfloat16 times a power of two is a bfloat16 again, unless it falls below the subnormals and becomes
-    # zero.
-    exact = multiply and narrow is torch.bfloat16
+    # zero; that has the nearest code of either, but not the next one above.
+    exact = multiply and narrow is torch.bfloat16 and scheme.rounding.mode is RoundingMode.HALF_EVEN
     base = Element(
         kind=Kind.INTEGER,
         quotient=Narrow.NONE if exact else _NARROW[narrow],

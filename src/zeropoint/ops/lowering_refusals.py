@@ -17,23 +17,28 @@ from .lowering import THRESHOLDS
 
 
 @functools.lru_cache(maxsize=1024)
-def element_refusal(scheme: Scheme, *, decoding: bool = False) -> str | None:
+def element_refusal(
+    scheme: Scheme, *, decoding: bool = False, given: bool = False, rounds: bool = False
+) -> str | None:
     """Return why the kernels cannot encode and decode the scheme's elements, or None.
 
     decoding: whether codes and scales are there already, so that it does not matter how they are made.
+    given: whether scales and offsets are there, and kernels encode under any of them. rounds: whether they
+    know all rounding modes.
     """
     element = scheme.element
     # Codes of these elements are multiplied by one factor a block, of either sign, whatever it is made of.
-    read = decoding and isinstance(element, IntFormat | CodebookFormat)
+    given = given or decoding
+    read = given and isinstance(element, IntFormat | CodebookFormat)
     if scheme.chained is not None and not read:
         return f"{scheme.chained} are known to the reference alone"
-    if scheme.dialect.small_scales.of_zeros == 0.0 and not decoding:
+    if scheme.dialect.small_scales.of_zeros == 0.0 and not given:
         return f"scales of zero, as dialect {scheme.dialect.name} has them, are known to the reference alone"
     if isinstance(element, IntFormat) and element.fraction_bits and not _by_powers(scheme):
         return f"fixed-point codes of {scheme.element_name} are scaled by the reference but by powers of two"
     if element.bits > 8:
         return f"codes of {element.bits} bits are wider than a byte"
-    if scheme.rounding.mode is not RoundingMode.HALF_EVEN and not decoding:
+    if scheme.rounding.mode is not RoundingMode.HALF_EVEN and not (decoding or rounds):
         return f"rounding {scheme.rounding} is not to nearest even"
     if scheme.overflow is not Overflow.SATURATE:
         return f"overflow {scheme.overflow.value} is not saturate"

@@ -12,7 +12,7 @@ import enum
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -89,6 +89,11 @@ class Request:
     given: bool = False
     code_range: tuple[int, int] | None = None
     strides: tuple[int, ...] | None = None
+
+    @property
+    def unseeded(self) -> Request:
+        """The request with seed 0."""
+        return replace(self, scheme=self.scheme.unseeded) if self.scheme.rounding.seed else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,9 +332,16 @@ def kernel_of(request: Request, only: str | None = None) -> Kernel:
     return choose(request, only).prepare(request)
 
 
+def kernel_now(request: Request, only: str | None = None) -> Kernel:
+    """Return the kernel that runs ``request``; those of seeds are not kept, as each step may have its own."""
+    if not request.scheme.rounding.seed:
+        return kernel_of(request, only)
+    return choose(request.unseeded, only).prepare(request)
+
+
 def held_kernel(request: Request, only: str | None, params: Params | None) -> HeldKernel:
     """Return the kernel that runs ``request``, held; see :meth:`PlanKernel.hold`."""
-    kernel = kernel_of(request, only)
+    kernel = kernel_now(request, only)
     assert isinstance(kernel, PlanKernel), f"{request.op.value} is no operator of plans"
     return kernel.hold(params)
 

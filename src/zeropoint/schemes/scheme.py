@@ -210,6 +210,11 @@ class Scheme:
         return replace(self, scales=(replace(finest, rule=self.search.start), *coarser))
 
     @cached_property
+    def unseeded(self) -> Scheme:
+        """The scheme with seed 0, which kernels are prepared for: each step of training may have its own."""
+        return replace(self, rounding=replace(self.rounding, seed=0)) if self.rounding.seed else self
+
+    @cached_property
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest value of the codes in use, in units of the scale."""
         low, high = self.element.ends(narrow=self.range_rule is RangeRule.NARROW)

@@ -9,11 +9,12 @@ import sys
 from typing import Any
 
 CODE = """
-import importlib, json, subprocess, sys, tempfile
+import functools, importlib, json, subprocess, sys, tempfile
 from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from zeropoint.kernels.triton.statistics_launch import lines_of
 from zeropoint.kernels.triton.fit_launch import fit_of
 from zeropoint.kernels.triton.linear_tiles import code_tiles, value_tiles
 from zeropoint.kernels.triton.specialization import constants_of
@@ -22,6 +23,7 @@ from zeropoint.kernels.triton.segmentation import segments_of
 from zeropoint.kernels.triton.tile_cuts import contiguous_strides, tiles_of
 from zeropoint.kernels.triton.sweep_launch import Blocks, sweep_of
 from zeropoint.kernels.triton.tile_cuts import contiguous_strides, tiles_of
+from zeropoint.layout.runs import Runs
 from zeropoint.ops.registry import Op, Request
 from zeropoint.params.scale_windows import block_length
 from zeropoint.schemes import Scheme
@@ -37,29 +39,38 @@ def layered(tiles):
     return lambda *given: tiles(request, asked["tokens"], bias=True)
 
 found = {"segments": segments_of, "pieces": pieces_of, "small blocks": small_blocks_of,
+         "rows": functools.partial(pieces_of, joins=False, each=2),
          "tiles": tiled(contiguous_strides(shape), True), "transposed": tiled((1, shape[0]), True),
          "parts": tiled((1, shape[0]), False), "values": layered(value_tiles), "codes": layered(code_tiles)}
 cut = found[asked["cut"]](scheme.granularity, shape, scheme.bits)
 module = importlib.import_module("zeropoint.kernels.triton.programs." + asked["module"])
 kernel = getattr(module, asked["kernel"])
 signature = {name: asked["arguments"][name] for name in kernel.arg_names if name in asked["arguments"]}
+signature = {name: tuple(kind) if isinstance(kind, list) else kind for name, kind in signature.items()}
 signature |= {name: "constexpr" for name in kernel.arg_names if name not in signature}
 if "cut" in kernel.arg_names:
     wide = isinstance(cut.cut, int)
     signature["cut"] = "i64" if wide else type(cut.cut)("i64", *["i32"] * (len(cut.cut) - 1))
 if "sizes" in kernel.arg_names:
     signature["sizes"] = type(cut.cut)(*["i32"] * len(cut.cut))
-constants = dict(asked["constants"])
+constants = {name: tuple(value) if isinstance(value, list) else value
+             for name, value in asked["constants"].items()}
 compiled_in, sweep = cut.shape, constants.pop("sweep", None)
 if sweep is not None:
     compiled_in = sweep_of(scheme, shape, dtype, weighted=False)._replace(**sweep)
     signature["cut"] = Blocks("i64", "i32", "i32") if asked["kernel"] == "sweep_exactly" else "i64"
 if "k" in kernel.arg_names:
     constants["k"] = constants_of(request, compiled_in, chosen=asked["chosen"], dividing=sweep is not None)
+if "lines" in kernel.arg_names:
+    found = lines_of(Runs(*constants.pop("runs")), each=constants.pop("each", 32))
+    constants["lines"], signature["cut"] = found.shape, type(found.cut)("i32", "i64", "i32", "i32")
+    asked["warps"] = found.warps
 if "f" in kernel.arg_names:
     constants["f"] = fit_of(scheme, block_length(scheme, shape))._replace(**constants.pop("fit"))
 whole = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
-         if str(signature[name]).startswith("*")}
+         if str(signature[name]).startswith("*") or name == "count"}
+if "lines" in kernel.arg_names:
+    whole |= {(kernel.arg_names.index("cut"), place): [["tt.divisibility", 16]] for place in (0, 1)}
 if asked["cut"] in ("tiles", "transposed", "parts"):  # as launches find it, for rows of whole vectors
     place = kernel.arg_names.index("cut")
     whole |= {(place, at): [["tt.divisibility", 16]] for at, each in enumerate(cut.cut) if each % 16 == 0}

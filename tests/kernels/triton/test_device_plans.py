@@ -105,7 +105,7 @@ def test_a_run_makes_no_tensor_or_the_plan_says_so(
     out = plan.empty()
     plan.run(*inputs, out=out)
     # What the interpreter makes for itself is none of the plan's.
-    monkeypatch.setattr(starts.Start, "__call__", lambda *_: None)
+    monkeypatch.setattr(starts.Start, "__call__", lambda *_, **__: None)
     with _Made() as made:
         plan.run(*inputs, out=out)
     assert made.seen == [] or plan.allocates is not None
@@ -125,7 +125,7 @@ def test_a_plan_searches_in_memory_of_its_own(monkeypatch: pytest.MonkeyPatch, s
             expected = zp.quantize(each, scheme)
         assert same_bytes(out.data.cpu(), expected.data)
         assert all(same_bytes(a.cpu(), b) for a, b in zip(out.scales, expected.scales, strict=True))
-    monkeypatch.setattr(starts.Start, "__call__", lambda *_: None)
+    monkeypatch.setattr(starts.Start, "__call__", lambda *_, **__: None)
     with _Made() as made:
         plan.run(x.to(DEVICE), out=out)
     assert (made.seen, plan.allocates) == ([], None)

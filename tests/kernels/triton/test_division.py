@@ -70,7 +70,7 @@ def assert_codes_of_the_reference(x: torch.Tensor, scheme: str, scales: torch.Te
     # A launch of its own: those that are kept were made for other tests.
     here = x.to(DEVICE)
     launch = launches.Launch(request(Op.QUANTIZE, here, params.scheme))
-    found = launch.quantize(here, [scales.to(DEVICE)]).cpu()
+    found = launch.quantize(here, [scales.to(DEVICE)], seed=params.scheme.rounding.seed).cpu()
     assert torch.equal(found, expected)
 
 
@@ -94,6 +94,17 @@ def next_to_ties(power: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_quotients_next_to_ties_have_the_codes_of_the_reference(scheme: str, power: int) -> None:
     x, scales = next_to_ties(power, 4096 if DEVICE == "cuda" else 128)
     assert_codes_of_the_reference(x, scheme, scales)
+
+
+@pytest.mark.parametrize("rounding", ["stochastic(5)", "ceil"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_quotients_that_are_not_rounded_to_nearest_are_ieee_numbers(
+    rounding: str, dtype: torch.dtype
+) -> None:
+    for power in (0, -59, 12, 61):
+        x, scales = next_to_ties(power, 1024 if DEVICE == "cuda" else 64)
+        x[:, 1::16] = 2.0**-133  # which has a quotient that is no zero, or is one
+        assert_codes_of_the_reference(x.to(dtype), f"int8:channel:round={rounding}", scales)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

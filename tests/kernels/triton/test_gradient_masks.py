@@ -129,7 +129,7 @@ def test_the_kernel_compiles_to_wide_accesses(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     scales = "*u8" if scheme.startswith(("nvfp4", "mx")) else "*fp32"
     floats = dict.fromkeys(("tables", "coarse", "zeros", "ends"), "*fp32")
-    arguments = {"x": "*bf16", "grad": "*i16", "out": "*i16", "scales": scales} | floats
+    arguments = {"x": "*bf16", "grad": "*i16", "out": "*i16", "scales": scales, "seed": "i32"} | floats
     ptx = ptx_of("gradient_masks", "pass_within", scheme, arguments, cut="pieces", warps=0)
     assert ptx.count("ld.global.v4") >= 2
     assert "st.global.v4" in ptx

@@ -2,5 +2,6 @@
 
 from .backend import BACKEND
 from .dense_launches import DENSE
+from .statistics_launch import COUNTER
 
-__all__ = ["BACKEND", "DENSE"]
+__all__ = ["BACKEND", "COUNTER", "DENSE"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...formats import RoundingMode
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import linear
 from ...ops.lowering_refusals import element_refusal, rule_refusal
@@ -18,9 +19,12 @@ from ...ops.registry import HeldKernel, Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
 from ...params.tensors import Params
 from ...schemes import Scheme
+from . import layout_launch
 from .backward_launch import Backward
+from .chained_launch import ChainedLevels
 from .launches import Launch
 from .linear_launch import LinearCodes, LinearValues, codes_refusal, input_request
+from .measure_launch import ErrorMeasure
 from .piece_cuts import pieces_of
 from .search_launch import SearchedScales, search_refusal
 
@@ -33,6 +37,10 @@ OLDEST = 3, 6
 """Version of Triton; before it, ``div_rn`` took subnormal float32 for zero on a GPU."""
 _LAYERS = (Op.LINEAR, Op.LINEAR_VALUES)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+_DECODING = (Op.DEQUANTIZE, Op.MEASURE)
+_ROUNDING = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.FAKE_QUANTIZE, Op.FAKE_QUANTIZE_BACKWARD)
 
 
 class TritonBackend:
@@ -48,6 +56,8 @@ class TritonBackend:
             return missing
         if request.op not in _LAUNCHES:
             return f"{request.op.value} is left to the reference"
+        if request.op in layout_launch.OPS:
+            return layout_launch.refusal(request)
         if request.dtype not in _DTYPES or request.own_dtype not in _DTYPES:
             return f"{request.dtype} is computed in float64"
         reason = self._layer_refusal(request) if request.op in _LAYERS else None
@@ -65,7 +75,7 @@ class TritonBackend:
 
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        return _Kernel(self.name, request, _LAUNCHES[request.op](request))
+        return _Kernel(self.name, request)
 
 
 def device_refusal(device: torch.device) -> str | None:
@@ -91,15 +101,18 @@ def _scheme_refusal(request: Request) -> str | None:
         return (
             f"{element.kind} codes of several values, or tables of blocks, are known to the reference alone"
         )
-    if scheme.offsets:
-        return "offsets are known to the reference alone"
     if multiplies(scheme) and rounder(scheme, request.own_dtype) is not None:
         return "reciprocals of 16 bits are known to the reference alone"
-    reason = element_refusal(scheme, decoding=op in (Op.DEQUANTIZE, *_LAYERS))
+    if scheme.offsets and op in _LAYERS:
+        return "offsets are known to the reference alone"
     chooses, dtype = op in (Op.CHOOSE_PARAMS, Op.QUANTIZE_DYNAMIC) and bool(scheme.scales), request.own_dtype
-    if reason is None and (op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)):
+    searches = op is Op.SEARCH_PARAMS or (chooses and scheme.search is not None)
+    chained = scheme.chained is not None and not searches
+    given = chained or not (chooses or searches)
+    reason = element_refusal(scheme, decoding=op in (*_DECODING, *_LAYERS), given=given, rounds=not searches)
+    if reason is None and searches:
         reason = search_refusal(request)
-    if reason is None and chooses:
+    if reason is None and chooses and not chained:
         reason = rule_refusal(scheme.start, dtype) or _scale_refusal(scheme.start, dtype)
     return reason
 
@@ -112,8 +125,10 @@ def _scale_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
     return None if known else f"scales of level {first} are chosen by the reference"
 
 
-def _choosing(request: Request) -> Launch | SearchedScales:
-    return Launch(request) if request.scheme.search is None else SearchedScales(request)
+def _choosing(request: Request) -> Launch | SearchedScales | ChainedLevels:
+    if request.scheme.search is not None:
+        return SearchedScales(request)
+    return Launch(request) if request.scheme.chained is None else ChainedLevels(request)
 
 
 _LAUNCHES: dict[Op, Callable[[Request], Any]] = {
@@ -124,22 +139,33 @@ _LAUNCHES: dict[Op, Callable[[Request], Any]] = {
     Op.FAKE_QUANTIZE: Launch,
     Op.FAKE_QUANTIZE_BACKWARD: Backward,
     Op.SEARCH_PARAMS: SearchedScales,
+    Op.MEASURE: ErrorMeasure,
     Op.LINEAR: LinearCodes,
     Op.LINEAR_VALUES: LinearValues,
+    **dict.fromkeys(layout_launch.OPS, layout_launch.Layouts),
 }
 """What starts the kernels of each operator, in a method of the operator's name."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _launch_of(request: Request) -> Any:
+    """Return what starts the kernels of a request, of any seed."""
+    return _LAUNCHES[request.op](request)
 
 
 class _Kernel(FunctionKernel):
     """The kernels of one request, which plans hold where nothing of a run is allocated."""
 
-    def __init__(self, backend: str, request: Request, launch: Any) -> None:
-        super().__init__(backend, request, getattr(launch, request.op.value))
-        self.launch = launch
+    def __init__(self, backend: str, request: Request) -> None:
+        self.launch, self._seeded = _launch_of(request.unseeded), {}
+        if request.scheme.rounding.mode is RoundingMode.STOCHASTIC and request.op in _ROUNDING:
+            self._seeded = {"seed": request.scheme.rounding.seed}
+        run = getattr(self.launch, request.op.value)
+        super().__init__(backend, request, functools.partial(run, **self._seeded) if self._seeded else run)
 
     def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        return self.launch.hold(params) or self.in_temporaries(params)
+        return self.launch.hold(params, **self._seeded) or self.in_temporaries(params)
 
 
 BACKEND = TritonBackend()

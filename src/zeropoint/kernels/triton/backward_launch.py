@@ -32,19 +32,21 @@ class Backward:
         return Start("gradient_masks.pass_within", self._launch.pieces, self._launch.given)
 
     def fake_quantize_backward(
-        self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None, *,
+        seed: int = 0,
+    ) -> torch.Tensor:  # fmt: skip
         """See :attr:`zeropoint.ops.registry.Op.FAKE_QUANTIZE_BACKWARD`."""
         out = torch.empty(x.shape, dtype=grad.dtype, device=x.device) if out is None else out
         if 0 not in x.shape:
-            self._mask(self._launch.scales(params), grad, x, out)
+            self._mask(self._launch.scales(params), grad, x, out, seed)
         return out
 
-    def _mask(self, given: Given, grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _mask(self, given: Given, grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor, seed: int) -> None:
         words = _WORDS[grad.itemsize]
-        self._start(bits(x), grad.contiguous().view(words), *given, self._ends, out.view(words))
+        gradient = grad.contiguous().view(words)
+        self._start(bits(x), gradient, *given, self._ends, out.view(words), numbers=(seed,))
 
-    def hold(self, params: Params | None) -> HeldKernel | None:
+    def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | None:
         """Return the kernel with memory of its own; None where the host makes factors in each run."""
         if params is None and not self._launch.reads_scales:
             return None
@@ -54,7 +56,8 @@ class Backward:
 
         def run(grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor) -> None:
             if 0 not in x.shape:
-                self._mask(self._launch.scales(params, tables) if given is None else given, grad, x, out)
+                scales = self._launch.scales(params, tables) if given is None else given
+                self._mask(scales, grad, x, out, seed)
 
         room = 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room

@@ -12,20 +12,19 @@ from ...errors import NonFiniteError
 from ...formats import Format
 from ...formats.torch_dtypes import format_of
 from ...layout import packing
-from ...layout.blocks import reduce_blocks
 from ...ops import reference
 from ...ops.lowering import How, value_table
 from ...ops.reference_backend import filled
 from ...ops.registry import HeldKernel, Op, Request
 from ...params import arithmetic
-from ...params.arithmetic import Ranges
-from ...params.effective import effective_scale
+from ...params.effective import effective_offset, effective_scale
 from ...params.stored import load_scale
 from ...params.tensors import Params, parameter_tensors, require_parameters, zero_point_of
 from ...schemes import Granularity, Scheme
+from .block_ends import Ends, block_ends, ranges_of
 from .piece_cuts import Pieces, pieces_of, small_blocks_of
-from .segmentation import Segments, segments_of
-from .specialization import Constants, constants_of, held_of, of_extremes
+from .segmentation import segments_of
+from .specialization import Constants, constants_of, held_of
 from .starts import ONCE, HeldStart, Start, bits, words
 from .tile_cuts import contiguous_strides
 from .two_passes import no_notes
@@ -34,9 +33,6 @@ from .view_starts import Views, in_order
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
 Codes = tuple[torch.Tensor, Params]
-Ends = tuple[float, float] | None
-"""Extremes of the tensor that a tensor is a part of."""
-_Range = tuple[torch.Tensor, torch.Tensor]
 
 
 class Launch:
@@ -54,7 +50,7 @@ class Launch:
     def _quantize(self) -> Start:
         asked = self._request
         small = small_blocks_of(asked.scheme.granularity, asked.shape, asked.scheme.bits)
-        if small is None:
+        if small is None or asked.scheme.offsets:
             return Start("pieces.quantize_pieces", self.pieces, self.given)
         return Start("small_blocks.quantize_small_blocks", small, self.given._replace(cut=small.shape))
 
@@ -108,65 +104,54 @@ class Launch:
             return self.quantize_dynamic(x)[1]
         if self._empty or not scheme.scales:
             return reference.choose_params(x, scheme, extremes)
-        found = [self._ends(x, level.granularity, extremes) for level in scheme.scales]
-        return arithmetic.scales_from_ranges(scheme, _ranges(found, x))
+        found = [block_ends(x, level.granularity, extremes) for level in scheme.scales]
+        return arithmetic.scales_from_ranges(scheme, ranges_of(found, x))
 
-    def _ends(self, x: torch.Tensor, granularity: Granularity, extremes: Ends) -> _Range:
-        """Return the extremes of each block, float32; raises NonFiniteError."""
-        whole = reference.whole_range(x, granularity, extremes)
-        if whole is not None:
-            return whole
-        shape = tuple(x.shape)
-        # Of a block that spans rows, those of its part of each row, of which torch takes the extremes.
-        *lead, block = granularity.block_shape(shape) or (1,)
-        cut = segments_of(Granularity.block(*[1] * len(lead), block), shape, 8)
-        assert isinstance(cut, Segments)
-        low, high = torch.empty((2, cut.cut.segments), dtype=torch.float32, device=x.device)
-        Start("segments.segment_extremes", cut, of_extremes(cut.shape, x.device))(bits(x), low, high)
-        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
-            reference.require_finite(x)
-            raise NonFiniteError("statistics of a finite tensor are not finite")
-        return _over(low, shape, granularity, cut, "amin"), _over(high, shape, granularity, cut, "amax")
-
-    def quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
+    def quantize(
+        self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None, *, seed: int = 0
+    ) -> torch.Tensor:
         """Return codes under given parameters; raises NonFiniteError."""
-        out = self._packed(x) if out is None else out
+        out = self.packed(x) if out is None else out
         if not self._empty:
             notes = no_notes(x.device)
-            self.encode(x, self.scales(params), out, notes)
+            self.encode(x, self.scales(params), out, notes, seed)
             if notes[0].item():
                 reference.require_finite(x)
         return out
 
-    def encode(self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor) -> None:
+    def encode(
+        self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor, seed: int = 0
+    ) -> None:
         """Write codes under given scales; see :func:`no_notes`."""
         tiled = self._start_for(x, Op.QUANTIZE)
         if tiled is None:
-            self._quantize(bits(x), *given, out, notes)
+            self._quantize(bits(x), *given, out, notes, numbers=(seed,))
         else:
-            tiled(words(x), *given, out, notes)
+            tiled(words(x), *given, out, notes, numbers=(seed,))
 
-    def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
+    def quantize_dynamic(
+        self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None, *, seed: int = 0
+    ) -> Codes:
         """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
         scheme = self._request.scheme
         if not self.chooses or extremes is not None:
             params = self.choose_params(x, extremes)
-            found = self.quantize(x, params), params
+            found = self.quantize(x, params, seed=seed), params
             return found if out is None else filled(out, *found)
         if out is None:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
-            out = self._packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
+            out = self.packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
         x = self._readable(x)
         notes = no_notes(x.device, self.blocks_for(x))
         known = len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
-        self.choose_and_encode(x, *out, notes, known=known)
+        self.choose_and_encode(x, out, notes, known=known, seed=seed)
         if notes[0].item() and len(scheme.scales) > 1 and not known:
             # The usual scale of the tensor may not fit where the reference finds another one.
             self._find_coarse(x, out[1])
             notes[0] = 0
-            self.choose_and_encode(x, *out, notes, known=True)
+            self.choose_and_encode(x, out, notes, known=True, seed=seed)
         if notes[0].item():
             reference.choose_params(x, scheme, extremes)
             raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")
@@ -175,14 +160,15 @@ class Launch:
     def _find_coarse(self, x: torch.Tensor, params: Params) -> None:
         """Write the scale of the whole tensor; raises NonFiniteError."""
         scheme = self._request.scheme
-        ends = self._ends(x, scheme.scales[1].granularity, None)
-        params[1].copy_(arithmetic.coarsest_scale(scheme, _ranges([ends, ends], x)).view_as(params[1]))
+        ends = block_ends(x, scheme.scales[1].granularity, None)
+        params[1].copy_(arithmetic.coarsest_scale(scheme, ranges_of([ends, ends], x)).view_as(params[1]))
 
     def choose_and_encode(
-        self, x: torch.Tensor, data: torch.Tensor, params: Params, notes: torch.Tensor, *,
-        known: bool = False, tables: torch.Tensor | None = None,
+        self, x: torch.Tensor, out: Codes, notes: torch.Tensor, *, known: bool = False,
+        tables: torch.Tensor | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         """Write codes and parameters; known: whether the scale of the whole tensor is there already."""
+        data, params = out
         constants, x = self._choosing, self._readable(x)
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
         zeros = params[-1] if constants.element.zero_place else scales
@@ -197,13 +183,13 @@ class Launch:
         choose = self._start_for(x, Op.QUANTIZE_DYNAMIC)
         if choose is not None:
             places = scales if tables is None else tables
-            choose(words(x), bits(scales), places, coarse, bits(zeros), data, notes)
+            choose(words(x), bits(scales), places, coarse, bits(zeros), data, notes, numbers=(seed,))
             return
         if self._is_one_block:
             self._tensor_scale(in_order(x), notes, bits(scales))
         else:
             self._views.two_passes(x.stride())(x, bits(scales), bits(zeros), coarse, notes)
-        self.encode(x, self.scales(params, tables), data, notes)
+        self.encode(x, self.scales(params, tables), data, notes, seed)
 
     def _readable(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``, or a copy where no kernel reads it as it lies."""
@@ -220,8 +206,7 @@ class Launch:
     @functools.cached_property
     def chooses(self) -> bool:
         """Whether kernels choose the finest scales."""
-        some = not self._empty and bool(self._request.scheme.scales)
-        if not some:
+        if self._empty or not self._request.scheme.scales:
             return False
         strides = contiguous_strides(self._request.shape)
         return self._choose is not None or self._is_one_block or self._views.two_passes(strides).known
@@ -265,22 +250,24 @@ class Launch:
         values = value_table_on(self._request.scheme, data.device)
         self._dequantize(data.contiguous(), *given, values, bits(out))
 
-    def fake_quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
+    def fake_quantize(
+        self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None, *, seed: int = 0
+    ) -> torch.Tensor:
         """Return the values of the codes of ``x``."""
         asked = self._request
         out = torch.empty(asked.shape, dtype=asked.dtype, device=x.device) if out is None else out
         if not self._empty:
-            self._round(x, self.scales(params), out)
+            self._round(x, self.scales(params), out, seed)
         return out
 
-    def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor) -> None:
+    def _round(self, x: torch.Tensor, given: Given, out: torch.Tensor, seed: int) -> None:
         tiled, values = self._start_for(x, Op.FAKE_QUANTIZE), value_table_on(self._request.scheme, x.device)
         if tiled is None:
-            self._fake_quantize(bits(x), *given, values, bits(out))
+            self._fake_quantize(bits(x), *given, values, bits(out), numbers=(seed,))
         else:
-            tiled(words(x), *given, values, bits(out))
+            tiled(words(x), *given, values, bits(out), numbers=(seed,))
 
-    def hold(self, params: Params | None) -> HeldKernel | None:
+    def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | None:
         """Return the kernels with memory of their own, which wait for no device; None where some allocate."""
         op, device = self._request.op, self._request.device
         if op not in _HELD or (op is Op.QUANTIZE_DYNAMIC and not self._chooses_alone):
@@ -295,11 +282,12 @@ class Launch:
         if self._empty:
             run = _nothing
         elif op is Op.QUANTIZE_DYNAMIC:
-            run = functools.partial(self._held_dynamic, notes, tables)
+            run = functools.partial(self._held_dynamic, notes, tables, seed)
         elif own is None:
             run = functools.partial(self._held_dequantize, tables)
         else:
-            run = self._held(op, self.scales(own, tables), notes, x)
+            tiled = self._start_for(x, op)
+            run = self._held(tiled, self.scales(own, tables), notes, (seed,))
         reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room
         return HeldKernel(
@@ -308,14 +296,19 @@ class Launch:
             strided=not x.is_contiguous(),
         )  # fmt: skip
 
-    def _held(self, op: Op, given: Given, notes: torch.Tensor, x: torch.Tensor) -> Callable[..., None]:
-        """Return what runs an operator under given scales, which stay where they are, on such as ``x``."""
-        tiled = self._start_for(x, op)
+    def _held(
+        self, tiled: Start | None, given: Given, notes: torch.Tensor, numbers: tuple[int, ...]
+    ) -> Callable[..., None]:
+        """Return what runs the operator under given scales, which stay where they are.
+
+        tiled: what reads tensors where they lie, of other strides than contiguous ones.
+        """
+        op = self._request.op
         if op is Op.QUANTIZE:
-            return HeldStart(tiled or self._quantize, None, *given, None, notes)
+            return HeldStart(tiled or self._quantize, None, *given, None, notes, numbers=numbers)
         values = value_table_on(self._request.scheme, self._request.device)
         if op is Op.FAKE_QUANTIZE:
-            return HeldStart(tiled or self._fake_quantize, None, *given, values, None)
+            return HeldStart(tiled or self._fake_quantize, None, *given, values, None, numbers=numbers)
         start = HeldStart(self._dequantize, None, *given, values, None)
         return lambda data, _, out: start(data, out)
 
@@ -326,17 +319,18 @@ class Launch:
         return self.chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
 
     def _held_dynamic(
-        self, notes: torch.Tensor, tables: torch.Tensor | None, x: torch.Tensor, data: torch.Tensor,
-        params: Params,
+        self, notes: torch.Tensor, tables: torch.Tensor | None, seed: int, x: torch.Tensor,
+        data: torch.Tensor, params: Params,
     ) -> None:  # fmt: skip
-        self.choose_and_encode(x, data, params, notes, tables=tables)
+        self.choose_and_encode(x, (data, params), notes, tables=tables, seed=seed)
 
     def _held_dequantize(
         self, tables: torch.Tensor | None, data: torch.Tensor, params: Params, out: torch.Tensor
     ) -> None:
         self._decode(data, self.scales(params, tables), out)
 
-    def _packed(self, x: torch.Tensor) -> torch.Tensor:
+    def packed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return memory for codes."""
         shape = packing.packed_shape(self._request.shape, self._request.scheme.bits)
         return torch.empty(shape, dtype=torch.uint8, device=x.device)
 
@@ -370,7 +364,7 @@ class Launch:
         return Start("held_scales.scale_tables", ONCE, self.given)
 
     def scales(self, params: Params, tables: torch.Tensor | None = None) -> Given:
-        """Return scales, the tables of their codes, the scale of the whole tensor, and zero points.
+        """Return scales, the tables of their codes, the scale of the tensor, and zero points or offsets.
 
         Where there are none, the scales take their places. tables: memory for those, :meth:`held_tables`.
         """
@@ -393,9 +387,11 @@ class Launch:
             tables = self._new_tables() if tables is None else tables
             self._fill_tables(_levels(self._finest, asked.device), coarse, tables)
         zero = zero_point_of(scheme, params)
-        if zero is not None and zero.dtype is torch.int16:  # which programs take for bits of bfloat16
-            zero = zero.to(torch.int32)
-        return scales, tables, coarse, scales if zero is None else bits(zero)
+        if scheme.offsets:
+            zero = effective_offset(scheme, params, asked.shape, asked.own_dtype)
+            assert zero is not None
+            zero = zero.to(torch.float32)
+        return scales, tables, coarse, scales if zero is None else zeros_of(zero)
 
 
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
@@ -415,6 +411,11 @@ def _settle(notes: torch.Tensor) -> None:
         )
 
 
+def zeros_of(zero: torch.Tensor) -> torch.Tensor:
+    """Return zero points or offsets as programs take them; they take int16 for bits of bfloat16."""
+    return bits(zero.to(torch.int32) if zero.dtype is torch.int16 else zero)
+
+
 @functools.lru_cache(maxsize=256)
 def value_table_on(scheme: Scheme, device: torch.device) -> torch.Tensor:
     """Return the values of all codes of a scheme on a device."""
@@ -428,23 +429,3 @@ def _levels(fmt: Format, device: torch.device) -> torch.Tensor:
     values = torch.full((256,), torch.nan, dtype=torch.float32, device="cpu")
     values[: len(codes)] = load_scale(codes, fmt, torch.float32)
     return values.to(device)
-
-
-def _over(
-    values: torch.Tensor, shape: tuple[int, ...], granularity: Granularity, cut: Segments, kind: str
-) -> torch.Tensor:
-    """Return the extremes of blocks from those of segments of rows."""
-    fill = math.inf if kind == "amin" else -math.inf
-    if not shape:
-        return values.reshape(())
-    parts = -(-cut.cut.block // cut.cut.length)  # segments of a block along the row
-    lead = granularity.block_shape(shape)[:-1]
-    return reduce_blocks(
-        values.reshape(*shape[:-1], cut.cut.per_row), Granularity.block(*lead, parts), kind, fill
-    )
-
-
-def _ranges(found: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> Ranges:
-    """Return the extremes of the blocks of all levels, finest first."""
-    lows, highs = zip(*found, strict=True)
-    return Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=x.dtype, shape=tuple(x.shape))

@@ -60,8 +60,18 @@ class Pieces(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def pieces_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> Pieces | str:
-    """Return the pieces of a tensor with codes of ``width`` bits, or why there are none."""
+def pieces_of(
+    granularity: Granularity,
+    shape: tuple[int, ...],
+    width: int,
+    *,
+    joins: bool = True,
+    each: int = PER_THREAD,
+) -> Pieces | str:  # fmt: skip
+    """Return the pieces of a tensor with codes of ``width`` bits, or why there are none.
+
+    joins: whether rows may be joined. each: pieces of a thread.
+    """
     cols = shape[-1] if shape else 1
     grid, extents = granularity.grid(shape) or (1,), granularity.block_shape(shape) or (1,)
     mapping = row_mapping(shape[:-1], extents[:-1], grid[:-1])
@@ -71,11 +81,11 @@ def pieces_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> P
     even, one = cols % PIECE == 0, math.prod(grid) == 1
     own = mapping[0] == 1 and mapping[1] >= rows
     in_order = own and cols % block == 0 and row_blocks > 1
-    joined = even and (one or in_order)
+    joined = joins and even and (one or in_order)
     if joined:
         block, row_blocks = (rows * cols if one else block), math.prod(grid)
         rows, cols, mapping = 1, rows * cols, (1, 1)
-    pieces, warps = _size(-(-cols // PIECE), PER_THREAD)
+    pieces, warps = _size(-(-cols // PIECE), each)
     tile, tiles = pieces * PIECE, -(-cols // (pieces * PIECE))
     known = block if even and block >= PIECE and block & (block - 1) == 0 and tile % block == 0 else 0
     cut = PieceCut(cols, -(-cols * width // 8), tiles, block, row_blocks, *mapping)

@@ -13,8 +13,9 @@ from ...ops.registry import HeldKernel, Request
 from ...ops.scale_search import searched_levels
 from ...params.scale_windows import block_length, has_window
 from ...params.tensors import Params
+from .block_ends import Ends
 from .fit_launch import ScaleFit, fits
-from .launches import Codes, Ends, Launch
+from .launches import Codes, Launch
 from .sweep_launch import LONGEST, SHORTEST, ScaleSweep
 from .two_passes import no_notes
 

@@ -16,12 +16,15 @@ from ...ops.lowering import THRESHOLDS, Kind, ScaleBy, ZeroPlace, code_order
 from ...ops.registry import Request
 from ...params.arithmetic import tensor_rule
 from ...params.effective import over_reciprocal
-from ...schemes import Granularity, Scheme
+from ...schemes import Arithmetic, Granularity, Scheme, ZeroPoint
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _WHOLE_BYTES = {1: 8, 2: 4, 3: 8, 4: 2, 5: 8, 6: 4, 7: 8, 8: 1}
 """Codes of each width that fill whole bytes together."""
+
+_LARGEST_FACTORS = {torch.float32: 2.0**-2, torch.bfloat16: 2.0**10, torch.float16: 2.0**60}
+"""Powers of two under which no number has a quotient below 2**-147, which may be taken for zero."""
 
 
 class Hardware(IntEnum):
@@ -30,6 +33,20 @@ class Hardware(IntEnum):
     NONE = 0
     E4M3 = 1
     E5M2 = 2
+
+
+class Rounded(IntEnum):
+    """Rounding modes; SUMS is half up as :class:`zeropoint.schemes.Arithmetic` has it."""
+
+    HALF_EVEN = 0
+    HALF_AWAY = 1
+    HALF_UP = 2
+    HALF_DOWN = 3
+    FLOOR = 4
+    CEIL = 5
+    TOWARD_ZERO = 6
+    STOCHASTIC = 7
+    SUMS = 8
 
 
 class Held(NamedTuple):
@@ -59,7 +76,10 @@ class Constants(NamedTuple):
     whether values are multiplied by factors. native: whether a GPU runs the kernel, rather than the
     interpreter. fused: whether quotients may be made of fused multiplications and additions, see
     :func:`.programs.element_codes.fused`. short: whether they may be of two operations, see
-    :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has.
+    :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has. rounding:
+    which neighbor quotients go to; but for half to even, quotients are IEEE's to the last bit. most: largest
+    factor under which fused ones are. extent: of :func:`zeropoint.ops.row_errors.code_extent`, if errors are
+    measured.
     """
 
     element: Any
@@ -77,6 +97,9 @@ class Constants(NamedTuple):
     fused: bool
     short: bool
     hardware: int
+    rounding: int = 0
+    most: float = 2.0**60
+    extent: tuple[float, float] = (0.0, 0.0)
 
 
 def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = False) -> Constants:
@@ -89,20 +112,32 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
     rule = lowering.rule_of(scheme, dtype) if chosen else lowering.GIVEN
     multiply = not dividing and by_powers(scheme, dtype) and isinstance(scheme.element, FloatFormat)
     element = lowering.element_of(scheme, dtype, multiply=multiply)
+    if scheme.offsets:
+        element = element._replace(zero_place=ZeroPlace.PRODUCT)
     if request.code_range is not None:
         element = element._replace(low=request.code_range[0], high=request.code_range[1])
     padding = (math.inf,) * (THRESHOLDS - len(element.thresholds))
     unsigned = int(np.float32(element.unsigned_below).view(np.int32))
     plain = _plain(element)._replace(unsigned_below=unsigned, thresholds=element.thresholds + padding)
-    native = request.device.type == "cuda"
+    native, rounding = request.device.type == "cuda", _rounded(scheme)
+    even = rounding is Rounded.HALF_EVEN
     return Constants(
         element=plain, rule=_plain(rule), inverse_divisor=float(np.float32(1) / np.float32(rule.divisor)),
         held=held_of(scheme, dtype) or _factors(scheme), chosen=chosen,
         outer=_outer(scheme, dtype) if chosen else None, cut=cut, order=_order(scheme),
         width=scheme.bits, group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
         fused=native and element.scaling is ScaleBy.DIVIDE and _boundaries_are_large(element),
-        short=_is_short(element, request.dtype), hardware=int(_hardware(scheme, element)) if native else 0,
+        short=even and _is_short(element, request.dtype),
+        hardware=int(_hardware(scheme, element)) if native and even else 0, rounding=int(rounding),
+        most=2.0**60 if even else _LARGEST_FACTORS[request.dtype],
     )  # fmt: skip
+
+
+def _rounded(scheme: Scheme) -> Rounded:
+    found = Rounded[scheme.rounding.mode.name]
+    sums = scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.zero_point is ZeroPoint.NONE
+    whole = sums and isinstance(scheme.element, IntFormat)
+    return Rounded.SUMS if whole and found is Rounded.HALF_UP else found
 
 
 def by_powers(scheme: Scheme, dtype: torch.dtype) -> bool:
@@ -124,7 +159,8 @@ def _unit(scheme: Scheme) -> float:
 def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
     """Return how given scales are stored, or None if the host computes float32 factors from them."""
     formats, unit = [level.format_for(format_of(dtype)) for level in scheme.scales], _unit(scheme)
-    if scheme.center is not None or scheme.element.per_scale > 1 or not 1 <= len(formats) <= 2:
+    alone = scheme.center is None and not scheme.offsets and scheme.element.per_scale == 1
+    if not alone or not 1 <= len(formats) <= 2:
         return None
     coarse = len(formats) == 2
     if coarse and (

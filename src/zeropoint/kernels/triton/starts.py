@@ -71,19 +71,25 @@ class Start:
         self._compiled: Callable[..., None] | None = None
         self._index, self._dtypes = -1, list[torch.dtype]()
 
-    def __call__(self, *tensors: torch.Tensor) -> None:
-        """Start the kernel on the stream of the caller."""
+    @property
+    def programs(self) -> int:
+        """How many run."""
+        return self._cut.programs
+
+    def __call__(self, *tensors: torch.Tensor, numbers: tuple[int, ...] = ()) -> None:
+        """Start the kernel on the stream of the caller; numbers: int32 that it takes after tensors."""
         places = [each.data_ptr() for each in tensors]
-        if [each.dtype for each in tensors] == self._dtypes and self.start_at(places):
+        if [each.dtype for each in tensors] == self._dtypes and self.start_at(places, numbers):
             return
         with on_device(tensors[0].device):
             grid = (self._cut.programs, 1, 1)
-            made = program(self._name)[grid](*tensors, self._cut.cut, self.constants, **self._options)
+            arguments = *tensors, *numbers, self._cut.cut, self.constants
+            made = program(self._name)[grid](*arguments, **self._options)
         if self.constants.native and not any(place & 15 for place in places):
             self._compiled, self._index = made[grid], tensors[0].device.index
             self._dtypes = [each.dtype for each in tensors]
 
-    def start_at(self, places: list[int]) -> bool:
+    def start_at(self, places: list[int], numbers: tuple[int, ...] = ()) -> bool:
         """Start the kernel on tensors at these addresses, of the dtypes of the first call, if it can be."""
         if self._compiled is None or torch.cuda.current_device() != self._index:
             return False
@@ -92,18 +98,19 @@ class Start:
                 return False
         # Plain numbers, which the launcher takes as they are: it asks the driver about each tensor.
         stream = torch._C._cuda_getCurrentRawStream(self._index)
-        self._compiled(*places, self._cut.cut, self.constants, stream=stream)
+        self._compiled(*places, *numbers, self._cut.cut, self.constants, stream=stream)
         return True
 
 
 class HeldStart:
     """A start whose tensors stay where they are, but for some that each call gives.
 
-    tensors: those that stay, and None in the places of the others, whose dtypes never change.
+    tensors: those that stay, and None in the places of the others, whose dtypes never change. numbers: what
+    the kernel takes after tensors.
     """
 
-    def __init__(self, start: Start, *tensors: torch.Tensor | None) -> None:
-        self._start, self._tensors = start, tensors
+    def __init__(self, start: Start, *tensors: torch.Tensor | None, numbers: tuple[int, ...] = ()) -> None:
+        self._start, self._tensors, self._numbers = start, tensors, numbers
         self._places = [0 if each is None else each.data_ptr() for each in tensors]
         self._open = [at for at, each in enumerate(tensors) if each is None]
 
@@ -112,6 +119,7 @@ class HeldStart:
         places = self._places.copy()
         for at, each in zip(self._open, given, strict=True):
             places[at] = each.data_ptr()
-        if not self._start.start_at(places):
+        if not self._start.start_at(places, self._numbers):
             rest = iter(given)
-            self._start(*(words(next(rest)) if each is None else each for each in self._tensors))
+            tensors = (words(next(rest)) if each is None else each for each in self._tensors)
+            self._start(*tensors, numbers=self._numbers)

@@ -11,13 +11,16 @@ import triton
 import triton.language as tl
 
 from ....ops.lowering import Kind, Narrow, ScaleBy, ZeroPlace
-from ..specialization import Hardware
+from ..specialization import Hardware, Rounded
+from .rounding_modes import rounded_to
 
 _INTEGER, _FLOAT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(Kind.FLOAT))
 _BFLOAT16, _FLOAT16 = tl.constexpr(int(Narrow.BFLOAT16)), tl.constexpr(int(Narrow.FLOAT16))
 _AFTER, _INSIDE = tl.constexpr(int(ZeroPlace.AFTER)), tl.constexpr(int(ZeroPlace.INSIDE))
+_PRODUCT = tl.constexpr(int(ZeroPlace.PRODUCT))
 _MULTIPLY, _RECIPROCAL = tl.constexpr(int(ScaleBy.MULTIPLY)), tl.constexpr(int(ScaleBy.RECIPROCAL))
 _E4M3, _E5M2 = tl.constexpr(int(Hardware.E4M3)), tl.constexpr(int(Hardware.E5M2))
+_HALF_EVEN = tl.constexpr(int(Rounded.HALF_EVEN))
 # 1.5 * 2**23: added to a float32 below 2**22, it leaves the nearest integer, ties to even, in the low bits.
 _WHOLE = tl.constexpr(12582912.0)
 _EXPONENT = tl.constexpr(0x7F800000)
@@ -99,7 +102,7 @@ def usual(amax, factor, k: tl.constexpr):
 
     Both broadcast against each other; false where one is NaN.
     """
-    found = (factor >= _LEAST_FACTOR) & (factor <= _MOST) & (amax <= _MOST)
+    found = (factor >= _LEAST_FACTOR) & (factor <= k.most) & (amax <= _MOST)
     if k.short:
         found &= (bits_of(factor) & _SIGNIFICAND) != _SIGNIFICAND
     return tl.min(tl.min(found.to(tl.int32), axis=1), axis=0) > 0
@@ -184,16 +187,30 @@ def ratios(value, factor, inverse, rest, amax, k: tl.constexpr):
 
 
 @triton.jit
-def codes_of(ratio, zero, bounded: tl.constexpr, k: tl.constexpr):
+def on_the_grid(ratio, bounded: tl.constexpr, noise, k: tl.constexpr):
+    """Return magnitudes of floats, at most the largest unless ``bounded``, and the powers of two below them.
+
+    But for half to even, magnitudes are rounded, and powers of two are those below them before.
+    """
+    a, binade = _binades(ratio, bounded, k)
+    if k.rounding != _HALF_EVEN:
+        mantissa: tl.constexpr = k.element.mantissa
+        inverse = float_of((254 + mantissa << 23) - bits_of(binade))
+        a = tl.abs(rounded_to(_signed(a, ratio), binade * 2.0**-mantissa, inverse, noise, k))
+    return a, binade
+
+
+@triton.jit
+def codes_of(ratio, zero, noise, bounded: tl.constexpr, k: tl.constexpr):
     """Return the codes of :func:`ratios`, int32, of whose bits ``k.width`` count.
 
-    Of floats, the low byte is the code. zero: zero points, float32, broadcast against quotients. bounded:
-    whether floats need no clamping, see :func:`below_the_end`.
+    Of floats, the low byte is the code. zero: zero points, float32, broadcast against quotients. noise: see
+    :func:`noise_of`. bounded: whether floats need no clamping, see :func:`below_the_end`.
     """
     if k.element.kind == _INTEGER:
-        return _integer(ratio, zero, k)
+        return _integer(ratio, zero, noise, k)
     elif k.element.kind == _FLOAT:  # noqa: RET505
-        return _float(ratio, bounded, k)
+        return _float(ratio, noise, bounded and k.rounding == _HALF_EVEN, k)
     else:
         rank = _rank(ratio, k)
         if k.order == _IN_ORDER:
@@ -203,34 +220,35 @@ def codes_of(ratio, zero, bounded: tl.constexpr, k: tl.constexpr):
 
 
 @triton.jit
-def encoded(value, factor, zero, amax, k: tl.constexpr):
+def encoded(value, factor, zero, amax, k: tl.constexpr, noise=0):
     """Return the codes of values, (many, size), whose factors, zero points and magnitudes are (many,)."""
     factor = factor[:, None]
     inverse, rest = factor, factor
     if k.fused:
         inverse, rest = reciprocals(factor)
-    return codes_of(ratios(value, factor, inverse, rest, amax[:, None], k), zero[:, None], False, k)
+    return codes_of(ratios(value, factor, inverse, rest, amax[:, None], k), zero[:, None], noise, False, k)
 
 
 @triton.jit
-def rounded_values(ratio, zero, table, k: tl.constexpr):
+def rounded_values(ratio, zero, noise, table, k: tl.constexpr):
     """Return the values of the codes of :func:`ratios`, less zero points, in units of scales.
 
-    Numbers without zero points, and floats that have negative zero, are rounded without their codes.
+    Numbers without zero points, and floats that have negative zero, are rounded without their codes. noise:
+    see :func:`noise_of`.
     """
     element: tl.constexpr = k.element
-    if element.kind == _INTEGER and not element.zero_place:
-        steps = tl.minimum(tl.maximum(ratio, element.low * 1.0), element.high * 1.0)
+    if element.kind == _INTEGER and (not element.zero_place or element.zero_place == _PRODUCT):
+        steps = _steps(ratio, element.low * 1.0, element.high * 1.0, noise, k)
         return (steps + _WHOLE) - _WHOLE
     elif (  # noqa: RET505
         element.kind == _FLOAT and not element.negative_nan and not k.hardware
     ):
-        a, binade = _binades(ratio, False, k)
+        a, binade = on_the_grid(ratio, False, noise, k)
         high = binade * (2.0 ** (23 - element.mantissa))
         return _signed((a + high) - high, _sign_source(ratio, k))
     else:
-        result = decoded(codes_of(ratio, zero, False, k) & ((1 << k.width) - 1), table, k)
-        if element.zero_place:
+        result = decoded(codes_of(ratio, zero, noise, False, k) & ((1 << k.width) - 1), table, k)
+        if element.zero_place and element.zero_place != _PRODUCT:
             result -= zero
         return result
 
@@ -242,16 +260,22 @@ def _signed(number, sign):
 
 
 @triton.jit
-def _integer(ratio, zero, k: tl.constexpr):
-    """Return ``clamp(rint(ratio) + zero)``; clamping first is exact, and keeps the sum's bits in range."""
+def _steps(ratio, low, high, noise, k: tl.constexpr):
+    """Return numbers clamped to integers, which is exact before rounding; but for half to even, rounded."""
+    steps = tl.minimum(tl.maximum(ratio, low), high)
+    return steps if k.rounding == _HALF_EVEN else rounded_to(steps, 1.0, 1.0, noise, k)
+
+
+@triton.jit
+def _integer(ratio, zero, noise, k: tl.constexpr):
+    """Return ``clamp(rint(ratio) + zero)``; clamping first keeps the sum's bits in range."""
     element: tl.constexpr = k.element
     if element.zero_place == _AFTER:
-        steps = tl.minimum(tl.maximum(ratio, element.low - zero), element.high - zero)
-        whole = (steps + _WHOLE) + zero
+        whole = (_steps(ratio, element.low - zero, element.high - zero, noise, k) + _WHOLE) + zero
     else:
         if element.zero_place == _INSIDE:
             ratio = rounded(ratio + zero, element.quotient)
-        whole = tl.minimum(tl.maximum(ratio, element.low * 1.0), element.high * 1.0) + _WHOLE
+        whole = _steps(ratio, element.low * 1.0, element.high * 1.0, noise, k) + _WHOLE
     return whole.to(tl.int32, bitcast=True)
 
 
@@ -288,7 +312,7 @@ def _binades(ratio, bounded: tl.constexpr, k: tl.constexpr):
 
 
 @triton.jit
-def _float(ratio, bounded: tl.constexpr, k: tl.constexpr):
+def _float(ratio, noise, bounded: tl.constexpr, k: tl.constexpr):
     """Round quotients to the format, saturating; signs are kept.
 
     For a magnitude ``a`` with exponent ``e = max(exponent(a), emin)``, adding ``c = 2**(e + 23 - m)`` leaves
@@ -303,7 +327,7 @@ def _float(ratio, bounded: tl.constexpr, k: tl.constexpr):
     elif k.hardware == _E5M2:  # noqa: RET505
         return ratio.to(tl.float8e5).to(tl.uint8, bitcast=True).to(tl.int32)
     else:
-        a, binade = _binades(ratio, bounded, k)
+        a, binade = on_the_grid(ratio, bounded, noise, k)
         sign = bits_of(_sign_source(ratio, k))
         rides: tl.constexpr = 256 - ((element.emin << element.mantissa) & 0xFE)
         lift = float_of(tl.zeros_like(bits_of(a)) + (((150 - element.mantissa) << 23) + rides))

@@ -8,18 +8,30 @@ import triton
 import triton.language as tl
 
 from ....ops.lowering import Kind, ZeroPlace
-from .element_codes import float32, largest, ratios, rounded
+from ..specialization import Rounded
+from .element_codes import float32, largest, on_the_grid, ratios, rounded
 from .held_scales import factors_of
-from .pieces import load_of_blocks, part_blocks, part_elements, part_place, part_start, part_zeros
+from .pieces import (
+    load_of_blocks,
+    part_blocks,
+    part_elements,
+    part_noise,
+    part_place,
+    part_start,
+    part_zeros,
+    without_offsets,
+)
+from .rounding_modes import rounded_to
 
 _INTEGER = tl.constexpr(int(Kind.INTEGER))
 _AFTER, _INSIDE = tl.constexpr(int(ZeroPlace.AFTER)), tl.constexpr(int(ZeroPlace.INSIDE))
 # 1.5 * 2**23: added to a float32 below 2**22 and subtracted again, it leaves the nearest integer.
 _WHOLE = tl.constexpr(12582912.0)
+_HALF_EVEN = tl.constexpr(int(Rounded.HALF_EVEN))
 
 
 @triton.jit
-def _within(ratio, zero, low, high, k: tl.constexpr):
+def _within(ratio, zero, noise, low, high, k: tl.constexpr):
     """Return where quotients, (many, size), round to a code without being clipped; NaN does not."""
     if k.element.kind == _INTEGER:
         first, last = zero * 0 + low, zero * 0 + high
@@ -29,14 +41,18 @@ def _within(ratio, zero, low, high, k: tl.constexpr):
             ratio = rounded(ratio + zero, k.element.quotient)
         # Past a code more than the ends nothing changes, and below 2**22 the sum rounds to an integer.
         near = tl.minimum(tl.maximum(ratio, first - 1.0), last + 1.0)
-        near = (near + _WHOLE) - _WHOLE
+        near = (near + _WHOLE) - _WHOLE if k.rounding == _HALF_EVEN else rounded_to(near, 1.0, 1.0, noise, k)
         return (near >= first) & (near <= last) & (ratio == ratio)
-    else:  # noqa: RET505 (Triton compiles one of the two)
+    elif k.rounding == _HALF_EVEN:  # noqa: RET505 (Triton compiles one of these)
         return (ratio >= low) & (ratio <= high)
+    else:
+        near = tl.minimum(tl.maximum(ratio, -2.0 * k.element.maximum), 2.0 * k.element.maximum)
+        magnitude, _ = on_the_grid(near, True, noise, k)
+        return (magnitude <= k.element.maximum) & (ratio == ratio)
 
 
-@triton.jit
-def pass_within(x, grad, scales, tables, coarse, zeros, ends, out, cut, k: tl.constexpr):
+@triton.jit(do_not_specialize=["seed"])
+def pass_within(x, grad, scales, tables, coarse, zeros, ends, out, seed, cut, k: tl.constexpr):
     """Write the gradients of values that are not clipped, and zeros of the others' signs.
 
     grad, out: integers of the gradients' bits. ends: (2,) float32, the smallest and the largest integer, or
@@ -49,8 +65,10 @@ def pass_within(x, grad, scales, tables, coarse, zeros, ends, out, cut, k: tl.co
     gradient = tl.load(grad + start + at, mask=there, other=0)
     place = part_blocks(row, part, at, cut, k)
     found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
+    value = without_offsets(value, zero, k)
     factor, inverse, rest = factors_of(found, tables, coarse, k)
     ratio = ratios(value, factor, inverse, rest, largest(value, k)[:, None], k)
-    kept = _within(ratio, zero, tl.load(ends), tl.load(ends + 1), k)
+    noise = part_noise(seed, start, k)
+    kept = _within(ratio, zero, noise, tl.load(ends), tl.load(ends + 1), k)
     sign: tl.constexpr = -(1 << (gradient.dtype.primitive_bitwidth - 1))
     tl.store(out + start + at, tl.where(kept, gradient, gradient & sign), mask=there)

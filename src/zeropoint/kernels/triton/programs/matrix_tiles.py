@@ -17,7 +17,8 @@ from ....ops.lowering import How
 from .code_bytes import bytes_of, words_of
 from .element_codes import bits_of, codes_of, float32, float_of, larger, largest, ratio_of, stored, usual
 from .held_scales import chosen_scales, factors_of
-from .pieces import faked
+from .pieces import faked, without_offsets
+from .rounding_modes import noise_of
 from .scale_choice import scales_of
 
 _HALVINGS = tl.constexpr(12)
@@ -146,6 +147,15 @@ def _of_runs(numbers, k: tl.constexpr):
 
 
 @triton.jit
+def _noise(seed, batch, row, col, cut, k: tl.constexpr):
+    """Return the noise of the elements of a tile as they lie in rows, (runs, run)."""
+    first = tl.arange(0, k.cut.rows * k.cut.cols // k.cut.run)[:, None] * k.cut.run
+    down, across = row + first // k.cut.cols, col + first % k.cut.cols
+    start = (batch * cut.rows + down) * cut.cols + across
+    return noise_of(seed, start, tl.arange(0, k.cut.run)[None, :], k)
+
+
+@triton.jit
 def _block_places(batch, row, col, cut, k: tl.constexpr):
     """Return the numbers of the blocks of a tile's parts, (parts,) int64, and which of these there are."""
     lines: tl.constexpr = k.cut.lines // k.cut.block_lines
@@ -258,8 +268,8 @@ def block_scales(found, least, most, scales, zeros, coarse, notes, cut, k: tl.co
     tl.store(notes + place * 0, 1, mask=inside & (((amax < float("inf")) & fits) == 0))
 
 
-@triton.jit
-def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
+@triton.jit(do_not_specialize=["seed"])
+def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
     """Write the codes of ``x``, and with them scales and zero points of blocks, if they are chosen.
 
     notes: (1,) int32, set if a value is not finite or a scale does not fit its format.
@@ -274,12 +284,13 @@ def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.con
             amax, low, high, coarse, scales, tables, zeros, notes, place, inside, k
         )
     else:
-        amax = largest(value, k)
-        tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
         factor, inverse, rest = factors_of(tl.load(scales + place), tables, coarse, k)
         zero = factor * 0.0
         if k.element.zero_place:
             zero = float32(tl.load(zeros + place))
+        value = without_offsets(value, _of_runs(zero, k), k)
+        amax = largest(value, k)
+        tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
     plain = False
     if k.fused and k.chosen:  # magnitudes are of blocks
         plain = usual(amax[:, None], factor[:, None], k)
@@ -293,12 +304,12 @@ def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.con
             ratio = ratio_of(value, factor, inverse, rest, False, k)
     else:
         ratio = ratio_of(value, factor, inverse, rest, False, k)
-    codes = codes_of(ratio, _of_runs(zero, k), False, k)
+    codes = codes_of(ratio, _of_runs(zero, k), _noise(seed, batch, row, col, cut, k), False, k)
     _store(data, codes, batch, row, col, cut, k)
 
 
-@triton.jit
-def fake_quantize_tiles(x, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
+@triton.jit(do_not_specialize=["seed"])
+def fake_quantize_tiles(x, scales, tables, coarse, zeros, values, out, seed, cut, k: tl.constexpr):
     """Write the values of the codes of ``x``, row after row; NaN takes the lowest integer, or stays NaN."""
     batch, row, col = _place(cut, k)
     value = _by_runs(_values(x, batch, row, col, cut, k), k)
@@ -307,7 +318,8 @@ def fake_quantize_tiles(x, scales, tables, coarse, zeros, values, out, cut, k: t
     zero = place.to(tl.float32) * 0.0
     if k.element.zero_place:
         zero = float32(tl.load(zeros + place))
-    result = faked(value, tl.load(scales + place), tables, coarse, zero, values, k)
+    noise = _noise(seed, batch, row, col, cut, k)
+    result = faked(value, tl.load(scales + place), tables, coarse, zero, noise, values, k)
     result = tl.reshape(stored(result, out.dtype.element_ty), [k.cut.rows, k.cut.cols])
     down, across = tl.arange(0, k.cut.rows), tl.arange(0, k.cut.cols)
     places = out + (batch * cut.rows + row) * cut.cols + col + (down.to(tl.int64) * cut.cols)[:, None]

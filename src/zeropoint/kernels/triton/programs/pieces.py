@@ -11,7 +11,7 @@ Values are float32, float16, bfloat16, or int16 bits of bfloat16, codes packed b
 import triton
 import triton.language as tl
 
-from ....ops.lowering import Kind
+from ....ops.lowering import Kind, ZeroPlace
 from .code_bytes import load_codes, store_codes
 from .element_codes import (
     bits_of,
@@ -27,8 +27,9 @@ from .element_codes import (
     usual,
 )
 from .held_scales import factors_of, scale_of
+from .rounding_modes import noise_of, piece_noise
 
-_INTEGER = tl.constexpr(int(Kind.INTEGER))
+_INTEGER, _PRODUCT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(ZeroPlace.PRODUCT))
 
 
 @triton.jit
@@ -53,7 +54,7 @@ def part_start(row, part, cut, k: tl.constexpr):
 
 
 @triton.jit
-def _first_byte(row, part, cut, k: tl.constexpr):
+def first_byte(row, part, cut, k: tl.constexpr):
     """Return where the bytes of the program's codes begin, int64."""
     start = row * cut.row_bytes + part * (k.cut.pieces * k.width)
     if k.cut.even and k.width == 8:
@@ -99,7 +100,7 @@ def load_of_blocks(numbers, place, there, otherwise, k: tl.constexpr):
 
 @triton.jit
 def part_zeros(zeros, place, there, k: tl.constexpr):
-    """Return the zero points of blocks, float32; zeros where there are none."""
+    """Return the zero points of blocks, or offsets, float32; zeros where there are none."""
     if k.element.zero_place:
         return float32(load_of_blocks(zeros, place, there, 0, k))
     else:  # noqa: RET505
@@ -107,19 +108,47 @@ def part_zeros(zeros, place, there, k: tl.constexpr):
 
 
 @triton.jit
-def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
+def part_noise(seed, start, k: tl.constexpr):
+    """Return the noise of elements of the part."""
+    piece = tl.arange(0, k.cut.pieces)[:, None] * 8
+    if k.cut.even:
+        return piece_noise(seed, start, piece, k)
+    else:  # noqa: RET505
+        return noise_of(seed, start, piece + tl.arange(0, 8)[None, :], k)
+
+
+@triton.jit
+def without_offsets(value, zero, k: tl.constexpr):
+    """Return values less offsets, where there are some."""
+    return value - zero if k.element.zero_place == _PRODUCT else value
+
+
+@triton.jit
+def with_parameters(value, scale, zero, k: tl.constexpr):
+    """Return values of codes less zero points, times scales; or times scales, plus offsets."""
+    if k.element.zero_place == _PRODUCT:
+        return value * scale + zero
+    else:  # noqa: RET505
+        if k.element.zero_place:
+            value -= zero
+        return value * scale
+
+
+@triton.jit(do_not_specialize=["seed"])
+def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
     """Write the codes of ``x``, and 1 to ``notes``, (1,) int32, if a value is not finite."""
     row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
-    value = float32(tl.load(x + part_start(row, part, cut, k) + at, mask=there, other=0))
+    start = part_start(row, part, cut, k)
     place = part_blocks(row, part, at, cut, k)
+    zero = part_zeros(zeros, place, there, k)
+    value = without_offsets(float32(tl.load(x + start + at, mask=there, other=0)), zero, k)
     factor, inverse, rest = factors_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k)
     amax = largest(value, k)[:, None]
     tl.store(notes + tl.zeros_like(amax).to(tl.int32), 1, mask=(amax < float("inf")) == 0)
-    codes = codes_of(
-        ratios(value, factor, inverse, rest, amax, k), part_zeros(zeros, place, there, k), False, k
-    )
-    store_codes(data, codes, _first_byte(row, part, cut, k), there, left, k)
+    ratio = ratios(value, factor, inverse, rest, amax, k)
+    codes = codes_of(ratio, zero, part_noise(seed, start, k), False, k)
+    store_codes(data, codes, first_byte(row, part, cut, k), there, left, k)
 
 
 @triton.jit
@@ -127,12 +156,10 @@ def dequantize_pieces(data, scales, tables, coarse, zeros, values, out, cut, k: 
     """Write the values of codes; values: (256,) float32, those of all codes."""
     row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
-    codes = load_codes(data, _first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
-    value = decoded(codes, values, k)
+    codes = load_codes(data, first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
     place = part_blocks(row, part, at, cut, k)
-    if k.element.zero_place:
-        value -= part_zeros(zeros, place, there, k)
-    value *= scale_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k) * k.held.unit
+    scale = scale_of(load_of_blocks(scales, place, there, 1, k), tables, coarse, k) * k.held.unit
+    value = with_parameters(decoded(codes, values, k), scale, part_zeros(zeros, place, there, k), k)
     tl.store(out + part_start(row, part, cut, k) + at, stored(value, out.dtype.element_ty), mask=there)
 
 
@@ -145,8 +172,9 @@ def _ratio_or_lost(value, factor, k: tl.constexpr):
 
 
 @triton.jit
-def faked(value, found, tables, coarse, zero, values, k: tl.constexpr):
+def faked(value, found, tables, coarse, zero, noise, values, k: tl.constexpr):
     """Return the values of the codes of ``value``, (many, size), under stored scales."""
+    given, value = value, without_offsets(value, zero, k)
     factor, inverse, rest = factors_of(found, tables, coarse, k)
     plain = False
     if k.fused:
@@ -160,18 +188,20 @@ def faked(value, found, tables, coarse, zero, values, k: tl.constexpr):
     else:
         ratio = _ratio_or_lost(value, factor, k)
     scale = scale_of(found, tables, coarse, k) * k.held.unit
-    result = rounded_values(ratio, zero, values, k) * scale
+    result = rounded_values(ratio, zero, noise, values, k) * scale
+    if k.element.zero_place == _PRODUCT:
+        result += zero
     if k.element.kind != _INTEGER:
         if k.fused:
             if plain == 0:
-                result = tl.where(value == value, result, float("nan"))
+                result = tl.where(given == given, result, float("nan"))
         else:
-            result = tl.where(value == value, result, float("nan"))
+            result = tl.where(given == given, result, float("nan"))
     return result
 
 
-@triton.jit
-def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
+@triton.jit(do_not_specialize=["seed"])
+def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cut, k: tl.constexpr):
     """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
     row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
@@ -179,5 +209,5 @@ def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, cut, k: 
     value = float32(tl.load(x + start + at, mask=there, other=0))
     place = part_blocks(row, part, at, cut, k)
     found, zero = load_of_blocks(scales, place, there, 1, k), part_zeros(zeros, place, there, k)
-    result = faked(value, found, tables, coarse, zero, values, k)
+    result = faked(value, found, tables, coarse, zero, part_noise(seed, start, k), values, k)
     tl.store(out + start + at, stored(result, out.dtype.element_ty), mask=there)

@@ -11,7 +11,8 @@ points are float32, one each block, and zero points are read where there are som
 import triton
 import triton.language as tl
 
-from .element_codes import encoded, float32, largest, stored
+from .element_codes import bits_of, encoded, float32, float_of, largest, stored
+from .rounding_modes import noise_of
 from .scale_choice import scales_of
 
 
@@ -53,6 +54,16 @@ def _bytes(t, cut, k: tl.constexpr):
 
 
 @triton.jit
+def _noise(seed, t, cut, k: tl.constexpr):
+    """Return the noise of the elements of segments, (many, size)."""
+    start = t * k.cut.size
+    if not k.cut.flat:
+        row, first, _ = _place(t, cut)
+        start = row * cut.cols + first
+    return noise_of(seed, start[:, None], tl.arange(0, k.cut.size)[None, :], k)
+
+
+@triton.jit
 def _store_codes(data, codes, t, there, cut, k: tl.constexpr):
     """Pack codes, (many, size) int32, low bits first, a group of codes into whole bytes."""
     many: tl.constexpr = k.cut.many
@@ -74,8 +85,8 @@ def _store_codes(data, codes, t, there, cut, k: tl.constexpr):
         tl.store(data + (first[:, None] + at), (words >> (8 * byte)).to(tl.uint8), mask=at < last[:, None])
 
 
-@triton.jit
-def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
+@triton.jit(do_not_specialize=["seed"])
+def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
     """Choose the scale of each segment, a whole block, and write it with zero point and codes.
 
     coarse: (1,) float32, the scale of the whole tensor, read where there are two levels. scales: float32, or
@@ -89,7 +100,8 @@ def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.co
     low = tl.where(inside, tl.min(tl.where(there, value, float("inf")), axis=1), 0.0)
     high = tl.where(inside, tl.max(tl.where(there, value, float("-inf")), axis=1), 0.0)
     scale, factor, zero, fits = scales_of(amax, low, high, coarse, False, k)
-    _store_codes(data, encoded(value, factor, zero, amax, k), t, there, cut, k)
+    codes = encoded(value, factor, zero, amax, k, _noise(seed, t, cut, k))
+    _store_codes(data, codes, t, there, cut, k)
     tl.store(scales + t, stored(scale, scales.dtype.element_ty), mask=inside)
     if k.element.zero_place:
         tl.store(zeros + t, stored(zero, zeros.dtype.element_ty), mask=inside)
@@ -107,3 +119,16 @@ def segment_extremes(x, low, high, cut, k: tl.constexpr):
     most = tl.max(tl.where(there, value, float("-inf")), axis=1)
     tl.store(low + t, tl.where(lost == lost, least, lost), mask=inside)
     tl.store(high + t, tl.where(lost == lost, most, lost), mask=inside)
+
+
+@triton.jit
+def segment_largest(x, out, cut, k: tl.constexpr):
+    """Write the number of largest magnitude of each segment, float32, the first of equals."""
+    t = _segments(k)
+    at, there = _elements(t, cut, k)
+    bits = bits_of(float32(tl.load(x + at, mask=there, other=0))).to(tl.int32)
+    magnitude, place = bits & 0x7FFFFFFF, tl.arange(0, k.cut.size)[None, :]
+    most = tl.max(magnitude, axis=1)
+    first = tl.min(tl.where(magnitude == most[:, None], place, k.cut.size), axis=1)
+    found = tl.sum(tl.where(place == first[:, None], bits, 0), axis=1)
+    tl.store(out + t, float_of(found), mask=t < cut.segments)

@@ -21,6 +21,7 @@ from .element_codes import (
     usual,
 )
 from .held_scales import chosen_scales, factors_of
+from .rounding_modes import piece_noise
 
 _FLOAT = tl.constexpr(int(Kind.FLOAT))
 _AFFINE = tl.constexpr(int(How.AFFINE))
@@ -53,25 +54,24 @@ def _of_threads(numbers, k: tl.constexpr):
 
 
 @triton.jit
-def _bytes(value, factor, inverse, rest, zero, fast: tl.constexpr, k: tl.constexpr):
+def _bytes(value, factor, inverse, rest, zero, noise, fast: tl.constexpr, k: tl.constexpr):
     """Return the bytes of pieces, (threads, k.width)."""
-    return bytes_of(
-        codes_of(ratio_of(value, factor, inverse, rest, fast, k), zero, fast and k.element.kind == _FLOAT, k),
-        k,
-    )
+    ratio = ratio_of(value, factor, inverse, rest, fast, k)
+    return bytes_of(codes_of(ratio, zero, noise, fast and k.element.kind == _FLOAT, k), k)
 
 
 @triton.jit
-def _all_bytes(values, factor, inverse, rest, zero, fast: tl.constexpr, k: tl.constexpr):
+def _all_bytes(values, factor, inverse, rest, zero, seed, first, at, fast: tl.constexpr, k: tl.constexpr):
     """Return the bytes of all pieces of threads, (threads, vectors * k.width) int32.
 
+    first, at: flat index of the program's first element, and places of first pieces from there.
     They become bytes after the two branches have met: ptxas 12.8 loses some that meet there as bytes.
     """
-    a = _bytes(values[0], factor, inverse, rest, zero, fast, k)
-    b = _bytes(values[1], factor, inverse, rest, zero, fast, k)
+    a = _bytes(values[0], factor, inverse, rest, zero, piece_noise(seed, first, at, k), fast, k)
+    b = _bytes(values[1], factor, inverse, rest, zero, piece_noise(seed, first, at + 8, k), fast, k)
     if k.cut.vectors == 4:
-        c = _bytes(values[2], factor, inverse, rest, zero, fast, k)
-        d = _bytes(values[3], factor, inverse, rest, zero, fast, k)
+        c = _bytes(values[2], factor, inverse, rest, zero, piece_noise(seed, first, at + 16, k), fast, k)
+        d = _bytes(values[3], factor, inverse, rest, zero, piece_noise(seed, first, at + 24, k), fast, k)
         joined = tl.join(tl.join(a, c), tl.join(b, d))  # (threads, width, 2, 2), the piece last
         return tl.reshape(tl.permute(joined, [0, 2, 3, 1]), [k.cut.threads, 4 * k.width])
     else:  # noqa: RET505
@@ -125,8 +125,8 @@ def _given(values, coarse, scales, tables, zeros, notes, start, left, k: tl.cons
     return amax[:, None], factor[:, None], inverse[:, None], rest[:, None], zero[:, None]
 
 
-@triton.jit
-def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k: tl.constexpr):
+@triton.jit(do_not_specialize=["seed"])
+def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
     """Write the codes of ``x``, and with them the scale of each block and its zero point, if they are chosen.
 
     ``cut`` is the number of pieces of ``x``. notes: (1,) int32, set if a value is not finite or a scale does
@@ -153,19 +153,21 @@ def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, cut, k:
             values, coarse, scales, tables, zeros, notes, start, left, k
         )
     if vectors == 1:
-        codes = codes_of(ratios(values[0], factor, inverse, rest, amax, k), zero, False, k)
+        noise = piece_noise(seed, first * 8, thread * 8, k)
+        codes = codes_of(ratios(values[0], factor, inverse, rest, amax, k), zero, noise, False, k)
         store_codes(data, codes, first * k.width, thread < left, left * 8, k)
     else:
+        begin, place = first * (8 * vectors), thread * (8 * vectors)
         if k.fused:
             plain = usual(amax, factor, k)
             if k.element.kind == _FLOAT:
                 plain = plain & below_the_end(amax, inverse, k)
             if plain:
-                codes = _all_bytes(values, factor, inverse, rest, zero, True, k)
+                codes = _all_bytes(values, factor, inverse, rest, zero, seed, begin, place, True, k)
             else:
-                codes = _all_bytes(values, factor, inverse, rest, zero, False, k)
+                codes = _all_bytes(values, factor, inverse, rest, zero, seed, begin, place, False, k)
         else:
-            codes = _all_bytes(values, factor, inverse, rest, zero, False, k)
+            codes = _all_bytes(values, factor, inverse, rest, zero, seed, begin, place, False, k)
         each: tl.constexpr = vectors * k.width
         places = data + first * each + (thread * each + tl.arange(0, each)[None, :])
         tl.store(places, codes.to(tl.uint8), mask=thread < left)
