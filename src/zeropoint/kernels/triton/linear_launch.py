@@ -99,7 +99,7 @@ class LinearCodes:
             made = parameter_tensors(self._source, launch.shape, x.dtype)
             params = [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
             notes = no_notes(x.device, launch.blocks_for(x))
-            launch.choose_and_encode(x, data, params, notes)
+            launch.choose_and_encode(x, (data, params), notes)
             return data, params, notes
         params, notes = launch.choose_params(x) if params is None else params, no_notes(x.device)
         launch.encode(x, launch.scales(params), data, notes)
