@@ -31,9 +31,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the programs that were started."""
     names, call = set[str](), starts.Start.__call__
 
-    def noted(self: starts.Start, *tensors: torch.Tensor) -> None:
+    def noted(self: starts.Start, *tensors: torch.Tensor, **rest: Any) -> None:
         names.add(self._name)
-        call(self, *tensors)
+        call(self, *tensors, **rest)
 
     monkeypatch.setattr(starts.Start, "__call__", noted)
     return names
