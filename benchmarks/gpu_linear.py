@@ -51,7 +51,7 @@ TOKENS = (1, 16, 256, 4096)
 CACHE = 256 << 20
 """Bytes that the weights of a graph exceed: several times a second-level cache."""
 REPLAYS = 9
-PROCESSES = 14
+PROCESSES = 8
 FEW_TILES = tuple(itertools.product((16, 32), (4, 8), (64, 128)))
 """Rows of a program, slices, and their width."""
 TILES = ((64, 64, 64, 4), (64, 128, 64, 4), (64, 128, 64, 8), (128, 64, 64, 4), (128, 128, 64, 8))
