@@ -135,3 +135,16 @@ def test_blocks_that_span_rows_compile_to_wide_accesses_without_spills(
     )
     assert "ld.global.v4" in ptx
     assert "st.global.v4" in ptx
+
+
+@pytest.mark.slow
+def test_a_transposed_tile_changes_places_through_shared_memory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each thread has whole parts of blocks; under another order of a tile's axes they would be shuffled.
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = TYPES | {"scales": "*u8"}
+    ptx = ptx_of(
+        "matrix_tiles", "quantize_tiles", "mxfp8_e4m3", types, cut="transposed", chosen=True, warps=0
+    )
+    assert "shfl.sync" not in ptx

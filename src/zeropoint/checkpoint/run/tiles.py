@@ -97,7 +97,7 @@ class Scratch:
         return last if fits else None
 
     def _on_device(self, x: torch.Tensor, scheme: Scheme, method: Method, data: LayerData) -> LayerResult:
-        """Return the same in the host's memory; copies of other threads go on meanwhile."""
+        """Return the same in the host's memory; copies of other threads overlap with its work."""
         with own_stream(self.device):
             there = x.to(self.device, non_blocking=True)
             made = method.quantize(there, scheme, replace(data, out=self._fitting(x, scheme)))

@@ -15,12 +15,13 @@ import triton.language as tl
 
 from ....ops.lowering import How
 from .code_bytes import bytes_of, words_of
-from .element_codes import bits_of, codes_of, float32, float_of, largest, ratio_of, stored, usual
+from .element_codes import bits_of, codes_of, float32, float_of, larger, largest, ratio_of, stored, usual
 from .held_scales import chosen_scales, factors_of
 from .pieces import faked, without_offsets
 from .rounding_modes import noise_of
 from .scale_choice import scales_of
 
+_HALVINGS = tl.constexpr(12)
 _AFFINE = tl.constexpr(int(How.AFFINE))
 
 
@@ -86,10 +87,29 @@ def _of_blocks(numbers, kind: tl.constexpr, k: tl.constexpr):
     """
     lines: tl.constexpr = k.cut.lines // k.cut.block_lines
     elements: tl.constexpr = k.cut.elements // k.cut.block_elements
+    parts: tl.constexpr = k.cut.block_lines // k.cut.near
     found = _reduced(numbers, kind, k)
-    found = tl.reshape(found, [lines, k.cut.block_lines // k.cut.near, k.cut.elements])
-    found = _reduced(found, kind, k)
+    found = tl.permute(tl.reshape(found, [lines, parts, k.cut.elements]), [0, 2, 1])
+    for _ in tl.static_range(_HALVINGS):
+        if found.shape[2] > 1:
+            found = _halved(tl.reshape(found, [lines, k.cut.elements, found.shape[2] // 2, 2]), kind)
     return _reduced(tl.reshape(found, [lines * elements, k.cut.block_elements]), kind, k)
+
+
+@triton.jit
+def _halved(numbers, kind: tl.constexpr):
+    """Return the largest, least or greatest numbers of pairs, the last axis.
+
+    The pairs come into one thread, so that what follows has each number once. A reduction would leave it with
+    all threads that had a part, and these would all choose the scale of its block.
+    """
+    a, b = tl.split(numbers)
+    if kind == 0:
+        return larger(a, b)
+    elif kind == 1:  # noqa: RET505 (Triton compiles one of the three)
+        return tl.minimum(a, b)
+    else:
+        return tl.maximum(a, b)
 
 
 @triton.jit

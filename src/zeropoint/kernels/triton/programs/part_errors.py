@@ -35,7 +35,7 @@ def measure_pieces(x, data, scales, tables, coarse, zeros, values, out, cut, k: 
     out: (parts, 4) float64. values: (256,) float32, those of all codes. ``k.extent`` are the middle of the
     codes and how far from it nothing is clipped, in units of scales.
     """
-    row, part, left = part_place(cut, k)
+    row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     start = part_start(row, part, cut, k)
     number = float32(tl.load(x + start + at, mask=there, other=0)).to(tl.float64)
