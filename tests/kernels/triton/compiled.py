@@ -22,7 +22,6 @@ from zeropoint.kernels.triton.piece_cuts import pieces_of, small_blocks_of
 from zeropoint.kernels.triton.segmentation import segments_of
 from zeropoint.kernels.triton.tile_cuts import contiguous_strides, tiles_of
 from zeropoint.kernels.triton.sweep_launch import Blocks, sweep_of
-from zeropoint.kernels.triton.tile_cuts import contiguous_strides, tiles_of
 from zeropoint.layout.runs import Runs
 from zeropoint.ops.registry import Op, Request
 from zeropoint.params.scale_windows import block_length

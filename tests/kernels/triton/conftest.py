@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.kernels.triton.interpreter import DEVICE
 
+collect_ignore = ["rounding_kernels.py"]
+"""Kernels, which are loaded where the interpreter is asked for, and not while tests are collected."""
+
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_codes_of_several_values_are_left_to_the_reference() -> None:
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 40), (128, 128), (136, 264), (264, 8)])
 @pytest.mark.parametrize("order", [WordLines(), INTERLEAVED], ids=["along", "across"])
-def test_words_are_turned_as_in_plain_torch(order: WordLines, shape: tuple[int, int]) -> None:
+def test_words_are_transposed_as_in_plain_torch(order: WordLines, shape: tuple[int, int]) -> None:
     data = torch.randint(0, 256, (shape[0], shape[1] // 2), dtype=torch.uint8)
     for flip in (0, 0x89ABCDEF):
         own = replace(order, flip=flip)

@@ -95,14 +95,15 @@ class LinearCodes:
     ) -> tuple[torch.Tensor, Params, torch.Tensor]:  # fmt: skip
         """Return codes and parameters of (tokens, cols), and notes: see :func:`.two_passes.no_notes`."""
         launch, data = self._input(len(x)), torch.empty_like(x, dtype=torch.uint8)
+        seed = self._source.rounding.seed
         if params is None and launch.chooses:
             made = parameter_tensors(self._source, launch.shape, x.dtype)
             params = [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
             notes = no_notes(x.device, launch.blocks_for(x))
-            launch.choose_and_encode(x, (data, params), notes)
+            launch.choose_and_encode(x, (data, params), notes, seed=seed)
             return data, params, notes
         params, notes = launch.choose_params(x) if params is None else params, no_notes(x.device)
-        launch.encode(x, launch.scales(params), data, notes)
+        launch.encode(x, launch.scales(params), data, notes, seed)
         return data, params, notes
 
     def linear(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
@@ -163,7 +164,7 @@ def codes_refusal(request: Request) -> str | None:
     if source.search is not None and not request.given:
         return f"scales of rule {source.search.text} are chosen by errors"
     held = held_of(source, request.dtype)
-    if held is None or held.bytes or held.coarse:
+    if held is None or held.bytes or held.coarse or source.chained is not None:
         return f"scales of {source} are not floats of one level"
     return None
 
