@@ -179,14 +179,16 @@ class Launch:
             if known:
                 self._fill_tables(levels, coarse, tables)
             else:
-                self._coarse(in_order(x), notes, coarse, levels, tables)
+                self._amax(in_order(x), notes)
+                self._coarse(notes, coarse, levels, tables)
         choose = self._start_for(x, Op.QUANTIZE_DYNAMIC)
         if choose is not None:
             places = scales if tables is None else tables
             choose(words(x), bits(scales), places, coarse, bits(zeros), data, notes, numbers=(seed,))
             return
         if self._is_one_block:
-            self._tensor_scale(in_order(x), notes, bits(scales))
+            self._amax(in_order(x), notes)
+            self._tensor_scale(notes, bits(scales))
         else:
             self._views.two_passes(x.stride())(x, bits(scales), bits(zeros), coarse, notes)
         self.encode(x, self.scales(params, tables), data, notes, seed)
@@ -222,21 +224,21 @@ class Launch:
 
     @functools.cached_property
     def _tensor_scale(self) -> Start:
-        return self._from_all("whole_tensors.tensor_scale")
-
-    @functools.cached_property
-    def _coarse(self) -> Start:
-        return self._from_all("whole_tensors.coarse_scale")
-
-    def _from_all(self, name: str) -> Start:
-        """Return a program that writes a scale which follows from the whole tensor."""
-        cut = pieces_of(Granularity.tensor(), self._request.shape, 8)
-        assert isinstance(cut, Pieces)
-        return Start(name, cut, self._choosing._replace(cut=cut.shape))
+        return Start("whole_tensors.tensor_scale", ONCE, self._choosing)
 
     @functools.cached_property
     def _tensor_rule(self) -> arithmetic.TensorRule | None:
         return arithmetic.tensor_rule(self._request.scheme, self._request.own_dtype)
+
+    @functools.cached_property
+    def _coarse(self) -> Start:
+        return Start("whole_tensors.coarse_scale", ONCE, self._choosing)
+
+    @functools.cached_property
+    def _amax(self) -> Start:
+        cut = pieces_of(Granularity.tensor(), self._request.shape, 8)
+        assert isinstance(cut, Pieces)
+        return Start("whole_tensors.tensor_amax", cut, self._choosing._replace(cut=cut.shape))
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the values of codes."""
@@ -379,7 +381,7 @@ class Launch:
         else:
             scales = params[0].contiguous().view(torch.uint8) if held.bytes else bits(params[0])
         coarse = bits(params[1]) if held.coarse else scales
-        if not held.bytes or held.power:
+        if not held.bytes:
             tables = scales
         elif not held.coarse:
             tables = self._own_tables

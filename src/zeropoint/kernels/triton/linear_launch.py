@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from ...formats import CodebookFormat
 from ...ops import reference
 from ...ops.linear import Layer
 from ...ops.registry import Op, Request
@@ -21,7 +22,9 @@ from .two_passes import no_notes
 DECODED = 128
 """Tokens above which a weight of 16-bit floats is dequantized whole, and multiplied by cuBLAS.
 
-Float32 has no faster product of matrices, and is dequantized as soon as tiles have no few tokens.
+Float32 has no faster product of matrices, and is dequantized as soon as tiles have no few tokens. Codebooks,
+whose values are loaded from a table, are always dequantized whole: a product that decodes them takes more than
+twice the time of both (H100, one token).
 """
 SHORTEST = 32
 """Columns of the least product of codes on tensor cores."""
@@ -36,6 +39,8 @@ class LinearValues:
         self.values = value_table_on(request.scheme, request.device)
         self._start = functools.lru_cache(maxsize=64)(self._started)
         self._most = FEW if request.dtype is torch.float32 else DECODED
+        if isinstance(request.scheme.element, CodebookFormat):
+            self._most = 0
 
     def _started(self, tokens: int, bias: bool) -> Start:
         tiles = value_tiles(self._request, tokens, bias=bias)

@@ -1,8 +1,7 @@
 """Kernels for the scale of a whole tensor: its largest magnitude, and the scale that follows from it.
 
-``notes`` are four int32: whether some number does not fit; the bits of the largest magnitude so far, as
-float32, where NaN has larger bits than Inf, and Inf than any finite number; how many programs of the launch
-are done; and one that is not used.
+``notes`` are int32: whether some number does not fit, and the bits of the largest magnitude so far, as
+float32. NaN has larger bits than Inf, and Inf than any finite number.
 """
 
 import triton
@@ -17,33 +16,30 @@ _LEAST = tl.constexpr(2.0**-126)
 
 
 @triton.jit
-def _all_seen(x, notes, cut, k: tl.constexpr):
-    """Raise ``notes[1]`` to the bits of the largest magnitude of a part; return whether it was the last one.
+def tensor_amax(x, notes, cut, k: tl.constexpr):
+    """Raise ``notes[1]`` to the bits of the largest magnitude of ``x``.
 
-    The last program of a launch sees what all wrote, and leaves notes as they were for the next launch.
+    The scale is a launch of its own: where the last program to come writes it, each program waits for its
+    fence, and the launch takes two thirds longer (H100, 1 GiB).
     """
-    # From the end, so that what quantizes next, from the beginning, finds some of it in the cache.
-    row, part, left = part_place(tl.num_programs(0) - 1 - tl.program_id(0), cut, k)
+    row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     value = float32(tl.load(x + part_start(row, part, cut, k) + at, mask=there, other=0))
     found = tl.max(bits_of(largest(value, k)).to(tl.int32), axis=0)
     tl.atomic_max(notes + 1, found, sem="relaxed")
-    tl.debug_barrier()
-    return tl.atomic_add(notes + 2, 1, sem="acq_rel") == tl.num_programs(0) - 1
 
 
 @triton.jit
 def _clear(notes, bad):
-    """Set ``notes[0]`` where something does not fit, and make the others zero."""
+    """Set ``notes[0]`` where something does not fit, and make ``notes[1]`` zero."""
     one = tl.arange(0, 1)
     tl.store(notes + 1 + one, 0)
-    tl.store(notes + 2 + one, 0)
     tl.store(notes + one, 1, mask=bad)
 
 
 @triton.jit
-def _write_coarse(notes, coarse, levels, tables, k: tl.constexpr):
-    """Write the scale of a tensor, (1,) float32, and the tables of finer ones.
+def coarse_scale(notes, coarse, levels, tables, cut, k: tl.constexpr):
+    """Write the scale of a tensor, (1,) float32, and the tables of finer ones: see :mod:`.held_scales`.
 
     A largest magnitude that is not finite, or a scale that does not fit, sets ``notes[0]``.
     """
@@ -67,21 +63,13 @@ def _write_coarse(notes, coarse, levels, tables, k: tl.constexpr):
 
 
 @triton.jit
-def coarse_scale(x, notes, coarse, levels, tables, cut, k: tl.constexpr):
-    """Write the scale of a tensor above the scales of its blocks; see :mod:`.held_scales`."""
-    if _all_seen(x, notes, cut, k):
-        _write_coarse(notes, coarse, levels, tables, k)
-
-
-@triton.jit
-def tensor_scale(x, notes, scales, cut, k: tl.constexpr):
+def tensor_scale(notes, scales, cut, k: tl.constexpr):
     """Write the scale of the one block of a tensor, as it is stored.
 
     A largest magnitude that is not finite, or a scale that does not fit its format, sets ``notes[0]``.
     """
-    if _all_seen(x, notes, cut, k):
-        one = tl.arange(0, 1)
-        amax = float_of(tl.load(notes + 1 + one))
-        scale, _, _, fits = scales_of(amax, amax, amax, scales, False, k)
-        tl.store(scales + one, stored(scale, scales.dtype.element_ty))
-        _clear(notes, ((amax < float("inf")) & fits) == 0)
+    one = tl.arange(0, 1)
+    amax = float_of(tl.load(notes + 1 + one))
+    scale, _, _, fits = scales_of(amax, amax, amax, scales, False, k)
+    tl.store(scales + one, stored(scale, scales.dtype.element_ty))
+    _clear(notes, ((amax < float("inf")) & fits) == 0)
