@@ -23,8 +23,8 @@ DECODED = 128
 """Tokens above which a weight of 16-bit floats is dequantized whole, and multiplied by cuBLAS.
 
 Float32 has no faster product of matrices, and is dequantized as soon as tiles have no few tokens. Codebooks,
-whose values are loaded from a table, are always dequantized whole: a product that decodes them takes more than
-twice the time of both (H100, one token).
+whose values are loaded from a table, are always dequantized whole: on an H100 a product that decodes them
+takes more than twice the time of both.
 """
 SHORTEST = 32
 """Columns of the least product of codes on tensor cores."""
