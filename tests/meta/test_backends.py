@@ -21,7 +21,6 @@ IMPORTED_BY_NAME = {
     "cli/main.py": "the command line catches signals before it imports what takes long",
     "cli/layers.py": "a command imports only what it calls",
     "ops/registry.py": "the table of backends, which nothing else imports",
-    "kernels/humming/backend.py": "humming, which is optional, and compiles when it is imported",
     "kernels/triton/backend.py": "triton, which is optional, and whose version decides",
     "kernels/triton/starts.py": "programs, which are loaded where a tensor lies on a GPU",
     "declared_models.py": "transformers, which is optional",

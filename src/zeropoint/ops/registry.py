@@ -226,7 +226,6 @@ MODULES = {
     "reference": "zeropoint.ops.reference_backend",
     "cpu": "zeropoint.kernels.cpu",
     "triton": "zeropoint.kernels.triton",
-    "humming": "zeropoint.kernels.humming",
 }
 """Name of each backend to its module, which has a ``BACKEND`` and may have a ``COUNTER`` and a ``DENSE``.
 
