@@ -37,7 +37,9 @@ def assert_sound(ptx: str, instruction: str) -> None:
     assert not any(found in ptx for found in (".ftz", ".f64", ".local"))
 
 
-@pytest.mark.parametrize(("scheme", "tokens"), [("nvfp4", 1), ("nvfp4", 128), *SLOW])
+@pytest.mark.parametrize(
+    ("scheme", "tokens"), [("nvfp4", 128), pytest.param("nvfp4", 1, marks=pytest.mark.slow), *SLOW]
+)
 def test_values_are_multiplied_on_tensor_cores(
     scheme: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
