@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_timing import replayed
 
 import zeropoint as zp
 from zeropoint.ops.library import request
@@ -45,7 +46,6 @@ COLUMNS = 8192
 DTYPES = torch.bfloat16, torch.float32, torch.float16
 CACHE = 256 << 20
 """Bytes that the buffers of a graph exceed: several times a second-level cache."""
-REPLAYS = 9
 
 
 def odd_rows(scheme: str) -> torch.Tensor:
@@ -114,33 +114,6 @@ def check(scheme: str, dtype: torch.dtype, only: tuple[str, ...], rows: int) -> 
         measure(scheme, rows, only=only, timed=False)
 
 
-def captured(calls: list[Callable[[], object]]) -> Callable[[], None]:
-    """Return the replay of a graph that makes all calls in turns."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph.replay
-
-
-def seconds(calls: list[Callable[[], object]], *, graph: bool = True) -> float:
-    """Return the median time of a call, of all of them in turns."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    run = captured(calls) if graph else lambda: [call() for call in calls]
-    run()
-    found = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) / 1e3 / len(calls))
-    return statistics.median(found)
-
-
 def peers(scheme: str) -> Callable[[torch.Tensor], object] | None:
     """Return torchao's function for the format of ``scheme``, or None."""
     try:
@@ -188,12 +161,12 @@ def measure(scheme: str, rows: int, *, only: tuple[str, ...] = (), timed: bool =
         if not timed:
             calls[0]()
         elif not only or name in only:
-            row[name] = moved / seconds(calls) / 1e9
+            row[name] = moved / replayed(calls) / 1e9
 
     if timed:
         # A graph copies by another way, at two thirds of the speed.
         copies = [lambda x=x, o=o: o.copy_(x) for x, o in zip(sets, outs, strict=True)]
-        row["copy"] = 2 * sets[0].nbytes / seconds(copies, graph=False) / 1e9
+        row["copy"] = 2 * sets[0].nbytes / replayed(copies, graph=False) / 1e9
     if scheme in TRANSPOSED:
         note("transposed", *transposed(scheme, sets))
     if only == ("transposed",):

@@ -12,14 +12,14 @@ encodes, which reads the numbers three times, of NVFP4 four times. A call includ
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gpu_timing import in_turns, same_bytes
 
 import zeropoint as zp
 from zeropoint.ops.library import request
@@ -39,11 +39,7 @@ BEYOND_CACHE = 1 << 28
 SECONDS = 0.25
 """Time for each figure, at most, after calls that are not counted."""
 Row = dict[str, float | str]
-
-
-def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors, on any devices, have the same bytes."""
-    return torch.equal(*(x.contiguous().view(torch.uint8).cpu() for x in (a, b)))
+timed = functools.partial(in_turns, seconds=SECONDS, least=20, most=100)
 
 
 def start_of(x: torch.Tensor, scheme: str) -> Params:
@@ -98,32 +94,15 @@ def differences(x: torch.Tensor) -> list[str]:
     return found
 
 
-def seconds(calls: list[Callable[[], object]]) -> float:
-    """Return the median time of a call, by the clock of the GPU; the calls take turns."""
-    times: list[float] = []
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    end = time.perf_counter() + SECONDS
-    while len(times) < 20 or (len(times) < 100 and time.perf_counter() < end):
-        begin, done = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        calls[len(times) % len(calls)]()
-        done.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(done) / 1e3)
-    return statistics.median(times)
-
-
 def figures(inputs: list[torch.Tensor]) -> list[Row]:
     """Return and print GB/s of each call, and its share of a copy's."""
     x, rows = inputs[0], list[Row]()
     out = torch.empty_like(x)
-    copy = 2 * x.nbytes / seconds([lambda x=x: out.copy_(x) for x in inputs])
+    copy = 2 * x.nbytes / timed([lambda x=x: out.copy_(x) for x in inputs])
     print(f"| call | GB/s | of copy |\n| --- | --- | --- |\n| copy | {copy / 1e9:,.0f} | 1.00 |", flush=True)
 
     def add(name: str, nbytes: int, calls: list[Callable[[], object]]) -> None:
-        rate = nbytes / seconds(calls)
+        rate = nbytes / timed(calls)
         rows.append({"call": name, "gb_per_s": rate / 1e9, "of_copy": rate / copy})
         print(f"| {name} | {rate / 1e9:,.0f} | {rate / copy:.2f} |", flush=True)
 

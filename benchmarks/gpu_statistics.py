@@ -12,8 +12,8 @@ are the same in plain torch.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from gpu_timing import in_turns, same_bytes
 
 import zeropoint as zp
 from zeropoint import stats
@@ -49,11 +50,7 @@ SECONDS = 0.12
 """Time for each figure, at most, after calls that are not counted."""
 UINT4 = zp.Scheme.parse("uint4:g128")
 Row = dict[str, float | str]
-
-
-def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors, on any devices, have the same bytes."""
-    return torch.equal(*(x.reshape(-1).view(torch.uint8).cpu() for x in (a, b)))
+timed = functools.partial(in_turns, seconds=SECONDS, least=5, most=50)
 
 
 def odd_rows(columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -182,23 +179,6 @@ def differences(device: str) -> Iterator[str]:
     yield from layout_differences(device)
 
 
-def seconds(calls: list[Callable[[], object]]) -> float:
-    """Return the median time of a call, by the clock of the GPU; the calls take turns."""
-    times: list[float] = []
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    end = time.perf_counter() + SECONDS
-    while len(times) < 5 or (len(times) < 50 and time.perf_counter() < end):
-        begin, done = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        calls[len(times) % len(calls)]()
-        done.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(done) / 1e3)
-    return statistics.median(times)
-
-
 class Table:
     """Figures, printed as they come."""
 
@@ -208,13 +188,13 @@ class Table:
         self.inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(turns)]
         self.rows, out = list[Row](), torch.empty_like(self.inputs[0])
         calls: list[Callable[[], object]] = [lambda x=x: out.copy_(x) for x in self.inputs]
-        self.copy = 2 * nbytes / seconds(calls)
+        self.copy = 2 * nbytes / timed(calls)
         print("| call | GB/s | of copy |\n| --- | --- | --- |")
         print(f"| copy | {self.copy / 1e9:,.0f} | 1.00 |", flush=True)
 
     def add(self, name: str, nbytes: int, calls: list[Callable[[], object]]) -> None:
         """Time the calls, which move ``nbytes`` each."""
-        rate = nbytes / seconds(calls)
+        rate = nbytes / timed(calls)
         self.rows.append({"call": name, "gb_per_s": rate / 1e9, "of_copy": rate / self.copy})
         print(f"| {name} | {rate / 1e9:,.0f} | {rate / self.copy:.2f} |", flush=True)
 

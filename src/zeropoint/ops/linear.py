@@ -114,6 +114,16 @@ def linear_request(
     return request
 
 
+def refuse_input(request: Request, x: torch.Tensor) -> None:
+    """Raise what the reference says of an input that a kernel refused."""
+    assert request.source is not None
+    if request.given:
+        reference.require_finite(x)
+    else:
+        reference.choose_params(x, request.source)
+    raise AssertionError(f"the kernel refused an input of {request.source} that the reference accepts")
+
+
 def reference_linear(
     request: Request,
     x: torch.Tensor,

@@ -16,7 +16,7 @@ from ...params.tensors import Params
 from ...schemes.scale_rules import Pick
 from .block_ends import Ends, block_ends, largest_of, ranges_of
 from .launches import Codes, Launch, zeros_of
-from .two_passes import no_notes
+from .two_passes import new_notes
 
 
 class ChainedLevels:
@@ -37,7 +37,7 @@ class ChainedLevels:
         """Return codes and the parameters that ``x`` gives."""
         if 0 in self._request.shape:
             return reference.quantize_dynamic(x, self._request.scheme, extremes)
-        chosen, data, notes = self._chosen(x, extremes), self._launch.packed(x), no_notes(x.device)
+        chosen, data, notes = self._chosen(x, extremes), self._launch.packed(x), new_notes(x.device)
         scales = chosen.scale.to(torch.float32).contiguous()
         zero = chosen.offset if chosen.zero_point is None else chosen.zero_point
         given = scales, scales, scales, scales if zero is None else zeros_of(zero)

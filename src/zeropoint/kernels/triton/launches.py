@@ -27,7 +27,7 @@ from .segmentation import segments_of
 from .specialization import Constants, constants_of, held_of
 from .starts import ONCE, HeldStart, Start, bits, words
 from .tile_cuts import contiguous_strides
-from .two_passes import no_notes
+from .two_passes import new_notes
 from .view_starts import Views, in_order
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -113,7 +113,7 @@ class Launch:
         """Return codes under given parameters; raises NonFiniteError."""
         out = self.packed(x) if out is None else out
         if not self._empty:
-            notes = no_notes(x.device)
+            notes = new_notes(x.device)
             self.encode(x, self.scales(params), out, notes, seed)
             if notes[0].item():
                 reference.require_finite(x)
@@ -122,7 +122,7 @@ class Launch:
     def encode(
         self, x: torch.Tensor, given: Given, out: torch.Tensor, notes: torch.Tensor, seed: int = 0
     ) -> None:
-        """Write codes under given scales; see :func:`no_notes`."""
+        """Write codes under given scales; see :func:`new_notes`."""
         tiled = self._start_for(x, Op.QUANTIZE)
         if tiled is None:
             self._quantize(bits(x), *given, out, notes, numbers=(seed,))
@@ -142,7 +142,7 @@ class Launch:
             made = parameter_tensors(scheme, self._request.shape, self._request.own_dtype)
             out = self.packed(x), [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
         x = self._readable(x)
-        notes = no_notes(x.device, self.blocks_for(x))
+        notes = new_notes(x.device, self.blocks_for(x))
         known = len(scheme.scales) > 1 and self._tensor_rule is None
         if known:
             self._find_coarse(x, out[1])
@@ -279,7 +279,9 @@ class Launch:
         own = None if params is None else [each.detach().clone() for each in params]
         x = self._views.planned(one_block=self._is_one_block)
         blocks = self.blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
-        notes, tables = no_notes(device, blocks), self.held_tables()
+        notes, tables = new_notes(device, blocks), self.held_tables()
+        if self.given.held.bytes and not self.given.held.coarse:
+            _ = self._own_tables  # made now: a run may be part of a graph, and must not wait
         run: Callable[..., None]
         if self._empty:
             run = _nothing
@@ -344,8 +346,11 @@ class Launch:
     @functools.cached_property
     def _own_tables(self) -> torch.Tensor:
         """The tables of scales that are bytes, under no scale of the tensor."""
-        levels, tables = _levels(self._finest, self._request.device), self._new_tables()
+        device = self._request.device
+        levels, tables = _levels(self._finest, device), self._new_tables()
         self._fill_tables(levels, levels, tables)
+        if device.type == "cuda":  # other threads read the tables on streams of their own
+            torch.cuda.current_stream(device).synchronize()
         return tables
 
     def _new_tables(self) -> torch.Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from ...formats import CodebookFormat
-from ...ops import reference
-from ...ops.linear import Layer
+from ...ops.linear import Layer, refuse_input
 from ...ops.registry import Op, Request
 from ...params.tensors import Params, parameter_tensors, zero_point_of
 from ...schemes import ZeroPoint
@@ -17,7 +17,7 @@ from .launches import Launch, value_table_on
 from .linear_tiles import FEW, LayerTiles, code_tiles, value_tiles
 from .specialization import held_of
 from .starts import Start, bits
-from .two_passes import no_notes
+from .two_passes import new_notes
 
 DECODED = 128
 """Tokens above which a weight of 16-bit floats is dequantized whole, and multiplied by cuBLAS.
@@ -70,24 +70,20 @@ class LinearValues:
 
 
 class LinearCodes:
-    """Products of integer codes, of an input that is quantized before them."""
+    """Products of integer codes, of an input that is quantized before them; tiles: cuts a layer."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, tiles: Callable[..., LayerTiles] = code_tiles) -> None:
         assert request.source is not None
-        self._request, self._source = request, request.source
+        self._request, self._source, self._tiles = request, request.source, tiles
         self.weight = Launch(replace(request, op=Op.DEQUANTIZE))
         self._input = functools.lru_cache(maxsize=64)(self._quantizing)
-        self.start_for = functools.lru_cache(maxsize=64)(self._started)
+        self._start_for = functools.lru_cache(maxsize=64)(self._started)
 
     def _quantizing(self, tokens: int) -> Launch:
         return Launch(input_request(self._request, tokens))
 
     def _started(self, tokens: int, bias: bool) -> Start:
-        return self.start_of(code_tiles(self._request, tokens, bias=bias))
-
-    def start_of(self, tiles: LayerTiles) -> Start:
-        """Return what multiplies the codes of tiles."""
-        source = self._source
+        tiles, source = self._tiles(self._request, tokens, bias=bias), self._source
         zeros = source.zero_point is not ZeroPoint.NONE
         shape = tiles.shape._replace(
             per_token=not self._request.given, zeros=zeros, shifted=zeros or not source.element.signed
@@ -98,16 +94,16 @@ class LinearCodes:
     def _coded(
         self, x: torch.Tensor, params: Params | None
     ) -> tuple[torch.Tensor, Params, torch.Tensor]:  # fmt: skip
-        """Return codes and parameters of (tokens, cols), and notes: see :func:`.two_passes.no_notes`."""
+        """Return codes and parameters of (tokens, cols), and notes: see :func:`.two_passes.new_notes`."""
         launch, data = self._input(len(x)), torch.empty_like(x, dtype=torch.uint8)
         seed = self._source.rounding.seed
         if params is None and launch.chooses:
             made = parameter_tensors(self._source, launch.shape, x.dtype)
             params = [torch.empty(grid, dtype=dtype, device=x.device) for grid, dtype in made]
-            notes = no_notes(x.device, launch.blocks_for(x))
+            notes = new_notes(x.device, launch.blocks_for(x))
             launch.choose_and_encode(x, (data, params), notes, seed=seed)
             return data, params, notes
-        params, notes = launch.choose_params(x) if params is None else params, no_notes(x.device)
+        params, notes = launch.choose_params(x) if params is None else params, new_notes(x.device)
         launch.encode(x, launch.scales(params), data, notes, seed)
         return data, params, notes
 
@@ -122,7 +118,7 @@ class LinearCodes:
             if out.numel():
                 notes = self.multiply(x, given, (weight, params, bias), out)
                 if notes[0].item():
-                    _refuse(x, self._request)
+                    refuse_input(self._request, x)
             return out
 
         return layer
@@ -138,7 +134,7 @@ class LinearCodes:
         scales, zero = bits(own[0]), zero_point_of(self._source, own)
         factors, tables, coarse, _ = self.weight.scales(params)
         data = weight.contiguous()
-        self.start_for(tokens, bias is not None)(
+        self._start_for(tokens, bias is not None)(
             codes.view(torch.int8) if self._source.element.signed else codes, scales,
             scales if zero is None else bits(zero),
             data.view(torch.int8) if self._request.scheme.bits == 8 else data, factors, tables, coarse,
@@ -172,13 +168,3 @@ def codes_refusal(request: Request) -> str | None:
     if held is None or held.bytes or held.coarse or source.chained is not None:
         return f"scales of {source} are not floats of one level"
     return None
-
-
-def _refuse(x: torch.Tensor, request: Request) -> None:
-    """Let the reference find what the kernel did not like, and say where."""
-    assert request.source is not None
-    if request.given:
-        reference.require_finite(x)
-    else:
-        reference.choose_params(x, request.source)
-    raise AssertionError(f"the kernel refused an input of {request.source} that the reference accepts")

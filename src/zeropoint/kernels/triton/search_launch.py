@@ -17,7 +17,7 @@ from .block_ends import Ends
 from .fit_launch import ScaleFit, fits
 from .launches import Codes, Launch
 from .sweep_launch import LONGEST, SHORTEST, ScaleSweep
-from .two_passes import no_notes
+from .two_passes import new_notes
 
 
 def search_refusal(request: Request) -> str | None:
@@ -76,7 +76,7 @@ class SearchedScales:
         if started is None or 0 in self._start.shape:
             return started
         room, tables = self._search.room(), self._start.held_tables()
-        notes = no_notes(room[0].device)
+        notes = new_notes(room[0].device)
 
         def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
             started.run(x, data, params)

@@ -127,7 +127,8 @@ class ScaleSweep:
         self._request, self._scheme = request, request.scheme
         self._blocks = math.prod(self._scheme.granularity.grid(request.shape))
         self._constants = constants_of(request, None, chosen=False, dividing=True)
-        self._one = torch.ones(1, device=request.device)
+        # Copied, which is done on return: other threads read it on streams of their own.
+        self._one = torch.ones(1, device="cpu").to(request.device)
         self._exact = functools.lru_cache(maxsize=4)(self._exactly)
 
     def search_params(

@@ -43,13 +43,13 @@ class TwoPasses:
         self, x: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, coarse: torch.Tensor,
         notes: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Write scales and zero points; notes: of :func:`no_notes`."""
+        """Write scales and zero points; notes: of :func:`new_notes`."""
         found, least, most = notes[_NOTES:].view(3, -1)
         self._extremes(words(x), found, least, most)
         self._scales(found, least, most, scales, zeros, coarse, notes)
 
 
-def no_notes(device: torch.device, blocks: int = 0) -> torch.Tensor:
+def new_notes(device: torch.device, blocks: int = 0) -> torch.Tensor:
     """Return what kernels write, int32 zeros: see :mod:`.programs.whole_tensors`.
 
     blocks: how many of them have extremes of their own, which follow.

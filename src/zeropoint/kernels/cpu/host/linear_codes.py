@@ -10,7 +10,7 @@ import torch
 
 from ....formats import IntFormat
 from ....ops import linear as layers
-from ....ops import lowering, reference
+from ....ops import lowering
 from ....ops.linear import Layer
 from ....ops.lowering import How, code_order
 from ....ops.lowering_refusals import element_refusal, rule_refusal
@@ -89,7 +89,7 @@ class LinearKernel:
             work = np.empty(size, np.uint8)
             args = *used, codes, numbers, factors, of_bias, work, flat_array(out), cut
             if share(kernel, args, slots, elements) != k.OK:
-                _refuse(x, request)
+                layers.refuse_input(request, x)
             return out if x.dtype is torch.float32 else out.to(x.dtype)
 
         return layer
@@ -175,13 +175,3 @@ def _cut(matrix: Matrix, count: int, threads: int) -> tuple[Any, int, int, int]:
     cut = np.array((count, rows, along, height, slots), np.uint64)
     size = work_bytes(-(-count // slots) + HIGH if along else count, matrix)
     return cut, slots * -(-size // LINE) * LINE, slots, elements
-
-
-def _refuse(x: torch.Tensor, request: Request) -> None:
-    """Let the reference find what the kernel did not like, and say where."""
-    assert request.source is not None
-    if request.given:
-        reference.require_finite(x)
-    else:
-        reference.choose_params(x, request.source)
-    raise AssertionError(f"the kernel refused an input of {request.source} that the reference accepts")
