@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,23 @@ def test_a_tile_on_a_device_has_the_bytes_of_the_host(device: torch.device, sche
         assert found.data.device.type == "cpu"
         assert same_bytes(found.data, expected.data)
         assert all(map(same_bytes, found.params.stored, expected.params.stored))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(
+    "scheme", ["int4:g32:scale=search/ue4m3", "mxfp4:scale=search", "nvfp4:scale=search"]
+)
+def test_threads_with_streams_of_their_own_share_tables(scheme: str) -> None:
+    parsed, used = Scheme.parse(scheme), method_named("nearest")
+    tiles = [torch.randn(512, 2048, generator=torch.Generator().manual_seed(n)).bfloat16() for n in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        found = threads.map(
+            lambda x: Scratch(bytearray(), torch.device("cuda", 0)).quantize(x, parsed, used).q, tiles
+        )
+        for x, q in zip(tiles, found, strict=True):
+            expected = Scratch(bytearray()).quantize(x, parsed, used).q
+            assert same_bytes(q.data, expected.data)
+            assert all(map(same_bytes, q.params.stored, expected.params.stored))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
