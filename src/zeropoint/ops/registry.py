@@ -332,7 +332,7 @@ def kernel_of(request: Request, only: str | None = None) -> Kernel:
 
 
 def kernel_now(request: Request, only: str | None = None) -> Kernel:
-    """Return the kernel that runs ``request``; those of seeds are not kept, as each step may have its own."""
+    """Return the kernel that runs ``request``; kernels with a seed are not cached."""
     if not request.scheme.rounding.seed:
         return kernel_of(request, only)
     return choose(request.unseeded, only).prepare(request)

@@ -83,7 +83,7 @@ class Scratch:
         """
         if data.solved is not None:
             return LayerResult(q=data.solved)
-        # Codes and statistics lie in the host's memory, and what is made of them is made there.
+        # Methods that take codes or statistics run on the host, where these tensors are.
         if self.device != CPU and data.codes is None and not data.statistics:
             return self._on_device(x, scheme, method, data)
         made = method.quantize(x, scheme, replace(data, out=self._fitting(x, scheme)))
@@ -97,7 +97,7 @@ class Scratch:
         return last if fits else None
 
     def _on_device(self, x: torch.Tensor, scheme: Scheme, method: Method, data: LayerData) -> LayerResult:
-        """Return the same in the host's memory; copies of other threads overlap with its work."""
+        """Quantize on the device, on a stream of this thread, and return the result on the host."""
         with own_stream(self.device):
             there = x.to(self.device, non_blocking=True)
             made = method.quantize(there, scheme, replace(data, out=self._fitting(x, scheme)))

@@ -149,7 +149,7 @@ _LAUNCHES: dict[Op, Callable[[Request], Any]] = {
 
 @functools.lru_cache(maxsize=1024)
 def _launch_of(request: Request) -> Any:
-    """Return what starts the kernels of a request, of any seed."""
+    """Return the launch of a request, which serves all seeds."""
     return _LAUNCHES[request.op](request)
 
 

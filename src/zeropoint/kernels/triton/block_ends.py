@@ -1,4 +1,4 @@
-"""Extremes of blocks, of parts of rows that a kernel takes."""
+"""Extremes of blocks, from a kernel on segments of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def block_ends(x: torch.Tensor, granularity: Granularity, extremes: Ends) -> _Ra
     if whole is not None:
         return whole
     shape = tuple(x.shape)
-    # Of a block that spans rows, those of its part of each row, of which torch takes the extremes.
+    # A block that spans rows has a segment in each row; torch reduces their extremes.
     *lead, block = granularity.block_shape(shape) or (1,)
     cut = segments_of(Granularity.block(*[1] * len(lead), block), shape, 8)
     assert isinstance(cut, Segments)
@@ -41,7 +41,7 @@ def block_ends(x: torch.Tensor, granularity: Granularity, extremes: Ends) -> _Ra
 def _over(
     values: torch.Tensor, shape: tuple[int, ...], granularity: Granularity, cut: Segments, kind: str
 ) -> torch.Tensor:
-    """Return the extremes of blocks from those of segments of rows."""
+    """Reduce the extremes of segments to extremes of blocks."""
     fill = math.inf if kind == "amin" else -math.inf
     if not shape:
         return values.reshape(())

@@ -1,7 +1,7 @@
-"""The host side of levels that follow from each other, such as those of llama.cpp's blocks.
+"""Chained levels of scales, such as K-quants of llama.cpp, on the host side.
 
-A kernel finds the extremes of blocks, from which plain torch makes the numbers of all levels, few as they
-are; a kernel encodes under them.
+One kernel finds the extremes of blocks. Plain torch computes the few scales of all levels from them, and a
+second kernel encodes.
 """
 
 from __future__ import annotations

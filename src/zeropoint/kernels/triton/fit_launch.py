@@ -113,7 +113,7 @@ class ScaleFit:
         return [picked(better > 0, tried, start)]
 
     def improve(self, x: torch.Tensor, params: Params, _: Params) -> None:
-        """Replace the scales by those of least error."""
+        """Replace the scales in place by the scales of least squared error."""
         params[0].copy_(self.search_params(x, params)[0])
 
 

@@ -64,7 +64,7 @@ class Launch:
 
     @functools.cached_property
     def _choose(self) -> Start | None:
-        """What chooses the scale of each block and encodes it, where blocks fit into a program."""
+        """The kernel that chooses and encodes in one read, where a block fits into a program."""
         asked = self._request
         scheme, shape = asked.scheme, asked.shape
         small = small_blocks_of(scheme.granularity, shape, scheme.bits)
@@ -77,13 +77,13 @@ class Launch:
         return Start("segments.quantize_blocks", found, constants_of(asked, found.shape, chosen=True))
 
     def _start_for(self, x: torch.Tensor, op: Op) -> Start | None:
-        """Return what runs an operator on ``x`` from one read; of a contiguous one, what chooses scales."""
+        """Return the kernel that takes ``x`` in one read, or None where others take a contiguous tensor."""
         if not x.is_contiguous():
             return self._views.start(x.stride(), op)
         return self._choose if op is Op.QUANTIZE_DYNAMIC else None
 
     def blocks_for(self, x: torch.Tensor) -> int:
-        """Return how many blocks of ``x`` have extremes of their own, from a read before another one."""
+        """Return the number of blocks whose extremes need a first pass over ``x``."""
         if self._is_one_block or self._start_for(x, Op.QUANTIZE_DYNAMIC) is not None:
             return 0
         return self._views.two_passes(x.stride()).count
@@ -303,9 +303,9 @@ class Launch:
     def _held(
         self, tiled: Start | None, given: Given, notes: torch.Tensor, numbers: tuple[int, ...]
     ) -> Callable[..., None]:
-        """Return what runs the operator under given scales, which stay where they are.
+        """Return the launch under given scales, whose addresses are fixed.
 
-        tiled: what reads tensors where they lie, of other strides than contiguous ones.
+        tiled: the kernel for tensors that are not contiguous, or None.
         """
         op = self._request.op
         if op is Op.QUANTIZE:

@@ -1,4 +1,4 @@
-"""The host side of other layouts: where each bit of a block comes from, and tiles of words."""
+"""GGUF blocks and GPTQ or AWQ words on the host side: tables of bit moves, and tiles of words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPS = (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS, Op.TO_LINES, Op.FROM_LINES)
 _BYTES = 1024
 """Bytes that a program writes."""
 _WORDS, _FIELDS = 64, 32
-"""Rows and columns of a tile of words, and of one whose words have codes of eight rows."""
+"""Rows and columns of a tile: of whole words, and of words that hold codes of eight rows."""
 
 
 def refusal(request: Request) -> str | None:
@@ -151,7 +151,7 @@ def _bits(part: Bits) -> Iterator[Bit]:
 
 @functools.lru_cache(maxsize=64)
 def _joining(struct: Struct, bits: int, device: torch.device) -> Moves:
-    """Return where the bytes of a block come from."""
+    """Return the bit moves that make a block."""
     found = [
         (bit.block, number, bit.number, bit.flip)
         for number, field in enumerate(_bits_of(struct, bits))
@@ -162,7 +162,7 @@ def _joining(struct: Struct, bits: int, device: torch.device) -> Moves:
 
 @functools.lru_cache(maxsize=64)
 def _splitting(struct: Struct, bits: int, device: torch.device) -> list[Moves]:
-    """Return where the bytes of packed codes and of levels come from."""
+    """Return the bit moves that make packed codes, and each level."""
     fields = zip(_bits_of(struct, bits), _sizes(struct, bits), strict=True)
     return [
         _moves([(bit.number, 0, bit.block, bit.flip) for bit in field], size, device)

@@ -185,7 +185,7 @@ def of_extremes(cut: Any, device: torch.device) -> Constants:
 
 
 def _outer(scheme: Scheme, dtype: torch.dtype) -> Any:
-    """Return the rule of a tensor's scale with what it rounds to as a plain number, or None."""
+    """Return the rule of a tensor scale, its dtype as a plain number, or None."""
     rule = tensor_rule(scheme, dtype) if len(scheme.scales) == 2 else None
     if rule is None:
         return None

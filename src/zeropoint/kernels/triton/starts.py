@@ -103,7 +103,7 @@ class Start:
 
 
 class HeldStart:
-    """A start whose tensors stay where they are, but for some that each call gives.
+    """A start with fixed tensors, except for the ones that each call gives.
 
     tensors: those that stay, and None in the places of the others, whose dtypes never change. numbers: what
     the kernel takes after tensors.

@@ -143,7 +143,7 @@ class ScaleSweep:
         return [found, *coarser]
 
     def room(self) -> Params:
-        """Return memory for a run: numbers of blocks, and how many, 0."""
+        """Return scratch memory of a run: a list of block numbers and its length."""
         device = self._request.device
         count = torch.zeros(1, dtype=torch.int32, device=device)
         return [torch.empty(self._blocks, dtype=torch.int32, device=device), count]
@@ -151,7 +151,7 @@ class ScaleSweep:
     def improve(
         self, x: torch.Tensor, params: Params, room: Params, importance: torch.Tensor | None = None
     ) -> None:
-        """Replace the finest scales by those of least error, without the host; see :meth:`room`."""
+        """Replace the finest scales in place by the scales of least squared error; see :meth:`room`."""
         scales, coarse = params[0].view(torch.uint8), self._coarse(params[1:])
         values, nearly = bits(x), self._nearly if importance is None else None
         if nearly is not None:
@@ -163,7 +163,7 @@ class ScaleSweep:
 
     @functools.cached_property
     def _nearly(self) -> Start | None:
-        """What measures in float32, of formats and blocks that it has bounds for."""
+        """The kernel that measures errors in float32, or None without a proven bound."""
         sweep, element = self._sweep(weighted=False), self._constants.element
         # A bfloat16 over a power of two is one again, unless it is below all boundaries between codes.
         exact = element.quotient == Narrow.NONE or (sweep.power and element.quotient == Narrow.BFLOAT16)
@@ -174,7 +174,7 @@ class ScaleSweep:
         return Start("scale_sweeps.sweep_nearly", cut, self._constants._replace(cut=sweep), fused=True)
 
     def _exactly(self, weighted: bool, pitch: int) -> Start:
-        """Return what measures as the reference does."""
+        """Return the kernel that measures errors in float64, as the reference does."""
         sweep = self._sweep(weighted=weighted)._replace(listed=not weighted and self._nearly is not None)
         sweep = sweep._replace(many=max(1, _EXACT_VALUES // sweep.size))
         programs = -(-self._blocks // sweep.many)

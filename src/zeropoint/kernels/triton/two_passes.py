@@ -1,4 +1,4 @@
-"""Scales of blocks that no program holds: a kernel finds extremes of their parts, another one the scales."""
+"""Scales of blocks larger than a program: one kernel finds extremes, a second one the scales."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TwoPasses:
 
 
 def new_notes(device: torch.device, blocks: int = 0) -> torch.Tensor:
-    """Return what kernels write, int32 zeros: see :mod:`.programs.whole_tensors`.
+    """Return cleared notes of a run, int32: see :mod:`.programs.whole_tensors`.
 
     blocks: how many of them have extremes of their own, which follow.
     """

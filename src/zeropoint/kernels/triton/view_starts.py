@@ -1,4 +1,4 @@
-"""The kernels that read tensors as they lie: views that are not contiguous, and blocks that span rows."""
+"""Kernels for tensors that are not contiguous, and for blocks that span rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Strides = tuple[int, ...]
 
 
 class Views:
-    """The kernels on views of one request; given: what kernels under given scales are compiled for."""
+    """The kernels of one request by strides; given: constants of kernels under given scales."""
 
     def __init__(self, request: Request, given: Constants) -> None:
         self._request, self._given = request, given
@@ -47,7 +47,7 @@ class Views:
         )
 
     def planned(self, *, one_block: bool) -> torch.Tensor:
-        """Return a tensor without data as plans give it: of the request's strides, if kernels read these."""
+        """Return a meta tensor with the strides of the request if kernels read them, else contiguous."""
         asked = self._request
         whole = torch.empty(asked.shape, device="meta")
         if asked.strides is None or 0 in asked.shape or asked.op is Op.DEQUANTIZE:

@@ -27,7 +27,7 @@ from .value_products import (
 
 @triton.jit
 def signed_input(found):
-    """Return codes as int8; those of uint8 less 128."""
+    """Return codes as int8; uint8 codes are shifted by -128."""
     if found.dtype == tl.uint8:
         return (found ^ 128).to(tl.int8, bitcast=True)
     else:  # noqa: RET505 (Triton compiles one of the two)

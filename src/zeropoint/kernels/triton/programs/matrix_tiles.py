@@ -54,7 +54,7 @@ def _inside(row, col, cut, k: tl.constexpr):
 
 @triton.jit
 def _values(x, batch, row, col, cut, k: tl.constexpr):
-    """Return the numbers of a tile as they lie in memory, (lines / near, near, elements)."""
+    """Load a tile in the order of memory, (lines / near, near, elements)."""
     line = tl.arange(0, k.cut.lines // k.cut.near)[:, None] * k.cut.near + tl.arange(0, k.cut.near)[None, :]
     start = x + batch * cut.batch
     if k.cut.transposed:
@@ -124,7 +124,7 @@ def _reduced(numbers, kind: tl.constexpr, k: tl.constexpr):
 
 @triton.jit
 def _by_runs(found, k: tl.constexpr):
-    """Return what :func:`_values` does, as it lies in rows, (runs, run) float32."""
+    """Return a tile of :func:`_values` in the order of rows, (runs, run) float32."""
     found = _in_rows(tl.reshape(found, [k.cut.lines, k.cut.elements]), k)
     return float32(tl.reshape(found, [k.cut.rows * k.cut.cols // k.cut.run, k.cut.run]))
 
@@ -148,7 +148,7 @@ def _of_runs(numbers, k: tl.constexpr):
 
 @triton.jit
 def _noise(seed, batch, row, col, cut, k: tl.constexpr):
-    """Return the noise of the elements of a tile as they lie in rows, (runs, run)."""
+    """Return the noise of a tile in the order of rows, (runs, run)."""
     first = tl.arange(0, k.cut.rows * k.cut.cols // k.cut.run)[:, None] * k.cut.run
     down, across = row + first // k.cut.cols, col + first % k.cut.cols
     start = (batch * cut.rows + down) * cut.cols + across
@@ -231,9 +231,10 @@ def _rank(number):
 
 @triton.jit
 def tile_extremes(x, found, least, most, cut, k: tl.constexpr):
-    """Raise what is known of blocks: bits of largest magnitudes, ranks of negated least, of greatest numbers.
+    """Accumulate the extremes of blocks by atomic maxima.
 
-    All are (blocks,) int32; the last two change where scales follow from both.
+    found: bits of the largest magnitude. least, most: ranks of the negated least and of the greatest value,
+    where scales follow from both ends. All are (blocks,) int32.
     """
     batch, row, col = _place(cut, k)
     value = float32(_values(x, batch, row, col, cut, k))
@@ -247,7 +248,7 @@ def tile_extremes(x, found, least, most, cut, k: tl.constexpr):
 
 @triton.jit
 def block_scales(found, least, most, scales, zeros, coarse, notes, cut, k: tl.constexpr):
-    """Write the scales and zero points of blocks from :func:`tile_extremes`, which then know nothing.
+    """Write scales and zero points from :func:`tile_extremes`, and reset its results.
 
     ``cut`` is their number. notes: as for :func:`quantize_tiles`.
     """

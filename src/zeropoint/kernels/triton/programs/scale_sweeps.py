@@ -162,7 +162,7 @@ def _sweep(block, start, coarse, table, s: tl.constexpr, k: tl.constexpr):
 
 @triton.jit
 def sweep_exactly(x, weights, scales, coarse, table, unsure, count, cut, k: tl.constexpr):
-    """Replace the codes of the scales of blocks by those of the best ones, by the errors of the reference.
+    """Replace scale codes in place by the codes of least squared error, in float64.
 
     scales: uint8, one a block. coarse: (1,) float32, the scale above. table: (256,) float32, values of
     element codes. unsure, count: where ``k.cut.listed``, the blocks in question, int32, and how many there
@@ -270,7 +270,7 @@ def _near_clipped(amax, code, by, s: tl.constexpr):
 
 @triton.jit
 def sweep_nearly(x, scales, coarse, unsure, count, cut, k: tl.constexpr):
-    """Replace the codes of scales by those of the best where errors in float32 tell which these are.
+    """Replace scale codes in place where errors in float32 prove which is best.
 
     The others of the ``cut`` blocks are listed in ``unsure``, and ``count``, 0 before, becomes their number:
     in any order, as programs finish. The arguments are those of :func:`sweep_exactly`; it may be compiled
@@ -291,7 +291,7 @@ def sweep_nearly(x, scales, coarse, unsure, count, cut, k: tl.constexpr):
 
 @triton.jit
 def _swept_nearly(x, scales, coarse, b, blocks, s: tl.constexpr, k: tl.constexpr):
-    """Return the best codes of blocks ``b``, which are sure, largest magnitudes, and which blocks exist."""
+    """Return best codes of blocks ``b``, a mask of proven ones, largest magnitudes, and a mask of blocks."""
     there, above = b < blocks, tl.load(coarse)
     pieces: tl.constexpr = s.pieces
     size: tl.constexpr = s.size // s.pieces
