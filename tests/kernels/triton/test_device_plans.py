@@ -140,6 +140,14 @@ def test_a_plan_says_what_it_holds() -> None:
     assert (given.workspace_bytes, given.parameter_bytes) == (notes, tables + scales)
 
 
+def test_a_plan_on_a_device_answers_as_one_on_the_host() -> None:
+    there, host = planned("quantize", "nvfp4", torch.float32), zp.plan("quantize", "nvfp4", SHAPE)
+    assert there.identity == f"triton/{host.identity.partition('/')[2]}"
+    assert there.guarantee == host.guarantee
+    with pytest.raises(zp.ShapeError, match="make a plan for it"):
+        there.check(torch.zeros(SHAPE[::-1], device=DEVICE))
+
+
 @NO_GPU
 @pytest.mark.parametrize("scheme", ["int8:channel", "int8:tensor", "mxfp4", "nvfp4"])
 def test_a_graph_replays_a_plan_on_new_numbers_without_memory(scheme: str) -> None:
