@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .prepared import Plan, can_implement, plan
     from .report.page import report_checkpoint
     from .schemes import Granularity, Scheme
+    from .search.pipelines import quantize_pipeline
     from .search.under_budget import quantize_checkpoint, search_checkpoint
     from .tensor import QuantizedTensor
     from .training import FakeQuantize
@@ -108,6 +109,7 @@ __all__ = [
     "quantize",
     "quantize_checkpoint",
     "quantize_model",
+    "quantize_pipeline",
     "report_checkpoint",
     "rotate_checkpoint",
     "save_checkpoint",
@@ -150,6 +152,7 @@ _OWNERS = {
     "compare": "methods.scheme_comparison",
     "quantize": "methods.of_tensors",
     "report_checkpoint": "report.page",
+    "quantize_pipeline": "search.pipelines",
     **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),
     "load_checkpoint": "checkpoint.model.loading",
     "save_checkpoint": "checkpoint.model.saving",

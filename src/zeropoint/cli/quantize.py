@@ -58,6 +58,7 @@ from .writing import (
     Spool,
     Target,
     run_each,
+    run_pipeline,
 )
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
     tensor what happened and why. OUT is all or nothing: if the command is interrupted, run it again
     to resume. Of several sources, each is written to OUT/its name; one that fails does not stop the others.
+    Of a pipeline of diffusers, the parts are quantized but the autoencoder, and all else is copied.
 
     \b
     Examples:
@@ -141,9 +143,9 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
     if calibration is None:
         _require_no_data(to, candidates, format)
     require_meaning(to, recipe, format)
-    if len(source) > 1 and (plan is not None or state is not None):
-        which = "--plan" if plan is not None else "--state"
-        raise typer.BadParameter("is of one checkpoint; give one SRC", param_hint=f"'{which}'")
+    is_pipeline = len(source) == 1 and layers.is_pipeline(source[0])
+    if len(source) > 1 or is_pipeline:
+        _require_no_file(plan=plan, state=state)
 
     def write(one: str, target: str) -> RunResult:
         return layers.quantize_checkpoint(
@@ -158,7 +160,17 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
             report=report, progress=True,
         )  # fmt: skip
 
-    run_each(source, out, write, everything=everything, order=sort, as_json=as_json)
+    if is_pipeline:
+        run_pipeline(source[0], out, write, overwrite=overwrite, as_json=as_json)
+    else:
+        run_each(source, out, write, everything=everything, order=sort, as_json=as_json)
+
+
+def _require_no_file(**files: Any) -> None:
+    """Raise typer.BadParameter where an option names a file of one checkpoint, and there are several."""
+    given = next((name for name, file in files.items() if file is not None), None)
+    if given is not None:
+        raise typer.BadParameter("is of one checkpoint; give one SRC", param_hint=f"'--{given}'")
 
 
 def _require_target(sources: list[str], out: str) -> None:

@@ -143,6 +143,22 @@ def run_each(
         raise typer.Exit(1)
 
 
+def run_pipeline(
+    source: str, out: str, call: Callable[[str, str], RunResult], *, overwrite: bool, as_json: bool
+) -> None:
+    """Write the parts of a pipeline of diffusers, and show a line for each.
+
+    call: what writes a part to an output. overwrite: whether files that are copied replace others.
+    """
+    start = time.perf_counter()
+    results = layers.each_part(Path(source), Path(out), call, overwrite=overwrite)
+    seconds = time.perf_counter() - start
+    if as_json:
+        show_json({"runs": [found.to_dict() for found in results.values()], "seconds": seconds})
+    else:
+        show(layers.runs_report({**results}, seconds=seconds))
+
+
 def targets_of(sources: Sequence[str], out: str) -> dict[str, str]:
     """Return where each of several sources goes: into ``out``, under its own name.
 

@@ -49,7 +49,7 @@ def test_a_diffusers_pipeline_is_answered_with_its_parts(tmp_path: Path) -> None
     write_llama(tmp_path / "transformer")
     said = refused(tmp_path)
     assert "is a diffusers pipeline, whose parts are checkpoints of their own" in said
-    assert said.endswith("; pass one of them, such as 'transformer'")
+    assert said.endswith(", such as 'transformer', or the pipeline to zeropoint quantize")
 
 
 def test_an_output_that_is_not_finished_is_called_so(tmp_path: Path) -> None:

@@ -37,13 +37,13 @@ def other_file(path: Place) -> CheckpointError | None:
 
 def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
     """Return the error for a directory without safetensors files; ``names``: what lies in it."""
-    place, folders = shown(root), [name for name in names if _holds_weights(root / name)]
+    place, folders = shown(root), [name for name in names if holds_weights(root / name)]
     if JOURNAL in names:
         said = "is the output of a zeropoint run that has not finished; run the same command again to resume"
     elif "model_index.json" in names:
         said = (
             "is a diffusers pipeline, whose parts are checkpoints of their own; pass one of them"
-            f"{_named(folders)}"
+            f"{_named(folders)}, or the pipeline to zeropoint quantize"
         )
     elif whole := next((n.rpartition(".")[2] for n in names if n.endswith((".gguf", ".onnx"))), None):
         said = f"holds several {whole.upper()} files, of which one is read; pass it"
@@ -62,7 +62,7 @@ def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
     return CheckpointError(f"{place} {said}")
 
 
-def _holds_weights(folder: Place) -> bool:
+def holds_weights(folder: Place) -> bool:
     """Return whether safetensors files lie in a folder; what cannot be looked into has none."""
     try:
         return is_folder(folder) and any(found.name.endswith(".safetensors") for found in listing(folder))
