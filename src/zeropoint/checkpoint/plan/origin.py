@@ -7,6 +7,7 @@ names and shapes works on that view; what reads rows asks the origin.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,8 +22,8 @@ from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
 from ...codecs.records import Reader
 from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
-from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm
-from ...errors import CheckpointError, UnsupportedError
+from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm, places
+from ...errors import CheckpointError, UnsupportedError, printable
 from ...functional import dequantize
 from ...recipes import Activation
 from ...schemes import Scheme
@@ -44,6 +45,8 @@ _LISTED = 10
 _OF_QUANTIZATION = frozenset((WEIGHTS_ONLY_CONFIG, *TOOL_FILES))
 """Files that say how a checkpoint is quantized, which its floats are not."""
 _NARROW = ("BF16", "F16")
+_FEW_RUNS = 8
+"""Rows of a run from which on runs are read alone."""
 _BAND_VALUES = 1 << 18
 """Values of whole rows that are read at once to cut columns out of them."""
 
@@ -146,7 +149,10 @@ class Origin:
         """Rows of which a part holds a multiple so that no other rows need to be read."""
         own = 1 if self.layer is None else alignment(self.layer)
         own = math.lcm(own, self.block_rows)
-        return own if self.same else math.lcm(own, self._heads)
+        orders = (self.stored_form.rows, (self.form or AS_MODEL).rows)
+        return (
+            own if orders[0] == orders[1] else math.lcm(own, *(o.alignment for o in orders if o is not None))
+        )
 
     @property
     def block_rows(self) -> int:
@@ -218,12 +224,17 @@ class Origin:
     def codes(self, files: Mapping[Place, OpenFile], rows: range) -> QuantizedTensor:
         """Return some rows of one matrix in codes, numbered among those of all its matrices."""
         assert self.layer is not None
+        if self.stored_form.columns != (self.form or AS_MODEL).columns:
+            raise UnsupportedError(
+                f"{printable(self.entry.name)} has inputs in another order in files of the layout that is "
+                "written, and groups of codes stay as they are; quantize the original checkpoint"
+            )
         expert, first = divmod(rows.start, self.layer.shape[0])
-        begin, count = self._whole_heads(first, rows[-1] + 1 - rows.start)
-        q = read_rows(self.layer, files, begin, count, expert=expert)
-        order = self._reordered(torch.arange(count)[:, None])[:, 0]
-        wanted = order[first - begin :][: rows[-1] + 1 - rows.start : rows.step]
-        found = replace(q if len(wanted) == count and self.same else rows_of(q, wanted), dtype=self.dtype)
+        wanted = self._places(torch.arange(first, first + rows[-1] + 1 - rows.start, rows.step))
+        begin, end = int(wanted.min()), int(wanted.max()) + 1
+        q = read_rows(self.layer, files, begin, end - begin, expert=expert)
+        found = q if rows.step == 1 and self.same else rows_of(q, wanted - begin)
+        found = replace(found, dtype=self.dtype)
         return under_one_scale(found) if self.one_scale else found
 
     @property
@@ -240,28 +251,21 @@ class Origin:
         files[entry.file].read_into(memoryview(buffer), entry.begin)
         return torch.frombuffer(buffer, dtype=torch.int32)
 
-    @property
-    def _heads(self) -> int:
-        """Rows among which the order is another one than in the file."""
-        return math.lcm(1, *filter(None, (self.stored_form.halves, (self.form or AS_MODEL).halves)))
-
-    def _whole_heads(self, start: int, count: int) -> tuple[int, int]:
-        """Return the rows that must be read for some others: first and count."""
-        if self.same:
-            return start, count
-        begin = start // self._heads * self._heads
-        return begin, -(-(start + count - begin) // self._heads) * self._heads
-
-    def _reordered(self, x: torch.Tensor) -> torch.Tensor:
-        """Return whole heads of rows of the file as they are wanted."""
-        return x if self.same else (self.form or AS_MODEL).stored(self.stored_form.restored(x))
+    def _places(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return where some of the rows that are wanted lie in the file."""
+        return places(rows, self.stored_form.rows, (self.form or AS_MODEL).rows)
 
     def _convert(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-        """Fill ``out`` with rows from ``start`` on, of another dtype or in another order than in the file."""
+        """Fill ``out`` with rows from ``start`` on, of another dtype or in another form than in the file."""
         plain = replace(self, entry=self.raw or self.entry, raw=None, form=self.stored_form)
-        begin, count = self._whole_heads(start, len(out))
-        x = plain.read(files, begin, count, bytearray(count * self.columns * plain.dtype.itemsize))
-        out.copy_(self._reordered(x.to(self.dtype))[start - begin : start - begin + len(out)])
+        wanted = self._places(torch.arange(start, start + len(out)))
+        x = _gathered(plain, files, wanted).to(self.dtype)
+        before, after = self.stored_form, self.form or AS_MODEL
+        if not self.same:
+            x = after.stored(before.restored(x))
+        if before.columns != after.columns:
+            x = x[:, places(torch.arange(x.shape[1]), before.columns, after.columns)]
+        out.copy_(x)
 
     def _fold(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
         """Fill ``out`` with rows from ``start`` on, with what is folded into them."""
@@ -322,6 +326,19 @@ class Origin:
             part = self.read(files, rows[at], min(step, height - at), piece, step=rows.step)
             out[at : at + len(part)] = part[:, left : left + width]
         return out
+
+
+def _gathered(origin: Origin, files: Mapping[Place, OpenFile], rows: torch.Tensor) -> torch.Tensor:
+    """Return some rows of an origin in any order, (len(rows), columns): few runs alone, many with all between."""
+    begin, end = int(rows.min()), int(rows.max()) + 1
+    ends = torch.nonzero(rows.diff() != 1).flatten().add(1).tolist()
+    many = len(ends) * _FEW_RUNS > len(rows)
+    runs = [(begin, end)] if many else [
+        (int(rows[left]), int(rows[right - 1]) + 1) for left, right in itertools.pairwise([0, *ends, len(rows)])
+    ]  # fmt: skip
+    row = origin.columns * origin.dtype.itemsize
+    found = [origin.read(files, left, right - left, bytearray((right - left) * row)) for left, right in runs]
+    return found[0][rows - begin] if many else torch.cat(found)
 
 
 def _bytes(out: torch.Tensor) -> memoryview:

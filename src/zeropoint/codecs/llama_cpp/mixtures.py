@@ -19,7 +19,8 @@ from ...architectures import Config, text_config
 from ..containers.gguf import TYPES
 from ..model_format import WEIGHTED
 from ..stored_forms import APART, NO_PLACE
-from .families import Family, expert_count, form_of
+from .families import expert_count, form_of
+from .family import Family
 
 
 class _Place(NamedTuple):
