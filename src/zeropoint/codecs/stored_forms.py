@@ -162,7 +162,5 @@ class Reshaped(NamedTuple):
 
 NO_PLACE = StoredForm("")
 """That of a tensor which files leave out."""
-APART = StoredForm("")
-"""That of a tensor of which files have the parts alone, as the tensor's matrices are quantized."""
 AS_MODEL = StoredForm("")
 """That of values as the model has them."""

@@ -167,8 +167,7 @@ class Actions:
 
 def _folded(origin: Origin) -> str:
     """Return what is done to a tensor of floats, in words."""
-    assert origin.folded is not None
-    return origin.folded.said
+    return "gathered" if origin.folded is None else origin.folded.said
 
 
 def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> TensorDecision:

@@ -265,6 +265,7 @@ def make_plan(
     if rotation is not None:
         require_unrotated(source)
         floats = rotated_floats(plain, rotation)
+    floats = floats.in_pieces(codec)
     placeless = floats.placeless(codec)
     floats = rescaled_floats(floats.without(placeless), folds or {})
     check_patterns(selection, floats.source.entries)

@@ -7,7 +7,6 @@ names and shapes works on that view; what reads rows asks the origin.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_pieces, shown
 from ..read.tensor_entries import Entries, TensorEntry
 from .folded import Folded, FoldedChannels, FoldedNorm
+from .gathered import Gathered, in_pieces, read_rows_of
 from .limits import decoding_bytes
 from .parts_of_codes import rows_of, under_one_scale
 
@@ -45,8 +45,6 @@ _LISTED = 10
 _OF_QUANTIZATION = frozenset((WEIGHTS_ONLY_CONFIG, *TOOL_FILES))
 """Files that say how a checkpoint is quantized, which its floats are not."""
 _NARROW = ("BF16", "F16")
-_FEW_RUNS = 8
-"""Rows of a run from which on runs are read alone."""
 _BAND_VALUES = 1 << 18
 """Values of whole rows that are read at once to cut columns out of them."""
 
@@ -63,7 +61,8 @@ class Origin:
     says next to what it is written. raw: floats of another dtype that it is converted from. form: how its
     rows are wanted, where that is not as the model has them. step: the distance of its numbers in the file,
     of a vector that others lie between. one_scale: whether each matrix of fused experts has one scale.
-    folded: what is folded into a tensor of floats.
+    folded: what is folded into a tensor of floats. gathered: where its rows come from, of a tensor that lies
+    in no file.
     """
 
     entry: TensorEntry
@@ -76,6 +75,7 @@ class Origin:
     step: int = 1
     one_scale: bool = False
     folded: Folded | FoldedNorm | FoldedChannels | None = None
+    gathered: Gathered | None = None
 
     def in_form(self, form: StoredForm) -> Origin:
         """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
@@ -104,7 +104,7 @@ class Origin:
     @property
     def copied(self) -> bool:
         """Whether its bytes are those of the file."""
-        plain = self.layer is None and self.raw is None and self.folded is None
+        plain = self.layer is None and self.raw is None and self.folded is None and self.gathered is None
         return plain and self.same and self.step == 1
 
     @property
@@ -117,6 +117,8 @@ class Origin:
         """The files that are read, each once."""
         if self.data is not None:
             return ()
+        if self.gathered is not None:
+            return tuple(dict.fromkeys(file for each in self.gathered.sources for file in each.files))
         if self.layer is None:
             norm = None if self.folded is None else self.folded.norm
             return tuple(dict.fromkeys(entry.file for entry in (self.entry, norm) if entry is not None))
@@ -125,12 +127,16 @@ class Origin:
     @property
     def place(self) -> tuple[str, int]:
         """File name and offset of its first byte, or of its first code."""
+        if self.gathered is not None:
+            return self.gathered.sources[0].place
         entry = self.entry if self.layer is None else self.layer.codes
         return entry.file.name, entry.begin
 
     @property
     def stored(self) -> tuple[TensorEntry, ...]:
         """The tensors of the files that it is made of, with its input scales."""
+        if self.gathered is not None:
+            return tuple(entry for each in self.gathered.sources for entry in each.stored)
         return (self.entry,) if self.layer is None else (*self.layer.tensors.values(), *self.input_scales)
 
     @property
@@ -140,6 +146,8 @@ class Origin:
         # What is converted, and rows in another order, are copies.
         own *= 1 if self.same and self.raw is None else 3
         own += (self.step - 1) * own
+        if self.gathered is not None:
+            return own + max(each.value_bytes + each.dtype.itemsize for each in self.gathered.sources)
         if self.layer is None:
             return own
         return own + decoding_bytes(self.layer.weight, self.layer.dtype, self.dtype)
@@ -199,6 +207,8 @@ class Origin:
             self._convert(files, start, out)
         elif self.layer is not None:
             _decode(self.layer, files, start, out)
+        elif self.gathered is not None and not self.transposed:
+            self.gathered.fill(files, start, out)
         elif self.transposed:
             height = self.entry.shape[-1]
             for expert, first, part in _by_expert(start, out, height):
@@ -259,7 +269,7 @@ class Origin:
         """Fill ``out`` with rows from ``start`` on, of another dtype or in another form than in the file."""
         plain = replace(self, entry=self.raw or self.entry, raw=None, form=self.stored_form)
         wanted = self._places(torch.arange(start, start + len(out)))
-        x = _gathered(plain, files, wanted).to(self.dtype)
+        x = read_rows_of(plain, files, wanted).to(self.dtype)
         before, after = self.stored_form, self.form or AS_MODEL
         if not self.same:
             x = after.stored(before.restored(x))
@@ -313,7 +323,7 @@ class Origin:
     ) -> torch.Tensor:
         """Fill ``out`` with some rows from a column on, and return it."""
         (height, width), item = out.shape, self.dtype.itemsize
-        file = None if self.layer is not None else files[self.entry.file]
+        file = None if self.layer is not None or self.gathered is not None else files[self.entry.file]
         if file is not None and file.descriptor is not None and self.copied:
             offset, stride = self.entry.begin + left * item, self.columns * item
             read_pieces(
@@ -326,19 +336,6 @@ class Origin:
             part = self.read(files, rows[at], min(step, height - at), piece, step=rows.step)
             out[at : at + len(part)] = part[:, left : left + width]
         return out
-
-
-def _gathered(origin: Origin, files: Mapping[Place, OpenFile], rows: torch.Tensor) -> torch.Tensor:
-    """Return some rows of an origin in any order, (len(rows), columns): few runs alone, many with all between."""
-    begin, end = int(rows.min()), int(rows.max()) + 1
-    ends = torch.nonzero(rows.diff() != 1).flatten().add(1).tolist()
-    many = len(ends) * _FEW_RUNS > len(rows)
-    runs = [(begin, end)] if many else [
-        (int(rows[left]), int(rows[right - 1]) + 1) for left, right in itertools.pairwise([0, *ends, len(rows)])
-    ]  # fmt: skip
-    row = origin.columns * origin.dtype.itemsize
-    found = [origin.read(files, left, right - left, bytearray((right - left) * row)) for left, right in runs]
-    return found[0][rows - begin] if many else torch.cat(found)
 
 
 def _bytes(out: torch.Tensor) -> memoryview:
@@ -394,6 +391,10 @@ class Floats:
             return Origin(entry=replace(entry, shape=entry.shape[::-1]), transposed=True)
         transposed = entry.stack is not None and entry.stack.transposed
         return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
+
+    def in_pieces(self, codec: Codec) -> Floats:
+        """Return it with the tensors that files of a codec have, some of which are pieces of the model's."""
+        return in_pieces(self, codec)
 
     def placeless(self, codec: Codec) -> set[str]:
         """Return the tensors that files of a codec have no place for, as engines have none."""

@@ -59,6 +59,9 @@ _RMS = MappingProxyType({
 })  # fmt: skip
 
 
+QWEN_EXPERTS = MappingProxyType({**EVERYWHERE, "norm_topk_prob": True})
+
+
 def _whole_keys(text: Config) -> Values:
     """Raise UnsupportedError where heads share keys, whose norm llama.cpp takes for as wide as the model."""
     if text["num_key_value_heads"] != text["num_attention_heads"]:
@@ -90,7 +93,7 @@ FAMILIES = (
     dataclasses.replace(
         _QWEN2_MOE, architecture="qwen3moe", model_type="qwen3_moe", class_name="Qwen3MoeForCausalLM",
         layers=MappingProxyType({**ATTENTION, **QUERY_NORMS, **ROUTER}), numbers=EXPERTS,
-        always=MappingProxyType({**EVERYWHERE, "norm_topk_prob": True}),
+        always=QWEN_EXPERTS,
     ),
     dataclasses.replace(
         _QWEN2_MOE, architecture="olmoe", model_type="olmoe", class_name="OlmoeForCausalLM",

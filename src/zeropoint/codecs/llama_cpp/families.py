@@ -10,16 +10,18 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, Config, model_type, text_config
+from ...architectures import GATE_UP, MOST_EXPERTS, Config, model_type, text_config
 from ...errors import CheckpointError, printable
-from ..stored_forms import APART, NO_PLACE, Order, Shape, StoredForm
-from . import decoder_families, expert_families, hybrid_families
-from .family import Change, Family, head_size, number_of
+from ..pieces import Piece, Whole
+from ..stored_forms import NO_PLACE, Order, Shape, StoredForm
+from . import decoder_families, divided_families, expert_families, hybrid_families
+from .family import Change, Division, Family, halves_of, head_size, number_of
 
 _OF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 """The gate, up and down of all experts of a layer."""
 FAMILIES: tuple[Family, ...] = (
     *decoder_families.FAMILIES, *expert_families.FAMILIES, *hybrid_families.FAMILIES,
+    *divided_families.FAMILIES,
 )  # fmt: skip
 _NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
 """Keys of config.json without which nothing can be said."""
@@ -79,8 +81,8 @@ def form_of(family: Family, name: str, shape: Shape, config: Config) -> StoredFo
         stored = _renamed(family.modules, {}, found["rest"])
     elif found is not None:
         stored = _renamed(family.layers, family.tensors, found["rest"])
-        if stored is None and len(shape) == 3 and (fused := _fused(family, found["n"], found["rest"])):
-            return fused
+        if stored is None and len(shape) == 3:
+            stored = _of_all(family, found["rest"])
         if stored is None:
             stored, part = _of_expert(family, found["rest"], expert_count(family, config))
     if found is None or stored is None:
@@ -102,12 +104,62 @@ def _renamed(modules: Mapping[str, str], tensors: Mapping[str, str], name: str) 
     return f"{modules[module]}.{kind}" if module in modules and kind in ("weight", "bias") else None
 
 
-def _fused(family: Family, layer: str, name: str) -> StoredForm | None:
-    """Return the form of all experts of a layer in one tensor of the model, or None for another tensor."""
-    module, _, kind = name.removesuffix(".weight").rpartition(".")
-    if module not in dict(family.experts) or kind not in (GATE_UP, DOWN):
-        return None
-    return APART if kind == GATE_UP else StoredForm(f"blk.{layer}.{_OF_EXPERTS[2]}.weight")
+def _of_all(family: Family, name: str) -> str | None:
+    """Return the tensor that holds a projection of all experts of a layer, from the model's with all."""
+    holder, _, kind = name.removesuffix(".weight").rpartition(".")
+    names = dict(family.experts).get(holder, ())
+    return f"{_OF_EXPERTS[names.index(kind)]}.weight" if kind in names else None
+
+
+def pieces_of(family: Family, name: str, shape: Shape, config: Config) -> Sequence[Piece]:
+    """Return the pieces in which files have a tensor of a model; nothing for one that is whole there."""
+    pattern, _, left_out = _patterns(family)
+    found, text = pattern.fullmatch(name), family.described(config)
+    if (
+        found is None
+        or found["n"] is None
+        or left_out.search(name)
+        or int(found["n"]) >= text["num_hidden_layers"]
+    ):
+        return ()
+    division = None if found["rest"] in family.tensors else _divisions(family).get(found["rest"])
+    if division is None or (len(shape) < 3 and _of_all(family, division.names[0])):
+        return ()
+    stem = name.removesuffix(found["rest"])
+    return [piece._replace(name=stem + piece.name) for piece in division.pieces(shape, text)]
+
+
+def wholes_of(family: Family, shapes: Mapping[str, Shape], config: Config) -> Sequence[Whole]:
+    """Return the tensors of a model of which files have pieces, from the shapes of all, by name."""
+    text, stems = family.described(config), list[str]()
+    for layer in range(text["num_hidden_layers"] if family.divided else 0):
+        stems.append(f"{family.prefixes[0]}{family.block}.{layer}.")
+    found = []
+    for stem in stems:
+        for name, division in family.divided.items():
+            mine = [shapes.get(stem + each) for each in division.names]
+            if any(shape is None for shape in mine):
+                continue
+            shape = division.whole([each for each in mine if each is not None], text)
+            pieces = [p._replace(name=stem + p.name) for p in division.pieces(shape, text)]
+            if [piece.shape for piece in pieces] != mine:
+                raise CheckpointError(
+                    f"{printable(stem + name)} is in pieces of shapes {mine}, which are not those of config.json; "
+                    "export the file again"
+                )
+            found.append(Whole(stem + name, shape, pieces, division.turned))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _divisions(family: Family) -> Mapping[str, Division]:
+    """Return the divisions of tensors of a layer, with that of the gate and up of all experts."""
+    usual = {
+        f"{holder}.{GATE_UP}": halves_of(f"{holder}.{gate}", f"{holder}.{up}")
+        for holder, (gate, up, _) in family.experts
+        if gate and f"{holder}.{GATE_UP}" not in family.tensors
+    }
+    return {**usual, **family.divided}
 
 
 def _of_expert(family: Family, name: str, count: int) -> tuple[str | None, tuple[int, int] | None]:
@@ -195,6 +247,9 @@ def _experts_of(
         raise CheckpointError(
             f"{printable(name)} has shape {list(shape)}, but must hold the matrices of {count} experts"
         )
+    if family.stacked:
+        form = _form(family, name, shape, family.described(config))
+        return [(f"{stem}{holder}.{projection}", form)]
     form = _form(family, name, shape[1:], family.described(config))
     return [
         (f"{stem}{holder}.{number}.{projection}.{kind}", form._replace(part=(number, count)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ...architectures import Config, text_config
 from ..containers.protocol import Scalar
+from ..pieces import Piece, Rows
 from ..stored_forms import Order, Reshaped, Shape
 
 _BUFFERS = r"rotary_emb\.(\w+_)?inv_freq$|\.attention\.(masked_)?bias$"
@@ -61,6 +63,19 @@ class Derived(NamedTuple):
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda values: {}
 
 
+class Division(NamedTuple):
+    """A tensor of a layer of which files have pieces.
+
+    names: of the pieces in a layer. pieces: those of a tensor of a shape. whole: the shape of the tensor from
+    those of the pieces. turned: whether matrices of the model are (in, out).
+    """
+
+    names: tuple[str, ...]
+    pieces: Callable[[Shape, Config], Sequence[Piece]]
+    whole: Callable[[Sequence[Shape], Config], Shape]
+    turned: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
     """A family of models.
@@ -74,9 +89,10 @@ class Family:
     layer, for whole names. left_out: what its tensors that llama.cpp has no place for match.
 
     halves: whether heads of queries and keys are stored interleaved. plus: what is added to weights of norms.
-    wide: modules with matrices in float32. changes: by names in the file. encoder: whether it has no head for
+    wide: modules with matrices in float32. changes: by names in the file. divided: tensors of
+    a layer that files have in pieces. encoder: whether it has no head for
     tokens. experts: what the experts of a layer lie in, and what the gate, up and down of each are called;
-    the first is what is made of files.
+    the first is what is made of files. stacked: whether the model has all experts of a layer in one tensor.
 
     numbers: of the metadata that count experts and their sizes; values: others, which may be missing; both
     with keys of config.json. constants: what is always written. kinds: of layers. rotary: the default part of
@@ -101,8 +117,10 @@ class Family:
     plus: float = 0.0
     wide: frozenset[str] = frozenset()
     changes: Mapping[str, Change] = field(default_factory=dict)
+    divided: Mapping[str, Division] = field(default_factory=dict)
     encoder: bool = False
     experts: tuple[tuple[str, tuple[str, str, str]], ...] = ()
+    stacked: bool = False
     numbers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     values: Mapping[str, Key] = field(default_factory=dict)
     constants: Mapping[str, Scalar] = field(default_factory=dict)
@@ -192,3 +210,29 @@ def grouped(groups: str) -> Callable[[Config], Reshaped]:
         lambda shape: (text[groups], shape[0] // text[groups]),
         lambda shape: (shape[0] * shape[1],) if len(shape) == 2 else shape,
     )
+
+
+def halves_of(first: str, second: str) -> Division:
+    """Return the division of a tensor into the first half of its rows and the second, of each of its matrices."""
+
+    def pieces(shape: Shape, text: Config) -> Sequence[Piece]:
+        *experts, rows, columns = shape
+        count, half = math.prod(experts), rows // 2
+        return [
+            Piece(name, (*experts, half, columns), (Rows(at * half, (count, half), (rows, 1)),))
+            for at, name in enumerate((first, second))
+        ]
+
+    def whole(shapes: Sequence[Shape], text: Config) -> Shape:
+        *experts, half, columns = shapes[0]
+        return (*experts, 2 * half, columns)
+
+    return Division((first, second), pieces, whole)
+
+
+def renamed_to(name: str) -> Division:
+    """Return the division of a tensor into one piece, itself under another name."""
+    return Division(
+        (name,), lambda shape, text: [Piece(name, shape, (Rows(0, (math.prod(shape[:-1]),), (1,)),))],
+        lambda shapes, text: shapes[0],
+    )  # fmt: skip

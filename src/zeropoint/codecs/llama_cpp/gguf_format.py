@@ -14,9 +14,10 @@ from ...libraries import reading
 from ..containers.gguf import ALIGNMENT, GgufValue
 from ..containers.protocol import Found, Metadata, Read, Row
 from ..model_format import WEIGHTED, FileModel, ModelFiles, ModelFormat
+from ..pieces import Piece, Whole
 from ..safetensors_dtypes import FILE_DTYPES
 from ..stored_forms import StoredForm
-from .families import family_of, form_of
+from .families import family_of, form_of, pieces_of, wholes_of
 from .mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE, SMALLER, types_of
 from .model_values import ARCHITECTURE, PlainValues, model_values, read_model, rope_factors
 from .tokenizer_files import tokenizer_files
@@ -55,6 +56,18 @@ class LlamaCppFormat(ModelFormat):
         """See :class:`ModelFormat`."""
         family = family_of(config)
         return None if family is None else form_of(family, name, shape, config)
+
+    @_config
+    def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[Piece]:
+        """See :class:`ModelFormat`."""
+        family = family_of(config)
+        return () if family is None else pieces_of(family, name, shape, config)
+
+    @_config
+    def wholes(self, shapes: Mapping[str, tuple[int, ...]], config: Config) -> Sequence[Whole]:
+        """See :class:`ModelFormat`."""
+        family = family_of(config)
+        return () if family is None else wholes_of(family, shapes, config)
 
     @_config
     def metadata(self, model: ModelFiles) -> Metadata:

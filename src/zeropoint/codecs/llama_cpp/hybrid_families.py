@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from ...architectures import Config
-from ..stored_forms import Order
-from .expert_families import ROW, SHARED_EXPERT, WITH_SHARED
+from ..pieces import Piece, Rows
+from ..stored_forms import Order, Shape
+from .expert_families import QWEN_EXPERTS, ROW, SHARED_EXPERT, WITH_SHARED
 from .family import (
     ATTENTION,
     DRAFTS,
@@ -27,16 +28,18 @@ from .family import (
     WIDE,
     Change,
     Derived,
+    Division,
     Family,
     Key,
     Kinds,
     Values,
     column,
     grouped,
+    halves_of,
     kernel,
 )
 
-_SSM_WIDE = frozenset(("ssm_conv1d", "shortconv.conv"))
+SSM_WIDE = frozenset(("ssm_conv1d", "shortconv.conv"))
 
 
 def _tiled(unit: str | None, *, behind: bool = False) -> Change:
@@ -108,7 +111,7 @@ _OF_MODELS = MappingProxyType({
 })  # fmt: skip
 _QWEN35 = Family(
     architecture="qwen35", model_type="qwen3_5_text", class_name="Qwen3_5ForCausalLM", types=("qwen3_5",),
-    prefixes=TEXT, left_out=OF_IMAGES + DRAFTS, plus=1.0, rotary=0.25, wide=WIDE | _SSM_WIDE, defaults=_OF_MODELS,
+    prefixes=TEXT, left_out=OF_IMAGES + DRAFTS, plus=1.0, rotary=0.25, wide=WIDE | SSM_WIDE, defaults=_OF_MODELS,
     layers=MappingProxyType({
         **ATTENTION, **QUERY_NORMS, **POST_NORM, **MLP, "linear_attn.in_proj_qkv": "attn_qkv",
         "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha",
@@ -118,6 +121,45 @@ _QWEN35 = Family(
     tensors=MappingProxyType({"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}),
     changes=_LINEAR, values=_OF_LINEAR, kinds=(_RECURRENT,), complete=_every_fourth,
     derived=Derived(_with_sections, _of_linear_sizes),
+)  # fmt: skip
+
+
+def _sizes(text: Config) -> tuple[int, int, int]:
+    """Return heads of keys, the numbers of one, and those of all heads of values that share it."""
+    keys, size = text["linear_num_key_heads"], text["linear_key_head_dim"]
+    return keys, size, text["linear_num_value_heads"] // keys * text[_VALUES]
+
+
+_JOINT = ("linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight")
+
+
+def _joint(shape: Shape, text: Config) -> Sequence[Piece]:
+    """Return queries, keys and values of all heads, and gates, from those of one head of keys after another."""
+    (keys, size, values), columns = _sizes(text), shape[-1]
+    group = 2 * (size + values)
+    runs = [
+        Rows(first, (keys, count), (group, 1))
+        for first, count in ((0, size), (size, size), (2 * size, values), (2 * size + values, values))
+    ]
+    qkv = (keys * (2 * size + values), columns)
+    return [Piece(_JOINT[0], qkv, tuple(runs[:3])), Piece(_JOINT[1], (keys * values, columns), (runs[3],))]
+
+
+_QWEN3_NEXT = dataclasses.replace(
+    _QWEN35, architecture="qwen3next", model_type="qwen3_next", class_name="Qwen3NextForCausalLM", types=(),
+    layers=MappingProxyType({
+        **{old: new for old, new in _QWEN35.layers.items() if old not in MLP and new[:5] not in ("ssm_a", "ssm_b")},
+        "linear_attn.in_proj_ba": "ssm_ba", **ROUTER, **SHARED_EXPERT,
+    }),
+    divided=MappingProxyType({"linear_attn.in_proj_qkvz.weight": Division(
+        _JOINT, _joint, lambda shapes, text: (sum(shape[0] for shape in shapes), shapes[0][-1])
+    )}),
+    changes=MappingProxyType({
+        **ROW, "ssm_conv1d.weight": Change(shape=kernel), "ssm_a": Change(negated_exp=True),
+        "ssm_norm.weight": Change(plain=True),
+    }),
+    experts=(("mlp.experts", PROJECTIONS),), numbers=WITH_SHARED, always=QWEN_EXPERTS,
+    derived=Derived(_linear_sizes, _of_linear_sizes),
 )  # fmt: skip
 _CONV = Kinds("layer_types", MappingProxyType({
     "conv": {"attention.head_count_kv": 0},
@@ -138,7 +180,7 @@ def _lfm2(text: Config) -> Config:
 
 
 _LFM2 = Family(
-    architecture="lfm2", model_type="lfm2", class_name="Lfm2ForCausalLM", wide=WIDE | _SSM_WIDE,
+    architecture="lfm2", model_type="lfm2", class_name="Lfm2ForCausalLM", wide=WIDE | SSM_WIDE,
     modules=MappingProxyType({"embed_tokens": "token_embd", "embedding_norm": "token_embd_norm", "lm_head": "output"}),
     layers=MappingProxyType({
         "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.q_proj": "attn_q",
@@ -161,15 +203,17 @@ _LFM2 = Family(
 )  # fmt: skip
 
 
-def _mamba(values: Mapping[str, Any]) -> dict[str, Any]:
-    inner, heads = values.get("ssm.inner_size"), values.get("ssm.time_step_rank")
-    return (
-        {"mamba_head_dim": inner // heads}
-        if isinstance(inner, int) and isinstance(heads, int) and heads
-        else {}
-    )
+def head_of_mamba(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return what says the numbers of a head of Mamba 2; name: of its key."""
+
+    def read(values: Mapping[str, Any]) -> dict[str, Any]:
+        inner, heads = values.get("ssm.inner_size"), values.get("ssm.time_step_rank")
+        return {name: inner // heads} if isinstance(inner, int) and isinstance(heads, int) and heads else {}
+
+    return read
 
 
+_mamba = head_of_mamba("mamba_head_dim")
 _PATTERN = MappingProxyType({"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"})
 _SPELLED = MappingProxyType({"mamba": "linear_attention", "attention": "full_attention"})
 
@@ -195,7 +239,7 @@ _NEMOTRON_H = Family(
     architecture="nemotron_h", model_type="nemotron_h", class_name="NemotronHForCausalLM",
     when=lambda text: not _has_experts(text), complete=_nemotron_h, prefixes=("backbone.", "model.", ""),
     modules=MappingProxyType({"embeddings": "token_embd", "norm_f": "output_norm", "lm_head": "output"}),
-    wide=WIDE | _SSM_WIDE, left_out=OF_IMAGES + DRAFTS, halves=True,
+    wide=WIDE | SSM_WIDE, left_out=OF_IMAGES + DRAFTS, halves=True,
     layers=MappingProxyType({
         "norm": "attn_norm", "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v",
         "mixer.o_proj": "attn_output", "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down",
@@ -301,11 +345,12 @@ _GEMMA4 = Family(
     }),
 )  # fmt: skip
 FAMILIES = (
+    _QWEN3_NEXT,
     _QWEN35,
     dataclasses.replace(
         _QWEN35, architecture="qwen35moe", model_type="qwen3_5_moe_text", types=("qwen3_5_moe",),
         class_name="Qwen3_5MoeForCausalLM", experts=(("mlp.experts", PROJECTIONS),), numbers=WITH_SHARED,
-        changes=MappingProxyType({**_LINEAR, **ROW}), layers=MappingProxyType({
+        always=QWEN_EXPERTS, changes=MappingProxyType({**_LINEAR, **ROW}), layers=MappingProxyType({
             **{old: new for old, new in _QWEN35.layers.items() if old not in MLP}, **ROUTER, **SHARED_EXPERT,
         }),
     ),
@@ -348,6 +393,9 @@ FAMILIES = (
             **{kind: items for kind, items in _NEMOTRON_H.kinds[0].values.items() if kind != "mlp"},
             "moe": {**_NO_KEYS, "feed_forward_length": "moe_intermediate_size"},
         })),),
+            derived=_NEMOTRON_H.derived._replace(read=lambda values: {
+            **_mamba(values), "intermediate_size": values.get("expert_feed_forward_length"),
+        }),
     ),
     _GEMMA4,
     dataclasses.replace(
@@ -362,7 +410,8 @@ FAMILIES = (
             "router.per_expert_scale": "ffn_down_exps.scale",
             "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
         }),
-        experts=(("experts", PROJECTIONS),),
+        experts=(("experts", PROJECTIONS),), stacked=True,
+        divided=MappingProxyType({"experts.gate_up_proj": halves_of("experts.gate_proj", "experts.up_proj")}),
         numbers=MappingProxyType({**EXPERTS, "expert_used_count": ("top_k_experts", "num_experts_per_tok")}),
         constants=MappingProxyType({}), always=MappingProxyType({}),
         derived=Derived(_gemma4_values, lambda values: {**_of_gemma4(values), "enable_moe_block": True}),

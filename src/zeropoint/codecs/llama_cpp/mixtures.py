@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ...architectures import Config, text_config
 from ..containers.gguf import TYPES
 from ..model_format import WEIGHTED
-from ..stored_forms import APART, NO_PLACE
+from ..stored_forms import NO_PLACE
 from .families import expert_count, form_of
 from .family import Family
 
@@ -74,7 +74,7 @@ FILE_TYPES: Mapping[str, int] = MappingProxyType({
 """The number that llama.cpp has for a file of each (``llama_ftype``)."""
 OF_IMPORTANCE = frozenset({"q2_k_s"})
 """Those that llama.cpp does not make without an importance matrix."""
-_V, _K, _DOWN, _OUT, _GATE_UP = "attn_v", "attn_k", "ffn_down", "attn_output", "ffn_gate_up"
+_V, _K, _DOWN, _OUT = "attn_v", "attn_k", "ffn_down", "attn_output"
 _EIGHT = 8
 """Experts of Mixtral, whose attention is so small next to them that it gets more bits."""
 _OUT_OF_EIGHT = (
@@ -127,12 +127,9 @@ def types_of(
     found = {}
     experts = expert_count(family, config)
     for name, form in forms.items():
-        if form is APART:  # the gate and up of all experts, for which no mixture has a rule
-            block, last = [], _GATE_UP
-        elif form is NO_PLACE or form.float32 or not form.name.endswith(".weight"):
+        if form is NO_PLACE or form.float32 or not form.name.endswith(".weight"):
             continue
-        else:
-            *block, last, _ = form.name.split(".")
+        *block, last, _ = form.name.split(".")
         place = _Place(int(block[-1]) if block else 0, text["num_hidden_layers"], shared)
         columns = shapes[name][-1]
         head = last == "output" or (tied and last == "token_embd")
