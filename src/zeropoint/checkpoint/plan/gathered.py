@@ -46,7 +46,7 @@ class Gathered:
             flat.copy_(read_rows_of(self.sources[0], files, rows))
             return
         piece, row = (table[at] for table in places_in_pieces(self.rows))
-        for number in piece.unique().tolist():
+        for number in sorted(set(piece.tolist())):
             mine = piece == number
             flat[mine] = read_rows_of(self.sources[number], files, row[mine]).to(out.dtype)
 

@@ -21,6 +21,7 @@ from .family import (
     Key,
     Kinds,
     Values,
+    has,
     head_size,
 )
 
@@ -140,7 +141,11 @@ FAMILIES = (
         }),
         defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
         # llama.cpp tells Phi-4 by a window of 0.
-        complete=lambda text: {"sliding_window": text.get("sliding_window") or 0}, values=_WINDOW,
+        complete=lambda text: {"sliding_window": text.get("sliding_window") or 0},
+        values=MappingProxyType({
+            **_WINDOW, "rope.scaling.original_context_length": Key(("original_max_position_embeddings",)),
+        }),
+        derived=Derived(read=lambda values: {"sliding_window": values.get("attention.sliding_window") or None}),
     ),
     Family(
         architecture="starcoder2", model_type="starcoder2", class_name="Starcoder2ForCausalLM",
@@ -149,6 +154,7 @@ FAMILIES = (
         defaults=MappingProxyType({
             "norm_epsilon": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
         }),
+        derived=Derived(read=lambda values: {"use_bias": has(values, ".attn_q.bias")}),
     ),
     Family(
         architecture="stablelm", model_type="stablelm", class_name="StableLmForCausalLM", layers=LAYERS,
@@ -158,6 +164,7 @@ FAMILIES = (
             "use_parallel_residual": False,
         }),
         always=MappingProxyType({"qk_layernorm": False}),
+        derived=Derived(read=lambda values: {"use_qkv_bias": has(values, ".attn_q.bias")}),
     ),
     _GEMMA3,
     dataclasses.replace(

@@ -76,11 +76,27 @@ def _deepseek(text: Config) -> Values:
     return values
 
 
+def _greedy(text: Config) -> Config:
+    """Return one group of experts where all compete; raises UnsupportedError for groups by their best."""
+    if text.get("topk_method", "greedy") == "greedy":
+        return {"n_group": 1, "topk_group": 1}
+    if (text.get("n_group") or 1) > 1:
+        raise UnsupportedError(
+            f"topk_method is {text['topk_method']!r:.40} in config.json, but llama.cpp ranks groups of experts "
+            "by the sum of their best two; write safetensors"
+        )
+    return {}
+
+
 def _of_deepseek(values: Mapping[str, Any]) -> dict[str, Any]:
     rotated = values.get("rope.dimension_count")
     key, value = values.get("attention.key_length_mla"), values.get("attention.value_length_mla")
-    whole = isinstance(rotated, int) and isinstance(key, int)
-    found = {"qk_nope_head_dim": key - rotated, "head_dim": rotated} if whole else {}  # type: ignore[operator]
+    found = dict[str, Any]()
+    if isinstance(rotated, int) and isinstance(key, int):
+        found |= {"qk_nope_head_dim": key - rotated, "head_dim": rotated}
+    scale = values.get("rope.scaling.yarn_log_multiplier")
+    if isinstance(scale, float):
+        found["rope_scaling"] = dict.fromkeys(("mscale", "mscale_all_dim"), float(format(scale * 10, ".6g")))
     return {
         **found, "qk_rope_head_dim": rotated, "v_head_dim": value,
         "num_key_value_heads": values.get("attention.head_count"), "q_lora_rank": values.get("attention.q_lora_rank"),
@@ -153,11 +169,7 @@ def _alternating(text: Config) -> Values:
             "layer_types do not alternate in config.json, but llama.cpp computes models of gpt-oss as if every "
             "second layer were full attention; write safetensors"
         )
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    bounds = {
-        f"rope.scaling.yarn_{key}": float(rope[key]) for key in ("beta_fast", "beta_slow") if key in rope
-    }
-    return {"expert_feed_forward_length": text["intermediate_size"], **bounds}
+    return {"expert_feed_forward_length": text["intermediate_size"]}
 
 
 _GPT_OSS = Family(
@@ -183,7 +195,7 @@ _GPT_OSS = Family(
     }),
     experts=(("mlp.experts", PROJECTIONS),), stacked=True, numbers=LOCAL_EXPERTS,
     values=MappingProxyType({"attention.sliding_window": Key(("sliding_window",))}),
-    derived=Derived(_alternating),
+    derived=Derived(_alternating, lambda _: {"rope_scaling": {"truncate": False}}),
     defaults=MappingProxyType({
         "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 150000.0, "head_dim": 64,
         "sliding_window": 128,
@@ -278,6 +290,7 @@ FAMILIES = (
     _DEEPSEEK,
     dataclasses.replace(
         _DEEPSEEK, model_type="deepseek_v2", class_name="DeepseekV2ForCausalLM",
+        tensors=MappingProxyType({}), complete=_greedy,
         defaults=MappingProxyType({
             **_DEEPSEEK.defaults, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
             "first_k_dense_replace": 0, "scoring_func": "softmax",

@@ -27,6 +27,7 @@ from .family import (
     Family,
     Key,
     Values,
+    has,
     of_row,
 )
 
@@ -112,6 +113,7 @@ FAMILIES = (
         tensors=MappingProxyType({"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}),
         experts=(("mlp.experts", PROJECTIONS),), numbers=ROUTED_EXPERTS, values=ROUTING,
         constants=MappingProxyType({"expert_gating_func": SIGMOID}),
+        derived=Derived(read=lambda values: {"use_qk_norm": has(values, ".attn_q_norm.weight")}),
         defaults=MappingProxyType({
             "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 10000.0, "n_group": 1,
             "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.0,

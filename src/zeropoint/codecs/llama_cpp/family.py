@@ -56,11 +56,12 @@ class Kinds(NamedTuple):
 class Derived(NamedTuple):
     """Values of the metadata that follow from several of config.json, and these from the metadata.
 
-    read is given the values of the architecture without its name before them.
+    read is given the values of the architecture without its name before them, and under ``tensors`` the
+    names of all tensors; what it says of rope_scaling is added to that.
     """
 
-    write: Callable[[Config], Values] = lambda text: {}
-    read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda values: {}
+    write: Callable[[Config], Values] = lambda _: {}
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
 
 
 class Division(NamedTuple):
@@ -104,8 +105,8 @@ class Family:
     model_type: str
     class_name: str
     types: tuple[str, ...] = ()
-    when: Callable[[Config], bool] = lambda text: True
-    complete: Callable[[Config], Config] = lambda text: {}
+    when: Callable[[Config], bool] = lambda _: True
+    complete: Callable[[Config], Config] = lambda _: {}
     defaults: Config = field(default_factory=dict)
     prefixes: tuple[str, ...] = ("model.", "")
     block: str = "layers"
@@ -128,7 +129,7 @@ class Family:
     rotary: float | None = None
     scalings: frozenset[str] = frozenset(("default", "linear", "yarn"))
     always: Mapping[str, Any] = field(default_factory=dict)
-    derived: Derived = Derived()
+    derived: Derived = field(default_factory=Derived)
 
     def described(self, config: Config) -> dict[str, Any]:
         """Return what a configuration says of text, with what it leaves to defaults and what follows."""
@@ -136,6 +137,11 @@ class Family:
         if text.get("num_key_value_heads") is None and not self.encoder:
             text["num_key_value_heads"] = text.get("num_attention_heads")
         return {**text, **self.complete(text)}
+
+
+def has(values: Mapping[str, Any], ending: str) -> bool:
+    """Return whether a file has a tensor whose name ends so; values: what Derived.read is given."""
+    return any(name.endswith(ending) for name in values["tensors"])
 
 
 def number_of(text: Config, keys: Sequence[str]) -> Any:

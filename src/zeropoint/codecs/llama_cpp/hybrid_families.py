@@ -276,7 +276,7 @@ _NEMOTRON_H = Family(
 def _gemma4(text: Config) -> Config:
     """Return what config.json of Gemma 4 says of layers of full attention, whichever way it does."""
     kinds, each = text.get("layer_types") or (), text.get("per_layer_config") or {}
-    own = next((each[at] for at in each if kinds[int(at)] == "full_attention"), {})
+    own: Config = next((each[at] for at in each if kinds[int(at)] == "full_attention"), {})
     keys = own.get("num_key_value_heads") or text.get("num_global_key_value_heads")
     return {
         "global_head_dim": own.get("head_dim") or text.get("global_head_dim") or text["head_dim"],
@@ -303,8 +303,15 @@ def _of_gemma4(values: Mapping[str, Any]) -> dict[str, Any]:
     widths = values.get("feed_forward_length")
     found = {"global_head_dim": wide, "head_dim": head, "use_double_wide_mlp": isinstance(widths, list)}
     own: dict[str, Any] = {"intermediate_size": widths[0]} if isinstance(widths, list) and widths else {}
+    kinds = values.get("attention.sliding_window_pattern")
+    full = [at for at, local in enumerate(kinds if isinstance(kinds, list) else ()) if not local]
+    keys = {f"blk.{at}.attn_k.weight" for at in full} & values["tensors"]
+    same = keys and not {f"blk.{at}.attn_v.weight" for at in full} & values["tensors"]
     softcap = values.get("final_logit_softcapping") or None
-    return {**found, **own, "final_logit_softcapping": softcap}
+    return {
+        **found, **own, "final_logit_softcapping": softcap, "attention_k_eq_v": bool(same),
+        "vocab_size_per_layer_input": values.get("vocab_size"),
+    }  # fmt: skip
 
 
 _GEMMA4 = Family(

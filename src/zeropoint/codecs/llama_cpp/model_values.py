@@ -20,7 +20,7 @@ from ..containers.protocol import Found, Metadata, Read, Row, Scalar
 from ..model_format import FileModel
 from ..stored_forms import StoredForm
 from .families import FAMILIES, family_of, model_names
-from .family import Family, Key, Kinds, head_size, number_of
+from .family import Family, Key, Kinds, has, head_size, number_of
 from .token_table import PREFIX
 from .vocabulary import STORED_NAMES
 
@@ -40,6 +40,7 @@ _KEYS = MappingProxyType({
 """Keys of the metadata, after the architecture, of most families."""
 _TOKEN_TYPES = f"{PREFIX}token_type_count"
 _MAX_FACTORS = 1 << 16
+_NEAR = 1e-6
 _UNROTATED = 1e30
 """The factor of frequencies that are not rotated at all."""
 
@@ -145,7 +146,26 @@ def _rope_values(family: Family, text: Config) -> dict[str, Scalar]:
     if kind == "yarn":
         original = rope.get("original_max_position_embeddings") or text["max_position_embeddings"]
         values["rope.scaling.original_context_length"] = int(original)
+        for bound in ("beta_fast", "beta_slow"):
+            if rope.get(bound) is not None:
+                values[f"rope.scaling.yarn_{bound}"] = float(rope[bound])
+        _require_usual_yarn(rope)
     return values
+
+
+def _require_usual_yarn(rope: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError for another attention factor of YaRN than llama.cpp computes."""
+    mscale, given = rope.get("mscale"), rope.get("attention_factor")
+    if given is not None and abs(given - 0.1 * math.log(rope["factor"]) - 1) > _NEAR:
+        raise UnsupportedError(
+            f"attention_factor is {given!r:.40} in config.json, but llama.cpp computes that of YaRN from the "
+            "factor; write safetensors"
+        )
+    if mscale is not None and mscale != rope.get("mscale_all_dim"):
+        raise UnsupportedError(
+            f"mscale is {mscale!r:.40} in config.json, but llama.cpp takes it for mscale_all_dim, "
+            f"{rope.get('mscale_all_dim')!r:.40}; write safetensors"
+        )
 
 
 def rope_factors(family: Family, config: Config) -> Row | None:
@@ -248,6 +268,7 @@ def model_config(
     arch = metadata.get(ARCHITECTURE)
     prefix = f"{arch}."
     said = {key.removeprefix(prefix): metadata[key] for key in metadata if key.startswith(prefix)}
+    said["tensors"] = frozenset(names)
     family = _family_in(arch, said)
     if family is None or "token_embd.weight" not in names:
         return None
@@ -269,9 +290,12 @@ def model_config(
         config["type_vocab_size"] = metadata.get(_TOKEN_TYPES, 2)
     else:
         config["tie_word_embeddings"] = "output.weight" not in names
-        config |= _rope_config(family, said, config, factors)
-    if arch == "llama" and "blk.0.attn_q.bias" in names:
-        config["attention_bias"] = True
+        rope = _rope_config(family, said, config, factors)
+        if "rope_scaling" in rope:
+            rope["rope_scaling"] |= config.get("rope_scaling", {})
+        config = {key: value for key, value in config.items() if key != "rope_scaling"} | rope
+        if has(said, ".attn_q.bias"):
+            config["attention_bias"] = True
     for name in ("bos", "eos", "pad"):
         token = metadata.get(f"{PREFIX}{STORED_NAMES.get(name, name)}_token_id")
         if isinstance(token, int):
@@ -287,8 +311,14 @@ def _family_in(arch: Any, said: Mapping[str, Any]) -> Family | None:
     """Return the family of an architecture, of which some have experts, and some layers of several kinds."""
     experts = bool(said.get("expert_count"))
     found = [f for f in FAMILIES if f.architecture == arch and bool(f.experts) == experts]
-    kinds = (f for f in found if f.kinds and all(_kinds_in(each, said) for each in f.kinds))
-    return next(kinds, next((f for f in found if not f.kinds), next(iter(found), None)))
+
+    def fits(family: Family) -> tuple[bool, int]:
+        """Return whether a file has all that sets a family apart, and how much that is."""
+        whole = all(_kinds_in(each, said) for each in family.kinds) and all(map(said.get, family.numbers))
+        own = [has(said, f".{stored}") for stored in family.tensors.values()]
+        return whole and all(own), len(family.kinds) + len(family.numbers) + len(own)
+
+    return max(found, key=fits, default=None)
 
 
 def _kinds_in(kinds: Kinds, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,6 +369,9 @@ def _rope_config(
         original = value("scaling.original_context_length", None)
         if kind == "yarn" and original is not None:
             found["rope_scaling"]["original_max_position_embeddings"] = original
+        for bound in ("beta_fast", "beta_slow"):
+            if kind == "yarn" and (said_so := value(f"scaling.yarn_{bound}", None)) is not None:
+                found["rope_scaling"][bound] = said_so
     if family.rotary is not None and isinstance(rotated, int):
         found["partial_rotary_factor"] = rotated / head_size(config)
     if factors is not None and "proportional" in family.scalings:
