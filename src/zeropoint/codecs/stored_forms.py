@@ -119,7 +119,8 @@ class StoredForm(NamedTuple):
         Args:
             x: (rows, columns) of the model, in any float dtype.
         """
-        x = -torch.exp(x) if self.negated_exp else x
+        # In float64, whose last bits, that differ between processors, float32 does not have.
+        x = -torch.exp(x.double()).to(x.dtype) if self.negated_exp else x
         return x + self.plus if self.plus else x
 
     def restored(self, x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +129,7 @@ class StoredForm(NamedTuple):
         Args:
             x: (rows, columns) of the file, in any float dtype.
         """
-        x = torch.log(-x) if self.negated_exp else x
+        x = torch.log(-x.double()).to(x.dtype) if self.negated_exp else x
         return x - self.plus if self.plus else x
 
     def require_whole(self, rows: int, columns: int, place: str) -> None:

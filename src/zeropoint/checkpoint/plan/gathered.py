@@ -110,7 +110,7 @@ def _entry(name: str, shape: tuple[int, ...], of: TensorEntry, origin: Origin) -
     holder, _, last = name.removesuffix(".weight").rpartition(".")
     return TensorEntry(
         name=name, dtype=of.dtype, shape=shape, begin=0, file=of.file,
-        nbytes=math.prod(shape) * origin.dtype.itemsize, stack=Stack(holder, (last,)) if experts else None,
+        nbytes=math.prod(shape) * origin.dtype.itemsize, stack=Stack(holder, (last,), stays=True) if experts else None,
     )  # fmt: skip
 
 

@@ -157,7 +157,9 @@ def _gate_up_bias(shape: Shape, text: Config) -> Sequence[Piece]:
 
 def _down(shape: Shape, text: Config) -> Sequence[Piece]:
     experts, columns, rows = shape
-    return [Piece(_interleaved("down_proj"), (experts, rows, columns), (Rows(0, (experts * rows,), (1,)),))]
+    return [
+        Piece(_interleaved("down_proj"), (experts, rows, columns), (Rows(0, (experts, rows), (rows, 1)),))
+    ]
 
 
 def _alternating(text: Config) -> Values:
@@ -193,7 +195,7 @@ _GPT_OSS = Family(
             lambda shapes, text: (shapes[0][0], 2 * shapes[0][1]),
         ),
     }),
-    experts=(("mlp.experts", PROJECTIONS),), stacked=True, numbers=LOCAL_EXPERTS,
+    experts=(("mlp.experts", PROJECTIONS),), numbers=LOCAL_EXPERTS,
     values=MappingProxyType({"attention.sliding_window": Key(("sliding_window",))}),
     derived=Derived(_alternating, lambda _: {"rope_scaling": {"truncate": False}}),
     defaults=MappingProxyType({
@@ -209,7 +211,7 @@ _SHARED_MLP = MappingProxyType({
 })  # fmt: skip
 _GRANITE_MOE = Family(
     architecture="granitemoe", model_type="granitemoe", class_name="GraniteMoeForCausalLM", wide=WIDE | SSM_WIDE,
-    halves=True, values=GRANITE, numbers=LOCAL_EXPERTS, stacked=True,
+    halves=True, values=GRANITE, numbers=LOCAL_EXPERTS,
     layers=MappingProxyType({**ATTENTION, "block_sparse_moe.router.layer": "ffn_gate_inp"}),
     divided=MappingProxyType({
         "block_sparse_moe.input_linear.weight": halves_of(f"{_EXPERTS}gate_proj", f"{_EXPERTS}up_proj"),

@@ -7,12 +7,13 @@ A row says what llama.cpp calls the architecture and its tensors. The names of a
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...architectures import GATE_UP, MOST_EXPERTS, Config, model_type, text_config
 from ...errors import CheckpointError, printable
-from ..pieces import Piece, Whole
+from ..pieces import Piece, Rows, Whole
 from ..stored_forms import NO_PLACE, Order, Shape, StoredForm
 from . import decoder_families, divided_families, expert_families, hybrid_families
 from .family import Change, Division, Family, halves_of, head_size, number_of
@@ -134,21 +135,46 @@ def wholes_of(family: Family, shapes: Mapping[str, Shape], config: Config) -> Se
     text, stems = family.described(config), list[str]()
     for layer in range(text["num_hidden_layers"] if family.divided else 0):
         stems.append(f"{family.prefixes[0]}{family.block}.{layer}.")
-    found = []
-    for stem in stems:
-        for name, division in family.divided.items():
-            mine = [shapes.get(stem + each) for each in division.names]
-            if any(shape is None for shape in mine):
-                continue
-            shape = division.whole([each for each in mine if each is not None], text)
-            pieces = [p._replace(name=stem + p.name) for p in division.pieces(shape, text)]
-            if [piece.shape for piece in pieces] != mine:
-                raise CheckpointError(
-                    f"{printable(stem + name)} is in pieces of shapes {mine}, which are not those of config.json; "
-                    "export the file again"
-                )
-            found.append(Whole(stem + name, shape, pieces, division.turned))
+    found = list[Whole]()
+    for stem, (name, division) in itertools.product(stems, family.divided.items()):
+        mine = [_shape_of(family, stem + each, shapes, config) for each in division.names]
+        there = [shape for shape in mine if shape is not None]
+        if not there or len(there) < len(mine):
+            continue
+        shape = division.whole(there, text)
+        pieces = [piece._replace(name=stem + piece.name) for piece in division.pieces(shape, text)]
+        if [piece.shape for piece in pieces] != mine:
+            raise CheckpointError(
+                f"{printable(stem + name)} is in pieces of shapes {mine}, which are not those of config.json; "
+                "export the file again"
+            )
+        single = [each for piece in pieces for each in _of_each(piece, shapes)]
+        found.append(Whole(stem + name, shape, single, division.turned))
     return found
+
+
+def _shape_of(family: Family, name: str, shapes: Mapping[str, Shape], config: Config) -> Shape | None:
+    """Return the shape of a piece, or None where it is missing; of all experts where each has its own."""
+    if name in shapes:
+        return shapes[name]
+    first = shapes.get(_of_one(name, 0))
+    return None if first is None else (expert_count(family, config), *first)
+
+
+def _of_one(name: str, expert: int) -> str:
+    holder, _, last = name.rpartition(".")
+    return f"{holder}.{expert}.{last}.weight"
+
+
+def _of_each(piece: Piece, shapes: Mapping[str, Shape]) -> Iterator[Piece]:
+    """Yield the pieces of each expert in the place of one of all, where files have these."""
+    if piece.name in shapes:
+        yield piece
+        return
+    ((first, (experts, *sizes), (stride, *strides)),) = piece.rows
+    for expert in range(experts):
+        rows = Rows(first + expert * stride, tuple(sizes), tuple(strides))
+        yield Piece(_of_one(piece.name, expert), piece.shape[1:], (rows,))
 
 
 @functools.lru_cache(maxsize=64)
@@ -247,9 +273,6 @@ def _experts_of(
         raise CheckpointError(
             f"{printable(name)} has shape {list(shape)}, but must hold the matrices of {count} experts"
         )
-    if family.stacked:
-        form = _form(family, name, shape, family.described(config))
-        return [(f"{stem}{holder}.{projection}", form)]
     form = _form(family, name, shape[1:], family.described(config))
     return [
         (f"{stem}{holder}.{number}.{projection}.{kind}", form._replace(part=(number, count)))

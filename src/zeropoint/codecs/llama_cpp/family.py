@@ -93,7 +93,7 @@ class Family:
     wide: modules with matrices in float32. changes: by names in the file. divided: tensors of
     a layer that files have in pieces. encoder: whether it has no head for
     tokens. experts: what the experts of a layer lie in, and what the gate, up and down of each are called;
-    the first is what is made of files. stacked: whether the model has all experts of a layer in one tensor.
+    the first is what is made of files.
 
     numbers: of the metadata that count experts and their sizes; values: others, which may be missing; both
     with keys of config.json. constants: what is always written. kinds: of layers. rotary: the default part of
@@ -121,7 +121,6 @@ class Family:
     divided: Mapping[str, Division] = field(default_factory=dict)
     encoder: bool = False
     experts: tuple[tuple[str, tuple[str, str, str]], ...] = ()
-    stacked: bool = False
     numbers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     values: Mapping[str, Key] = field(default_factory=dict)
     constants: Mapping[str, Scalar] = field(default_factory=dict)
@@ -239,6 +238,6 @@ def halves_of(first: str, second: str) -> Division:
 def renamed_to(name: str) -> Division:
     """Return the division of a tensor into one piece, itself under another name."""
     return Division(
-        (name,), lambda shape, text: [Piece(name, shape, (Rows(0, (math.prod(shape[:-1]),), (1,)),))],
-        lambda shapes, text: shapes[0],
+        (name,), lambda shape, _: [Piece(name, shape, (Rows(0, shape[:-1], (shape[-2], 1)),))],
+        lambda shapes, _: shapes[0],
     )  # fmt: skip

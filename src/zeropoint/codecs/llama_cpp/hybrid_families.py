@@ -417,7 +417,7 @@ FAMILIES = (
             "router.per_expert_scale": "ffn_down_exps.scale",
             "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
         }),
-        experts=(("experts", PROJECTIONS),), stacked=True,
+        experts=(("experts", PROJECTIONS),),
         divided=MappingProxyType({"experts.gate_up_proj": halves_of("experts.gate_proj", "experts.up_proj")}),
         numbers=MappingProxyType({**EXPERTS, "expert_used_count": ("top_k_experts", "num_experts_per_tok")}),
         constants=MappingProxyType({}), always=MappingProxyType({}),
