@@ -1,6 +1,7 @@
 """Tensors of the model of which files have several pieces, each a tensor of its own.
 
-A piece has some rows of the whole in an order of its own. The model's rows of experts, or of queries, keys and
+A piece has some rows of the whole in an order of its own. The model's rows of experts, or of queries,
+keys and
 values, are written apart that an engine wants apart, and made one again where the files are read.
 """
 

@@ -14,11 +14,15 @@ import torch
 from ...codecs.pieces import Piece, Rows, Whole, places_in_pieces, rows_of_piece
 from ...codecs.protocol import Codec
 from ...codecs.registry import codec_of
+from ...errors import UnsupportedError, printable
+from ...methods import method_named
+from ...methods.method import MEAN_SQUARE
 from ..read.storage import OpenFile, Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
 
 if TYPE_CHECKING:  # which has what is gathered
     from .origin import Floats, Origin
+    from .placement import Placement
 
 _FEW_RUNS = 8
 """Rows of a run from which on runs are read alone."""
@@ -110,7 +114,8 @@ def _entry(name: str, shape: tuple[int, ...], of: TensorEntry, origin: Origin) -
     holder, _, last = name.removesuffix(".weight").rpartition(".")
     return TensorEntry(
         name=name, dtype=of.dtype, shape=shape, begin=0, file=of.file,
-        nbytes=math.prod(shape) * origin.dtype.itemsize, stack=Stack(holder, (last,), stays=True) if experts else None,
+        nbytes=math.prod(shape) * origin.dtype.itemsize, stack=Stack(holder, (last,),
+        stays=True) if experts else None,
     )  # fmt: skip
 
 
@@ -154,3 +159,15 @@ def _joined(whole: Whole, floats: Floats) -> Origin:
     rows = tuple(piece.rows for piece in whole.pieces)
     gathered = Gathered(sources=tuple(sources), rows=rows, whole=True)
     return _turned(entry, gathered, make) if whole.turned else make(entry=entry, gathered=gathered)
+
+
+def require_order(weight: Placement) -> None:
+    """Raise UnsupportedError for a method that learns of pairs of inputs which a file has in another order."""
+    form = weight.origin.form
+    if weight.to is None or form is None or form.columns is None:
+        return
+    if method_named(weight.method).needs.keys() - {MEAN_SQUARE}:
+        raise UnsupportedError(
+            f"method {weight.method} learns of the inputs of {printable(weight.module)} together, which files "
+            f"of {weight.layer.codec.title} have in another order; give it method ggml by a rule"
+        )

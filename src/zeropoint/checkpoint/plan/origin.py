@@ -23,7 +23,6 @@ from ...codecs.records import Reader
 from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm, places
 from ...errors import CheckpointError, UnsupportedError, printable
-from ...functional import dequantize
 from ...recipes import Activation
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
@@ -36,6 +35,7 @@ from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, fi
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_pieces, shown
 from ..read.tensor_entries import Entries, TensorEntry
+from .decoded_rows import by_expert, bytes_of, decode
 from .folded import Folded, FoldedChannels, FoldedNorm
 from .gathered import Gathered, in_pieces, read_rows_of
 from .limits import decoding_bytes
@@ -206,12 +206,12 @@ class Origin:
         elif not self.same or self.raw is not None:
             self._convert(files, start, out)
         elif self.layer is not None:
-            _decode(self.layer, files, start, out)
+            decode(self.layer, files, start, out)
         elif self.gathered is not None and not self.transposed:
             self.gathered.fill(files, start, out)
         elif self.transposed:
             height = self.entry.shape[-1]
-            for expert, first, part in _by_expert(start, out, height):
+            for expert, first, part in by_expert(start, out, height):
                 inputs = range(expert * self.columns, (expert + 1) * self.columns)
                 part.copy_(self._band(files, inputs, (first, len(part))).t())
         else:
@@ -226,7 +226,7 @@ class Origin:
             return self.read(files, start * self.step, rows, buffer, step=self.step)
         width = self.entry.shape[-1]
         out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * width).view(rows, width)
-        for expert, first, part in _by_expert(start, out, self.columns):
+        for expert, first, part in by_expert(start, out, self.columns):
             q = read_columns(self.layer, files, first, len(part), expert=expert)
             part.copy_(q.dequantize(out.dtype).t())
         return out
@@ -283,7 +283,7 @@ class Origin:
         assert folded is not None
         plain = replace(self, entry=self.raw or self.entry, raw=None, folded=None)
         same, weight = plain.dtype == self.dtype, None
-        space = _bytes(out) if same else bytearray(out.numel() * plain.dtype.itemsize)
+        space = bytes_of(out) if same else bytearray(out.numel() * plain.dtype.itemsize)
         x = plain.read(files, start, len(out), space)
         if folded.norm is not None:
             weight = Origin(entry=folded.norm).read(files, 0, self.columns, bytearray(folded.norm.nbytes))
@@ -311,7 +311,7 @@ class Origin:
     def _read_floats(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
         """Fill ``out`` with whole rows of the file."""
         offset = self.entry.begin + start * self.width * self.dtype.itemsize
-        files[self.entry.file].read_into(_bytes(out), offset)
+        files[self.entry.file].read_into(bytes_of(out), offset)
 
     def _band(self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int]) -> torch.Tensor:
         """Return a band of columns of the rows of a file of floats."""
@@ -327,7 +327,11 @@ class Origin:
         if file is not None and file.descriptor is not None and self.copied:
             offset, stride = self.entry.begin + left * item, self.columns * item
             read_pieces(
-                file, _bytes(out), offset + rows.start * stride, size=width * item, stride=rows.step * stride
+                file,
+                bytes_of(out),
+                offset + rows.start * stride,
+                size=width * item,
+                stride=rows.step * stride,
             )
             return out
         step = max(1, _BAND_VALUES // max(1, self.columns) // self.alignment) * self.alignment
@@ -336,32 +340,6 @@ class Origin:
             part = self.read(files, rows[at], min(step, height - at), piece, step=rows.step)
             out[at : at + len(part)] = part[:, left : left + width]
         return out
-
-
-def _bytes(out: torch.Tensor) -> memoryview:
-    return memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-def _by_expert(start: int, out: torch.Tensor, height: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield each expert of which ``out`` takes rows from ``start`` on, its first one, and its part."""
-    done = 0
-    while done < len(out):
-        expert, first = divmod(start + done, height)
-        count = min(len(out) - done, height - first)
-        yield expert, first, out[done : done + count]
-        done += count
-
-
-def _decode(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-    """Fill ``out`` with the values of the rows from ``start`` on, expert by expert."""
-    height, step = layer.shape[0], alignment(layer)
-    for expert, first, part in _by_expert(start, out, height):
-        begin, end = first // step * step, min(height, -(-(first + len(part)) // step) * step)
-        q = read_rows(layer, files, begin, end - begin, expert=expert)
-        if end - begin == len(part):
-            dequantize(q, out=part)
-        else:
-            part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + len(part)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

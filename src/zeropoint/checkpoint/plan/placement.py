@@ -119,7 +119,9 @@ class Placement:
     def kind(self) -> Hashable:
         """What all that a tile of it takes follows from."""
         old, new, like = self.origin.layer, self.to, (self.shape, self.dtype, self.method)
-        return like, new and new.weight, old and (old.weight, old.dtype), self.origin.block_rows
+        form = self.origin.form
+        order = None if form is None else form.columns
+        return like, new and new.weight, old and (old.weight, old.dtype), self.origin.block_rows, order
 
     @property
     def source(self) -> TensorEntry:

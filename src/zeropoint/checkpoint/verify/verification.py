@@ -258,7 +258,7 @@ def _layers(source: Source, original: Original | None) -> StoredLayers:
 
     Where they cannot be determined, the error names the file that was damaged.
     """
-    if original is not None and original.floats.origins and configuration(source) is None:
+    if original is not None and original.floats.config is not None and configuration(source) is None:
         return StoredLayers.none(source.entries)
     try:
         require_readable(source)

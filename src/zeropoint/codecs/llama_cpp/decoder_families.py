@@ -41,7 +41,7 @@ GRANITE = MappingProxyType({
 
 
 def _scaled_queries(largest: int) -> Derived:
-    """Return what Gemma says of the scale of queries, which llama.cpp knows; largest: layers of its largest."""
+    """Return what Gemma says of the scale of queries; largest: layers of the largest model."""
 
     def scaled(text: Config) -> int:
         """Return by whose root llama.cpp divides queries: the largest model by its width for a head."""
@@ -145,7 +145,9 @@ FAMILIES = (
         values=MappingProxyType({
             **_WINDOW, "rope.scaling.original_context_length": Key(("original_max_position_embeddings",)),
         }),
-        derived=Derived(read=lambda values: {"sliding_window": values.get("attention.sliding_window") or None}),
+        derived=Derived(read=lambda values: {
+            "sliding_window": values.get("attention.sliding_window") or None,
+        }),
     ),
     Family(
         architecture="starcoder2", model_type="starcoder2", class_name="Starcoder2ForCausalLM",
@@ -158,7 +160,8 @@ FAMILIES = (
     ),
     Family(
         architecture="stablelm", model_type="stablelm", class_name="StableLmForCausalLM", layers=LAYERS,
-        rotary=0.25, values=MappingProxyType({"use_parallel_residual": Key(("use_parallel_residual",), bool)}),
+        rotary=0.25, values=MappingProxyType({"use_parallel_residual": Key(("use_parallel_residual",),
+        bool)}),
         defaults=MappingProxyType({
             "layer_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
             "use_parallel_residual": False,

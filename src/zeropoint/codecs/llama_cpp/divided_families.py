@@ -1,4 +1,4 @@
-"""Rows of families of which files have tensors in pieces: DeepSeek, gpt-oss, and Granite with experts or Mamba."""
+"""Rows of families of which files have tensors in pieces: DeepSeek, gpt-oss, and Granite with experts."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def _of_latent(shapes: Sequence[Shape], text: Config) -> Shape:
 def _deepseek(text: Config) -> Values:
     if text.get("q_lora_rank") is None and text["num_hidden_layers"] not in _LITE:
         raise UnsupportedError(
-            "q_lora_rank is None in config.json, but llama.cpp loads models of deepseek2 without it that have "
-            f"26 or 27 layers, not {text['num_hidden_layers']}; write safetensors"
+            "q_lora_rank is None in config.json, but llama.cpp loads models of deepseek2 without it that "
+            f"have 26 or 27 layers, not {text['num_hidden_layers']}; write safetensors"
         )
     latent, rotated = text["kv_lora_rank"], text["qk_rope_head_dim"]
     values: dict[str, Any] = {
@@ -82,8 +82,8 @@ def _greedy(text: Config) -> Config:
         return {"n_group": 1, "topk_group": 1}
     if (text.get("n_group") or 1) > 1:
         raise UnsupportedError(
-            f"topk_method is {text['topk_method']!r:.40} in config.json, but llama.cpp ranks groups of experts "
-            "by the sum of their best two; write safetensors"
+            f"topk_method is {text['topk_method']!r:.40} in config.json, but llama.cpp ranks groups of "
+            "experts by the sum of their best two; write safetensors"
         )
     return {}
 
@@ -99,7 +99,8 @@ def _of_deepseek(values: Mapping[str, Any]) -> dict[str, Any]:
         found["rope_scaling"] = dict.fromkeys(("mscale", "mscale_all_dim"), float(format(scale * 10, ".6g")))
     return {
         **found, "qk_rope_head_dim": rotated, "v_head_dim": value,
-        "num_key_value_heads": values.get("attention.head_count"), "q_lora_rank": values.get("attention.q_lora_rank"),
+        "num_key_value_heads": values.get("attention.head_count"),
+        "q_lora_rank": values.get("attention.q_lora_rank"),
     }  # fmt: skip
 
 
@@ -168,8 +169,8 @@ def _alternating(text: Config) -> Values:
     usual = [("sliding_attention", "full_attention")[at % 2] for at in range(len(kinds))]
     if list(kinds) != usual:
         raise UnsupportedError(
-            "layer_types do not alternate in config.json, but llama.cpp computes models of gpt-oss as if every "
-            "second layer were full attention; write safetensors"
+            "layer_types do not alternate in config.json, but llama.cpp computes models of gpt-oss as if "
+            "every second layer were full attention; write safetensors"
         )
     return {"expert_feed_forward_length": text["intermediate_size"]}
 
@@ -184,15 +185,15 @@ _GPT_OSS = Family(
     divided=MappingProxyType({
         "mlp.experts.gate_up_proj": Division(
             tuple(map(_interleaved, PROJECTIONS[:2])), _gate_up,
-            lambda shapes, text: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), turned=True,
+            lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), turned=True,
         ),
         "mlp.experts.down_proj": Division(
             (_interleaved("down_proj"),), _down,
-            lambda shapes, text: (shapes[0][0], shapes[0][2], shapes[0][1]), turned=True,
+            lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), turned=True,
         ),
         "mlp.experts.gate_up_proj_bias": Division(
             tuple(_interleaved(f"{name}_bias") for name in PROJECTIONS[:2]), _gate_up_bias,
-            lambda shapes, text: (shapes[0][0], 2 * shapes[0][1]),
+            lambda shapes, _: (shapes[0][0], 2 * shapes[0][1]),
         ),
     }),
     experts=(("mlp.experts", PROJECTIONS),), numbers=LOCAL_EXPERTS,
@@ -210,7 +211,8 @@ _SHARED_MLP = MappingProxyType({
     "shared_mlp.output_linear": "ffn_down_shexp",
 })  # fmt: skip
 _GRANITE_MOE = Family(
-    architecture="granitemoe", model_type="granitemoe", class_name="GraniteMoeForCausalLM", wide=WIDE | SSM_WIDE,
+    architecture="granitemoe", model_type="granitemoe", class_name="GraniteMoeForCausalLM",
+    wide=WIDE | SSM_WIDE,
     halves=True, values=GRANITE, numbers=LOCAL_EXPERTS,
     layers=MappingProxyType({**ATTENTION, "block_sparse_moe.router.layer": "ffn_gate_inp"}),
     divided=MappingProxyType({
@@ -284,7 +286,9 @@ def _dense(family: Family) -> Family:
     return dataclasses.replace(
         family, layers=MappingProxyType({**kept, **own}), experts=(), numbers=MappingProxyType({}),
         divided=MappingProxyType({"shared_mlp.input_linear.weight": halves_of(*_SHARED)}),
-        complete=lambda text: {"intermediate_size": text.get("shared_intermediate_size") or text.get("intermediate_size")},
+        complete=lambda text: {
+            "intermediate_size": text.get("shared_intermediate_size") or text.get("intermediate_size"),
+        },
     )  # fmt: skip
 
 
@@ -305,7 +309,8 @@ FAMILIES = (
     dataclasses.replace(
         _dense(_HYBRID), when=lambda text: _has_mamba(text) and not _with_experts(text),
         derived=Derived(_rotated, lambda values: {
-            **_of_rotated(values), "shared_intermediate_size": values.get("feed_forward_length"), "num_local_experts": 0,
+            **_of_rotated(values), "shared_intermediate_size": values.get("feed_forward_length"),
+            "num_local_experts": 0,
             "num_experts_per_tok": 0,
         }),
     ),

@@ -33,7 +33,7 @@ from .family import (
 
 ROW = MappingProxyType({
     # Files of before have a vector.
-    f"{FLAT}.weight": Change(shape=lambda text: Reshaped(lambda shape: shape, of_row)),
+    f"{FLAT}.weight": Change(shape=lambda _: Reshaped(lambda shape: shape, of_row)),
 })  # fmt: skip
 SHARED_EXPERT = MappingProxyType({
     "mlp.shared_expert_gate": FLAT, "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
@@ -51,7 +51,8 @@ WITH_SHARED = MappingProxyType({
 })  # fmt: skip
 ROUTING = MappingProxyType({
     "expert_group_count": Key(("n_group",)), "expert_group_used_count": Key(("topk_group",)),
-    "leading_dense_block_count": Key(("first_k_dense_replace",)), "expert_shared_count": Key(("n_shared_experts",)),
+    "leading_dense_block_count": Key(("first_k_dense_replace",)),
+    "expert_shared_count": Key(("n_shared_experts",)),
     "expert_weights_scale": Key(("routed_scaling_factor",), float),
     "expert_weights_norm": Key(("norm_topk_prob",), bool),
 })  # fmt: skip

@@ -145,8 +145,8 @@ def wholes_of(family: Family, shapes: Mapping[str, Shape], config: Config) -> Se
         pieces = [piece._replace(name=stem + piece.name) for piece in division.pieces(shape, text)]
         if [piece.shape for piece in pieces] != mine:
             raise CheckpointError(
-                f"{printable(stem + name)} is in pieces of shapes {mine}, which are not those of config.json; "
-                "export the file again"
+                f"{printable(stem + name)} is in pieces of shapes {mine}, which are not those of "
+                "config.json; export the file again"
             )
         single = [each for piece in pieces for each in _of_each(piece, shapes)]
         found.append(Whole(stem + name, shape, single, division.turned))

@@ -43,7 +43,9 @@ class Change(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """Kinds of layers. key: of config.json, with one of them for each layer. values: for each kind the items
+    """Kinds of layers.
+
+    key: of config.json, with one of them for each layer. values: for each kind the items
     of arrays of the metadata, in which a text is a key of config.json with the number; the first kind of
     those with the same items is read back. spelled: other names of a kind.
     """
@@ -218,7 +220,7 @@ def grouped(groups: str) -> Callable[[Config], Reshaped]:
 
 
 def halves_of(first: str, second: str) -> Division:
-    """Return the division of a tensor into the first half of its rows and the second, of each of its matrices."""
+    """Return the division of each matrix of a tensor into the first half of its rows and the second."""
 
     def pieces(shape: Shape, text: Config) -> Sequence[Piece]:
         *experts, rows, columns = shape

@@ -37,6 +37,7 @@ from .family import (
     grouped,
     halves_of,
     kernel,
+    renamed_to,
 )
 
 SSM_WIDE = frozenset(("ssm_conv1d", "shortconv.conv"))
@@ -111,7 +112,8 @@ _OF_MODELS = MappingProxyType({
 })  # fmt: skip
 _QWEN35 = Family(
     architecture="qwen35", model_type="qwen3_5_text", class_name="Qwen3_5ForCausalLM", types=("qwen3_5",),
-    prefixes=TEXT, left_out=OF_IMAGES + DRAFTS, plus=1.0, rotary=0.25, wide=WIDE | SSM_WIDE, defaults=_OF_MODELS,
+    prefixes=TEXT, left_out=OF_IMAGES + DRAFTS, plus=1.0, rotary=0.25, wide=WIDE | SSM_WIDE,
+    defaults=_OF_MODELS,
     layers=MappingProxyType({
         **ATTENTION, **QUERY_NORMS, **POST_NORM, **MLP, "linear_attn.in_proj_qkv": "attn_qkv",
         "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha",
@@ -134,7 +136,7 @@ _JOINT = ("linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight")
 
 
 def _joint(shape: Shape, text: Config) -> Sequence[Piece]:
-    """Return queries, keys and values of all heads, and gates, from those of one head of keys after another."""
+    """Return queries, keys and values of all heads, and gates, which the model has by heads of keys."""
     (keys, size, values), columns = _sizes(text), shape[-1]
     group = 2 * (size + values)
     runs = [
@@ -148,11 +150,12 @@ def _joint(shape: Shape, text: Config) -> Sequence[Piece]:
 _QWEN3_NEXT = dataclasses.replace(
     _QWEN35, architecture="qwen3next", model_type="qwen3_next", class_name="Qwen3NextForCausalLM", types=(),
     layers=MappingProxyType({
-        **{old: new for old, new in _QWEN35.layers.items() if old not in MLP and new[:5] not in ("ssm_a", "ssm_b")},
+        **{old: new for old, new in _QWEN35.layers.items() if old not in MLP and new[:5] not in ("ssm_a",
+        "ssm_b")},
         "linear_attn.in_proj_ba": "ssm_ba", **ROUTER, **SHARED_EXPERT,
     }),
     divided=MappingProxyType({"linear_attn.in_proj_qkvz.weight": Division(
-        _JOINT, _joint, lambda shapes, text: (sum(shape[0] for shape in shapes), shapes[0][-1])
+        _JOINT, _joint, lambda shapes, _: (sum(shape[0] for shape in shapes), shapes[0][-1])
     )}),
     changes=MappingProxyType({
         **ROW, "ssm_conv1d.weight": Change(shape=kernel), "ssm_a": Change(negated_exp=True),
@@ -181,7 +184,8 @@ def _lfm2(text: Config) -> Config:
 
 _LFM2 = Family(
     architecture="lfm2", model_type="lfm2", class_name="Lfm2ForCausalLM", wide=WIDE | SSM_WIDE,
-    modules=MappingProxyType({"embed_tokens": "token_embd", "embedding_norm": "token_embd_norm", "lm_head": "output"}),
+    modules=MappingProxyType({"embed_tokens": "token_embd", "embedding_norm": "token_embd_norm",
+    "lm_head": "output"}),
     layers=MappingProxyType({
         "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.q_proj": "attn_q",
         "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.out_proj": "attn_output",
@@ -194,7 +198,8 @@ _LFM2 = Family(
     values=MappingProxyType({
         "attention.layer_norm_rms_epsilon": Key(("norm_eps", "block_norm_eps"), float),
         "shortconv.l_cache": Key(("conv_L_cache",)),
-    }), kinds=(_CONV,), complete=_lfm2, derived=Derived(read=lambda values: {"block_auto_adjust_ff_dim": False}),
+    }), kinds=(_CONV,), complete=_lfm2,
+    derived=Derived(read=lambda _: {"block_auto_adjust_ff_dim": False}),
     always=MappingProxyType({"conv_bias": False}),
     defaults=MappingProxyType({
         "norm_eps": 1e-5, "max_position_embeddings": 128000, "rope_theta": 1e6, "conv_L_cache": 3,
@@ -367,7 +372,7 @@ FAMILIES = (
         layers=MappingProxyType({**_LFM2.layers, "feed_forward.gate": "ffn_gate_inp"}),
         tensors=MappingProxyType({"feed_forward.expert_bias": "exp_probs_b.bias"}),
         experts=(("feed_forward.experts", ("w1", "w3", "w2")),), numbers=EXPERTS,
-        constants=MappingProxyType({"expert_gating_func": SIGMOID}), complete=lambda text: {},
+        constants=MappingProxyType({"expert_gating_func": SIGMOID}), complete=lambda _: {},
         derived=Derived(),
         values=MappingProxyType({
             **_LFM2.values, "leading_dense_block_count": Key(("num_dense_layers",)),
@@ -379,7 +384,8 @@ FAMILIES = (
     dataclasses.replace(
         _NEMOTRON_H, architecture="nemotron_h_moe", when=_has_experts,
         layers=MappingProxyType({
-            **_NEMOTRON_H.layers, "mixer.gate": "ffn_gate_inp", "mixer.shared_experts.up_proj": "ffn_up_shexp",
+            **_NEMOTRON_H.layers, "mixer.gate": "ffn_gate_inp",
+            "mixer.shared_experts.up_proj": "ffn_up_shexp",
             "mixer.shared_experts.down_proj": "ffn_down_shexp",
         }),
         tensors=MappingProxyType({
@@ -392,7 +398,8 @@ FAMILIES = (
         }),
         values=MappingProxyType({
             **_NEMOTRON_H.values, "expert_group_count": Key(("n_group",)),
-            "expert_group_used_count": Key(("topk_group",)), "expert_shared_count": Key(("n_shared_experts",)),
+            "expert_group_used_count": Key(("topk_group",)),
+            "expert_shared_count": Key(("n_shared_experts",)),
             "expert_weights_norm": Key(("norm_topk_prob",), bool),
             "expert_weights_scale": Key(("routed_scaling_factor",), float),
         }),
@@ -415,10 +422,13 @@ FAMILIES = (
         tensors=MappingProxyType({
             **_GEMMA4.tensors, "router.scale": "ffn_gate_inp.scale",
             "router.per_expert_scale": "ffn_down_exps.scale",
-            "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
+            "experts.gate_up_proj": "ffn_gate_up_exps.weight",
         }),
         experts=(("experts", PROJECTIONS),),
-        divided=MappingProxyType({"experts.gate_up_proj": halves_of("experts.gate_proj", "experts.up_proj")}),
+        divided=MappingProxyType({
+            "experts.gate_up_proj": halves_of("experts.gate_proj", "experts.up_proj"),
+            "experts.down_proj": renamed_to("experts.down_proj"),
+        }),
         numbers=MappingProxyType({**EXPERTS, "expert_used_count": ("top_k_experts", "num_experts_per_tok")}),
         constants=MappingProxyType({}), always=MappingProxyType({}),
         derived=Derived(_gemma4_values, lambda values: {**_of_gemma4(values), "enable_moe_block": True}),

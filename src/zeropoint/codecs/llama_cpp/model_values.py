@@ -84,8 +84,8 @@ def _of_kinds(kinds: Kinds, text: Config) -> dict[str, Sequence[Scalar]]:
         items = kinds.values.get(kinds.spelled.get(each, each))
         if items is None:
             raise UnsupportedError(
-                f"{kinds.key} has {each!r:.40} in config.json, which is not written to GGUF files here; write "
-                "safetensors"
+                f"{kinds.key} has {each!r:.40} in config.json, which is not written to GGUF files "
+                "here; write safetensors"
             )
         for stored, item in items.items():
             arrays.setdefault(stored, []).append(int(text[item]) if isinstance(item, str) else item)
@@ -378,7 +378,8 @@ def _rope_config(
         part = sum(factor < _UNROTATED / 2 for factor in factors) / len(factors)
         return {"rope_parameters": {
             "full_attention": {**found, "rope_type": "proportional", "partial_rotary_factor": part},
-            "sliding_attention": {"rope_type": "default", "rope_theta": found.pop("rope_local_base_freq", 1e4)},
+            "sliding_attention": {"rope_type": "default", "rope_theta": found.pop("rope_local_base_freq",
+            1e4)},
         }}  # fmt: skip
     if factors is not None:
         found["rope_scaling"] = _llama3(factors, found["rope_theta"], head_size(config))
