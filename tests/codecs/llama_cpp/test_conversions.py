@@ -1,0 +1,71 @@
+"""Names, shapes and types of the tensors of every family, as llama.cpp's converter gives them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.oracles import converted, tiny_families
+
+from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.containers.gguf import GGUF as FILE
+from zeropoint.codecs.registry import DEFAULT, get_codec
+from zeropoint.errors import UnsupportedError
+
+GGUF = get_codec("gguf")
+RECORD = json.loads(converted.RECORDED.read_text())
+WITH_PIECES = ["qwen3_next", "gpt_oss"]
+"""Families that have all kinds of pieces between them: rows in runs, turned matrices, alternating numbers."""
+
+
+def in_float32(source: Path, codec: object = GGUF) -> CheckpointPlan:
+    selection = Selection(dequantize=DequantizePolicy.EVERY, floats="F32")
+    return make_plan(open_source(source), KEEP, codec=codec, selection=selection)  # type: ignore[arg-type]
+
+
+def test_every_family_is_recorded() -> None:
+    assert RECORD.keys() == tiny_families.FAMILIES.keys()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("qwen3_5", "deepseek_v3", "gemma4_moe", *WITH_PIECES)
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in tiny_families.FAMILIES
+    ],
+)
+def test_a_file_has_the_tensors_of_the_converter(name: str, tmp_path: Path) -> None:
+    tiny_families.write(tmp_path / "in", name)
+    (shard,) = in_float32(tmp_path / "in").shards
+    head = bytes(shard.head)
+    found, _ = FILE.parse(lambda at, count: (head[at : at + count] + bytes(count))[:count], shard.size)
+    assert converted.digest((row.name, row.shape, row.dtype) for row, *_ in found) == RECORD[name]["digest"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WITH_PIECES)
+def test_pieces_are_made_whole_again(name: str, tmp_path: Path) -> None:
+    tiny_families.write(tmp_path / "in", name)
+    run(in_float32(tmp_path / "in"), tmp_path / "out")
+    run(in_float32(tmp_path / "out" / "model.gguf", DEFAULT), tmp_path / "back")
+    first, second = (load_file(tmp_path / folder / "model.safetensors") for folder in ("in", "back"))
+    assert first.keys() == second.keys()
+    for key, values in first.items():
+        torch.testing.assert_close(second[key], values, rtol=0, atol=1e-6, msg=key)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_statistics_have_the_order_of_columns_in_the_file(tmp_path: Path) -> None:
+    tiny_families.write(tmp_path / "in", "qwen3_5")
+    with pytest.raises(UnsupportedError, match=r"method gptq learns of the inputs of .*out_proj' together"):
+        make_plan(open_source(tmp_path / "in"), RecipeText.of("q4_0").by("gptq"), codec=GGUF)
