@@ -17,18 +17,15 @@ RECORDED = Path(__file__).parents[1] / "tests/oracles/converted.json"
 
 
 def families_table() -> str:
-    """Return the families, by class, with what their files are called and the largest difference of logits."""
+    """Return the families, with llama.cpp's names for them and the largest difference of logits."""
     apart: dict[tuple[str, str], float] = {}
     for row in json.loads(RECORDED.read_text()).values():
         key = row["architecture"], row["model_type"]
         apart[key] = max(row["logits"], apart.get(key, 0.0))
     cells = {}
     for family in FAMILIES:
-        known = [
-            apart[key]
-            for kind in (family.model_type, *family.types)
-            if (key := (family.architecture, kind)) in apart
-        ]
+        kinds = ((family.architecture, kind) for kind in (family.model_type, *family.types))
+        known = [apart[key] for key in kinds if key in apart]
         needs = ", ".join(f"`{key}`: {value}" for key, value in family.always.items())
         cells[family.architecture, family.model_type] = [
             f"`{family.model_type}`", family.class_name, f"`{family.architecture}`",

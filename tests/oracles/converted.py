@@ -1,4 +1,4 @@
-"""What llama.cpp's own converter makes of tiny models: names, shapes and types, as digests that tests compare.
+"""What llama.cpp's own converter makes of tiny models: digests of names, shapes and types.
 
     benchmarks/.llama_cpp/bin/python -m tests.oracles.converted
 
@@ -113,12 +113,12 @@ def main() -> None:
                 for t in gguf.GGUFReader(path).tensors
             ]
             apart = float((logits_by_step(model) - logits_of(ours)).abs().max())
-        said = gguf.GGUFReader(ours).fields["general.architecture"].contents()
+            said = gguf.GGUFReader(ours).fields["general.architecture"].contents()
         record[name] = {
             "model_type": model.config.model_type, "architecture": said, "digest": digest(rows),
             "logits": float(f"{apart:.1e}"),
         }  # fmt: skip
-        print(name, record[name], flush=True)
+        print(name, record[name], flush=True)  # noqa: T201 (it is a program)
     RECORDED.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -16,7 +16,7 @@ from tests.oracles.tiny_models import DECODER, EXPERTS, config_of
 from tests.oracles.tiny_tokenizers import files
 from tests.peers import transformers
 
-_MODEL: dict[str, Any] = {**DECODER, "vocab_size": 400}
+_MODEL: dict[str, Any] = {**DECODER, "vocab_size": 360}
 _FOUR = {**_MODEL, "num_hidden_layers": 4}
 _LINEAR = {
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -24,7 +24,7 @@ _LINEAR = {
 }  # fmt: skip
 _GEMMA4 = {
     **_MODEL, "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "sliding_window": 16,
-    "vocab_size_per_layer_input": 400, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+    "vocab_size_per_layer_input": 360, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
 }  # fmt: skip
 _LATENT = {
     **_MODEL, "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32,
@@ -65,7 +65,7 @@ def _config(name: str, **values: Any) -> Callable[[], transformers.PretrainedCon
 
 FAMILIES: Mapping[str, Callable[[], transformers.PretrainedConfig]] = {
     **{
-        name: lambda name=name: config_of(name, 400)  # type: ignore[misc]
+        name: lambda name=name: config_of(name, 360)  # type: ignore[misc]
         for name in (
             "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe",
         )

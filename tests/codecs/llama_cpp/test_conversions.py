@@ -24,6 +24,8 @@ RECORD = json.loads(converted.RECORDED.read_text())
 WITH_PIECES = ["qwen3_next", "gpt_oss"]
 """Families that have all kinds of pieces between them: rows in runs, turned matrices, alternating numbers."""
 
+QUICK = ("qwen3_5", "deepseek_v3", *WITH_PIECES)
+
 
 def in_float32(source: Path, codec: object = GGUF) -> CheckpointPlan:
     selection = Selection(dequantize=DequantizePolicy.EVERY, floats="F32")
@@ -38,9 +40,7 @@ def test_every_family_is_recorded() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        name
-        if name in ("qwen3_5", "deepseek_v3", "gemma4_moe", *WITH_PIECES)
-        else pytest.param(name, marks=pytest.mark.slow)
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
         for name in tiny_families.FAMILIES
     ],
 )

@@ -162,12 +162,12 @@ def _joined(whole: Whole, floats: Floats) -> Origin:
 
 
 def require_order(weight: Placement) -> None:
-    """Raise UnsupportedError for a method that learns of pairs of inputs which a file has in another order."""
+    """Raise UnsupportedError for a method that learns of pairs of inputs that a file orders otherwise."""
     form = weight.origin.form
     if weight.to is None or form is None or form.columns is None:
         return
     if method_named(weight.method).needs.keys() - {MEAN_SQUARE}:
         raise UnsupportedError(
-            f"method {weight.method} learns of the inputs of {printable(weight.module)} together, which files "
-            f"of {weight.layer.codec.title} have in another order; give it method ggml by a rule"
+            f"method {weight.method} learns of the inputs of {printable(weight.module)} together, which "
+            f"files of {weight.layer.codec.title} have in another order; give it method ggml by a rule"
         )
