@@ -27,6 +27,9 @@ from .family import (
 
 _RMS = MappingProxyType({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0})
 _POST_NORMS = MappingProxyType({**POST_NORM, "post_feedforward_layernorm": "post_ffw_norm"})
+_OLMO2 = MappingProxyType({
+    **{old: new for old, new in LAYERS.items() if new != "attn_norm"}, **QUERY_NORMS, **_POST_NORMS,
+})  # fmt: skip
 _WINDOW = MappingProxyType({"attention.sliding_window": Key(("sliding_window",))})
 ALTERNATING = Kinds("layer_types", MappingProxyType({
     "sliding_attention": {"attention.sliding_window_pattern": True},
@@ -116,12 +119,12 @@ FAMILIES = (
     ),
     Family(
         architecture="olmo2", model_type="olmo2", class_name="Olmo2ForCausalLM",
-        layers=MappingProxyType({**LAYERS, **QUERY_NORMS, **_POST_NORMS}),
+        layers=_OLMO2,
         defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}),
     ),
     Family(
         architecture="olmo2", model_type="olmo3", class_name="Olmo3ForCausalLM", values=_WINDOW,
-        layers=MappingProxyType({**LAYERS, **QUERY_NORMS, **_POST_NORMS}), kinds=(ALTERNATING,),
+        layers=_OLMO2, kinds=(ALTERNATING,),
         defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}),
     ),
     Family(
@@ -172,6 +175,7 @@ FAMILIES = (
     _GEMMA3,
     dataclasses.replace(
         _GEMMA3, architecture="gemma2", model_type="gemma2", class_name="Gemma2ForCausalLM", types=(),
+        modules=MappingProxyType({"embed_tokens": "token_embd", "norm": "output_norm"}),
         derived=_scaled_queries(46), values=MappingProxyType({
             **_GEMMA3.values, "attn_logit_softcapping": Key(("attn_logit_softcapping",), float),
         }), layers=MappingProxyType({

@@ -184,8 +184,7 @@ def _lfm2(text: Config) -> Config:
 
 _LFM2 = Family(
     architecture="lfm2", model_type="lfm2", class_name="Lfm2ForCausalLM", wide=WIDE | SSM_WIDE,
-    modules=MappingProxyType({"embed_tokens": "token_embd", "embedding_norm": "token_embd_norm",
-    "lm_head": "output"}),
+    modules=MappingProxyType({"embed_tokens": "token_embd", "embedding_norm": "token_embd_norm"}),
     layers=MappingProxyType({
         "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.q_proj": "attn_q",
         "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.out_proj": "attn_output",
