@@ -14,7 +14,7 @@ import torch
 
 from ..architectures import Config
 from .containers.protocol import Found, Metadata, Read, Row
-from .pieces import Piece, Whole
+from .divided_tensors import TensorPiece, Whole
 from .stored_forms import StoredForm
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ModelFormat:
         """
         return ()
 
-    def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[Piece]:
+    def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[TensorPiece]:
         """Return the pieces in which files have a tensor of the model; nothing for one that is whole there.
 
         Args:

@@ -17,7 +17,7 @@ from ..errors import CheckpointError
 Shape = tuple[int, ...]
 
 
-class Order(NamedTuple):
+class RowOrder(NamedTuple):
     """An order of rows or columns: ``runs`` of a group that follow each other in the model alternate.
 
     A run is some units, and a file has the first unit of every run, then the second of every run. Two runs of
@@ -38,7 +38,7 @@ class Order(NamedTuple):
     def model_rows(self, at: torch.Tensor) -> torch.Tensor:
         """Return the rows of the model at some places of the file.
 
-        >>> Order(group=6, runs=2).model_rows(torch.arange(6)).tolist()
+        >>> RowOrder(group=6, runs=2).model_rows(torch.arange(6)).tolist()
         [0, 3, 1, 4, 2, 5]
         """
         return self._moved(at, self.runs, self.group // self.runs)
@@ -81,8 +81,8 @@ class StoredForm(NamedTuple):
     """
 
     name: str
-    rows: Order | None = None
-    columns: Order | None = None
+    rows: RowOrder | None = None
+    columns: RowOrder | None = None
     plus: float = 0.0
     negated_exp: bool = False
     float32: bool = False
@@ -148,7 +148,7 @@ class StoredForm(NamedTuple):
                 )
 
 
-def places(at: torch.Tensor, source: Order | None, wanted: Order | None) -> torch.Tensor:
+def places(at: torch.Tensor, source: RowOrder | None, wanted: RowOrder | None) -> torch.Tensor:
     """Return where rows lie in an order that are wanted in another, at some places of that."""
     at = at if wanted is None else wanted.model_rows(at)
     return at if source is None else source.file_rows(at)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zeropoint.codecs.llama_cpp.families import FAMILIES, Family, family_of, form_of, model_names
-from zeropoint.codecs.stored_forms import NO_PLACE, Order
+from zeropoint.codecs.stored_forms import NO_PLACE, RowOrder
 from zeropoint.errors import CheckpointError
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
@@ -101,13 +101,13 @@ def test_what_llama_cpp_has_no_place_for_is_left_out_or_refused() -> None:
 def test_rows_of_heads_are_those_of_llama_cpp() -> None:
     x = torch.randn(3 * 8, 5)
     theirs = x.reshape(3, 2, 4, 5).swapaxes(1, 2).reshape(x.shape)
-    order, at = Order(group=8, runs=2), torch.arange(len(x))
+    order, at = RowOrder(group=8, runs=2), torch.arange(len(x))
     assert torch.equal(x[order.model_rows(at)], theirs)
     assert torch.equal(theirs[order.file_rows(at)], x)
 
 
 def test_heads_of_values_alternate_by_heads_of_keys_behind_what_lies_before() -> None:
-    order, at = Order(group=2 * 3 * 4, runs=2, unit=4, first=5), torch.arange(5 + 2 * 3 * 4)
+    order, at = RowOrder(group=2 * 3 * 4, runs=2, unit=4, first=5), torch.arange(5 + 2 * 3 * 4)
     theirs = torch.cat([at[:5], at[5:].view(2, 3, 4).transpose(0, 1).flatten()])
     assert torch.equal(order.model_rows(at), theirs)
     assert torch.equal(order.file_rows(theirs), at)
@@ -126,4 +126,4 @@ def test_norms_of_gemma_are_stored_with_1_added_and_vectors_in_float32() -> None
     norm = form_of(gemma, "model.layers.0.self_attn.q_norm.weight", (16,), config_of(gemma))
     assert (norm.plus, norm.float32) == (1.0, True)
     bias = form_of(FAMILIES[0], "model.layers.0.self_attn.q_proj.bias", (64,), config_of(FAMILIES[0]))
-    assert (bias.plus, bias.float32, bias.rows) == (0.0, True, Order(16, 2))
+    assert (bias.plus, bias.float32, bias.rows) == (0.0, True, RowOrder(16, 2))

@@ -12,7 +12,7 @@ import torch
 from ...codecs.containers.gguf import GGUF
 from ...codecs.containers.protocol import Row
 from ...codecs.registry import CODECS
-from ...codecs.stored_forms import Order, StoredForm
+from ...codecs.stored_forms import RowOrder, StoredForm
 from ...errors import CalibrationError
 from ..read.source import Source
 from .importance import name_in_llama_cpp
@@ -28,7 +28,7 @@ def imatrix_pieces(saved: SavedStatistics, source: Source, *, as_gguf: bool) -> 
     newer layout. Raises CalibrationError where nothing is left.
     """
     parts = defaultdict[str, dict[int, str]](dict)
-    counts, orders = dict[str, int](), dict[str, Order | None]()
+    counts, orders = dict[str, int](), dict[str, RowOrder | None]()
     for module in saved.owners:
         form = _form(module, source)
         name = form.name if form is not None else name_in_llama_cpp(module) or f"{module}.weight"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...codecs.pieces import Piece, Rows, Whole, places_in_pieces, rows_of_piece
+from ...codecs.divided_tensors import RowRun, TensorPiece, Whole, places_in_pieces, rows_of_piece
 from ...codecs.protocol import Codec
 from ...codecs.registry import codec_of
 from ...errors import UnsupportedError, printable
@@ -37,7 +37,7 @@ class Gathered:
     """
 
     sources: tuple[Origin, ...]
-    rows: tuple[tuple[Rows, ...], ...] = ()
+    rows: tuple[tuple[RowRun, ...], ...] = ()
     whole: bool = False
 
     def fill(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
@@ -119,7 +119,7 @@ def _entry(name: str, shape: tuple[int, ...], of: TensorEntry, origin: Origin) -
     )  # fmt: skip
 
 
-def _turned(entry: TensorEntry, gathered: Gathered, origin: type[Origin]) -> Origin:
+def _transposed(entry: TensorEntry, gathered: Gathered, origin: type[Origin]) -> Origin:
     """Return a tensor whose matrices are those that are gathered, with rows as columns."""
     *count, rows, columns = entry.shape
     inner = replace(entry, shape=(*count, columns, rows), stack=None)
@@ -128,14 +128,14 @@ def _turned(entry: TensorEntry, gathered: Gathered, origin: type[Origin]) -> Ori
     )
 
 
-def _cut(piece: Piece, origin: Origin) -> Origin:
+def _cut(piece: TensorPiece, origin: Origin) -> Origin:
     """Return a piece of a tensor."""
     base = _numbers_of(origin) if piece.single else origin
     entry = _entry(piece.name, piece.shape, origin.entry, origin)
     gathered = Gathered(sources=(base,), rows=(piece.rows,))
     return (
-        _turned(entry, gathered, type(origin))
-        if piece.turned
+        _transposed(entry, gathered, type(origin))
+        if piece.transposed
         else type(origin)(entry=entry, gathered=gathered)
     )
 
@@ -150,15 +150,15 @@ def _joined(whole: Whole, floats: Floats) -> Origin:
     sources = [floats.origin(floats.source.entries[piece.name]) for piece in whole.pieces]
     make, first = type(sources[0]), sources[0]
     for at, (piece, origin) in enumerate(zip(whole.pieces, sources, strict=True)):
-        if piece.turned:
-            turned = replace(origin.entry, stack=None)
-            sources[at] = make(entry=turned, gathered=Gathered(sources=(origin,)), transposed=True)
+        if piece.transposed:
+            transposed = replace(origin.entry, stack=None)
+            sources[at] = make(entry=transposed, gathered=Gathered(sources=(origin,)), transposed=True)
         elif piece.single:
             sources[at] = _numbers_of(origin)
     entry = replace(_entry(whole.name, whole.shape, first.entry, first), stack=None)
     rows = tuple(piece.rows for piece in whole.pieces)
     gathered = Gathered(sources=tuple(sources), rows=rows, whole=True)
-    return _turned(entry, gathered, make) if whole.turned else make(entry=entry, gathered=gathered)
+    return _transposed(entry, gathered, make) if whole.transposed else make(entry=entry, gathered=gathered)
 
 
 def require_order(weight: Placement) -> None:

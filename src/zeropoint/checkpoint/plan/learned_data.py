@@ -9,7 +9,7 @@ import torch
 
 from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
-from ...codecs.stored_forms import Order
+from ...codecs.stored_forms import RowOrder
 from ...errors import CalibrationError, option, printable
 from ...methods import LayerData, method_named
 from ...methods.channels import needs_model
@@ -36,7 +36,7 @@ def layer_data(
     return LayerData(statistics=statistics, extremes=extremes if mean is None else None, mean=mean)
 
 
-def _in_order(found: Statistics, columns: Order) -> Statistics:
+def _in_order(found: Statistics, columns: RowOrder) -> Statistics:
     """Return statistics of inputs in the order that a file has these in."""
     features = next((len(value) for value in found.state.values() if value.ndim), 0)
     at = columns.model_rows(torch.arange(features))

@@ -19,10 +19,11 @@ from .family import (
     Derived,
     Family,
     Key,
-    Kinds,
+    LayerKinds,
     Values,
     has,
     head_size,
+    no_window,
 )
 
 _RMS = MappingProxyType({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0})
@@ -31,7 +32,7 @@ _OLMO2 = MappingProxyType({
     **{old: new for old, new in LAYERS.items() if new != "attn_norm"}, **QUERY_NORMS, **_POST_NORMS,
 })  # fmt: skip
 _WINDOW = MappingProxyType({"attention.sliding_window": Key(("sliding_window",))})
-ALTERNATING = Kinds("layer_types", MappingProxyType({
+ALTERNATING = LayerKinds("layer_types", MappingProxyType({
     "sliding_attention": {"attention.sliding_window_pattern": True},
     "full_attention": {"attention.sliding_window_pattern": False},
 }))  # fmt: skip
@@ -144,7 +145,7 @@ FAMILIES = (
         }),
         defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
         # llama.cpp tells Phi-4 by a window of 0.
-        complete=lambda text: {"sliding_window": text.get("sliding_window") or 0},
+        complete=lambda text: {"sliding_window": text.get("sliding_window") or 0}, unlike=no_window,
         values=MappingProxyType({
             **_WINDOW, "rope.scaling.original_context_length": Key(("original_max_position_embeddings",)),
         }),
@@ -154,6 +155,7 @@ FAMILIES = (
     ),
     Family(
         architecture="starcoder2", model_type="starcoder2", class_name="Starcoder2ForCausalLM",
+        unlike=no_window,
         layers=MappingProxyType({**ATTENTION, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}),
         values=MappingProxyType({"attention.layer_norm_epsilon": Key(("norm_epsilon",), float)}),
         defaults=MappingProxyType({

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...architectures import Config
 from ...errors import UnsupportedError
-from ..pieces import Piece, Rows
+from ..divided_tensors import RowRun, TensorPiece
 from ..stored_forms import Shape
 from .decoder_families import GRANITE
 from .expert_families import ROUTING, SHARED_EXPERTS
@@ -28,7 +28,7 @@ from .family import (
     Division,
     Family,
     Key,
-    Kinds,
+    LayerKinds,
     Values,
     grouped,
     halves_of,
@@ -41,14 +41,19 @@ _LITE = (26, 27)
 """Layers of the models of DeepSeek-V2 whose queries llama.cpp does not compress."""
 
 
-def _latent(shape: Shape, text: Config) -> Sequence[Piece]:
+def _latent(shape: Shape, text: Config) -> Sequence[TensorPiece]:
     """Return what makes keys from latent numbers, with rows as columns, and what makes values."""
     keys, values, heads = text["qk_nope_head_dim"], text["v_head_dim"], text["num_attention_heads"]
     return [
-        Piece(
-            _LATENT[0], (heads, shape[1], keys), (Rows(0, (heads, keys), (keys + values, 1)),), turned=True
+        TensorPiece(
+            _LATENT[0],
+            (heads, shape[1], keys),
+            (RowRun(0, (heads, keys), (keys + values, 1)),),
+            transposed=True,
         ),
-        Piece(_LATENT[1], (heads, values, shape[1]), (Rows(keys, (heads, values), (keys + values, 1)),)),
+        TensorPiece(
+            _LATENT[1], (heads, values, shape[1]), (RowRun(keys, (heads, values), (keys + values, 1)),)
+        ),
     ]
 
 
@@ -136,30 +141,35 @@ def _interleaved(name: str) -> str:
     return f"mlp.experts.{name}"
 
 
-def _gate_up(shape: Shape, text: Config) -> Sequence[Piece]:
+def _gate_up(shape: Shape, text: Config) -> Sequence[TensorPiece]:
     """Return the gate and the up of all experts, whose outputs alternate."""
     experts, columns, rows = shape
     return [
-        Piece(_interleaved(name), (experts, rows // 2, columns), (Rows(at, (experts, rows // 2), (rows, 2)),))
+        TensorPiece(
+            _interleaved(name), (experts, rows // 2, columns), (RowRun(at, (experts, rows // 2), (rows, 2)),)
+        )
         for at, name in enumerate(PROJECTIONS[:2])
     ]
 
 
-def _gate_up_bias(shape: Shape, text: Config) -> Sequence[Piece]:
+def _gate_up_bias(shape: Shape, text: Config) -> Sequence[TensorPiece]:
     experts, rows = shape
     return [
-        Piece(
-            _interleaved(f"{name}_bias"), (experts, rows // 2), (Rows(at, (experts, rows // 2), (rows, 2)),),
+        TensorPiece(
+            _interleaved(f"{name}_bias"), (experts, rows // 2), (RowRun(at, (experts, rows // 2), (rows,
+            2)),),
             single=True,
         )
         for at, name in enumerate(PROJECTIONS[:2])
     ]  # fmt: skip
 
 
-def _down(shape: Shape, text: Config) -> Sequence[Piece]:
+def _down(shape: Shape, text: Config) -> Sequence[TensorPiece]:
     experts, columns, rows = shape
     return [
-        Piece(_interleaved("down_proj"), (experts, rows, columns), (Rows(0, (experts, rows), (rows, 1)),))
+        TensorPiece(
+            _interleaved("down_proj"), (experts, rows, columns), (RowRun(0, (experts, rows), (rows, 1)),)
+        )
     ]
 
 
@@ -175,6 +185,14 @@ def _alternating(text: Config) -> Values:
     return {"expert_feed_forward_length": text["intermediate_size"]}
 
 
+def _rounded(text: Config) -> Sequence[str]:
+    """Return a sentence about bounds of YaRN that are not whole numbers, which those of llama.cpp are."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if rope.get("rope_type") != "yarn" or rope.get("truncate") is not False:
+        return ()
+    return ("llama.cpp rounds the bounds of YaRN, which config.json does not (truncate)",)
+
+
 _GPT_OSS = Family(
     architecture="gpt-oss", model_type="gpt_oss", class_name="GptOssForCausalLM", wide=WIDE,
     layers=MappingProxyType({**ATTENTION, **POST_NORM, "mlp.router": "ffn_gate_inp"}),
@@ -185,11 +203,11 @@ _GPT_OSS = Family(
     divided=MappingProxyType({
         "mlp.experts.gate_up_proj": Division(
             tuple(map(_interleaved, PROJECTIONS[:2])), _gate_up,
-            lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), turned=True,
+            lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), transposed=True,
         ),
         "mlp.experts.down_proj": Division(
             (_interleaved("down_proj"),), _down,
-            lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), turned=True,
+            lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), transposed=True,
         ),
         "mlp.experts.gate_up_proj_bias": Division(
             tuple(_interleaved(f"{name}_bias") for name in PROJECTIONS[:2]), _gate_up_bias,
@@ -198,7 +216,7 @@ _GPT_OSS = Family(
     }),
     experts=(("mlp.experts", PROJECTIONS),), numbers=LOCAL_EXPERTS,
     values=MappingProxyType({"attention.sliding_window": Key(("sliding_window",))}),
-    derived=Derived(_alternating, lambda _: {"rope_scaling": {"truncate": False}}),
+    derived=Derived(_alternating, lambda _: {"rope_scaling": {"truncate": False}}), unlike=_rounded,
     defaults=MappingProxyType({
         "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 150000.0, "head_dim": 64,
         "sliding_window": 128,
@@ -231,7 +249,7 @@ _GRANITE_SHARED = dataclasses.replace(
     numbers=MappingProxyType({**LOCAL_EXPERTS, **_SHARED_SIZE}),
     divided=MappingProxyType({**_GRANITE_MOE.divided, "shared_mlp.input_linear.weight": halves_of(*_SHARED)}),
 )  # fmt: skip
-_MIXED = Kinds("layer_types", MappingProxyType({
+_MIXED = LayerKinds("layer_types", MappingProxyType({
     "linear_attention": {"attention.head_count_kv": 0},
     "full_attention": {"attention.head_count_kv": "num_key_value_heads"},
 }), MappingProxyType({"mamba": "linear_attention", "attention": "full_attention"}))  # fmt: skip

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ...architectures import GATE_UP, MOST_EXPERTS, Config, model_type, text_config
 from ...errors import CheckpointError, printable
-from ..pieces import Piece, Rows, Whole
-from ..stored_forms import NO_PLACE, Order, Shape, StoredForm
+from ..divided_tensors import RowRun, TensorPiece, Whole
+from ..stored_forms import NO_PLACE, RowOrder, Shape, StoredForm
 from . import decoder_families, divided_families, expert_families, hybrid_families
 from .family import Change, Division, Family, halves_of, head_size, number_of
 
@@ -112,7 +112,7 @@ def _of_all(family: Family, name: str) -> str | None:
     return f"{_OF_EXPERTS[names.index(kind)]}.weight" if kind in names else None
 
 
-def pieces_of(family: Family, name: str, shape: Shape, config: Config) -> Sequence[Piece]:
+def pieces_of(family: Family, name: str, shape: Shape, config: Config) -> Sequence[TensorPiece]:
     """Return the pieces in which files have a tensor of a model; nothing for one that is whole there."""
     pattern, _, left_out = _patterns(family)
     found, text = pattern.fullmatch(name), family.described(config)
@@ -149,7 +149,7 @@ def wholes_of(family: Family, shapes: Mapping[str, Shape], config: Config) -> Se
                 "config.json; export the file again"
             )
         single = [each for piece in pieces for each in _of_each(piece, shapes)]
-        found.append(Whole(stem + name, shape, single, division.turned))
+        found.append(Whole(stem + name, shape, single, division.transposed))
     return found
 
 
@@ -166,15 +166,15 @@ def _of_one(name: str, expert: int) -> str:
     return f"{holder}.{expert}.{last}.weight"
 
 
-def _of_each(piece: Piece, shapes: Mapping[str, Shape]) -> Iterator[Piece]:
+def _of_each(piece: TensorPiece, shapes: Mapping[str, Shape]) -> Iterator[TensorPiece]:
     """Yield the pieces of each expert in the place of one of all, where files have these."""
     if piece.name in shapes:
         yield piece
         return
     ((first, (experts, *sizes), (stride, *strides)),) = piece.rows
     for expert in range(experts):
-        rows = Rows(first + expert * stride, tuple(sizes), tuple(strides))
-        yield Piece(_of_one(piece.name, expert), piece.shape[1:], (rows,))
+        rows = RowRun(first + expert * stride, tuple(sizes), tuple(strides))
+        yield TensorPiece(_of_one(piece.name, expert), piece.shape[1:], (rows,))
 
 
 @functools.lru_cache(maxsize=64)
@@ -214,7 +214,7 @@ def _form(family: Family, name: str, shape: Shape, text: Config, *, of_file: boo
     if reshaped is not None:
         shapes = (reshaped.to_model(shape), shape) if of_file else (shape, reshaped.to_file(shape))
     return StoredForm(
-        name=name, rows=Order(head_size(text), 2) if halves else change.rows and change.rows(text),
+        name=name, rows=RowOrder(head_size(text), 2) if halves else change.rows and change.rows(text),
         columns=change.columns and change.columns(text), negated_exp=change.negated_exp,
         plus=family.plus if norm and not change.plain else 0.0,
         float32=len(shape) < 2 or norm or module in family.wide or kind != "weight",

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from ...architectures import Config, text_config
 from ..containers.protocol import Scalar
-from ..pieces import Piece, Rows
-from ..stored_forms import Order, Reshaped, Shape
+from ..divided_tensors import RowRun, TensorPiece
+from ..stored_forms import Reshaped, RowOrder, Shape
 
 _BUFFERS = r"rotary_emb\.(\w+_)?inv_freq$|\.attention\.(masked_)?bias$"
 _DECODER = MappingProxyType({"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"})
@@ -35,14 +35,14 @@ class Change(NamedTuple):
     rows, columns: give the order from config.json. shape: gives what the shape becomes.
     """
 
-    rows: Callable[[Config], Order | None] | None = None
-    columns: Callable[[Config], Order | None] | None = None
+    rows: Callable[[Config], RowOrder | None] | None = None
+    columns: Callable[[Config], RowOrder | None] | None = None
     negated_exp: bool = False
     shape: Callable[[Config], Reshaped] | None = None
     plain: bool = False
 
 
-class Kinds(NamedTuple):
+class LayerKinds(NamedTuple):
     """Kinds of layers.
 
     key: of config.json, with one of them for each layer. values: for each kind the items
@@ -70,13 +70,13 @@ class Division(NamedTuple):
     """A tensor of a layer of which files have pieces.
 
     names: of the pieces in a layer. pieces: those of a tensor of a shape. whole: the shape of the tensor from
-    those of the pieces. turned: whether matrices of the model are (in, out).
+    those of the pieces. transposed: whether matrices of the model are (in, out).
     """
 
     names: tuple[str, ...]
-    pieces: Callable[[Shape, Config], Sequence[Piece]]
+    pieces: Callable[[Shape, Config], Sequence[TensorPiece]]
     whole: Callable[[Sequence[Shape], Config], Shape]
-    turned: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,7 +100,8 @@ class Family:
     numbers: of the metadata that count experts and their sizes; values: others, which may be missing; both
     with keys of config.json. constants: what is always written. kinds: of layers. rotary: the default part of
     a head that is rotated, where the metadata says it. scalings: types of rotary embeddings that are written.
-    always: keys of config.json that must say what llama.cpp computes. derived: the rest.
+    always: keys of config.json that must say what llama.cpp computes; unlike: gives sentences about what it
+    computes otherwise nevertheless. derived: the rest.
     """
 
     architecture: str
@@ -126,10 +127,11 @@ class Family:
     numbers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     values: Mapping[str, Key] = field(default_factory=dict)
     constants: Mapping[str, Scalar] = field(default_factory=dict)
-    kinds: tuple[Kinds, ...] = ()
+    kinds: tuple[LayerKinds, ...] = ()
     rotary: float | None = None
     scalings: frozenset[str] = frozenset(("default", "linear", "yarn"))
     always: Mapping[str, Any] = field(default_factory=dict)
+    unlike: Callable[[Config], Sequence[str]] = lambda _: ()
     derived: Derived = field(default_factory=Derived)
 
     def described(self, config: Config) -> dict[str, Any]:
@@ -193,6 +195,15 @@ SIGMOID = 2
 """The number of a router's activation, ``expert_gating_func``; 1 is softmax."""
 
 
+def no_window(text: Config) -> Sequence[str]:
+    """Return a sentence about a sliding window that llama.cpp does not have, if it is narrower than contexts."""
+    window, context = text.get("sliding_window"), text["max_position_embeddings"]
+    if not window or window >= context:
+        return ()
+    return (f"llama.cpp attends to all tokens, and config.json to the last {window},
+    of which contexts have {context}",)
+
+
 def of_row(shape: Shape) -> Shape:
     """Return the shape in the model of a vector in a file that is a matrix of one row there."""
     return (1, *shape) if len(shape) == 1 else shape
@@ -222,11 +233,11 @@ def grouped(groups: str) -> Callable[[Config], Reshaped]:
 def halves_of(first: str, second: str) -> Division:
     """Return the division of each matrix of a tensor into the first half of its rows and the second."""
 
-    def pieces(shape: Shape, text: Config) -> Sequence[Piece]:
+    def pieces(shape: Shape, text: Config) -> Sequence[TensorPiece]:
         *experts, rows, columns = shape
         count, half = math.prod(experts), rows // 2
         return [
-            Piece(name, (*experts, half, columns), (Rows(at * half, (count, half), (rows, 1)),))
+            TensorPiece(name, (*experts, half, columns), (RowRun(at * half, (count, half), (rows, 1)),))
             for at, name in enumerate((first, second))
         ]
 
@@ -240,6 +251,6 @@ def halves_of(first: str, second: str) -> Division:
 def renamed_to(name: str) -> Division:
     """Return the division of a tensor into one piece, itself under another name."""
     return Division(
-        (name,), lambda shape, _: [Piece(name, shape, (Rows(0, shape[:-1], (shape[-2], 1)),))],
+        (name,), lambda shape, _: [TensorPiece(name, shape, (RowRun(0, shape[:-1], (shape[-2], 1)),))],
         lambda shapes, _: shapes[0],
     )  # fmt: skip

@@ -13,8 +13,8 @@ from ...errors import UnsupportedError
 from ...libraries import reading
 from ..containers.gguf import ALIGNMENT, GgufValue
 from ..containers.protocol import Found, Metadata, Read, Row
+from ..divided_tensors import TensorPiece, Whole
 from ..model_format import WEIGHTED, FileModel, ModelFiles, ModelFormat
-from ..pieces import Piece, Whole
 from ..safetensors_dtypes import FILE_DTYPES
 from ..stored_forms import StoredForm
 from .families import family_of, form_of, pieces_of, wholes_of
@@ -58,7 +58,7 @@ class LlamaCppFormat(ModelFormat):
         return None if family is None else form_of(family, name, shape, config)
 
     @_config
-    def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[Piece]:
+    def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[TensorPiece]:
         """See :class:`ModelFormat`."""
         family = family_of(config)
         return () if family is None else pieces_of(family, name, shape, config)
@@ -90,9 +90,11 @@ class LlamaCppFormat(ModelFormat):
     @_config
     def remarks(self, model: ModelFiles) -> Sequence[str]:
         """See :class:`ModelFormat`."""
-        if family_of(model.config) is None or _is_gguf(model.metadata):
+        family = family_of(model.config)
+        if family is None or _is_gguf(model.metadata):
             return ()
-        return tokenizer_values(model.config, model.read, model.rows)[1]
+        unlike = family.unlike(family.described(model.config))
+        return [*tokenizer_values(model.config, model.read, model.rows)[1], *unlike]
 
     @_config
     def fixed(self, config: Config) -> Sequence[Row]:

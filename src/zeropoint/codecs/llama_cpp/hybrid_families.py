@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ...architectures import Config
-from ..pieces import Piece, Rows
-from ..stored_forms import Order, Shape
+from ..divided_tensors import RowRun, TensorPiece
+from ..stored_forms import RowOrder, Shape
 from .expert_families import QWEN_EXPERTS, ROW, SHARED_EXPERT, WITH_SHARED
 from .family import (
     ATTENTION,
@@ -31,7 +31,7 @@ from .family import (
     Division,
     Family,
     Key,
-    Kinds,
+    LayerKinds,
     Values,
     column,
     grouped,
@@ -50,11 +50,11 @@ def _tiled(unit: str | None, *, behind: bool = False) -> Change:
     the key of the rows of a head, or None for one. behind: whether all queries and keys come before.
     """
 
-    def order(text: Config) -> Order | None:
+    def order(text: Config) -> RowOrder | None:
         keys, values = text["linear_num_key_heads"], text["linear_num_value_heads"]
         rows = 1 if unit is None else text[unit]
         first = 2 * keys * text["linear_key_head_dim"] if behind else 0
-        return None if keys == values else Order(values * rows, keys, rows, first)
+        return None if keys == values else RowOrder(values * rows, keys, rows, first)
 
     return Change(rows=order)
 
@@ -73,7 +73,7 @@ _OF_LINEAR = MappingProxyType({
     "ssm.time_step_rank": Key(("linear_num_value_heads",)),
     "full_attention_interval": Key(("full_attention_interval",)),
 })  # fmt: skip
-_RECURRENT = Kinds("layer_types", MappingProxyType({
+_RECURRENT = LayerKinds("layer_types", MappingProxyType({
     "linear_attention": {"attention.recurrent_layers": True},
     "full_attention": {"attention.recurrent_layers": False},
 }))  # fmt: skip
@@ -135,16 +135,19 @@ def _sizes(text: Config) -> tuple[int, int, int]:
 _JOINT = ("linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight")
 
 
-def _joint(shape: Shape, text: Config) -> Sequence[Piece]:
+def _joint(shape: Shape, text: Config) -> Sequence[TensorPiece]:
     """Return queries, keys and values of all heads, and gates, which the model has by heads of keys."""
     (keys, size, values), columns = _sizes(text), shape[-1]
     group = 2 * (size + values)
     runs = [
-        Rows(first, (keys, count), (group, 1))
+        RowRun(first, (keys, count), (group, 1))
         for first, count in ((0, size), (size, size), (2 * size, values), (2 * size + values, values))
     ]
     qkv = (keys * (2 * size + values), columns)
-    return [Piece(_JOINT[0], qkv, tuple(runs[:3])), Piece(_JOINT[1], (keys * values, columns), (runs[3],))]
+    return [
+        TensorPiece(_JOINT[0], qkv, tuple(runs[:3])),
+        TensorPiece(_JOINT[1], (keys * values, columns), (runs[3],)),
+    ]
 
 
 _QWEN3_NEXT = dataclasses.replace(
@@ -164,7 +167,7 @@ _QWEN3_NEXT = dataclasses.replace(
     experts=(("mlp.experts", PROJECTIONS),), numbers=WITH_SHARED, always=QWEN_EXPERTS,
     derived=Derived(_linear_sizes, _of_linear_sizes),
 )  # fmt: skip
-_CONV = Kinds("layer_types", MappingProxyType({
+_CONV = LayerKinds("layer_types", MappingProxyType({
     "conv": {"attention.head_count_kv": 0},
     "full_attention": {"attention.head_count_kv": "num_key_value_heads"},
 }))  # fmt: skip
@@ -259,7 +262,7 @@ _NEMOTRON_H = Family(
         "ssm.conv_kernel": Key(("conv_kernel",)), "ssm.state_size": Key(("ssm_state_size",)),
         "ssm.group_count": Key(("n_groups",)), "ssm.time_step_rank": Key(("mamba_num_heads",)),
     }),
-    kinds=(Kinds("layers_block_type", MappingProxyType({
+    kinds=(LayerKinds("layers_block_type", MappingProxyType({
         "linear_attention": {**_NO_KEYS, **_NO_WIDTH},
         "full_attention": {"attention.head_count_kv": "num_key_value_heads", **_NO_WIDTH},
         "mlp": {**_NO_KEYS, "feed_forward_length": "intermediate_size"},
@@ -339,7 +342,7 @@ _GEMMA4 = Family(
         "embedding_length_per_layer_input": Key(("hidden_size_per_layer_input",)),
         "final_logit_softcapping": Key(("final_logit_softcapping",), float),
     }),
-    kinds=(Kinds("layer_types", MappingProxyType({
+    kinds=(LayerKinds("layer_types", MappingProxyType({
         "sliding_attention": {
             "attention.sliding_window_pattern": True, "attention.head_count_kv": "num_key_value_heads",
         },

@@ -20,7 +20,7 @@ from ..containers.protocol import Found, Metadata, Read, Row, Scalar
 from ..model_format import FileModel
 from ..stored_forms import StoredForm
 from .families import FAMILIES, family_of, model_names
-from .family import Family, Key, Kinds, has, head_size, number_of
+from .family import Family, Key, LayerKinds, has, head_size, number_of
 from .token_table import PREFIX
 from .vocabulary import STORED_NAMES
 
@@ -71,7 +71,7 @@ def model_values(family: Family, config: Config) -> dict[str, Scalar | Sequence[
     return {**values, _TOKEN_TYPES: int(text["type_vocab_size"])} if family.encoder else values
 
 
-def _of_kinds(kinds: Kinds, text: Config) -> dict[str, Sequence[Scalar]]:
+def _of_kinds(kinds: LayerKinds, text: Config) -> dict[str, Sequence[Scalar]]:
     """Return the arrays of the metadata with an item for each layer; raises UnsupportedError for a kind."""
     arrays: dict[str, list[Scalar]] = {}
     layers = text.get(kinds.key) or ()
@@ -321,7 +321,7 @@ def _family_in(arch: Any, said: Mapping[str, Any]) -> Family | None:
     return max(found, key=fits, default=None)
 
 
-def _kinds_in(kinds: Kinds, said: Mapping[str, Any]) -> dict[str, Any]:
+def _kinds_in(kinds: LayerKinds, said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the kinds of layers and the numbers that arrays of the metadata say; nothing without arrays."""
     stored = tuple(dict.fromkeys(key for items in kinds.values.values() for key in items))
     columns = [said.get(key) for key in stored]

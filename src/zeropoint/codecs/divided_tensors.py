@@ -16,10 +16,10 @@ import torch
 from .stored_forms import Shape
 
 
-class Rows(NamedTuple):
+class RowRun(NamedTuple):
     """Rows of a whole that a piece has next to each other: an index over axes, the last of which runs first.
 
-    >>> Rows(1, (2, 3), (10, 2)).at().tolist()
+    >>> RowRun(1, (2, 3), (10, 2)).at().tolist()
     [1, 3, 5, 11, 13, 15]
     """
 
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
         return found.flatten()
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """A piece of a tensor.
 
     Args:
@@ -43,28 +43,28 @@ class Piece(NamedTuple):
         shape: its own.
         rows: of the whole, runs of which follow each other; rows are those of a matrix, or numbers of a
             vector, or of all its matrices where the whole has several.
-        turned: whether each matrix of the piece has the rows as columns.
+        transposed: whether each matrix of the piece has the rows as columns.
         single: whether rows are single numbers of the whole.
     """
 
     name: str
     shape: Shape
-    rows: tuple[Rows, ...]
-    turned: bool = False
+    rows: tuple[RowRun, ...]
+    transposed: bool = False
     single: bool = False
 
 
 class Whole(NamedTuple):
-    """A tensor of the model that files have in pieces; turned: whether its matrices have rows as columns."""
+    """A tensor of the model that files have in pieces; transposed: whether its matrices are (in, out)."""
 
     name: str
     shape: Shape
-    pieces: Sequence[Piece]
-    turned: bool = False
+    pieces: Sequence[TensorPiece]
+    transposed: bool = False
 
 
 @functools.lru_cache(maxsize=4)
-def places_in_pieces(rows: tuple[tuple[Rows, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def places_in_pieces(rows: tuple[tuple[RowRun, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return for each row of a whole the number of its piece, and that of its row there.
 
     rows: of each piece.
@@ -78,6 +78,6 @@ def places_in_pieces(rows: tuple[tuple[Rows, ...], ...]) -> tuple[torch.Tensor, 
 
 
 @functools.lru_cache(maxsize=16)
-def rows_of_piece(rows: tuple[Rows, ...]) -> torch.Tensor:
+def rows_of_piece(rows: tuple[RowRun, ...]) -> torch.Tensor:
     """Return the row of the whole of each row of a piece."""
     return torch.cat([run.at() for run in rows])
