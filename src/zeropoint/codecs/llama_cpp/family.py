@@ -196,12 +196,11 @@ SIGMOID = 2
 
 
 def no_window(text: Config) -> Sequence[str]:
-    """Return a sentence about a sliding window that llama.cpp does not have, if it is narrower than contexts."""
+    """Return a sentence about a sliding window that llama.cpp does not have, if contexts are wider."""
     window, context = text.get("sliding_window"), text["max_position_embeddings"]
     if not window or window >= context:
         return ()
-    return (f"llama.cpp attends to all tokens, and config.json to the last {window},
-    of which contexts have {context}",)
+    return (f"llama.cpp attends to all {context} tokens of a context, and the model to the last {window}",)
 
 
 def of_row(shape: Shape) -> Shape:
