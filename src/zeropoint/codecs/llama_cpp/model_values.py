@@ -339,7 +339,7 @@ def _kinds_in(kinds: LayerKinds, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_kind(known: Mapping[str, Scalar], here: Mapping[str, Any]) -> bool:
-    """Return whether a layer has the items of a kind, of which a text stands for any number but 0."""
+    """Return whether a layer has the items of a kind, where a text is any number but 0."""
     return all(bool(here[key]) if isinstance(item, str) else here[key] == item for key, item in known.items())
 
 
