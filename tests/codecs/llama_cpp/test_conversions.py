@@ -22,7 +22,7 @@ from zeropoint.errors import UnsupportedError
 GGUF = get_codec("gguf")
 RECORD = json.loads(converted.RECORDED.read_text())
 WITH_PIECES = ["qwen3_next", "gpt_oss"]
-"""Families that have all kinds of pieces between them: rows in runs, transposed matrices, alternating numbers."""
+"""Families that have pieces of all kinds: rows in runs, transposed matrices, alternating numbers."""
 
 QUICK = ("qwen3_5", "deepseek_v3", *WITH_PIECES)
 
