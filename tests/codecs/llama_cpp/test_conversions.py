@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,7 +14,9 @@ from tests.oracles import converted, tiny_families
 
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
+from zeropoint.checkpoint.model.importance import with_importance
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.learned_data import layer_data
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.containers.gguf import GGUF as FILE
@@ -67,5 +71,18 @@ def test_pieces_are_made_whole_again(name: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_statistics_have_the_order_of_columns_in_the_file(tmp_path: Path) -> None:
     tiny_families.write(tmp_path / "in", "qwen3_5")
+    source, numbers = open_source(tmp_path / "in"), np.arange(64, dtype="<f4") + 1
+    name = b"blk.0.ssm_out.weight"
+    entry = struct.pack("<i", len(name)) + name + struct.pack("<ii", 1, len(numbers)) + numbers.tobytes()
+    (tmp_path / "imatrix.dat").write_bytes(struct.pack("<i", 1) + entry)
+    plan = make_plan(source, RecipeText.of("q4_0").by("ggml"), codec=GGUF)
+    plan, _ = with_importance(plan, tmp_path / "imatrix.dat")
+    module = "model.layers.0.linear_attn.out_proj"
+    (weight,) = (each for each in plan.weights if each.module == module)
+    # Two heads of keys, each with two of values of 16 numbers, which lie next to each other in the model.
+    heads = torch.from_numpy(numbers.copy()).view(2, 2, 16).transpose(0, 1).flatten()
+    assert plan.statistics[module]["mean_square"].state["squares"].tolist() == heads.tolist()
+    (given,) = layer_data(plan, weight, None).statistics.values()
+    assert given.state["squares"].tolist() == numbers.tolist()
     with pytest.raises(UnsupportedError, match=r"method gptq learns of the inputs of .*out_proj' together"):
-        make_plan(open_source(tmp_path / "in"), RecipeText.of("q4_0").by("gptq"), codec=GGUF)
+        make_plan(source, RecipeText.of("q4_0").by("gptq"), codec=GGUF)

@@ -127,3 +127,11 @@ def test_norms_of_gemma_are_stored_with_1_added_and_vectors_in_float32() -> None
     assert (norm.plus, norm.float32) == (1.0, True)
     bias = form_of(FAMILIES[0], "model.layers.0.self_attn.q_proj.bias", (64,), config_of(FAMILIES[0]))
     assert (bias.plus, bias.float32, bias.rows) == (0.0, True, RowOrder(16, 2))
+
+
+def test_layers_behind_those_of_the_model_are_left_out() -> None:
+    family = next(family for family in FAMILIES if family.architecture == "glm4moe")
+    config = config_of(family)
+    assert form_of(family, "model.layers.1.self_attn.q_proj.weight", (64, 64), config) is not NO_PLACE
+    assert form_of(family, "model.layers.2.self_attn.q_proj.weight", (64, 64), config) is NO_PLACE
+    assert form_of(family, "model.layers.2.eh_proj.weight", (64, 64), config) is NO_PLACE
