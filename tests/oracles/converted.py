@@ -1,6 +1,6 @@
 """What llama.cpp's own converter makes of tiny models: digests of names, shapes and types.
 
-    benchmarks/.llama_cpp/bin/python -m tests.oracles.converted
+    benchmarks/.llama_cpp/bin/python -m tests.oracles.converted [NAME...]
 
 writes converted.json anew, in the environment that benchmarks/llama_cpp.sh makes, with the largest difference
 of logits between llama.cpp and transformers.
@@ -100,8 +100,9 @@ def main() -> None:
     import gguf
     from tests.oracle.test_llama_cpp_families import written
 
-    record: dict[str, dict[str, Any]] = {}
-    for name in tiny_families.FAMILIES:
+    known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    record: dict[str, dict[str, Any]] = {name: known.get(name, {}) for name in tiny_families.FAMILIES}
+    for name in sys.argv[1:] or tiny_families.FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             model = tiny_families.write(Path(folder) / "in", name)
             ours = written(Path(folder) / "in", Path(folder) / "out")

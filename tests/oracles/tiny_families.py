@@ -77,6 +77,13 @@ FAMILIES: Mapping[str, Callable[[], transformers.PretrainedConfig]] = {
     "olmo3": _config("Olmo3", **_FOUR, sliding_window=16),
     "glm4": _config("Glm4", **_MODEL, head_dim=16, pad_token_id=2),
     "phi3": _config("Phi3", **_MODEL, pad_token_id=2),
+    "phi3_long": _config(
+        "Phi3", **{**_MODEL, "max_position_embeddings": 1024}, pad_token_id=2, rope_parameters={
+            "rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0],
+            "short_factor": [1.0, 1.0, 1.25, 1.25, 1.5, 1.5], "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 256,
+        }, original_max_position_embeddings=256,
+    ),
     "starcoder2": _config("Starcoder2", **_MODEL, use_bias=True, sliding_window=None),
     "stablelm": _config("StableLm", **_MODEL, use_qkv_bias=True),
     "gemma2": _config("Gemma2", **_MODEL, head_dim=16, sliding_window=16, query_pre_attn_scalar=16),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -70,6 +71,20 @@ def _scaled_queries(largest: int) -> Derived:
         return {"query_pre_attn_scalar": scaled(sizes)} if whole else {}
 
     return Derived(write, read)
+
+
+def _attention_factor(text: Config) -> Values:
+    """Return what Phi-3 multiplies rotary embeddings by that are scaled for long contexts."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if "long_factor" not in rope:
+        return {}
+    short = text.get("original_max_position_embeddings") or rope["original_max_position_embeddings"]
+    scale = rope.get("factor") or text["max_position_embeddings"] / short
+    usual = math.sqrt(1 + math.log(scale) / math.log(short)) if scale > 1 else 1.0
+    return {
+        "rope.scaling.attn_factor": float(rope.get("attention_factor") or usual),
+        "rope.scaling.original_context_length": int(short),
+    }  # fmt: skip
 
 
 _GEMMA3 = Family(
@@ -149,9 +164,9 @@ FAMILIES = (
         values=MappingProxyType({
             **_WINDOW, "rope.scaling.original_context_length": Key(("original_max_position_embeddings",)),
         }),
-        derived=Derived(read=lambda values: {
+        derived=Derived(_attention_factor, lambda values: {
             "sliding_window": values.get("attention.sliding_window") or None,
-        }),
+        }), scalings=frozenset(("default", "longrope")),
     ),
     Family(
         architecture="starcoder2", model_type="starcoder2", class_name="Starcoder2ForCausalLM",

@@ -19,7 +19,7 @@ from ..safetensors_dtypes import FILE_DTYPES
 from ..stored_forms import StoredForm
 from .families import family_of, form_of, pieces_of, wholes_of
 from .mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE, SMALLER, types_of
-from .model_values import ARCHITECTURE, PlainValues, model_values, read_model, rope_factors
+from .model_values import ARCHITECTURE, PlainValues, long_factors, model_values, read_model, rope_factors
 from .tokenizer_files import tokenizer_files
 from .vocabulary import tokenizer_values
 
@@ -100,8 +100,10 @@ class LlamaCppFormat(ModelFormat):
     def fixed(self, config: Config) -> Sequence[Row]:
         """See :class:`ModelFormat`: factors of rotary embeddings."""
         family = family_of(config)
-        factors = None if family is None else rope_factors(family, config)
-        return () if factors is None else (factors,)
+        if family is None:
+            return ()
+        factors = rope_factors(family, config)
+        return (*long_factors(family, config), *(() if factors is None else (factors,)))
 
     @_config
     def mixture(

@@ -26,6 +26,10 @@ from .vocabulary import STORED_NAMES
 
 ARCHITECTURE = "general.architecture"
 ROPE_FACTORS = "rope_freqs.weight"
+LONGROPE = "longrope"
+LONG_FACTORS = MappingProxyType({
+    "rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor",
+})  # fmt: skip
 
 
 _KEYS = MappingProxyType({
@@ -182,9 +186,30 @@ def rope_factors(family: Family, config: Config) -> Row | None:
         factors = [1.0] * rotated + [_UNROTATED] * (half - rotated)
     else:
         return None
-    return Row(
-        ROPE_FACTORS, "F32", (len(factors),), 4 * len(factors), struct.pack(f"<{len(factors)}f", *factors)
-    )
+    return _row(ROPE_FACTORS, factors)
+
+
+def long_factors(family: Family, config: Config) -> tuple[Row, ...]:
+    """Return the tensors of factors for long contexts and for short ones, where a model has such.
+
+    Raises CheckpointError for another number than frequencies are.
+    """
+    text = family.described(config)
+    rope, _ = _rope(text)
+    if rope["rope_type"] != LONGROPE or LONGROPE not in family.scalings:
+        return ()
+    size = int(head_size(text) * _rotary(family, text)) // 2
+    for key in LONG_FACTORS.values():
+        if len(rope.get(key) or ()) != size:
+            raise CheckpointError(
+                f"{key} has {len(rope.get(key) or ())} numbers in config.json, but must have {size}, one for "
+                "each frequency; download it again"
+            )
+    return tuple(_row(name, [float(number) for number in rope[key]]) for name, key in LONG_FACTORS.items())
+
+
+def _row(name: str, factors: Sequence[float]) -> Row:
+    return Row(name, "F32", (len(factors),), 4 * len(factors), struct.pack(f"<{len(factors)}f", *factors))
 
 
 def _llama3_factors(rope: Mapping[str, Any], size: int) -> list[float]:
@@ -231,29 +256,37 @@ def read_model(found: Sequence[Found], metadata: Metadata, read: Read) -> FileMo
     Raises CheckpointError where the file contradicts itself.
     """
     rows = [each.row for each in found]
-    config = model_config(PlainValues(metadata), [row.name for row in rows], _stored_factors(found, read))
+    factors = {row.name: _stored_factors(each, read) for row, each in zip(rows, found, strict=True)}
+    config = model_config(
+        PlainValues(metadata), [row.name for row in rows], factors.pop(ROPE_FACTORS, None),
+        {name: values for name, values in factors.items() if values is not None},
+    )  # fmt: skip
     if config is None:
         return None
     family = family_of(config)
     assert family is not None
     named = (model_names(family, row.name, row.shape, config) for row in rows)
     forms = [known or [(row.name, StoredForm(row.name))] for row, known in zip(rows, named, strict=True)]
+    follow = (ROPE_FACTORS, *LONG_FACTORS)
     return FileModel(
         config=config,
-        forms=[[] if row.name == ROPE_FACTORS else parts for row, parts in zip(rows, forms, strict=True)],
+        forms=[[] if row.name in follow else parts for row, parts in zip(rows, forms, strict=True)],
     )
 
 
-def _stored_factors(found: Sequence[Found], read: Read) -> tuple[float, ...] | None:
-    """Return what the tensor of rotary factors holds, or None where there is none."""
-    each = next((each for each in found if each.row.name == ROPE_FACTORS), None)
-    if each is None or each.row.dtype != "F32" or each.row.nbytes > _MAX_FACTORS:
+def _stored_factors(each: Found, read: Read) -> tuple[float, ...] | None:
+    """Return what a tensor of rotary factors holds, or None for another tensor."""
+    row = each.row
+    if row.name not in (ROPE_FACTORS, *LONG_FACTORS) or row.dtype != "F32" or row.nbytes > _MAX_FACTORS:
         return None
-    return struct.unpack(f"<{each.row.nbytes // 4}f", read(each.begin, each.row.nbytes))
+    return struct.unpack(f"<{row.nbytes // 4}f", read(each.begin, row.nbytes))
 
 
 def model_config(
-    metadata: Mapping[str, Any], names: Sequence[str], factors: Sequence[float] | None
+    metadata: Mapping[str, Any],
+    names: Sequence[str],
+    factors: Sequence[float] | None,
+    long: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> dict[str, Any] | None:
     """Return config.json of the model in a GGUF file, or None where its architecture is not known here.
 
@@ -261,6 +294,7 @@ def model_config(
         metadata: of the file, as Python values.
         names: of its tensors.
         factors: what its tensor of rotary factors holds, or None without one.
+        long: what those of long and of short contexts hold, by name.
 
     Raises:
         CheckpointError: where values are missing or of another type.
@@ -291,6 +325,9 @@ def model_config(
     else:
         config["tie_word_embeddings"] = "output.weight" not in names
         rope = _rope_config(family, said, config, factors)
+        if long:
+            scaling = {LONG_FACTORS[name]: list(map(_short, values)) for name, values in long.items()}
+            rope["rope_scaling"] = {"rope_type": LONGROPE, **scaling}
         if "rope_scaling" in rope:
             rope["rope_scaling"] |= config.get("rope_scaling", {})
         config = {key: value for key, value in config.items() if key != "rope_scaling"} | rope
