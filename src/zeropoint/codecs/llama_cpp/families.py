@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ...architectures import GATE_UP, MOST_EXPERTS, Config, model_type, text_config
 from ...errors import CheckpointError, printable
+from ...libraries import reading
 from ..divided_tensors import RowRun, TensorPiece, Whole
 from ..stored_forms import NO_PLACE, RowOrder, Shape, StoredForm
 from . import decoder_families, divided_families, expert_families, hybrid_families
@@ -31,6 +32,7 @@ _MOST_LAYERS = 1 << 12
 _AS_USUAL = Change()
 
 
+@reading("config.json does not describe a model of llama.cpp", "download the checkpoint again")
 def family_of(config: Config) -> Family | None:
     """Return the family that a configuration describes in full, or None.
 
@@ -157,8 +159,10 @@ def _shape_of(family: Family, name: str, shapes: Mapping[str, Shape], config: Co
     """Return the shape of a piece, or None where it is missing; of all experts where each has its own."""
     if name in shapes:
         return shapes[name]
-    first = shapes.get(_of_one(name, 0))
-    return None if first is None else (expert_count(family, config), *first)
+    first, count = shapes.get(_of_one(name, 0)), expert_count(family, config)
+    if first is None or not 0 < count <= MOST_EXPERTS:
+        return None
+    return (count, *first) if all(_of_one(name, at) in shapes for at in range(count)) else None
 
 
 def _of_one(name: str, expert: int) -> str:

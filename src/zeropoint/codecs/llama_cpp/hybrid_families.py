@@ -283,7 +283,8 @@ _NEMOTRON_H = Family(
 def _gemma4(text: Config) -> Config:
     """Return what config.json of Gemma 4 says of layers of full attention, whichever way it does."""
     kinds, each = text.get("layer_types") or (), text.get("per_layer_config") or {}
-    own: Config = next((each[at] for at in each if kinds[int(at)] == "full_attention"), {})
+    whole = (str(at) for at, kind in enumerate(kinds) if kind == "full_attention")
+    own: Config = next((each[at] for at in whole if at in each), {})
     keys = own.get("num_key_value_heads") or text.get("num_global_key_value_heads")
     return {
         "global_head_dim": own.get("head_dim") or text.get("global_head_dim") or text["head_dim"],
