@@ -75,13 +75,29 @@ def read_rows_of(origin: Origin, files: Mapping[Place, OpenFile], rows: torch.Te
     return found[0][rows - begin] if many else torch.cat(found)
 
 
+class _Shapes(Mapping[str, tuple[int, ...]]):
+    """The shapes of tensors, by name."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 def in_pieces(floats: Floats, codec: Codec) -> Floats:
     """Return a checkpoint with the tensors that files of a codec have: wholes in pieces, or made whole."""
     own = codec_of(floats.source.container.name)
     if own.container == codec.container:
         return floats
     config = floats.source.config or {}
-    shapes = {entry.name: entry.shape for entry in floats.source.entries.values()}
+    shapes = _Shapes(floats.source.entries)
     wholes = {whole.pieces[0].name: whole for whole in own.model_format.wholes(shapes, config)}
     made = {name: [_joined(whole, floats)] for name, whole in wholes.items()}
     gone = {piece.name for whole in wholes.values() for piece in whole.pieces}

@@ -59,7 +59,11 @@ def _counts(config: Config) -> bool:
 
 def expert_count(family: Family, config: Config) -> int:
     """Return how many experts a layer has, or 0."""
-    return number_of(family.described(config), family.numbers.get("expert_count", ())) or 0
+    return _experts(family, family.described(config)) if family.experts else 0
+
+
+def _experts(family: Family, text: Config) -> int:
+    return number_of(text, family.numbers.get("expert_count", ())) or 0
 
 
 @functools.lru_cache(maxsize=64)
@@ -87,7 +91,7 @@ def form_of(family: Family, name: str, shape: Shape, config: Config) -> StoredFo
         if stored is None and len(shape) == 3:
             stored = _of_all(family, found["rest"])
         if stored is None:
-            stored, part = _of_expert(family, found["rest"], expert_count(family, config))
+            stored, part = _of_expert(family, found["rest"], _experts(family, text))
     if found is None or stored is None:
         raise CheckpointError(
             f"tensor {printable(name)} has no name in GGUF files of {family.architecture}, so llama.cpp "
@@ -117,16 +121,14 @@ def _of_all(family: Family, name: str) -> str | None:
 def pieces_of(family: Family, name: str, shape: Shape, config: Config) -> Sequence[TensorPiece]:
     """Return the pieces in which files have a tensor of a model; nothing for one that is whole there."""
     pattern, _, left_out = _patterns(family)
-    found, text = pattern.fullmatch(name), family.described(config)
-    if (
-        found is None
-        or found["n"] is None
-        or left_out.search(name)
-        or int(found["n"]) >= text["num_hidden_layers"]
-    ):
+    found = pattern.fullmatch(name)
+    if found is None or found["n"] is None or found["rest"] in family.tensors:
         return ()
-    division = None if found["rest"] in family.tensors else _divisions(family).get(found["rest"])
+    division = _divisions(family).get(found["rest"])
     if division is None or (len(shape) < 3 and _of_all(family, division.names[0])):
+        return ()
+    text = family.described(config)
+    if left_out.search(name) or int(found["n"]) >= text["num_hidden_layers"]:
         return ()
     stem = name.removesuffix(found["rest"])
     return [piece._replace(name=stem + piece.name) for piece in division.pieces(shape, text)]
