@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.oracles import converted, tiny_families
 
+import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.model.importance import with_importance
@@ -23,6 +24,7 @@ from zeropoint.codecs.containers.gguf import GGUF as FILE
 from zeropoint.codecs.registry import DEFAULT, get_codec
 from zeropoint.errors import UnsupportedError
 
+gguf = pytest.importorskip("gguf", reason="extra `gguf`")
 GGUF = get_codec("gguf")
 RECORD = json.loads(converted.RECORDED.read_text())
 WITH_PIECES = ["qwen3_next", "gpt_oss"]
@@ -86,3 +88,20 @@ def test_statistics_have_the_order_of_columns_in_the_file(tmp_path: Path) -> Non
     assert given.state["squares"].tolist() == numbers.tolist()
     with pytest.raises(UnsupportedError, match=r"method gptq learns of the inputs of .*out_proj' together"):
         make_plan(source, RecipeText.of("q4_0").by("gptq"), codec=GGUF)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_floats_have_the_dtype_that_is_asked_for_but_what_llama_cpp_reads_in_float32(tmp_path: Path) -> None:
+    tiny_families.write(tmp_path / "in", "gpt_oss")
+    zp.convert_checkpoint(tmp_path / "in", tmp_path / "out", to="float16", format="gguf")
+    run(in_float32(tmp_path / "in"), tmp_path / "wide")
+    files = [
+        {each.name: each for each in gguf.GGUFReader(tmp_path / name / "model.gguf").tensors}
+        for name in ("out", "wide")
+    ]
+    narrow = {name for name, each in files[0].items() if each.tensor_type.name == "F16"}
+    assert {"blk.0.attn_q.weight", "blk.1.ffn_gate_exps.weight", "token_embd.weight"} <= narrow
+    assert not {"blk.0.ffn_gate_exps.bias", "blk.0.attn_norm.weight", "blk.0.ffn_gate_inp.weight"} & narrow
+    for name, each in files[0].items():
+        whole = np.asarray(files[1][name].data)
+        assert np.array_equal(np.asarray(each.data), whole.astype("f2") if name in narrow else whole), name

@@ -266,7 +266,7 @@ def make_plan(
     if rotation is not None:
         require_unrotated(source)
         floats = rotated_floats(plain, rotation)
-    floats = floats.in_pieces(codec)
+    floats = floats.in_pieces(codec, selection.floats)
     placeless = floats.placeless(codec)
     floats = rescaled_floats(floats.without(placeless), folds or {})
     check_patterns(selection, floats.source.entries)

@@ -14,9 +14,11 @@ import torch
 from ...codecs.divided_tensors import RowRun, TensorPiece, Whole, places_in_pieces, rows_of_piece
 from ...codecs.protocol import Codec
 from ...codecs.registry import codec_of
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import UnsupportedError, printable
 from ...methods import method_named
 from ...methods.method import MEAN_SQUARE
+from ..choose.selection import WEIGHT_DTYPES
 from ..read.storage import OpenFile, Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
 
@@ -91,8 +93,11 @@ class _Shapes(Mapping[str, tuple[int, ...]]):
         return len(self._entries)
 
 
-def in_pieces(floats: Floats, codec: Codec) -> Floats:
-    """Return a checkpoint with the tensors that files of a codec have: wholes in pieces, or made whole."""
+def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
+    """Return a checkpoint with the tensors that files of a codec have: wholes in pieces, or made whole.
+
+    dtype: of the floats of safetensors files that become others.
+    """
     own = codec_of(floats.source.container.name)
     if own.container == codec.container:
         return floats
@@ -104,7 +109,20 @@ def in_pieces(floats: Floats, codec: Codec) -> Floats:
     for entry in floats.source.entries.values():
         if pieces := codec.model_format.pieces(entry.name, entry.shape, config):
             made[entry.name] = [_cut(piece, floats.origin(entry)) for piece in pieces]
-    return _replaced(floats, made, gone | set(made)) if made else floats
+    floats = _replaced(floats, made, gone | set(made)) if made else floats
+    return floats if dtype is None or not floats.source.container.indexed else _in_dtype(floats, dtype)
+
+
+def _in_dtype(floats: Floats, dtype: str) -> Floats:
+    """Return a checkpoint whose floats have a dtype; codes are decoded to it anyway."""
+    size = TORCH_DTYPES[dtype].itemsize
+    made: dict[str, list[Origin]] = {}
+    for entry in floats.source.entries.values():
+        origin = floats.origin(entry)
+        if entry.dtype in WEIGHT_DTYPES and entry.dtype != dtype and origin.layer is None:
+            new = replace(origin.entry, dtype=dtype, nbytes=math.prod(entry.shape) * size)
+            made[entry.name] = [replace(origin, entry=new, raw=origin.entry)]
+    return _replaced(floats, made, set(made)) if made else floats
 
 
 def _replaced(floats: Floats, made: Mapping[str, list[Origin]], gone: set[str]) -> Floats:

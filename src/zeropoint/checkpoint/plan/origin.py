@@ -89,7 +89,7 @@ class Origin:
         ):
             return whole
         size = math.prod(self.entry.shape) * torch.float32.itemsize
-        return replace(whole, entry=replace(self.entry, dtype="F32", nbytes=size), raw=self.entry)
+        return replace(whole, entry=replace(self.entry, dtype="F32", nbytes=size), raw=self.raw or self.entry)
 
     @property
     def stored_form(self) -> StoredForm:
@@ -370,9 +370,9 @@ class Floats:
         transposed = entry.stack is not None and entry.stack.transposed
         return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
 
-    def in_pieces(self, codec: Codec) -> Floats:
-        """Return it with the tensors that files of a codec have, some of which are pieces of the model's."""
-        return in_pieces(self, codec)
+    def in_pieces(self, codec: Codec, dtype: str | None = None) -> Floats:
+        """Return it with the tensors that files of a codec have; dtype: of floats that are written anew."""
+        return in_pieces(self, codec, dtype)
 
     def placeless(self, codec: Codec) -> set[str]:
         """Return the tensors that files of a codec have no place for, as engines have none."""
