@@ -13,6 +13,7 @@ from pathlib import Path
 
 from docs.make_architecture_table import layouts_table, notes_list, presets_table
 from docs.make_format_table import format_table, specials_table
+from docs.make_gguf_families import families_table
 from docs.make_layout_pages import engine_matrix, layout_page, layout_table
 from docs.make_tables import (
     dialect_table,
@@ -42,6 +43,7 @@ MAKERS: Mapping[str, Callable[..., str]] = {
     "architectures": presets_table,
     "architectures of layouts": layouts_table,
     "notes of architectures": notes_list,
+    "families of GGUF": families_table,
 }
 """What a region is called -> the function that writes it. An argument follows after a colon."""
 

@@ -19,7 +19,7 @@ NEUTRAL = frozenset(
     (
         "act_order", "block_extents", "containers", "data_scales", "engine_architectures", "engines", "known",
         "layer_schemes", "model_format", "names", "protocol", "records", "registry", "safetensors_dtypes",
-        "stored_forms", "words",
+        "stored_forms", "divided_tensors", "words",
     )
 )  # fmt: skip
 """Modules of codecs/ that are about no codec."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from zeropoint.codecs.llama_cpp.pre_tokenizers import PRE_TOKENIZERS
 
 TEXT = (
     "The quick brown fox jumps over the lazy dog, and 12 other foxes watch it; then all of them sleep until "
@@ -28,6 +31,13 @@ def byte_level() -> tokenizers.Tokenizer:
     )  # fmt: skip
     found.train_from_iterator([TEXT] * 4, trainer)
     return found
+
+
+def cut_like(name: str) -> tokenizers.Tokenizer:
+    """Return a byte-level tokenizer that cuts texts as another does; name: as llama.cpp has it."""
+    found = json.loads(byte_level().to_str())
+    found["pre_tokenizer"] = PRE_TOKENIZERS[name]
+    return tokenizers.Tokenizer.from_str(json.dumps(found))
 
 
 def word_pieces(*, lowercase: bool = True) -> tokenizers.Tokenizer:
@@ -120,14 +130,16 @@ SETTINGS = {
     },
     "sentencepiece": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
 }  # fmt: skip
+CUTS = ("gpt-4o", "deepseek-v3", "qwen35", "dbrx")
 KINDS = {
     "byte_level": byte_level, "sentencepiece": sentencepiece, "word_pieces": word_pieces, "unigram": unigram,
     "unigram_lines": lambda: unigram(words=False), "word_pieces_cased": lambda: word_pieces(lowercase=False),
+    **{name: functools.partial(cut_like, name) for name in CUTS},
 }  # fmt: skip
 
 
 def files(kind: str) -> dict[str, bytes]:
     """Return the files of a tokenizer, by name."""
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **SETTINGS[kind]}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **SETTINGS.get(kind, SETTINGS["byte_level"])}
     made = {"tokenizer.json": KINDS[kind]().to_str(), "tokenizer_config.json": json.dumps(settings)}
     return {name: text.encode() for name, text in made.items()}

@@ -176,8 +176,8 @@ class GgufReader(Reader):
 
 
 _NAMES = (
-    "it asks for names of its own, which are known here for Llama, Mistral, Mixtral, Qwen2, Qwen3 (also with "
-    "experts), Gemma 3 and BERT with a whole config.json"
+    "it asks for names of its own, which are known here for the families of docs/how-to/gguf.md with a whole "
+    "config.json"
 )
 
 

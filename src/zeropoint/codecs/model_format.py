@@ -14,6 +14,7 @@ import torch
 
 from ..architectures import Config
 from .containers.protocol import Found, Metadata, Read, Row
+from .divided_tensors import TensorPiece, Whole
 from .stored_forms import StoredForm
 
 if TYPE_CHECKING:
@@ -97,8 +98,7 @@ class ModelFormat:
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """Return how a tensor of the model lies in a file, or None where it lies there as the model has it.
 
-        The form is NO_PLACE where engines take no file with such a tensor and do without it, and APART where
-        they take the parts of it that are quantized.
+        The form is NO_PLACE where engines take no file with such a tensor and do without it.
 
         Args:
             name: of the tensor in the model.
@@ -118,6 +118,25 @@ class ModelFormat:
         Args:
             name: of the tensor in the file.
             shape: its shape there.
+        """
+        return ()
+
+    def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[TensorPiece]:
+        """Return the pieces in which files have a tensor of the model; nothing for one that is whole there.
+
+        Args:
+            name: of the tensor in the model.
+            shape: its shape there.
+            config: config.json of the model.
+        """
+        return ()
+
+    def wholes(self, shapes: Mapping[str, tuple[int, ...]], config: Config) -> Sequence[Whole]:
+        """Return the tensors of the model of which files have pieces.
+
+        Args:
+            shapes: of all tensors that the files have, by the names of pieces.
+            config: config.json of the model.
         """
         return ()
 

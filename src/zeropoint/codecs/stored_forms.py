@@ -1,17 +1,68 @@
 """How tensors of a model lie in a file that has names and an order of rows of its own.
 
 The names of tensors are those of the model everywhere but in heads of files. A form says what a file has in
-their place: another name, rows of heads in another order, a norm's weight with 1 added, float32, one tensor
-for all experts of a layer.
+their place: another name, another shape, rows or columns in another order, other values that follow from
+those of the model, float32, one tensor for all experts of a layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from ..errors import CheckpointError
+
+Shape = tuple[int, ...]
+
+
+class RowOrder(NamedTuple):
+    """An order of rows or columns: ``runs`` of a group that follow each other in the model alternate.
+
+    A run is some units, and a file has the first unit of every run, then the second of every run. Two runs of
+    units of one row are the halves of a head that llama.cpp interleaves.
+
+    Args:
+        group: rows of a group.
+        runs: how many runs it has.
+        unit: rows that stay together.
+        first: rows before the first group, which lie as in the model.
+    """
+
+    group: int
+    runs: int
+    unit: int = 1
+    first: int = 0
+
+    def model_rows(self, at: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the model at some places of the file.
+
+        >>> RowOrder(group=6, runs=2).model_rows(torch.arange(6)).tolist()
+        [0, 3, 1, 4, 2, 5]
+        """
+        return self._moved(at, self.runs, self.group // self.runs)
+
+    def file_rows(self, at: torch.Tensor) -> torch.Tensor:
+        """Return where some rows of the model lie in the file: the inverse of model_rows."""
+        return self._moved(at, self.group // self.runs // self.unit, self.runs * self.unit)
+
+    def _moved(self, at: torch.Tensor, runs: int, distance: int) -> torch.Tensor:
+        """Return where units go of which ``runs`` alternate; distance: of these afterwards."""
+        place = (at - self.first) % self.group
+        unit, inside = place // self.unit, place % self.unit
+        moved = at - place + unit % runs * distance + unit // runs * self.unit + inside
+        return torch.where(at < self.first, at, moved)
+
+    @property
+    def alignment(self) -> int:
+        """Rows of which a part should hold a multiple, so that few others are read with it."""
+        return self.group if self.unit == 1 else self.unit
+
+    def fits(self, rows: int) -> bool:
+        """Return whether so many rows are whole groups of whole runs."""
+        whole = self.unit > 0 and self.runs > 0 and self.group > 0 and self.first <= rows
+        return whole and (rows - self.first) % self.group == 0 and self.group % (self.runs * self.unit) == 0
 
 
 class StoredForm(NamedTuple):
@@ -19,22 +70,26 @@ class StoredForm(NamedTuple):
 
     Args:
         name: its name there.
-        halves: rows of a head whose second half is stored between the rows of its first, or 0.
+        rows: the order of its rows there, or None where it is that of the model.
+        columns: likewise of columns.
         plus: what is added to each value.
+        negated_exp: whether each value x is -exp(x) there.
         float32: whether it is stored in float32 where it is not quantized.
         part: of one tensor that holds several, one after the other along a first axis: which of them it is,
             from 0 on, and how many there are.
-        flat: whether its only row is a vector there.
+        shapes: the shape in the model, and that in the file of the same values in the same order.
     """
 
     name: str
-    halves: int = 0
+    rows: RowOrder | None = None
+    columns: RowOrder | None = None
     plus: float = 0.0
+    negated_exp: bool = False
     float32: bool = False
     part: tuple[int, int] | None = None
-    flat: bool = False
+    shapes: tuple[Shape, Shape] | None = None
 
-    def file_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def file_shape(self, shape: Shape) -> Shape:
         """Return the shape of the tensor of a file that holds one of ``shape`` of the model.
 
         >>> StoredForm("blk.0.ffn_up_exps.weight", part=(3, 8)).file_shape((96, 64))
@@ -42,58 +97,71 @@ class StoredForm(NamedTuple):
         """
         if self.part is not None:
             return (self.part[1], *shape)
-        return shape[1:] if self.flat and len(shape) == 2 else shape
+        return shape if self.shapes is None else self.shapes[1]
 
-    def model_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def model_shape(self, shape: Shape) -> Shape:
         """Return the shape in the model of what a tensor of ``shape`` holds: the inverse of file_shape."""
         if self.part is not None:
             return shape[1:]
-        return (1, *shape) if self.flat and len(shape) == 1 else shape
+        return shape if self.shapes is None else self.shapes[0]
 
     def same_values(self, other: StoredForm) -> bool:
         """Return whether two forms hold the same values in the same order."""
-        return (self.halves, self.plus) == (other.halves, other.plus)
+        return self._values == other._values
+
+    @property
+    def _values(self) -> tuple[object, ...]:
+        return self.rows, self.columns, self.plus, self.negated_exp
 
     def stored(self, x: torch.Tensor) -> torch.Tensor:
-        """Return whole heads of rows as the file has them.
+        """Return values of the model as the file has them.
 
         Args:
             x: (rows, columns) of the model, in any float dtype.
         """
-        return self._ordered(x, 2) + self.plus if self.plus else self._ordered(x, 2)
+        # In float64, whose last bits, that differ between processors, float32 does not have.
+        x = -torch.exp(x.double()).to(x.dtype) if self.negated_exp else x
+        return x + self.plus if self.plus else x
 
     def restored(self, x: torch.Tensor) -> torch.Tensor:
-        """Return whole heads of rows as the model has them: the inverse of :meth:`stored`.
+        """Return values of the file as the model has them: the inverse of :meth:`stored`.
 
         Args:
             x: (rows, columns) of the file, in any float dtype.
         """
-        x = self._ordered(x, self.halves // 2)
+        x = torch.log(-x.double()).to(x.dtype) if self.negated_exp else x
         return x - self.plus if self.plus else x
 
-    def _ordered(self, x: torch.Tensor, runs: int) -> torch.Tensor:
-        """Return rows of heads, each of which is ``runs`` runs, with the first rows of all runs first."""
-        if not self.halves:
-            return x
-        heads = x.view(-1, runs, self.halves // runs, x.shape[-1])
-        return heads.transpose(1, 2).reshape(x.shape)
-
-    def require_whole(self, rows: int, place: str) -> None:
+    def require_whole(self, rows: int, columns: int, place: str) -> None:
         """Raise CheckpointError where a tensor is not made of whole heads.
 
         Args:
             rows: how many rows it has.
+            columns: how many columns it has.
             place: what it is called, for the message.
         """
-        if self.halves and (self.halves % 2 or rows % self.halves):
-            raise CheckpointError(
-                f"{place} has {rows} rows, which are not whole heads of {self.halves}; correct config.json"
-            )
+        for order, extent, what in ((self.rows, rows, "rows"), (self.columns, columns, "columns")):
+            if order is not None and not order.fits(extent):
+                raise CheckpointError(
+                    f"{place} has {extent} {what}, which are not whole heads of {order.group}; correct "
+                    "config.json"
+                )
+
+
+def places(at: torch.Tensor, source: RowOrder | None, wanted: RowOrder | None) -> torch.Tensor:
+    """Return where rows lie in an order that are wanted in another, at some places of that."""
+    at = at if wanted is None else wanted.model_rows(at)
+    return at if source is None else source.file_rows(at)
+
+
+class Reshaped(NamedTuple):
+    """What the shape of a tensor becomes in a file, and what that becomes in the model."""
+
+    to_file: Callable[[Shape], Shape]
+    to_model: Callable[[Shape], Shape]
 
 
 NO_PLACE = StoredForm("")
 """That of a tensor which files leave out."""
-APART = StoredForm("")
-"""That of a tensor of which files have the parts alone, as the tensor's matrices are quantized."""
 AS_MODEL = StoredForm("")
 """That of values as the model has them."""

@@ -8,10 +8,16 @@ import pytest
 import torch
 
 from zeropoint.codecs.llama_cpp.families import FAMILIES, Family, family_of, form_of, model_names
-from zeropoint.codecs.stored_forms import NO_PLACE, StoredForm
+from zeropoint.codecs.stored_forms import NO_PLACE, RowOrder
 from zeropoint.errors import CheckpointError
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+PLAIN = [
+    family
+    for family in FAMILIES
+    if not (family.divided or family.kinds) and family.changes.keys() <= {"ffn_gate_inp_shexp.weight"}
+]
+"""Those whose tensors lie in files one by one, in the order of the model; test_conversions.py has all."""
 
 
 def config_of(family: Family) -> dict[str, object]:
@@ -29,7 +35,7 @@ def names(family: Family) -> Iterator[str]:
             yield f"{family.prefixes[0]}{family.block}.{layer}.{module}.bias"
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+@pytest.mark.parametrize("family", PLAIN, ids=lambda family: family.model_type)
 def test_names_are_those_of_gguf_py_and_come_back(family: Family) -> None:
     gguf = pytest.importorskip("gguf", reason="extra `gguf`")
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
@@ -48,7 +54,7 @@ def test_names_are_those_of_gguf_py_and_come_back(family: Family) -> None:
         )
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.experts], ids=lambda family: family.model_type)
+@pytest.mark.parametrize("family", [f for f in PLAIN if f.experts], ids=lambda family: family.model_type)
 def test_experts_of_a_layer_are_one_tensor_that_gguf_py_names(family: Family) -> None:
     gguf = pytest.importorskip("gguf", reason="extra `gguf`")
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
@@ -95,9 +101,18 @@ def test_what_llama_cpp_has_no_place_for_is_left_out_or_refused() -> None:
 def test_rows_of_heads_are_those_of_llama_cpp() -> None:
     x = torch.randn(3 * 8, 5)
     theirs = x.reshape(3, 2, 4, 5).swapaxes(1, 2).reshape(x.shape)
-    form = StoredForm("q", halves=8)
-    assert torch.equal(form.stored(x), theirs)
-    assert torch.equal(form.restored(theirs), x)
+    order, at = RowOrder(group=8, runs=2), torch.arange(len(x))
+    assert torch.equal(x[order.model_rows(at)], theirs)
+    assert torch.equal(theirs[order.file_rows(at)], x)
+
+
+def test_heads_of_values_alternate_by_heads_of_keys_behind_what_lies_before() -> None:
+    order, at = RowOrder(group=2 * 3 * 4, runs=2, unit=4, first=5), torch.arange(5 + 2 * 3 * 4)
+    theirs = torch.cat([at[:5], at[5:].view(2, 3, 4).transpose(0, 1).flatten()])
+    assert torch.equal(order.model_rows(at), theirs)
+    assert torch.equal(order.file_rows(theirs), at)
+    assert order.fits(29)
+    assert not order.fits(28)
 
 
 def test_a_family_needs_its_sizes() -> None:
@@ -111,4 +126,12 @@ def test_norms_of_gemma_are_stored_with_1_added_and_vectors_in_float32() -> None
     norm = form_of(gemma, "model.layers.0.self_attn.q_norm.weight", (16,), config_of(gemma))
     assert (norm.plus, norm.float32) == (1.0, True)
     bias = form_of(FAMILIES[0], "model.layers.0.self_attn.q_proj.bias", (64,), config_of(FAMILIES[0]))
-    assert (bias.plus, bias.float32, bias.halves) == (0.0, True, 16)
+    assert (bias.plus, bias.float32, bias.rows) == (0.0, True, RowOrder(16, 2))
+
+
+def test_layers_behind_those_of_the_model_are_left_out() -> None:
+    family = next(family for family in FAMILIES if family.architecture == "glm4moe")
+    config = config_of(family)
+    assert form_of(family, "model.layers.1.self_attn.q_proj.weight", (64, 64), config) is not NO_PLACE
+    assert form_of(family, "model.layers.2.self_attn.q_proj.weight", (64, 64), config) is NO_PLACE
+    assert form_of(family, "model.layers.2.eh_proj.weight", (64, 64), config) is NO_PLACE

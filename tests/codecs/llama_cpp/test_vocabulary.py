@@ -228,3 +228,14 @@ def test_a_way_to_cut_texts_without_a_name_is_a_remark() -> None:
     values, remarks = tokenizer_values({}, {**files, "tokenizer.json": json.dumps(parsed).encode()}.get)
     assert values[f"{PREFIX}pre"] == "default"
     assert "has no name here" in remarks[0]
+
+
+@pytest.mark.parametrize("name", tiny_tokenizers.CUTS)
+def test_how_texts_are_cut_has_the_name_of_llama_cpp(name: str) -> None:
+    files = tiny_tokenizers.files(name)
+    values, remarks = tokenizer_values({}, files.get)
+    assert (values["tokenizer.ggml.pre"], remarks) == (name, [])
+    found = json.loads(files["tokenizer.json"])
+    found["model"]["ignore_merges"] = True
+    values, _ = tokenizer_values({}, {**files, "tokenizer.json": json.dumps(found).encode()}.get)
+    assert values["tokenizer.ggml.pre"] == ("llama-bpe" if name == "dbrx" else name)

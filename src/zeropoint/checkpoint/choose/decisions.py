@@ -182,7 +182,8 @@ def _unfit(entry: TensorEntry, entries: Entries, layer: LayerScheme) -> str | No
     """Return why a weight is not quantized to ``layer``, or None when it is."""
     stem = module_of(entry.name)
     biased = is_fused_experts(entry) and (f"{stem}_bias" in entries or f"{stem}.bias" in entries)
-    if biased and not layer.codec.fuses(layer):
+    stays = entry.stack is not None and entry.stack.stays
+    if biased and not stays and not layer.codec.fuses(layer):
         return "fused experts with a bias, which loaders do not take apart"
     return misfit(entry, layer)
 

@@ -12,7 +12,7 @@ import torch
 from ...codecs.containers.gguf import GGUF
 from ...codecs.containers.protocol import Row
 from ...codecs.registry import CODECS
-from ...codecs.stored_forms import StoredForm
+from ...codecs.stored_forms import RowOrder, StoredForm
 from ...errors import CalibrationError
 from ..read.source import Source
 from .importance import name_in_llama_cpp
@@ -28,12 +28,13 @@ def imatrix_pieces(saved: SavedStatistics, source: Source, *, as_gguf: bool) -> 
     newer layout. Raises CalibrationError where nothing is left.
     """
     parts = defaultdict[str, dict[int, str]](dict)
-    counts = dict[str, int]()
+    counts, orders = dict[str, int](), dict[str, RowOrder | None]()
     for module in saved.owners:
         form = _form(module, source)
         name = form.name if form is not None else name_in_llama_cpp(module) or f"{module}.weight"
         at, counts[name] = (0, 1) if form is None or form.part is None else form.part
         parts[name][at] = module
+        orders[name] = None if form is None else form.columns
     entries, without = list[tuple[str, np.ndarray, np.ndarray]](), list[str]()
     for name, own in parts.items():
         states = {at: saved.squares(saved.owners[module]) for at, module in own.items()}
@@ -45,6 +46,8 @@ def imatrix_pieces(saved: SavedStatistics, source: Source, *, as_gguf: bool) -> 
         if not vectors.any():
             without += own.values()
             continue
+        if (order := orders[name]) is not None:
+            sums = sums[:, order.model_rows(torch.arange(columns)).numpy()]
         entries.append((name, sums, vectors))
     if not entries:
         raise CalibrationError(

@@ -118,6 +118,9 @@ def importance_in(
             f"{printable(module)} has {columns} inputs, and {shown(Path(path))} has {len(values)} numbers "
             "for it; use the file of this model"
         )
+    if values is not None and stored is not None and stored.columns is not None:
+        ordered: Floats = values[stored.columns.file_rows(torch.arange(columns)).numpy()]
+        return ordered
     return values
 
 

@@ -114,14 +114,19 @@ class Actions:
         """Return whether all that is quantized stays in the layout of ``codec`` that it has."""
         layers = ((self.floats.origin(entry).layer, to) for entry, to, _ in self.quantized)
         same = (was is not None and (was.codec, was.layer.layout) == (codec, to.layout) for was, to in layers)
-        return not self.restored and all(same)
+        return not self.restored and not self._moved(codec) and all(same)
+
+    def _moved(self, codec: Codec) -> bool:
+        """Return whether the files of ``codec`` are of another kind than those of the source."""
+        return self.floats.source.container.name != codec.container
 
     def require_sense(self, codec: Codec, *, every: bool) -> None:
         """Raise CheckpointError when nothing would be done, or when no configuration could say what was.
 
         codec: what the files are written in. every: whether codes that are kept otherwise were to be decoded.
         """
-        if next(self.quantized, None) is None and not self.restored:
+        written = self.restored or (every and self._moved(codec))
+        if next(self.quantized, None) is None and not written:
             if every:
                 place = shown(self.floats.source.root)
                 raise CheckpointError(f"{place} holds no codes to dequantize; pass a quantized checkpoint")
@@ -162,8 +167,7 @@ class Actions:
 
 def _folded(origin: Origin) -> str:
     """Return what is done to a tensor of floats, in words."""
-    assert origin.folded is not None
-    return origin.folded.said
+    return "gathered" if origin.folded is None else origin.folded.said
 
 
 def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> TensorDecision:

@@ -42,6 +42,7 @@ from .carried_scales import NOTHING, carried
 from .config_and_index import MANIFEST, index_and_config
 from .cuts import tile_bytes, tile_shape
 from .file_heads import model_files
+from .gathered import require_order
 from .limits import Limits
 from .origin import Floats, as_floats, unquantized
 from .output_shards import OutputShard, SharedScale
@@ -265,6 +266,7 @@ def make_plan(
     if rotation is not None:
         require_unrotated(source)
         floats = rotated_floats(plain, rotation)
+    floats = floats.in_pieces(codec, selection.floats)
     placeless = floats.placeless(codec)
     floats = rescaled_floats(floats.without(placeless), folds or {})
     check_patterns(selection, floats.source.entries)
@@ -316,6 +318,7 @@ def make_plan(
     )  # fmt: skip
     for weight in kinds_of(plan.worked):
         tile_shape(weight, limits)
+        require_order(weight)
     return plan
 
 

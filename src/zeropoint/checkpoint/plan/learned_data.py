@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+
+import torch
 
 from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
+from ...codecs.stored_forms import RowOrder
 from ...errors import CalibrationError, option, printable
 from ...methods import LayerData, method_named
 from ...methods.channels import needs_model
 from ...methods.method import MEAN_SQUARE
 from ...schemes import Scheme
+from ...stats import Statistics
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan
 from .placement import Placement
@@ -24,8 +29,20 @@ def layer_data(
     if known is not None:
         q = QuantizedTensor.load(known.path)
         return LayerData(solved=q, mean=_mean_of(q) if weight.layer.codec.needs_mean(weight.layer) else None)
+    columns = None if weight.origin.form is None else weight.origin.form.columns
     statistics = plan.statistics.get(weight.module, {})
+    if columns is not None:
+        statistics = {name: _in_order(found, columns) for name, found in statistics.items()}
     return LayerData(statistics=statistics, extremes=extremes if mean is None else None, mean=mean)
+
+
+def _in_order(found: Statistics, columns: RowOrder) -> Statistics:
+    """Return statistics of inputs in the order that a file has these in."""
+    features = next((len(value) for value in found.state.values() if value.ndim), 0)
+    at = columns.model_rows(torch.arange(features))
+    return replace(
+        found, state={name: value[at] if value.ndim else value for name, value in found.state.items()}
+    )
 
 
 def _mean_of(q: QuantizedTensor) -> float:

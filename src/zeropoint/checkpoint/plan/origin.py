@@ -21,9 +21,8 @@ from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
 from ...codecs.records import Reader
 from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
-from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm
-from ...errors import CheckpointError, UnsupportedError
-from ...functional import dequantize
+from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm, places
+from ...errors import CheckpointError, UnsupportedError, printable
 from ...recipes import Activation
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
@@ -36,7 +35,9 @@ from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, fi
 from ..read.source import Source
 from ..read.storage import OpenFile, Place, read_pieces, shown
 from ..read.tensor_entries import Entries, TensorEntry
+from .decoded_rows import by_expert, bytes_of, decode
 from .folded import Folded, FoldedChannels, FoldedNorm
+from .gathered import Gathered, in_pieces, read_rows_of
 from .limits import decoding_bytes
 from .parts_of_codes import rows_of, under_one_scale
 
@@ -60,7 +61,8 @@ class Origin:
     says next to what it is written. raw: floats of another dtype that it is converted from. form: how its
     rows are wanted, where that is not as the model has them. step: the distance of its numbers in the file,
     of a vector that others lie between. one_scale: whether each matrix of fused experts has one scale.
-    folded: what is folded into a tensor of floats.
+    folded: what is folded into a tensor of floats. gathered: where its rows come from, of a tensor that lies
+    in no file.
     """
 
     entry: TensorEntry
@@ -73,6 +75,7 @@ class Origin:
     step: int = 1
     one_scale: bool = False
     folded: Folded | FoldedNorm | FoldedChannels | None = None
+    gathered: Gathered | None = None
 
     def in_form(self, form: StoredForm) -> Origin:
         """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
@@ -86,7 +89,7 @@ class Origin:
         ):
             return whole
         size = math.prod(self.entry.shape) * torch.float32.itemsize
-        return replace(whole, entry=replace(self.entry, dtype="F32", nbytes=size), raw=self.entry)
+        return replace(whole, entry=replace(self.entry, dtype="F32", nbytes=size), raw=self.raw or self.entry)
 
     @property
     def stored_form(self) -> StoredForm:
@@ -101,7 +104,7 @@ class Origin:
     @property
     def copied(self) -> bool:
         """Whether its bytes are those of the file."""
-        plain = self.layer is None and self.raw is None and self.folded is None
+        plain = self.layer is None and self.raw is None and self.folded is None and self.gathered is None
         return plain and self.same and self.step == 1
 
     @property
@@ -114,6 +117,8 @@ class Origin:
         """The files that are read, each once."""
         if self.data is not None:
             return ()
+        if self.gathered is not None:
+            return tuple(dict.fromkeys(file for each in self.gathered.sources for file in each.files))
         if self.layer is None:
             norm = None if self.folded is None else self.folded.norm
             return tuple(dict.fromkeys(entry.file for entry in (self.entry, norm) if entry is not None))
@@ -122,12 +127,16 @@ class Origin:
     @property
     def place(self) -> tuple[str, int]:
         """File name and offset of its first byte, or of its first code."""
+        if self.gathered is not None:
+            return self.gathered.sources[0].place
         entry = self.entry if self.layer is None else self.layer.codes
         return entry.file.name, entry.begin
 
     @property
     def stored(self) -> tuple[TensorEntry, ...]:
         """The tensors of the files that it is made of, with its input scales."""
+        if self.gathered is not None:
+            return tuple(entry for each in self.gathered.sources for entry in each.stored)
         return (self.entry,) if self.layer is None else (*self.layer.tensors.values(), *self.input_scales)
 
     @property
@@ -137,6 +146,8 @@ class Origin:
         # What is converted, and rows in another order, are copies.
         own *= 1 if self.same and self.raw is None else 3
         own += (self.step - 1) * own
+        if self.gathered is not None:
+            return own + max(each.value_bytes + each.dtype.itemsize for each in self.gathered.sources)
         if self.layer is None:
             return own
         return own + decoding_bytes(self.layer.weight, self.layer.dtype, self.dtype)
@@ -146,7 +157,10 @@ class Origin:
         """Rows of which a part holds a multiple so that no other rows need to be read."""
         own = 1 if self.layer is None else alignment(self.layer)
         own = math.lcm(own, self.block_rows)
-        return own if self.same else math.lcm(own, self._heads)
+        orders = (self.stored_form.rows, (self.form or AS_MODEL).rows)
+        return (
+            own if orders[0] == orders[1] else math.lcm(own, *(o.alignment for o in orders if o is not None))
+        )
 
     @property
     def block_rows(self) -> int:
@@ -192,10 +206,12 @@ class Origin:
         elif not self.same or self.raw is not None:
             self._convert(files, start, out)
         elif self.layer is not None:
-            _decode(self.layer, files, start, out)
+            decode(self.layer, files, start, out)
+        elif self.gathered is not None and not self.transposed:
+            self.gathered.fill(files, start, out)
         elif self.transposed:
             height = self.entry.shape[-1]
-            for expert, first, part in _by_expert(start, out, height):
+            for expert, first, part in by_expert(start, out, height):
                 inputs = range(expert * self.columns, (expert + 1) * self.columns)
                 part.copy_(self._band(files, inputs, (first, len(part))).t())
         else:
@@ -210,7 +226,7 @@ class Origin:
             return self.read(files, start * self.step, rows, buffer, step=self.step)
         width = self.entry.shape[-1]
         out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * width).view(rows, width)
-        for expert, first, part in _by_expert(start, out, self.columns):
+        for expert, first, part in by_expert(start, out, self.columns):
             q = read_columns(self.layer, files, first, len(part), expert=expert)
             part.copy_(q.dequantize(out.dtype).t())
         return out
@@ -218,12 +234,17 @@ class Origin:
     def codes(self, files: Mapping[Place, OpenFile], rows: range) -> QuantizedTensor:
         """Return some rows of one matrix in codes, numbered among those of all its matrices."""
         assert self.layer is not None
+        if self.stored_form.columns != (self.form or AS_MODEL).columns:
+            raise UnsupportedError(
+                f"{printable(self.entry.name)} has inputs in another order in files of the layout that is "
+                "written, and groups of codes stay as they are; quantize the original checkpoint"
+            )
         expert, first = divmod(rows.start, self.layer.shape[0])
-        begin, count = self._whole_heads(first, rows[-1] + 1 - rows.start)
-        q = read_rows(self.layer, files, begin, count, expert=expert)
-        order = self._reordered(torch.arange(count)[:, None])[:, 0]
-        wanted = order[first - begin :][: rows[-1] + 1 - rows.start : rows.step]
-        found = replace(q if len(wanted) == count and self.same else rows_of(q, wanted), dtype=self.dtype)
+        wanted = self._places(torch.arange(first, first + rows[-1] + 1 - rows.start, rows.step))
+        begin, end = int(wanted.min()), int(wanted.max()) + 1
+        q = read_rows(self.layer, files, begin, end - begin, expert=expert)
+        found = q if rows.step == 1 and self.same else rows_of(q, wanted - begin)
+        found = replace(found, dtype=self.dtype)
         return under_one_scale(found) if self.one_scale else found
 
     @property
@@ -240,28 +261,21 @@ class Origin:
         files[entry.file].read_into(memoryview(buffer), entry.begin)
         return torch.frombuffer(buffer, dtype=torch.int32)
 
-    @property
-    def _heads(self) -> int:
-        """Rows among which the order is another one than in the file."""
-        return math.lcm(1, *filter(None, (self.stored_form.halves, (self.form or AS_MODEL).halves)))
-
-    def _whole_heads(self, start: int, count: int) -> tuple[int, int]:
-        """Return the rows that must be read for some others: first and count."""
-        if self.same:
-            return start, count
-        begin = start // self._heads * self._heads
-        return begin, -(-(start + count - begin) // self._heads) * self._heads
-
-    def _reordered(self, x: torch.Tensor) -> torch.Tensor:
-        """Return whole heads of rows of the file as they are wanted."""
-        return x if self.same else (self.form or AS_MODEL).stored(self.stored_form.restored(x))
+    def _places(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return where some of the rows that are wanted lie in the file."""
+        return places(rows, self.stored_form.rows, (self.form or AS_MODEL).rows)
 
     def _convert(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-        """Fill ``out`` with rows from ``start`` on, of another dtype or in another order than in the file."""
+        """Fill ``out`` with rows from ``start`` on, of another dtype or in another form than in the file."""
         plain = replace(self, entry=self.raw or self.entry, raw=None, form=self.stored_form)
-        begin, count = self._whole_heads(start, len(out))
-        x = plain.read(files, begin, count, bytearray(count * self.columns * plain.dtype.itemsize))
-        out.copy_(self._reordered(x.to(self.dtype))[start - begin : start - begin + len(out)])
+        wanted = self._places(torch.arange(start, start + len(out)))
+        x = read_rows_of(plain, files, wanted).to(self.dtype)
+        before, after = self.stored_form, self.form or AS_MODEL
+        if not self.same:
+            x = after.stored(before.restored(x))
+        if before.columns != after.columns:
+            x = x[:, places(torch.arange(x.shape[1]), before.columns, after.columns)]
+        out.copy_(x)
 
     def _fold(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
         """Fill ``out`` with rows from ``start`` on, with what is folded into them."""
@@ -269,7 +283,7 @@ class Origin:
         assert folded is not None
         plain = replace(self, entry=self.raw or self.entry, raw=None, folded=None)
         same, weight = plain.dtype == self.dtype, None
-        space = _bytes(out) if same else bytearray(out.numel() * plain.dtype.itemsize)
+        space = bytes_of(out) if same else bytearray(out.numel() * plain.dtype.itemsize)
         x = plain.read(files, start, len(out), space)
         if folded.norm is not None:
             weight = Origin(entry=folded.norm).read(files, 0, self.columns, bytearray(folded.norm.nbytes))
@@ -297,7 +311,7 @@ class Origin:
     def _read_floats(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
         """Fill ``out`` with whole rows of the file."""
         offset = self.entry.begin + start * self.width * self.dtype.itemsize
-        files[self.entry.file].read_into(_bytes(out), offset)
+        files[self.entry.file].read_into(bytes_of(out), offset)
 
     def _band(self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int]) -> torch.Tensor:
         """Return a band of columns of the rows of a file of floats."""
@@ -309,11 +323,15 @@ class Origin:
     ) -> torch.Tensor:
         """Fill ``out`` with some rows from a column on, and return it."""
         (height, width), item = out.shape, self.dtype.itemsize
-        file = None if self.layer is not None else files[self.entry.file]
+        file = None if self.layer is not None or self.gathered is not None else files[self.entry.file]
         if file is not None and file.descriptor is not None and self.copied:
             offset, stride = self.entry.begin + left * item, self.columns * item
             read_pieces(
-                file, _bytes(out), offset + rows.start * stride, size=width * item, stride=rows.step * stride
+                file,
+                bytes_of(out),
+                offset + rows.start * stride,
+                size=width * item,
+                stride=rows.step * stride,
             )
             return out
         step = max(1, _BAND_VALUES // max(1, self.columns) // self.alignment) * self.alignment
@@ -322,32 +340,6 @@ class Origin:
             part = self.read(files, rows[at], min(step, height - at), piece, step=rows.step)
             out[at : at + len(part)] = part[:, left : left + width]
         return out
-
-
-def _bytes(out: torch.Tensor) -> memoryview:
-    return memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-def _by_expert(start: int, out: torch.Tensor, height: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield each expert of which ``out`` takes rows from ``start`` on, its first one, and its part."""
-    done = 0
-    while done < len(out):
-        expert, first = divmod(start + done, height)
-        count = min(len(out) - done, height - first)
-        yield expert, first, out[done : done + count]
-        done += count
-
-
-def _decode(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-    """Fill ``out`` with the values of the rows from ``start`` on, expert by expert."""
-    height, step = layer.shape[0], alignment(layer)
-    for expert, first, part in _by_expert(start, out, height):
-        begin, end = first // step * step, min(height, -(-(first + len(part)) // step) * step)
-        q = read_rows(layer, files, begin, end - begin, expert=expert)
-        if end - begin == len(part):
-            dequantize(q, out=part)
-        else:
-            part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + len(part)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,6 +369,10 @@ class Floats:
             return Origin(entry=replace(entry, shape=entry.shape[::-1]), transposed=True)
         transposed = entry.stack is not None and entry.stack.transposed
         return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
+
+    def in_pieces(self, codec: Codec, dtype: str | None = None) -> Floats:
+        """Return it with the tensors that files of a codec have; dtype: of floats that are written anew."""
+        return in_pieces(self, codec, dtype)
 
     def placeless(self, codec: Codec) -> set[str]:
         """Return the tensors that files of a codec have no place for, as engines have none."""

@@ -25,7 +25,7 @@ from ...codecs.containers.protocol import Metadata
 from ...codecs.model_format import FileTensor
 from ...codecs.protocol import COLUMNS, ROWS, Codec, LayerScheme, TensorSpec
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...codecs.stored_forms import APART, StoredForm
+from ...codecs.stored_forms import StoredForm
 from ...columns import Kinds, Made, Names, ordered
 from ...errors import CheckpointError, printable
 from ...methods import NEAREST, OF_CODES, Scope, method_named
@@ -119,7 +119,9 @@ class Placement:
     def kind(self) -> Hashable:
         """What all that a tile of it takes follows from."""
         old, new, like = self.origin.layer, self.to, (self.shape, self.dtype, self.method)
-        return like, new and new.weight, old and (old.weight, old.dtype), self.origin.block_rows
+        form = self.origin.form
+        order = None if form is None else form.columns
+        return like, new and new.weight, old and (old.weight, old.dtype), self.origin.block_rows, order
 
     @property
     def source(self) -> TensorEntry:
@@ -374,11 +376,6 @@ class Placements:
     def _formed(self, origin: Origin, name: str) -> Origin:
         """Return an origin in the form that the file has for the tensor of a name."""
         form = self._form(name, origin.entry.shape)
-        if form is APART:
-            raise CheckpointError(
-                f"tensor {printable(name)} is kept, but {self._codec.title} have its parts alone, each of "
-                "which is a matrix of one expert; quantize it, or write floats first that hold them apart"
-            )
         return origin if form is None else origin.in_form(form)
 
     def _form(self, name: str, shape: tuple[int, ...]) -> StoredForm | None:

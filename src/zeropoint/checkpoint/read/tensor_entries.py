@@ -21,7 +21,8 @@ class Stack(NamedTuple):
 
     holder: the module that experts are numbered in. parts: what a matrix holds, in the order of its rows.
     transposed: whether it is (in, out). interleaved: whether the rows of the parts alternate; otherwise those
-    of the first come first. problem: why it cannot be taken apart, or None.
+    of the first come first. problem: why it cannot be taken apart, or None. stays: whether files hold
+    it in one tensor again, next to any biases.
     """
 
     holder: str
@@ -29,6 +30,7 @@ class Stack(NamedTuple):
     transposed: bool = False
     interleaved: bool = False
     problem: str | None = None
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,11 +225,10 @@ def verify(
 
 
 def _placed(original: Original, source: Source) -> Original:
-    """Return an original without the tensors that files such as those of ``source`` have no place for."""
-    if source.container.indexed:
-        return original
-    floats = original.floats
-    return replace(original, floats=floats.without(floats.placeless(codec_of(source.container.name))))
+    """Return an original with the tensors that files such as those of ``source`` have."""
+    codec = codec_of(source.container.name)
+    floats = original.floats.in_pieces(codec)
+    return replace(original, floats=floats.without(floats.placeless(codec)))
 
 
 def _require_order(source: Source, original: Original) -> None:
@@ -259,7 +258,7 @@ def _layers(source: Source, original: Original | None) -> StoredLayers:
 
     Where they cannot be determined, the error names the file that was damaged.
     """
-    if original is not None and original.floats.origins and configuration(source) is None:
+    if original is not None and original.floats.config is not None and configuration(source) is None:
         return StoredLayers.none(source.entries)
     try:
         require_readable(source)

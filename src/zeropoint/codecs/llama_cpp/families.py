@@ -1,148 +1,38 @@
 """The model families that llama.cpp runs and whose checkpoints become GGUF files here, a row for each.
 
 A row says what llama.cpp calls the architecture and its tensors. The names of a layer's modules are read as
-``PREFIX layers.N.MODULE`` and written as ``blk.N.MODULE``.
+``PREFIX layers.N.MODULE`` and written as ``blk.N.MODULE``. This module finds the row and names tensors by it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, Config, model_type, text_config
+from ...architectures import GATE_UP, MOST_EXPERTS, Config, model_type, text_config
 from ...errors import CheckpointError, printable
-from ..stored_forms import APART, NO_PLACE, StoredForm
+from ...libraries import reading
+from ..divided_tensors import RowRun, TensorPiece, Whole
+from ..stored_forms import NO_PLACE, RowOrder, Shape, StoredForm
+from . import decoder_families, divided_families, expert_families, hybrid_families
+from .family import Change, Division, Family, halves_of, head_size, number_of
 
-_BUFFERS = r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$"
-_DECODER = MappingProxyType({"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"})
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Family:
-    """A family of models.
-
-    architecture: ``general.architecture``. model_type, class_name: those of config.json; types has others
-    that are the same to llama.cpp. prefixes: what names of tensors may begin with, that of transformers
-    first. block: what a layer's name begins with. modules, layers: of the model and of a layer, to
-    llama.cpp's names. left_out: what its tensors that llama.cpp has no place for match. halves: whether heads
-    of queries and keys are stored interleaved. plus: what is added to weights of norms. wide: modules with
-    matrices in float32. encoder: whether it has no head for tokens. experts: what the experts of a layer lie
-    in, and what the gate, up and down of each are called; the first is what is made of files. numbers: of the
-    metadata that count experts and their sizes, with their keys in config.json, that which is written first.
-    always: keys of config.json that must say what llama.cpp computes.
-    """
-
-    architecture: str
-    model_type: str
-    class_name: str
-    types: tuple[str, ...] = ()
-    prefixes: tuple[str, ...] = ("model.", "")
-    block: str = "layers"
-    modules: Mapping[str, str] = field(default_factory=lambda: _DECODER)
-    layers: Mapping[str, str]
-    left_out: str = _BUFFERS
-    halves: bool = False
-    plus: float = 0.0
-    wide: frozenset[str] = frozenset()
-    encoder: bool = False
-    experts: tuple[tuple[str, tuple[str, str, str]], ...] = ()
-    numbers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    always: Mapping[str, Any] = field(default_factory=dict)
-
-
-_LAYERS = MappingProxyType({
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-})  # fmt: skip
-_QUERY_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
-_TEXT = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
-_VISION = r"|^(model\.)?(vision_tower|vision_model|multi_modal_projector)\."
 _OF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 """The gate, up and down of all experts of a layer."""
-_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_ATTENTION = MappingProxyType({old: new for old, new in _LAYERS.items() if not old.startswith("mlp.")})
-_ROUTER = {"mlp.gate": "ffn_gate_inp"}
-_FLAT = frozenset(("ffn_gate_inp_shexp",))
-"""Modules of one row that is a vector in files."""
-_WIDE = frozenset(("ffn_gate_inp", *_FLAT))
-_NUMBERS = MappingProxyType({
-    # transformers 5 writes the second for Qwen3.
-    "expert_count": ("num_experts", "num_local_experts"), "expert_used_count": ("num_experts_per_tok",),
-    "expert_feed_forward_length": ("moe_intermediate_size",),
-})  # fmt: skip
-_EVERYWHERE = MappingProxyType({"decoder_sparse_step": 1, "mlp_only_layers": ()})
-"""Experts in each layer."""
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        architecture="llama", model_type="llama", class_name="LlamaForCausalLM", types=("mistral",),
-        layers=_LAYERS, halves=True,
-    ),
-    Family(architecture="qwen2", model_type="qwen2", class_name="Qwen2ForCausalLM", layers=_LAYERS),
-    Family(
-        architecture="qwen3", model_type="qwen3", class_name="Qwen3ForCausalLM",
-        layers=MappingProxyType({**_LAYERS, **_QUERY_NORMS}),
-    ),
-    Family(
-        architecture="llama", model_type="mixtral", class_name="MixtralForCausalLM", halves=True, wide=_WIDE,
-        # Checkpoints have the first names, models of transformers 5 the others.
-        layers=MappingProxyType({**_ATTENTION, **_ROUTER, "block_sparse_moe.gate": "ffn_gate_inp"}),
-        experts=(("block_sparse_moe.experts", ("w1", "w3", "w2")), ("mlp.experts", _PROJECTIONS)),
-        numbers=MappingProxyType({
-            "expert_count": ("num_local_experts",), "expert_used_count": ("num_experts_per_tok",),
-        }),
-    ),
-    Family(
-        architecture="qwen2moe", model_type="qwen2_moe", class_name="Qwen2MoeForCausalLM", wide=_WIDE,
-        layers=MappingProxyType({
-            **_ATTENTION, **_ROUTER, "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-            "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
-            "mlp.shared_expert.down_proj": "ffn_down_shexp",
-        }),
-        experts=(("mlp.experts", _PROJECTIONS),),
-        numbers=MappingProxyType({
-            **_NUMBERS, "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-        }),
-        always=MappingProxyType({**_EVERYWHERE, "norm_topk_prob": False}),
-    ),
-    Family(
-        architecture="qwen3moe", model_type="qwen3_moe", class_name="Qwen3MoeForCausalLM", wide=_WIDE,
-        layers=MappingProxyType({**_ATTENTION, **_QUERY_NORMS, **_ROUTER}),
-        experts=(("mlp.experts", _PROJECTIONS),), numbers=_NUMBERS,
-        always=MappingProxyType({**_EVERYWHERE, "norm_topk_prob": True}),
-    ),
-    Family(
-        architecture="gemma3", model_type="gemma3_text", class_name="Gemma3ForCausalLM", types=("gemma3",),
-        prefixes=_TEXT, plus=1.0, left_out=_BUFFERS + _VISION,
-        layers=MappingProxyType({
-            **_LAYERS, **_QUERY_NORMS, "post_attention_layernorm": "post_attention_norm",
-            "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
-        }),
-    ),
-    Family(
-        architecture="bert", model_type="bert", class_name="BertModel", prefixes=("", "bert."),
-        block="encoder.layer", encoder=True, wide=frozenset(("position_embd", "token_types")),
-        left_out=r"(^|\.)embeddings\.position_ids$|(^|\.)pooler\.dense\.|^cls\.(predictions|seq_relationship)\b",
-        modules=MappingProxyType({
-            "embeddings.word_embeddings": "token_embd", "embeddings.position_embeddings": "position_embd",
-            "embeddings.token_type_embeddings": "token_types", "embeddings.LayerNorm": "token_embd_norm",
-        }),
-        layers=MappingProxyType({
-            "attention.self.query": "attn_q", "attention.self.key": "attn_k",
-            "attention.self.value": "attn_v", "attention.output.dense": "attn_output",
-            "attention.output.LayerNorm": "attn_output_norm", "intermediate.dense": "ffn_up",
-            "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
-        }),
-    ),
+    *decoder_families.FAMILIES, *expert_families.FAMILIES, *hybrid_families.FAMILIES,
+    *divided_families.FAMILIES,
 )  # fmt: skip
 _NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
 """Keys of config.json without which nothing can be said."""
+_MOST_LAYERS = 1 << 12
+"""More than any model has: no config.json makes us count further."""
+_AS_USUAL = Change()
 
 
+@reading("config.json does not describe a model of llama.cpp", "download the checkpoint again")
 def family_of(config: Config) -> Family | None:
     """Return the family that a configuration describes in full, or None.
 
@@ -150,103 +40,204 @@ def family_of(config: Config) -> Family | None:
     >>> family_of({"model_type": "mistral", "num_attention_heads": 2, **sizes}).architecture
     'llama'
     """
-    kind, text = model_type(config), text_config(config)
-    family = next((family for family in FAMILIES if kind in (family.model_type, *family.types)), None)
-    if family is None:
-        return None
-    found = [text.get(key) for key in _NEEDED] + [number_of(text, keys) for keys in family.numbers.values()]
-    return family if all(type(number) is int and number > 0 for number in found) else None
+    kind = model_type(config)
+    for family in FAMILIES:
+        if kind in (family.model_type, *family.types) and _counts(config):
+            text = family.described(config)
+            found = [text.get(key) for key in _NEEDED]
+            found += [number_of(text, keys) for keys in family.numbers.values()]
+            if family.when(text) and all(type(number) is int and number > 0 for number in found):
+                return family
+    return None
 
 
-def number_of(text: Config, keys: Sequence[str]) -> Any:
-    """Return what a configuration says under the first of some keys that it has, or None."""
-    return next((text[key] for key in keys if text.get(key) is not None), None)
+def _counts(config: Config) -> bool:
+    """Return whether the number of layers, where it is said, is one that lists may be made of."""
+    layers = text_config(config).get("num_hidden_layers", 1)
+    return type(layers) is int and 0 < layers <= _MOST_LAYERS
 
 
 def expert_count(family: Family, config: Config) -> int:
     """Return how many experts a layer has, or 0."""
-    return number_of(text_config(config), family.numbers.get("expert_count", ())) or 0
+    return _experts(family, family.described(config)) if family.experts else 0
 
 
-def head_size(config: Config) -> int:
-    """Return the numbers of a head."""
-    text = text_config(config)
-    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+def _experts(family: Family, text: Config) -> int:
+    return number_of(text, family.numbers.get("expert_count", ())) or 0
 
 
 @functools.lru_cache(maxsize=64)
 def _patterns(family: Family) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
     prefixes = "|".join(sorted(map(re.escape, family.prefixes), key=len, reverse=True))
-    name = rf"(?:{prefixes})(?:{re.escape(family.block)}\.(?P<n>\d+)\.)?(?P<module>.+)\.(?P<kind>weight|bias)"
-    stored = r"(?:blk\.(?P<n>\d+)\.)?(?P<module>[\w.]+)\.(?P<kind>weight|bias)"
+    name = rf"(?:{prefixes})(?:{re.escape(family.block)}\.(?P<n>\d+)\.)?(?P<rest>.+)"
+    stored = r"(?:blk\.(?P<n>\d+)\.)?(?P<rest>[\w.]+)"
     return re.compile(name), re.compile(stored), re.compile(family.left_out)
 
 
-def form_of(family: Family, name: str, shape: tuple[int, ...], config: Config) -> StoredForm:
+def form_of(family: Family, name: str, shape: Shape, config: Config) -> StoredForm:
     """Return how a tensor of a model lies in its file; NO_PLACE where llama.cpp does without it.
 
     Raises CheckpointError for a name that is not one of the family, and for heads that are not whole.
     """
     pattern, _, left_out = _patterns(family)
-    if left_out.search(name):
-        return NO_PLACE
-    found = pattern.fullmatch(name)
-    fused = _fused(family, name) if len(shape) == 3 else None
-    if fused is not None:
-        return fused
-    table = family.modules if found is None or found["n"] is None else family.layers
-    stored, part = None if found is None else table.get(found["module"]), None
-    if stored is None and found is not None and found["n"] is not None:
-        stored, part = _of_expert(family, found["module"], expert_count(family, config))
+    text, found = family.described(config), pattern.fullmatch(name)
+    if left_out.search(name) or (found and int(found["n"] or 0) >= text["num_hidden_layers"]):
+        return NO_PLACE  # layers behind those that the model counts predict further tokens
+    stored, part = None, None
+    if found is not None and found["n"] is None:
+        stored = _renamed(family.modules, {}, found["rest"])
+    elif found is not None:
+        stored = _renamed(family.layers, family.tensors, found["rest"])
+        if stored is None and len(shape) == 3:
+            stored = _of_all(family, found["rest"])
+        if stored is None:
+            stored, part = _of_expert(family, found["rest"], _experts(family, text))
     if found is None or stored is None:
         raise CheckpointError(
             f"tensor {printable(name)} has no name in GGUF files of {family.architecture}, so llama.cpp "
             "would not load the file; remove it from the checkpoint"
         )
     block = "" if found["n"] is None else f"blk.{found['n']}."
-    form = _form(family, f"{block}{stored}.{found['kind']}", shape, head_size(config))
-    form.require_whole(shape[0] if shape else 1, printable(name))
+    form = _form(family, f"{block}{stored}", shape, text)
+    form.require_whole(shape[0] if shape else 1, shape[-1] if shape else 1, printable(name))
     return form._replace(part=part)
 
 
-def _fused(family: Family, name: str) -> StoredForm | None:
-    """Return the form of all experts of a layer in one tensor of the model, or None for another tensor."""
-    found = re.fullmatch(r"(?:.*\.)?layers\.(?P<n>\d+)\.(?P<module>.+)\.(?P<kind>\w+?)(?:\.weight)?", name)
-    if found is None or found["module"] not in dict(family.experts) or found["kind"] not in (GATE_UP, DOWN):
-        return None
-    return APART if found["kind"] == GATE_UP else StoredForm(f"blk.{found['n']}.{_OF_EXPERTS[2]}.weight")
-
-
-def _of_expert(family: Family, module: str, count: int) -> tuple[str | None, tuple[int, int] | None]:
-    """Return the tensor that holds a projection of all experts, and which part of it a module is."""
-    *holder, number, projection = module.split(".")
-    names = dict(family.experts).get(".".join(holder), ())
-    if projection not in names or not number.isdecimal() or int(number) >= count:
-        return None, None
-    return _OF_EXPERTS[names.index(projection)], (int(number), count)
-
-
-def _form(family: Family, name: str, shape: tuple[int, ...], head: int) -> StoredForm:
-    """Return the form of a tensor of a name in a file."""
+def _renamed(modules: Mapping[str, str], tensors: Mapping[str, str], name: str) -> str | None:
+    """Return the other name of a tensor, which has its own or that of its module."""
     module, _, kind = name.rpartition(".")
-    last = module.rpartition(".")[2]
-    norm = last.endswith("_norm") and kind == "weight"
+    if name in tensors:
+        return tensors[name]
+    return f"{modules[module]}.{kind}" if module in modules and kind in ("weight", "bias") else None
+
+
+def _of_all(family: Family, name: str) -> str | None:
+    """Return the tensor that holds a projection of all experts of a layer, from the model's with all."""
+    holder, _, kind = name.removesuffix(".weight").rpartition(".")
+    names = dict(family.experts).get(holder, ())
+    return f"{_OF_EXPERTS[names.index(kind)]}.weight" if kind in names else None
+
+
+def pieces_of(family: Family, name: str, shape: Shape, config: Config) -> Sequence[TensorPiece]:
+    """Return the pieces in which files have a tensor of a model; nothing for one that is whole there."""
+    pattern, _, left_out = _patterns(family)
+    found = pattern.fullmatch(name)
+    if found is None or found["n"] is None or found["rest"] in family.tensors:
+        return ()
+    division = _divisions(family).get(found["rest"])
+    if division is None or (len(shape) < 3 and _of_all(family, division.names[0])):
+        return ()
+    text = family.described(config)
+    if left_out.search(name) or int(found["n"]) >= text["num_hidden_layers"]:
+        return ()
+    stem = name.removesuffix(found["rest"])
+    return [piece._replace(name=stem + piece.name) for piece in division.pieces(shape, text)]
+
+
+def wholes_of(family: Family, shapes: Mapping[str, Shape], config: Config) -> Sequence[Whole]:
+    """Return the tensors of a model of which files have pieces, from the shapes of all, by name."""
+    text, stems = family.described(config), list[str]()
+    for layer in range(text["num_hidden_layers"] if family.divided else 0):
+        stems.append(f"{family.prefixes[0]}{family.block}.{layer}.")
+    found = list[Whole]()
+    for stem, (name, division) in itertools.product(stems, family.divided.items()):
+        mine = [_shape_of(family, stem + each, shapes, config) for each in division.names]
+        there = [shape for shape in mine if shape is not None]
+        if not there or len(there) < len(mine):
+            continue
+        shape = division.whole(there, text)
+        pieces = [piece._replace(name=stem + piece.name) for piece in division.pieces(shape, text)]
+        if [piece.shape for piece in pieces] != mine:
+            raise CheckpointError(
+                f"{printable(stem + name)} is in pieces of shapes {mine}, which are not those of "
+                "config.json; export the file again"
+            )
+        single = [each for piece in pieces for each in _of_each(piece, shapes)]
+        found.append(Whole(stem + name, shape, single, division.transposed))
+    return found
+
+
+def _shape_of(family: Family, name: str, shapes: Mapping[str, Shape], config: Config) -> Shape | None:
+    """Return the shape of a piece, or None where it is missing; of all experts where each has its own."""
+    if name in shapes:
+        return shapes[name]
+    first, count = shapes.get(_of_one(name, 0)), expert_count(family, config)
+    if first is None or not 0 < count <= MOST_EXPERTS:
+        return None
+    return (count, *first) if all(_of_one(name, at) in shapes for at in range(count)) else None
+
+
+def _of_one(name: str, expert: int) -> str:
+    holder, _, last = name.rpartition(".")
+    return f"{holder}.{expert}.{last}.weight"
+
+
+def _of_each(piece: TensorPiece, shapes: Mapping[str, Shape]) -> Iterator[TensorPiece]:
+    """Yield the pieces of each expert in the place of one of all, where files have these."""
+    if piece.name in shapes:
+        yield piece
+        return
+    ((first, (experts, *sizes), (stride, *strides)),) = piece.rows
+    for expert in range(experts):
+        rows = RowRun(first + expert * stride, tuple(sizes), tuple(strides))
+        yield TensorPiece(_of_one(piece.name, expert), piece.shape[1:], (rows,))
+
+
+@functools.lru_cache(maxsize=64)
+def _divisions(family: Family) -> Mapping[str, Division]:
+    """Return the divisions of tensors of a layer, with that of the gate and up of all experts."""
+    usual = {
+        f"{holder}.{GATE_UP}": halves_of(f"{holder}.{gate}", f"{holder}.{up}")
+        for holder, (gate, up, _) in family.experts
+        if gate and f"{holder}.{GATE_UP}" not in family.tensors
+    }
+    return {**usual, **family.divided}
+
+
+def _of_expert(family: Family, name: str, count: int) -> tuple[str | None, tuple[int, int] | None]:
+    """Return the tensor that holds a projection of all experts, and which part of it a tensor is."""
+    *holder, number, projection, kind = ["", "", "", *name.split(".")]
+    names = dict(family.experts).get(".".join(filter(None, holder)), ())
+    if (
+        projection not in names
+        or kind not in ("weight", "bias")
+        or not number.isdecimal()
+        or int(number) >= count
+    ):
+        return None, None
+    return f"{_OF_EXPERTS[names.index(projection)]}.{kind}", (int(number), count)
+
+
+def _form(family: Family, name: str, shape: Shape, text: Config, *, of_file: bool = False) -> StoredForm:
+    """Return the form of a tensor of a name in a file; of_file: whether the shape is that in the file."""
+    own = re.sub(r"^blk\.\d+\.", "", name)
+    module, _, kind = own.rpartition(".")
+    change = family.changes.get(own, _AS_USUAL)
+    norm = kind == "weight" and module.endswith("_norm")
+    halves = family.halves and module in ("attn_q", "attn_k")
+    reshaped = None if change.shape is None else change.shape(text)
+    shapes = None
+    if reshaped is not None:
+        shapes = (reshaped.to_model(shape), shape) if of_file else (shape, reshaped.to_file(shape))
     return StoredForm(
-        name=name, halves=head if family.halves and last in ("attn_q", "attn_k") else 0,
-        plus=family.plus if norm else 0.0, float32=len(shape) < 2 or norm or last in family.wide,
-        flat=last in _FLAT,
+        name=name, rows=RowOrder(head_size(text), 2) if halves else change.rows and change.rows(text),
+        columns=change.columns and change.columns(text), negated_exp=change.negated_exp,
+        plus=family.plus if norm and not change.plain else 0.0,
+        float32=len(shape) < 2 or norm or module in family.wide or kind != "weight",
+        shapes=None if shapes is None or shapes[0] == shapes[1] else shapes,
     )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
-def _modules(family: Family) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return the modules of llama.cpp's names, of a model and of a layer."""
-    whole, layers = ({new: old for old, new in table.items()} for table in (family.modules, family.layers))
-    return whole, layers
+def _inverse(family: Family) -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:
+    """Return the model's names of llama.cpp's: of modules of a model, of those of a layer, of its tensors."""
+    tables = family.modules, family.layers, family.tensors
+    whole, layers, tensors = ({new: old for old, new in table.items()} for table in tables)
+    return whole, layers, tensors
 
 
 def model_names(
-    family: Family, stored: str, shape: tuple[int, ...], config: Config
+    family: Family, stored: str, shape: Shape, config: Config
 ) -> Sequence[tuple[str, StoredForm]] | None:
     """Return the names in the model of what a tensor of a file holds, and their forms.
 
@@ -257,25 +248,39 @@ def model_names(
     if found is None:
         return None
     block = "" if found["n"] is None else f"{family.block}.{found['n']}."
-    if block and family.experts and found["module"] in _OF_EXPERTS:
-        holder, names = family.experts[0]
-        stem, projection = f"{family.prefixes[0]}{block}{holder}", names[_OF_EXPERTS.index(found["module"])]
-        count = expert_count(family, config)
-        if len(shape) != 3 or shape[0] != count or count > MOST_EXPERTS or 0 in shape:
-            raise CheckpointError(
-                f"{printable(stored)} has shape {list(shape)}, but must hold the matrices of {count} experts"
-            )
-        form = _form(family, stored, shape[1:], 0)
-        return [
-            (f"{stem}.{number}.{projection}.{found['kind']}", form._replace(part=(number, count)))
-            for number in range(count)
-        ]
-    whole, layers = _modules(family)
-    module = (layers if block else whole).get(found["module"])
-    if module is None:
+    module, _, kind = found["rest"].rpartition(".")
+    whole, layers, tensors = _inverse(family)
+    if (
+        block
+        and family.experts
+        and module in _OF_EXPERTS
+        and kind in ("weight", "bias")
+        and found["rest"] not in tensors
+    ):
+        return _experts_of(family, f"{family.prefixes[0]}{block}", (stored, module, kind), shape, config)
+    name = _renamed(layers if block else whole, tensors if block else {}, found["rest"])
+    if name is None:
         return None
     # transformers keeps the head next to the model.
-    prefix = "" if module == "lm_head" else family.prefixes[0]
-    form = _form(family, stored, shape, head_size(config))
-    form.require_whole(shape[0] if shape else 1, printable(stored))
-    return [(f"{prefix}{block}{module}.{found['kind']}", form)]
+    prefix = "" if name.startswith("lm_head.") else family.prefixes[0]
+    form = _form(family, stored, shape, family.described(config), of_file=True)
+    mine = form.model_shape(shape)
+    form.require_whole(mine[0] if mine else 1, mine[-1] if mine else 1, printable(stored))
+    return [(f"{prefix}{block}{name}", form)]
+
+
+def _experts_of(
+    family: Family, stem: str, stored: tuple[str, str, str], shape: Shape, config: Config
+) -> Sequence[tuple[str, StoredForm]]:
+    """Return the names of the matrices of all experts in a tensor; stored: its name, module and kind."""
+    (holder, names), (name, module, kind) = family.experts[0], stored
+    count, projection = expert_count(family, config), names[_OF_EXPERTS.index(module)]
+    if len(shape) < 2 or shape[0] != count or count > MOST_EXPERTS or 0 in shape:
+        raise CheckpointError(
+            f"{printable(name)} has shape {list(shape)}, but must hold the matrices of {count} experts"
+        )
+    form = _form(family, name, shape[1:], family.described(config))
+    return [
+        (f"{stem}{holder}.{number}.{projection}.{kind}", form._replace(part=(number, count)))
+        for number in range(count)
+    ]

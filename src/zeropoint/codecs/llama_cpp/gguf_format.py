@@ -13,12 +13,13 @@ from ...errors import UnsupportedError
 from ...libraries import reading
 from ..containers.gguf import ALIGNMENT, GgufValue
 from ..containers.protocol import Found, Metadata, Read, Row
+from ..divided_tensors import TensorPiece, Whole
 from ..model_format import WEIGHTED, FileModel, ModelFiles, ModelFormat
 from ..safetensors_dtypes import FILE_DTYPES
 from ..stored_forms import StoredForm
-from .families import family_of, form_of
+from .families import family_of, form_of, pieces_of, wholes_of
 from .mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE, SMALLER, types_of
-from .model_values import ARCHITECTURE, PlainValues, model_values, read_model, rope_factors
+from .model_values import ARCHITECTURE, PlainValues, long_factors, model_values, read_model, rope_factors
 from .tokenizer_files import tokenizer_files
 from .vocabulary import tokenizer_values
 
@@ -57,6 +58,18 @@ class LlamaCppFormat(ModelFormat):
         return None if family is None else form_of(family, name, shape, config)
 
     @_config
+    def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[TensorPiece]:
+        """See :class:`ModelFormat`."""
+        family = family_of(config)
+        return () if family is None else pieces_of(family, name, shape, config)
+
+    @_config
+    def wholes(self, shapes: Mapping[str, tuple[int, ...]], config: Config) -> Sequence[Whole]:
+        """See :class:`ModelFormat`."""
+        family = family_of(config)
+        return () if family is None else wholes_of(family, shapes, config)
+
+    @_config
     def metadata(self, model: ModelFiles) -> Metadata:
         """See :class:`ModelFormat`."""
         if model.rewritten:
@@ -77,16 +90,20 @@ class LlamaCppFormat(ModelFormat):
     @_config
     def remarks(self, model: ModelFiles) -> Sequence[str]:
         """See :class:`ModelFormat`."""
-        if family_of(model.config) is None or _is_gguf(model.metadata):
+        family = family_of(model.config)
+        if family is None or _is_gguf(model.metadata):
             return ()
-        return tokenizer_values(model.config, model.read, model.rows)[1]
+        unlike = family.unlike(family.described(model.config))
+        return [*tokenizer_values(model.config, model.read, model.rows)[1], *unlike]
 
     @_config
     def fixed(self, config: Config) -> Sequence[Row]:
         """See :class:`ModelFormat`: factors of rotary embeddings."""
         family = family_of(config)
-        factors = None if family is None else rope_factors(family, config)
-        return () if factors is None else (factors,)
+        if family is None:
+            return ()
+        factors = rope_factors(family, config)
+        return (*long_factors(family, config), *(() if factors is None else (factors,)))
 
     @_config
     def mixture(

@@ -11,19 +11,27 @@ Source: ggml-org/llama.cpp, src/llama-quant.cpp (llama_tensor_get_type).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ...architectures import Config, text_config
+from ...architectures import Config
 from ..containers.gguf import TYPES
 from ..model_format import WEIGHTED
-from ..stored_forms import APART, NO_PLACE
-from .families import Family, expert_count, form_of
+from ..stored_forms import NO_PLACE, StoredForm
+from .families import expert_count, form_of
+from .family import Family
+from .model_values import model_values
 
 
 class _Place(NamedTuple):
-    """Where a tensor is: its layer, how many there are, and query heads for each head of keys."""
+    """Where a tensor is: its number, how many there are, and query heads for each head of keys.
+
+    Those that make values are numbered among themselves, others by the layer, or, in a model without experts,
+    among those of their name.
+    """
 
     layer: int
     layers: int
@@ -73,7 +81,12 @@ FILE_TYPES: Mapping[str, int] = MappingProxyType({
 """The number that llama.cpp has for a file of each (``llama_ftype``)."""
 OF_IMPORTANCE = frozenset({"q2_k_s"})
 """Those that llama.cpp does not make without an importance matrix."""
-_V, _K, _DOWN, _OUT, _GATE_UP = "attn_v", "attn_k", "ffn_down", "attn_output", "ffn_gate_up"
+_V, _K, _DOWN, _OUT = "attn_v", "attn_k", "ffn_down", "attn_output"
+_VALUES = MappingProxyType({"attn_qkv": _V})
+"""Tensors that the rules take for others."""
+_EMBEDDINGS = ("token_embd", "per_layer_token_embd")
+_FLOATS = ("per_layer_model_proj",)
+"""Tensors that stay as they are."""
 _EIGHT = 8
 """Experts of Mixtral, whose attention is so small next to them that it gets more bits."""
 _OUT_OF_EIGHT = (
@@ -120,23 +133,15 @@ def types_of(
     """
     forms = {name: form_of(family, name, shape, config) for name, shape in shapes.items()}
     tied = all(form.name != "output.weight" for form in forms.values())
-    text = text_config(config)
-    heads = text["num_attention_heads"]
-    shared = heads // (text.get("num_key_value_heads") or heads)
-    found = {}
-    experts = expert_count(family, config)
+    experts, usual = expert_count(family, config), MIXTURES[mixture.removesuffix(WEIGHTED)]
+    found, places = {}, _places(family, forms.values(), config)
     for name, form in forms.items():
-        if form is APART:  # the gate and up of all experts, for which no mixture has a rule
-            block, last = [], _GATE_UP
-        elif form is NO_PLACE or form.float32 or not form.name.endswith(".weight"):
+        *_, last, kind = ["", *form.name.split(".")]
+        if form is NO_PLACE or form.float32 or kind != "weight" or last in _FLOATS:
             continue
-        else:
-            *block, last, _ = form.name.split(".")
-        place = _Place(int(block[-1]) if block else 0, text["num_hidden_layers"], shared)
-        columns = shapes[name][-1]
-        head = last == "output" or (tied and last == "token_embd")
-        usual = MIXTURES[mixture.removesuffix(WEIGHTED)]
-        last = last.removesuffix("_exps").removesuffix("_shexp")
+        place, columns = places[form.name], shapes[name][-1]
+        head = last == "output" or (tied and last in _EMBEDDINGS)
+        last = _VALUES.get(last, last.removesuffix("_exps").removesuffix("_shexp"))
         given = _of_head(usual, columns) if head else _of_tensor(mixture, last, place, experts)
         if last == _V and given in ("q3_k", "q4_k") and _is_70b(family, place):
             given = "q5_k"
@@ -145,6 +150,40 @@ def types_of(
         if columns % TYPES[given.upper()].block == 0:
             found[name] = given
     return found
+
+
+def _places(family: Family, forms: Iterable[StoredForm], config: Config) -> dict[str, _Place]:
+    """Return where the tensors of a file are, by name."""
+    names = sorted({form.name for form in forms if form is not NO_PLACE}, key=_in_file)
+    values = model_values(family, config)
+    layers, heads, keys = (
+        values.get(f"{family.architecture}.{key}")
+        for key in ("block_count", "attention.head_count", "attention.head_count_kv")
+    )
+    assert isinstance(layers, int)
+    assert isinstance(heads, int)
+    first = keys[0] if isinstance(keys, Sequence) and not isinstance(keys, str) else keys
+    shared = heads // first if isinstance(first, int) and first else 0 if first == 0 else 1
+    total = sum(_kind_of(name) == _V for name in names)
+    counts, places = Counter[str](), dict[str, _Place]()
+    for name in names:
+        kind = _kind_of(name)
+        by_layer = kind != _V and (kind != _DOWN or bool(family.experts))
+        at = _in_file(name)[0] if by_layer else counts[kind]
+        counts[kind] += name.endswith(".weight")
+        places[name] = _Place(max(0, at), total if kind == _V else layers, shared)
+    return places
+
+
+def _in_file(name: str) -> tuple[int, str]:
+    """Return the sort key of a tensor in files of llama.cpp: its layer, then its name."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return (-1 if found is None else int(found[1])), name
+
+
+def _kind_of(name: str) -> str:
+    last = name.split(".")[-2] if name.endswith(".weight") else ""
+    return _VALUES.get(last, last)
 
 
 def _of_head(usual: str, columns: int) -> str:
@@ -157,7 +196,7 @@ def _of_tensor(mixture: str, last: str, place: _Place, experts: int) -> str:
         return "q8_0"
     if experts == _EIGHT and last == _OUT:
         return "q5_k" if name in _OUT_OF_EIGHT else MIXTURES[name]
-    if last == "token_embd" and MIXTURES[name] in ("tq1_0", "tq2_0"):
+    if last in _EMBEDDINGS and MIXTURES[name] in ("tq1_0", "tq2_0"):
         return "q4_k"
     rules = (*_RULES, *(_PLAIN_RULES if name == mixture else _WEIGHTED_RULES))
     fits = (to for names, of, where, to in rules if of == last and name in names.split() and where(place))

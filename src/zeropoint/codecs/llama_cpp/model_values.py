@@ -9,119 +9,113 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
-from ...architectures import Config, text_config
+from ...architectures import Config
 from ...errors import CheckpointError, UnsupportedError
 from ..containers.protocol import Found, Metadata, Read, Row, Scalar
 from ..model_format import FileModel
 from ..stored_forms import StoredForm
-from .families import FAMILIES, Family, family_of, head_size, model_names, number_of
+from .families import FAMILIES, family_of, model_names
+from .family import Family, Key, LayerKinds, has, head_size, number_of
 from .token_table import PREFIX
 from .vocabulary import STORED_NAMES
 
 ARCHITECTURE = "general.architecture"
 ROPE_FACTORS = "rope_freqs.weight"
+LONGROPE = "longrope"
+LONG_FACTORS = MappingProxyType({
+    "rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor",
+})  # fmt: skip
 
 
-class _Key(NamedTuple):
-    """A key of the metadata, after the architecture, and those of config.json: the first is written."""
-
-    stored: str
-    names: tuple[str, ...]
-    kind: type = int
-
-
-_KEYS = (
-    _Key("block_count", ("num_hidden_layers",)),
-    _Key("context_length", ("max_position_embeddings",)),
-    _Key("embedding_length", ("hidden_size",)),
-    _Key("feed_forward_length", ("intermediate_size",)),
-    _Key("attention.head_count", ("num_attention_heads",)),
-    _Key("attention.head_count_kv", ("num_key_value_heads",)),
-    _Key("attention.key_length", ("head_dim",)),
-    _Key("attention.value_length", ("head_dim",)),
-    _Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), float),
-    _Key("attention.layer_norm_epsilon", ("layer_norm_eps",), float),
-    _Key("attention.sliding_window", ("sliding_window",)),
-    _Key("final_logit_softcapping", ("final_logit_softcapping",), float),
-    _Key("vocab_size", ("vocab_size",)),
-)
+_KEYS = MappingProxyType({
+    "block_count": Key(("num_hidden_layers",)), "context_length": Key(("max_position_embeddings",)),
+    "embedding_length": Key(("hidden_size",)), "feed_forward_length": Key(("intermediate_size",)),
+    "attention.head_count": Key(("num_attention_heads",)),
+    "attention.head_count_kv": Key(("num_key_value_heads",)),
+    "attention.key_length": Key(("head_dim",)), "attention.value_length": Key(("head_dim",)),
+    "attention.layer_norm_rms_epsilon": Key(("rms_norm_eps",), float),
+    "attention.layer_norm_epsilon": Key(("layer_norm_eps",), float), "vocab_size": Key(("vocab_size",)),
+})  # fmt: skip
+"""Keys of the metadata, after the architecture, of most families."""
 _TOKEN_TYPES = f"{PREFIX}token_type_count"
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 10000.0},
-    "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0},
-    "qwen3": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0, "head_dim": 128},
-    "mixtral": {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 1e6},
-    "qwen2_moe": {
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0,
-        "norm_topk_prob": False,
-    },
-    "qwen3_moe": {
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0,
-        "norm_topk_prob": False,
-    },
-    "gemma3_text": {
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
-        "sliding_window": 4096, "query_pre_attn_scalar": 256, "vocab_size": 262208,
-    },
-    "bert": {"layer_norm_eps": 1e-12, "max_position_embeddings": 512, "type_vocab_size": 2},
-}  # fmt: skip
-"""What transformers takes where config.json does not say it."""
 _MAX_FACTORS = 1 << 16
-_LARGEST_GEMMA = 62
-"""Layers of Gemma 3 27B, whose queries llama.cpp scales by the width of the model."""
+_NEAR = 1e-6
+_UNROTATED = 1e30
+"""The factor of frequencies that are not rotated at all."""
 
 
-def model_values(family: Family, config: Config) -> dict[str, Scalar]:
+def model_values(family: Family, config: Config) -> dict[str, Scalar | Sequence[Scalar]]:
     """Return the values of a model for the metadata of its file.
 
     Raises UnsupportedError for what llama.cpp computes otherwise.
     """
-    text = {**_DEFAULTS[family.model_type], **text_config(config)}
-    if text.get("num_key_value_heads") is None and not family.encoder:
-        text["num_key_value_heads"] = text["num_attention_heads"]
+    text = family.described(config)
     _require_alike(family, text)
     arch = family.architecture
-    values: dict[str, Scalar] = {ARCHITECTURE: arch, "general.type": "model"}
-    for key in _KEYS:
-        value = number_of(text, key.names)
-        if value is not None and not (key.stored == "attention.sliding_window" and arch != "gemma3"):
-            values[f"{arch}.{key.stored}"] = key.kind(value)
-    values |= {f"{arch}.{stored}": int(number_of(text, keys)) for stored, keys in family.numbers.items()}
-    if family.halves:
-        values[f"{arch}.rope.dimension_count"] = head_size(text)
-    if family.encoder:
-        values[f"{arch}.attention.causal"] = False
-        values[_TOKEN_TYPES] = int(text["type_vocab_size"])
-        return values
-    return {**values, **_rope_values(arch, text)}
+    found: dict[str, Scalar | Sequence[Scalar]] = {}
+    for stored, key in {**_KEYS, **family.values}.items():
+        value = key.value(text)
+        if value is not None:
+            found[stored] = key.kind(value)
+    found |= {stored: int(number_of(text, keys)) for stored, keys in family.numbers.items()}
+    if family.halves or family.rotary is not None:
+        found["rope.dimension_count"] = int(head_size(text) * _rotary(family, text))
+    for kinds in family.kinds:
+        found |= _of_kinds(kinds, text)
+    if not family.encoder:
+        found |= _rope_values(family, text)
+    found |= {**family.constants, **family.derived.write(text)}
+    values: dict[str, Scalar | Sequence[Scalar]] = {ARCHITECTURE: arch, "general.type": "model"}
+    values |= {f"{arch}.{stored}": value for stored, value in found.items()}
+    return {**values, _TOKEN_TYPES: int(text["type_vocab_size"])} if family.encoder else values
+
+
+def _of_kinds(kinds: LayerKinds, text: Config) -> dict[str, Sequence[Scalar]]:
+    """Return the arrays of the metadata with an item for each layer; raises UnsupportedError for a kind."""
+    arrays: dict[str, list[Scalar]] = {}
+    layers = text.get(kinds.key) or ()
+    if len(layers) != text["num_hidden_layers"]:
+        raise CheckpointError(
+            f"{kinds.key} has {len(layers)} items in config.json, which says that there are "
+            f"{text['num_hidden_layers']} layers; download it again"
+        )
+    for each in layers:
+        items = kinds.values.get(kinds.spelled.get(each, each))
+        if items is None:
+            raise UnsupportedError(
+                f"{kinds.key} has {each!r:.40} in config.json, which is not written to GGUF files "
+                "here; write safetensors"
+            )
+        for stored, item in items.items():
+            arrays.setdefault(stored, []).append(int(text[item]) if isinstance(item, str) else item)
+    return dict(arrays)
 
 
 def _require_alike(family: Family, text: Config) -> None:
     """Raise UnsupportedError for a model of the family that llama.cpp would compute otherwise."""
-    if family.architecture == "gemma3":
-        layers, heads = text["num_hidden_layers"], text["num_attention_heads"]
-        scaled = text["hidden_size"] // heads if layers == _LARGEST_GEMMA else head_size(text)
-        if text["query_pre_attn_scalar"] != scaled:
-            raise UnsupportedError(
-                f"query_pre_attn_scalar is {text['query_pre_attn_scalar']!r:.40} in config.json, but "
-                f"llama.cpp divides queries by the root of {scaled}; write safetensors"
-            )
     for key, value in family.always.items():
         if (said := text.get(key, value)) != value and (said or value):
             raise UnsupportedError(
                 f"{key} is {said!r:.40} in config.json, but llama.cpp computes models of "
                 f"{family.architecture} as if it were {value!r}; write safetensors"
             )
-    if text.get("position_embedding_type", "absolute") != "absolute":
+    if text.get("position_embedding_type") not in (None, "absolute", "rope", "nope"):
         raise UnsupportedError(
             f"position_embedding_type is {text['position_embedding_type']!r:.40} in config.json, and "
             "llama.cpp has absolute ones; write safetensors"
         )
+
+
+def _rotary(family: Family, text: Config) -> float:
+    """Return the part of a head that is rotated."""
+    found = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    usual = 1.0 if family.rotary is None else family.rotary
+    return float(found.get("partial_rotary_factor") or text.get("partial_rotary_factor") or usual)
 
 
 def _rope(text: Config) -> tuple[dict[str, Any], Any]:
@@ -139,35 +133,83 @@ def _rope(text: Config) -> tuple[dict[str, Any], Any]:
     return {"rope_theta": text.get("rope_theta"), **scaling, "rope_type": kind}, local
 
 
-def _rope_values(arch: str, text: Config) -> dict[str, Scalar]:
+def _rope_values(family: Family, text: Config) -> dict[str, Scalar]:
     rope, local = _rope(text)
-    kind, factor = rope["rope_type"], rope.get("factor")
-    values: dict[str, Scalar] = {f"{arch}.rope.freq_base": float(rope["rope_theta"])}
+    kind, factor, values = rope["rope_type"], rope.get("factor"), dict[str, Scalar]()
+    if rope["rope_theta"] is not None:
+        values["rope.freq_base"] = float(rope["rope_theta"])
     if local is not None:
-        values[f"{arch}.rope.freq_base_swa"] = float(local)
+        values["rope.freq_base_swa"] = float(local)
+    if kind not in family.scalings:
+        raise UnsupportedError(
+            f"rope_type is {kind!r:.40} in config.json, which is not written to GGUF files of "
+            f"{family.architecture}; write safetensors"
+        )
     if kind in ("linear", "yarn") and factor is not None:
-        values |= {f"{arch}.rope.scaling.type": kind, f"{arch}.rope.scaling.factor": float(factor)}
+        values |= {"rope.scaling.type": kind, "rope.scaling.factor": float(factor)}
     if kind == "yarn":
         original = rope.get("original_max_position_embeddings") or text["max_position_embeddings"]
-        values[f"{arch}.rope.scaling.original_context_length"] = int(original)
-    elif kind not in ("default", "linear") and not (kind == "llama3" and arch == "llama"):
-        raise UnsupportedError(
-            f"rope_type is {kind!r:.40} in config.json, which is not written to GGUF files of {arch}; write "
-            "safetensors"
-        )
+        values["rope.scaling.original_context_length"] = int(original)
+        for bound in ("beta_fast", "beta_slow"):
+            if rope.get(bound) is not None:
+                values[f"rope.scaling.yarn_{bound}"] = float(rope[bound])
+        _require_usual_yarn(rope)
     return values
 
 
+def _require_usual_yarn(rope: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError for another attention factor of YaRN than llama.cpp computes."""
+    mscale, given = rope.get("mscale"), rope.get("attention_factor")
+    if given is not None and abs(given - 0.1 * math.log(rope["factor"]) - 1) > _NEAR:
+        raise UnsupportedError(
+            f"attention_factor is {given!r:.40} in config.json, but llama.cpp computes that of YaRN from the "
+            "factor; write safetensors"
+        )
+    if mscale is not None and mscale != rope.get("mscale_all_dim"):
+        raise UnsupportedError(
+            f"mscale is {mscale!r:.40} in config.json, but llama.cpp takes it for mscale_all_dim, "
+            f"{rope.get('mscale_all_dim')!r:.40}; write safetensors"
+        )
+
+
 def rope_factors(family: Family, config: Config) -> Row | None:
-    """Return the tensor by which llama.cpp divides frequencies of Llama 3's rotary embeddings, or None."""
-    text = {**_DEFAULTS[family.model_type], **text_config(config)}
+    """Return the tensor by which llama.cpp divides frequencies of rotary embeddings, or None."""
+    text = family.described(config)
     rope, _ = _rope(text)
-    if rope["rope_type"] != "llama3" or family.architecture != "llama":
+    if rope["rope_type"] not in family.scalings:
         return None
-    factors = _llama3_factors(rope, head_size(text))
-    return Row(
-        ROPE_FACTORS, "F32", (len(factors),), 4 * len(factors), struct.pack(f"<{len(factors)}f", *factors)
-    )
+    if rope["rope_type"] == "llama3":
+        factors = _llama3_factors(rope, head_size(text))
+    elif rope["rope_type"] == "proportional":
+        half = int(text["global_head_dim"]) // 2
+        rotated = int(half * float(rope.get("partial_rotary_factor", 1.0)))
+        factors = [1.0] * rotated + [_UNROTATED] * (half - rotated)
+    else:
+        return None
+    return _row(ROPE_FACTORS, factors)
+
+
+def long_factors(family: Family, config: Config) -> tuple[Row, ...]:
+    """Return the tensors of factors for long contexts and for short ones, where a model has such.
+
+    Raises CheckpointError for another number than frequencies are.
+    """
+    text = family.described(config)
+    rope, _ = _rope(text)
+    if rope["rope_type"] != LONGROPE or LONGROPE not in family.scalings:
+        return ()
+    size = int(head_size(text) * _rotary(family, text)) // 2
+    for key in LONG_FACTORS.values():
+        if len(rope.get(key) or ()) != size:
+            raise CheckpointError(
+                f"{key} has {len(rope.get(key) or ())} numbers in config.json, but must have {size}, one for "
+                "each frequency; download it again"
+            )
+    return tuple(_row(name, [float(number) for number in rope[key]]) for name, key in LONG_FACTORS.items())
+
+
+def _row(name: str, factors: Sequence[float]) -> Row:
+    return Row(name, "F32", (len(factors),), 4 * len(factors), struct.pack(f"<{len(factors)}f", *factors))
 
 
 def _llama3_factors(rope: Mapping[str, Any], size: int) -> list[float]:
@@ -214,29 +256,37 @@ def read_model(found: Sequence[Found], metadata: Metadata, read: Read) -> FileMo
     Raises CheckpointError where the file contradicts itself.
     """
     rows = [each.row for each in found]
-    config = model_config(PlainValues(metadata), [row.name for row in rows], _stored_factors(found, read))
+    factors = {row.name: _stored_factors(each, read) for row, each in zip(rows, found, strict=True)}
+    config = model_config(
+        PlainValues(metadata), [row.name for row in rows], factors.pop(ROPE_FACTORS, None),
+        {name: values for name, values in factors.items() if values is not None},
+    )  # fmt: skip
     if config is None:
         return None
     family = family_of(config)
     assert family is not None
     named = (model_names(family, row.name, row.shape, config) for row in rows)
     forms = [known or [(row.name, StoredForm(row.name))] for row, known in zip(rows, named, strict=True)]
+    follow = (ROPE_FACTORS, *LONG_FACTORS)
     return FileModel(
         config=config,
-        forms=[[] if row.name == ROPE_FACTORS else parts for row, parts in zip(rows, forms, strict=True)],
+        forms=[[] if row.name in follow else parts for row, parts in zip(rows, forms, strict=True)],
     )
 
 
-def _stored_factors(found: Sequence[Found], read: Read) -> tuple[float, ...] | None:
-    """Return what the tensor of rotary factors holds, or None where there is none."""
-    each = next((each for each in found if each.row.name == ROPE_FACTORS), None)
-    if each is None or each.row.dtype != "F32" or each.row.nbytes > _MAX_FACTORS:
+def _stored_factors(each: Found, read: Read) -> tuple[float, ...] | None:
+    """Return what a tensor of rotary factors holds, or None for another tensor."""
+    row = each.row
+    if row.name not in (ROPE_FACTORS, *LONG_FACTORS) or row.dtype != "F32" or row.nbytes > _MAX_FACTORS:
         return None
-    return struct.unpack(f"<{each.row.nbytes // 4}f", read(each.begin, each.row.nbytes))
+    return struct.unpack(f"<{row.nbytes // 4}f", read(each.begin, row.nbytes))
 
 
 def model_config(
-    metadata: Mapping[str, Any], names: Sequence[str], factors: Sequence[float] | None
+    metadata: Mapping[str, Any],
+    names: Sequence[str],
+    factors: Sequence[float] | None,
+    long: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> dict[str, Any] | None:
     """Return config.json of the model in a GGUF file, or None where its architecture is not known here.
 
@@ -244,36 +294,45 @@ def model_config(
         metadata: of the file, as Python values.
         names: of its tensors.
         factors: what its tensor of rotary factors holds, or None without one.
+        long: what those of long and of short contexts hold, by name.
 
     Raises:
         CheckpointError: where values are missing or of another type.
     """
     arch = metadata.get(ARCHITECTURE)
-    family = _family_in(arch, metadata)
+    prefix = f"{arch}."
+    said = {key.removeprefix(prefix): metadata[key] for key in metadata if key.startswith(prefix)}
+    said["tensors"] = frozenset(names)
+    family = _family_in(arch, said)
     if family is None or "token_embd.weight" not in names:
         return None
     config: dict[str, Any] = {"architectures": [family.class_name], "model_type": family.model_type}
-    for key in _KEYS:
-        value = metadata.get(f"{arch}.{key.stored}")
+    for stored, key in {**_KEYS, **family.values}.items():
+        value = said.get(stored)
         if value is not None and type(value) in (key.kind, int):
-            config[key.names[0]] = value if key.kind is int else _short(value)
+            config[key.names[0]] = _short(value) if key.kind is float else value
     for stored, keys in family.numbers.items():
-        if type(number := metadata.get(f"{arch}.{stored}")) is int:
+        if type(number := said.get(stored)) is int:
             config[keys[0]] = number
     config |= {k: list(value) if isinstance(value, tuple) else value for k, value in family.always.items()}
     if "vocab_size" not in config and isinstance(tokens := metadata.get(f"{PREFIX}tokens"), list):
         config["vocab_size"] = len(tokens)
+    for kinds in family.kinds:
+        config |= _kinds_in(kinds, said)
+    config |= family.derived.read(said)
     if family.encoder:
         config["type_vocab_size"] = metadata.get(_TOKEN_TYPES, 2)
     else:
         config["tie_word_embeddings"] = "output.weight" not in names
-        config |= _rope_config(str(arch), metadata, config, factors)
-    if arch == "gemma3" and family_of(config) is not None:
-        wide = config["num_hidden_layers"] == _LARGEST_GEMMA
-        width = config["hidden_size"] // config["num_attention_heads"]
-        config["query_pre_attn_scalar"] = width if wide else head_size(config)
-    if arch == "llama" and "blk.0.attn_q.bias" in names:
-        config["attention_bias"] = True
+        rope = _rope_config(family, said, config, factors)
+        if long:
+            scaling = {LONG_FACTORS[name]: list(map(_short, values)) for name, values in long.items()}
+            rope["rope_scaling"] = {"rope_type": LONGROPE, **scaling}
+        if "rope_scaling" in rope:
+            rope["rope_scaling"] |= config.get("rope_scaling", {})
+        config = {key: value for key, value in config.items() if key != "rope_scaling"} | rope
+        if has(said, ".attn_q.bias"):
+            config["attention_bias"] = True
     for name in ("bos", "eos", "pad"):
         token = metadata.get(f"{PREFIX}{STORED_NAMES.get(name, name)}_token_id")
         if isinstance(token, int):
@@ -285,10 +344,40 @@ def model_config(
     return config
 
 
-def _family_in(arch: Any, metadata: Mapping[str, Any]) -> Family | None:
-    """Return the family of an architecture, of which some have experts."""
-    experts = bool(metadata.get(f"{arch}.expert_count"))
-    return next((f for f in FAMILIES if f.architecture == arch and bool(f.experts) == experts), None)
+def _family_in(arch: Any, said: Mapping[str, Any]) -> Family | None:
+    """Return the family of an architecture, of which some have experts, and some layers of several kinds."""
+    experts = bool(said.get("expert_count"))
+    found = [f for f in FAMILIES if f.architecture == arch and bool(f.experts) == experts]
+
+    def fits(family: Family) -> tuple[bool, int]:
+        """Return whether a file has all that sets a family apart, and how much that is."""
+        whole = all(_kinds_in(each, said) for each in family.kinds) and all(map(said.get, family.numbers))
+        own = [has(said, f".{stored}") for stored in family.tensors.values()]
+        return whole and all(own), len(family.kinds) + len(family.numbers) + len(own)
+
+    return max(found, key=fits, default=None)
+
+
+def _kinds_in(kinds: LayerKinds, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kinds of layers and the numbers that arrays of the metadata say; nothing without arrays."""
+    stored = tuple(dict.fromkeys(key for items in kinds.values.values() for key in items))
+    columns = [said.get(key) for key in stored]
+    count = next((len(column) for column in columns if isinstance(column, list)), 0)
+    rows = [column if isinstance(column, list) else [column] * count for column in columns]
+    layers, numbers = [], dict[str, Any]()
+    for items in zip(*rows, strict=True) if len({len(row) for row in rows}) == 1 else ():
+        here = dict(zip(stored, items, strict=True))
+        kind = next((k for k, known in kinds.values.items() if _is_kind(known, here)), None)
+        if kind is None:
+            return {}
+        layers.append(kind)
+        numbers |= {name: here[key] for key, name in kinds.values[kind].items() if isinstance(name, str)}
+    return {kinds.key: layers, **numbers} if layers else {}
+
+
+def _is_kind(known: Mapping[str, Scalar], here: Mapping[str, Any]) -> bool:
+    """Return whether a layer has the items of a kind, where a text is any number but 0."""
+    return all(bool(here[key]) if isinstance(item, str) else here[key] == item for key, item in known.items())
 
 
 def _short(value: float) -> float:
@@ -297,21 +386,38 @@ def _short(value: float) -> float:
 
 
 def _rope_config(
-    arch: str, metadata: Mapping[str, Any], config: Mapping[str, Any], factors: Sequence[float] | None
+    family: Family, said: Mapping[str, Any], config: Mapping[str, Any], factors: Sequence[float] | None
 ) -> dict[str, Any]:
     def value(key: str, usual: Any) -> Any:
-        found = metadata.get(f"{arch}.rope.{key}", usual)
+        found = said.get(f"rope.{key}", usual)
         return _short(found) if isinstance(found, float) else found
 
     found: dict[str, Any] = {"rope_theta": value("freq_base", 10000.0)}
-    kind, factor = value("scaling.type", None), value("scaling.factor", None)
-    if arch == "gemma3":
-        found["rope_local_base_freq"] = value("freq_base_swa", 10000.0)
+    kind, factor, rotated = (
+        value("scaling.type", None),
+        value("scaling.factor", None),
+        value("dimension_count", None),
+    )
+    local = value("freq_base_swa", 10000.0 if family.architecture == "gemma3" else None)
+    if local is not None:
+        found["rope_local_base_freq"] = local
     if kind in ("linear", "yarn") and factor:
         found["rope_scaling"] = {"rope_type": kind, "factor": factor}
         original = value("scaling.original_context_length", None)
         if kind == "yarn" and original is not None:
             found["rope_scaling"]["original_max_position_embeddings"] = original
+        for bound in ("beta_fast", "beta_slow"):
+            if kind == "yarn" and (said_so := value(f"scaling.yarn_{bound}", None)) is not None:
+                found["rope_scaling"][bound] = said_so
+    if family.rotary is not None and isinstance(rotated, int):
+        found["partial_rotary_factor"] = rotated / head_size(config)
+    if factors is not None and "proportional" in family.scalings:
+        part = sum(factor < _UNROTATED / 2 for factor in factors) / len(factors)
+        return {"rope_parameters": {
+            "full_attention": {**found, "rope_type": "proportional", "partial_rotary_factor": part},
+            "sliding_attention": {"rope_type": "default", "rope_theta": found.pop("rope_local_base_freq",
+            1e4)},
+        }}  # fmt: skip
     if factors is not None:
         found["rope_scaling"] = _llama3(factors, found["rope_theta"], head_size(config))
     return found

@@ -105,7 +105,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Seque
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "ignore_merges": pre in ("llama-bpe", "llama3", "llama-v3"),
+            "ignore_merges": pre in ("llama-bpe", "llama3", "llama-v3", "lfm2"),
             "vocab": _numbers(tokens, types), "merges": metadata.get(f"{PREFIX}merges", []),
         },
     }  # fmt: skip

@@ -186,7 +186,8 @@ def _of_json(parsed: Mapping[str, Any], count: Count) -> TokenTable:
         return put_added(found, added)
     for token, number in model["vocab"].items():
         found.put(number, token, TokenType.NORMAL)
-    found.merges, found.pre = merges, pre_name(parsed.get("pre_tokenizer"))
+    found.merges = merges
+    found.pre = pre_name(parsed.get("pre_tokenizer"), merging=model.get("ignore_merges") is not True)
     found.unlike += [f"its normalizer {kind} is not applied" for kind in _changing(parsed)]
     return put_added(found, added)
 

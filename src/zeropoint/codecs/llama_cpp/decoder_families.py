@@ -1,0 +1,226 @@
+"""Rows of families whose layers are all attention with one MLP, and of BERT."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ...architectures import Config
+from ...errors import UnsupportedError
+from .family import (
+    ATTENTION,
+    LAYERS,
+    OF_IMAGES,
+    POST_NORM,
+    QUERY_NORMS,
+    TEXT,
+    Derived,
+    Family,
+    Key,
+    LayerKinds,
+    Values,
+    has,
+    head_size,
+    no_window,
+)
+
+_RMS = MappingProxyType({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0})
+_POST_NORMS = MappingProxyType({**POST_NORM, "post_feedforward_layernorm": "post_ffw_norm"})
+_OLMO2 = MappingProxyType({
+    **{old: new for old, new in LAYERS.items() if new != "attn_norm"}, **QUERY_NORMS, **_POST_NORMS,
+})  # fmt: skip
+_WINDOW = MappingProxyType({"attention.sliding_window": Key(("sliding_window",))})
+ALTERNATING = LayerKinds("layer_types", MappingProxyType({
+    "sliding_attention": {"attention.sliding_window_pattern": True},
+    "full_attention": {"attention.sliding_window_pattern": False},
+}))  # fmt: skip
+GRANITE = MappingProxyType({
+    "attention.scale": Key(("attention_multiplier",), float),
+    "embedding_scale": Key(("embedding_multiplier",), float),
+    "residual_scale": Key(("residual_multiplier",), float), "logit_scale": Key(("logits_scaling",), float),
+})  # fmt: skip
+"""Numbers by which Granite multiplies, and the last by which it divides."""
+
+
+def _scaled_queries(largest: int) -> Derived:
+    """Return what Gemma says of the scale of queries; largest: layers of the largest model."""
+
+    def scaled(text: Config) -> int:
+        """Return by whose root llama.cpp divides queries: the largest model by its width for a head."""
+        wide = text["num_hidden_layers"] == largest
+        return int(text["hidden_size"] // text["num_attention_heads"]) if wide else head_size(text)
+
+    def write(text: Config) -> Values:
+        if text["query_pre_attn_scalar"] != scaled(text):
+            raise UnsupportedError(
+                f"query_pre_attn_scalar is {text['query_pre_attn_scalar']!r:.40} in config.json, but "
+                f"llama.cpp divides queries by the root of {scaled(text)}; write safetensors"
+            )
+        return {}
+
+    def read(values: Mapping[str, Any]) -> dict[str, Any]:
+        sizes = {
+            "num_hidden_layers": values.get("block_count"), "hidden_size": values.get("embedding_length"),
+            "num_attention_heads": values.get("attention.head_count"),
+        }  # fmt: skip
+        whole = all(type(size) is int and size > 0 for size in sizes.values())
+        sizes["head_dim"] = values.get("attention.key_length")
+        return {"query_pre_attn_scalar": scaled(sizes)} if whole else {}
+
+    return Derived(write, read)
+
+
+def _attention_factor(text: Config) -> Values:
+    """Return what Phi-3 multiplies rotary embeddings by that are scaled for long contexts."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if "long_factor" not in rope:
+        return {}
+    short = text.get("original_max_position_embeddings") or rope["original_max_position_embeddings"]
+    scale = rope.get("factor") or text["max_position_embeddings"] / short
+    usual = math.sqrt(1 + math.log(scale) / math.log(short)) if scale > 1 else 1.0
+    return {
+        "rope.scaling.attn_factor": float(rope.get("attention_factor") or usual),
+        "rope.scaling.original_context_length": int(short),
+    }  # fmt: skip
+
+
+_GEMMA3 = Family(
+    architecture="gemma3", model_type="gemma3_text", class_name="Gemma3ForCausalLM", types=("gemma3",),
+    prefixes=TEXT, plus=1.0, left_out=OF_IMAGES, values=MappingProxyType({
+        **_WINDOW, "final_logit_softcapping": Key(("final_logit_softcapping",), float),
+    }), derived=_scaled_queries(62), defaults=MappingProxyType({
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "sliding_window": 4096, "query_pre_attn_scalar": 256, "vocab_size": 262208,
+    }),
+    layers=MappingProxyType({
+        **LAYERS, **QUERY_NORMS, **_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm",
+    }),
+)  # fmt: skip
+_LLAMA = Family(
+    architecture="llama", model_type="llama", class_name="LlamaForCausalLM", types=("mistral",),
+    layers=LAYERS, halves=True, scalings=frozenset(("default", "linear", "yarn", "llama3")),
+    defaults=MappingProxyType({**_RMS, "max_position_embeddings": 2048}),
+)  # fmt: skip
+FAMILIES = (
+    _LLAMA,
+    Family(
+        architecture="qwen2", model_type="qwen2", class_name="Qwen2ForCausalLM", layers=LAYERS, defaults=_RMS
+    ),
+    Family(
+        architecture="qwen3", model_type="qwen3", class_name="Qwen3ForCausalLM",
+        layers=MappingProxyType({**LAYERS, **QUERY_NORMS}),
+        defaults=MappingProxyType({**_RMS, "head_dim": 128}),
+    ),
+    Family(
+        architecture="seed_oss", model_type="seed_oss", class_name="SeedOssForCausalLM", defaults=_RMS,
+        layers=MappingProxyType({**LAYERS, **POST_NORM}),
+    ),
+    Family(
+        architecture="ernie4_5", model_type="ernie4_5", class_name="Ernie4_5ForCausalLM", layers=LAYERS,
+        defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}),
+    ),
+    dataclasses.replace(
+        _LLAMA, architecture="smollm3", model_type="smollm3", class_name="SmolLM3ForCausalLM", types=(),
+        defaults=MappingProxyType({**_RMS, "rope_theta": 2e6}),
+        # llama.cpp counts layers without rotary embeddings itself.
+        always=MappingProxyType({"no_rope_layer_interval": 4, "use_sliding_window": False}),
+    ),
+    dataclasses.replace(
+        _LLAMA, architecture="granite", model_type="granite", class_name="GraniteForCausalLM", types=(),
+        values=GRANITE,
+    ),
+    Family(
+        architecture="olmo2", model_type="olmo2", class_name="Olmo2ForCausalLM",
+        layers=_OLMO2,
+        defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}),
+    ),
+    Family(
+        architecture="olmo2", model_type="olmo3", class_name="Olmo3ForCausalLM", values=_WINDOW,
+        layers=_OLMO2, kinds=(ALTERNATING,),
+        defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}),
+    ),
+    Family(
+        architecture="glm4", model_type="glm4", class_name="Glm4ForCausalLM", rotary=0.5,
+        layers=MappingProxyType({
+            **ATTENTION, "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+            "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+        }),
+        defaults=MappingProxyType({**_RMS, "max_position_embeddings": 131072, "head_dim": 128}),
+    ),
+    Family(
+        architecture="phi3", model_type="phi3", class_name="Phi3ForCausalLM", rotary=1.0,
+        layers=MappingProxyType({
+            "input_layernorm": "attn_norm", "self_attn.qkv_proj": "attn_qkv",
+            "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+            "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+        }),
+        defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
+        # llama.cpp tells Phi-4 by a window of 0.
+        complete=lambda text: {"sliding_window": text.get("sliding_window") or 0}, unlike=no_window,
+        values=MappingProxyType({
+            **_WINDOW, "rope.scaling.original_context_length": Key(("original_max_position_embeddings",)),
+        }),
+        derived=Derived(_attention_factor, lambda values: {
+            "sliding_window": values.get("attention.sliding_window") or None,
+        }), scalings=frozenset(("default", "longrope")),
+    ),
+    Family(
+        architecture="starcoder2", model_type="starcoder2", class_name="Starcoder2ForCausalLM",
+        unlike=no_window,
+        layers=MappingProxyType({**ATTENTION, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}),
+        values=MappingProxyType({"attention.layer_norm_epsilon": Key(("norm_epsilon",), float)}),
+        defaults=MappingProxyType({
+            "norm_epsilon": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
+        }),
+        derived=Derived(read=lambda values: {"use_bias": has(values, ".attn_q.bias")}),
+    ),
+    Family(
+        architecture="stablelm", model_type="stablelm", class_name="StableLmForCausalLM", layers=LAYERS,
+        rotary=0.25, values=MappingProxyType({"use_parallel_residual": Key(("use_parallel_residual",),
+        bool)}),
+        defaults=MappingProxyType({
+            "layer_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
+            "use_parallel_residual": False,
+        }),
+        always=MappingProxyType({"qk_layernorm": False}),
+        derived=Derived(read=lambda values: {"use_qkv_bias": has(values, ".attn_q.bias")}),
+    ),
+    _GEMMA3,
+    dataclasses.replace(
+        _GEMMA3, architecture="gemma2", model_type="gemma2", class_name="Gemma2ForCausalLM", types=(),
+        modules=MappingProxyType({"embed_tokens": "token_embd", "norm": "output_norm"}),
+        derived=_scaled_queries(46), values=MappingProxyType({
+            **_GEMMA3.values, "attn_logit_softcapping": Key(("attn_logit_softcapping",), float),
+        }), layers=MappingProxyType({
+            **LAYERS, **_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm",
+        }),
+        defaults=MappingProxyType({
+            "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "rope_theta": 10000.0, "head_dim": 256,
+            "sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        }),
+    ),
+    Family(
+        architecture="bert", model_type="bert", class_name="BertModel", prefixes=("", "bert."),
+        block="encoder.layer", encoder=True, wide=frozenset(("position_embd", "token_types")),
+        left_out=r"(^|\.)embeddings\.position_ids$|(^|\.)pooler\.dense\.|^cls\.(predictions|seq_relationship)\b",
+        modules=MappingProxyType({
+            "embeddings.word_embeddings": "token_embd", "embeddings.position_embeddings": "position_embd",
+            "embeddings.token_type_embeddings": "token_types", "embeddings.LayerNorm": "token_embd_norm",
+        }),
+        layers=MappingProxyType({
+            "attention.self.query": "attn_q", "attention.self.key": "attn_k",
+            "attention.self.value": "attn_v", "attention.output.dense": "attn_output",
+            "attention.output.LayerNorm": "attn_output_norm", "intermediate.dense": "ffn_up",
+            "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
+        }),
+        constants=MappingProxyType({"attention.causal": False}),
+        defaults=MappingProxyType({
+            "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "type_vocab_size": 2,
+        }),
+    ),
+)  # fmt: skip
