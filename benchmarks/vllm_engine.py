@@ -1,7 +1,15 @@
-"""vLLM on a CPU, in this process: logits and embeddings of a checkpoint, and its parameters as they are loaded."""
+"""vLLM on a CPU, in this process: logits and embeddings of a checkpoint, and its parameters as they are loaded.
+
+    python vllm_engine.py logits|embeddings|weights FOLDER OUT [--tokens FILE] [--cache DTYPE]
+
+This is a program of its own, because vLLM 0.32 ends with an AttributeError where llvmlite was imported before it.
+benchmarks/vllm_runs.py starts it.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import re
 import sys
@@ -15,7 +23,7 @@ os.environ |= {
 }  # fmt: skip
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 LONGEST = 600
 _CHOICES = re.compile(r"(?:init|choose|select)_\w*(?:kernel|backend)")
@@ -72,6 +80,8 @@ class _NoKernel:
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         return _NoKernel()
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -87,7 +97,7 @@ def _without_kernels() -> None:
                 return choose(*given, **named)
             except (ValueError, NotImplementedError, RuntimeError):
                 if choose.__name__.startswith("select"):
-                    return next(iter(sys.modules[choose.__module__].__dict__.values())), _NoKernel
+                    return _NoKernel(), _NoKernel
                 return _NoKernel if choose.__name__.startswith("choose") else _NoKernel()
 
         return chosen
@@ -104,9 +114,11 @@ class _LoadedError(Exception):
 
 def loaded(folder: Path, **options: Any) -> torch.nn.Module:
     """Return the model of vLLM with weights as they are loaded, before they are laid out for a kernel."""
-    import vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors  # noqa: F401
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
     from vllm.model_executor.model_loader import base_loader
 
+    for method in QUANTIZATION_METHODS:
+        get_quantization_config(method)  # whose modules then have the functions that choose kernels
     found: list[torch.nn.Module] = []
 
     def stop(model: torch.nn.Module, *_: Any) -> None:
@@ -120,3 +132,112 @@ def loaded(folder: Path, **options: Any) -> torch.nn.Module:
     except _LoadedError:
         return found[0]
     raise SystemExit("vLLM loaded no weights")
+
+
+_FUSED = re.compile(r"(.*\.)(\w+)(\.\w+)")
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(\w+)\.(\w+)")
+_CODED = re.compile(r"(weight|input)\w*_(packed|scale|zero_point)$")
+_OF_EXPERTS = {
+    "gate_proj": ("w13_", 0), "up_proj": ("w13_", 1), "down_proj": ("w2_", 0),
+    "w1": ("w13_", 0), "w3": ("w13_", 1), "w2": ("w2_", 0),
+}  # fmt: skip
+
+
+def places_in(model: torch.nn.Module, names: Sequence[str]) -> Iterator[tuple[str, str, int | None, int]]:
+    """Yield where each tensor of a file goes in a model of vLLM.
+
+    That is the tensor, the parameter, the expert or None, and the place among those that vLLM joins.
+    """
+    fused = {
+        part: (whole, place)
+        for whole, parts in getattr(model, "packed_modules_mapping", {}).items()
+        for place, part in enumerate(parts)
+    }
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    for name in names:
+        target, expert, place = name, None, 0
+        if match := _EXPERT.fullmatch(name):
+            prefix, place = _OF_EXPERTS[match[3]]
+            target, expert = f"{match[1]}{prefix}{match[4]}", int(match[2])
+        elif (match := _FUSED.fullmatch(name)) and match[2] in fused:
+            whole, place = fused[match[2]]
+            target = f"{match[1]}{whole}{match[3]}"
+        mapped = target if mapper is None else mapper._map_name(target)
+        if mapped is not None:
+            yield name, mapped, expert, place
+
+
+def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
+    """Return how the parameters of a model of vLLM are those of the files of a folder.
+
+    tensors: of the files. equal: how many of them a parameter holds, bit for bit, in its place among the tensors
+    that vLLM joins. differ: the others, and why. unfilled: quantized parameters that no file has.
+    """
+    files: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        files |= load_file(path)
+    parameters = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    # Experts lie in a module of their own below that which checkpoints name.
+    short = {name.replace(".routed_experts", ""): name for name in parameters}
+    taken: dict[tuple[str, int | None], dict[int, str]] = {}
+    for name, target, expert, place in places_in(model, sorted(files)):
+        taken.setdefault((short.get(target, target), expert), {})[place] = name
+    equal, differ = 0, dict[str, str]()
+    for (target, expert), members in taken.items():
+        if target not in parameters:
+            differ |= dict.fromkeys(members.values(), f"no parameter {target}")
+            continue
+        held = parameters[target].detach()
+        parts = [files[name] for _, name in sorted(members.items())]
+        problem = _unequal(held if expert is None else held[expert], parts)
+        if problem is None:
+            equal += len(parts)
+        else:
+            differ |= dict.fromkeys(members.values(), f"{target}: {problem}")
+    filled = {target for target, _ in taken}
+    unfilled = sorted(name for name in parameters if name not in filled and _CODED.search(name))
+    return {"tensors": len(files), "equal": equal, "differ": differ, "unfilled": unfilled}
+
+
+def _unequal(held: torch.Tensor, parts: Sequence[torch.Tensor]) -> str | None:
+    """Return why a parameter is not its parts, joined along an axis or beside each other, or None."""
+    parts = [cast if torch.equal((cast := part.to(held.dtype)).to(part.dtype), part) else part for part in parts]
+    shapes = {part.shape for part in parts}
+    joined = [torch.cat(parts)] if parts[0].ndim and len({shape[1:] for shape in shapes}) == 1 else []
+    beside = [torch.stack(parts)] if len(shapes) == 1 else []
+    for whole in (*joined, *beside, parts[-1]):
+        # Experts in packed integers lie the other way round, and vocabularies are padded.
+        held = held[: len(whole)] if whole.ndim == 2 and whole.shape[1:] == held.shape[1:] else held
+        for turned in (whole, whole.transpose(-1, -2)) if whole.ndim > 1 else (whole,):
+            if turned.numel() == held.numel() and torch.equal(_bits(turned.reshape(held.shape)), _bits(held)):
+                return None
+    listed = " and ".join(str(list(part.shape)) for part in parts)
+    return f"{list(held.shape)} {held.dtype} does not hold {listed} {parts[0].dtype}"
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8)
+
+
+def main() -> None:
+    """Do one of the three, and write what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("logits", "embeddings", "weights"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tokens", type=Path, help="JSON: lists of token ids")
+    parser.add_argument("--cache", default="auto")
+    args = parser.parse_args()
+    if args.what == "weights":
+        args.out.write_text(json.dumps(compared(loaded(args.folder), args.folder)))
+        return
+    tokens = json.loads(args.tokens.read_text())
+    if args.what == "logits":
+        found = logits_of(args.folder, torch.tensor(tokens), cache=args.cache)
+    else:
+        found = embeddings_of(args.folder, tokens)
+    save_file({"values": found}, args.out)
+
+
+if __name__ == "__main__":
+    main()

