@@ -201,7 +201,9 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
 
 def _unequal(held: torch.Tensor, parts: Sequence[torch.Tensor]) -> str | None:
     """Return why a parameter is not its parts, joined along an axis or beside each other, or None."""
-    parts = [cast if torch.equal((cast := part.to(held.dtype)).to(part.dtype), part) else part for part in parts]
+    parts = [
+        cast if torch.equal((cast := part.to(held.dtype)).to(part.dtype), part) else part for part in parts
+    ]
     shapes = {part.shape for part in parts}
     joined = [torch.cat(parts)] if parts[0].ndim and len({shape[1:] for shape in shapes}) == 1 else []
     beside = [torch.stack(parts)] if len(shapes) == 1 else []
@@ -221,7 +223,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     """Do one of the three, and write what came out."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("logits", "embeddings", "weights"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)

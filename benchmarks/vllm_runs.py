@@ -195,7 +195,9 @@ def reason_of(text: str) -> str:
     """Return why a program ended: the lines of its last exception."""
     lines = [line.removeprefix("[rank0]: ") for line in text.rstrip().splitlines()]
     lines = [line for line in lines if not line.startswith("[W")]
-    starts = [number for number, line in enumerate(lines) if line.partition(":")[0].endswith(("Error", "Exception"))]
+    starts = [
+        number for number, line in enumerate(lines) if line.partition(":")[0].endswith(("Error", "Exception"))
+    ]
     return " ".join(" ".join(lines[starts[-1] :]).split())[:400] if starts else last_line(text)
 
 
@@ -247,10 +249,14 @@ def figures_of(row: Row, work: Path, limit: float) -> dict[str, Any]:
         assert isinstance(theirs, torch.Tensor)
         ids = json.loads(tokens.read_text())
         if what == "embeddings":
-            found |= of_embeddings(theirs, *(by_bert(decoded, ids, d) for d in (torch.bfloat16, torch.float32)))
+            found |= of_embeddings(
+                theirs, *(by_bert(decoded, ids, d) for d in (torch.bfloat16, torch.float32))
+            )
         else:
             windows = torch.tensor(ids)
-            ours, exact = (by_transformers(decoded, windows, dtype=d) for d in (torch.bfloat16, torch.float32))
+            ours, exact = (
+                by_transformers(decoded, windows, dtype=d) for d in (torch.bfloat16, torch.float32)
+            )
             found |= of_logits(theirs, ours, exact, windows)
     return found | {"seconds": round(time.time() - started)}
 
@@ -261,7 +267,9 @@ def of_embeddings(theirs: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor)
     return {"cosine": float(cosine(theirs, ours).min()), "rounding": float(cosine(ours, exact).min())}
 
 
-def of_logits(theirs: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor, tokens: torch.Tensor) -> dict[str, Any]:
+def of_logits(
+    theirs: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor, tokens: torch.Tensor
+) -> dict[str, Any]:
     """Return how far logits are apart, as a whole and prompt by prompt."""
 
     def rms(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -313,7 +321,9 @@ def run_rows(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("figures", type=Path, metavar="FIGURES.json", help="where every figure goes")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="rows whose words contain one")
     parser.add_argument("--again", action="store_true", help="also rows that have figures")

@@ -61,9 +61,7 @@ def tokenizer_of(name: str) -> str:
     return {"bert": "word_pieces", **sentencepiece}.get(name, "byte_level")
 
 
-def write(
-    folder: Path, name: str, *, dtype: torch.dtype = torch.bfloat16, **sizes: Any
-) -> torch.nn.Module:
+def write(folder: Path, name: str, *, dtype: torch.dtype = torch.bfloat16, **sizes: Any) -> torch.nn.Module:
     """Write a checkpoint of a tiny model of a family, and return the model.
 
     sizes: of its configuration, in place of the usual ones.
