@@ -1,9 +1,9 @@
-"""vLLM on a CPU, in this process: logits and embeddings of a checkpoint, and its parameters as they are loaded.
+"""vLLM on a CPU, in this process: logits and embeddings of a checkpoint, and how its weights are loaded.
 
     python vllm_engine.py logits|embeddings|weights FOLDER OUT [--tokens FILE] [--cache DTYPE]
 
-This is a program of its own, because vLLM 0.32 ends with an AttributeError where llvmlite was imported before it.
-benchmarks/vllm_runs.py starts it.
+This is a program of its own, because vLLM 0.32 ends with an AttributeError where llvmlite was imported
+before it. benchmarks/vllm_runs.py starts it.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def places_in(model: torch.nn.Module, names: Sequence[str]) -> Iterator[tuple[st
 def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
     """Return how the parameters of a model of vLLM are those of the files of a folder.
 
-    tensors: of the files. equal: how many of them a parameter holds, bit for bit, in its place among the tensors
-    that vLLM joins. differ: the others, and why. unfilled: quantized parameters that no file has.
+    tensors: of the files. equal: how many of them a parameter holds, bit for bit, in its place among the
+    tensors that vLLM joins. differ: the others, and why. unfilled: quantized parameters that no file has.
     """
     files: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):

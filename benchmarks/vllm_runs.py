@@ -1,25 +1,24 @@
 """Run what zeropoint writes in vLLM on a CPU: `python benchmarks/vllm_runs.py FIGURES.json [--record]`.
 
-In the environment benchmarks/.engines-vllm (benchmarks/engines.sh). Each row quantizes a model, loads the result in
-vLLM in bfloat16 and compares logits, prompt by prompt, with a run of transformers on the weights that zeropoint
-decodes from the same file, in bfloat16. `rms` is the root mean square of the differences of all logits between the
-two, `rounding` the same between transformers in bfloat16 and in float32: bfloat16 alone explains differences up to
-about this. Where vLLM quantizes inputs or the cache as well, the difference is of that, too. MiniLM gives
-embeddings, of which the least cosine is compared.
+In the environment benchmarks/.engines-vllm (benchmarks/engines.sh). Each row quantizes a model, loads the
+result in vLLM in bfloat16 and compares logits, prompt by prompt, with a run of transformers on the weights
+that zeropoint decodes from the same file, in bfloat16. `rms` is the root mean square of the differences of
+all logits between the two, `rounding` the same between transformers in bfloat16 and in float32: bfloat16
+alone explains differences of about this size. Where vLLM quantizes inputs or the cache as well, that differs, too.
+Of MiniLM the least cosine of embeddings is compared.
 
-What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for bit,
-with the parameter that holds it before vLLM lays it out for a kernel.
+What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for
+bit, with the parameter that holds it before vLLM lays it out for a kernel.
 
 Models: SmolLM2-135M and MiniLM from packages, and tiny ones of random weights (tests/oracles/tiny_models.py).
-Figures are in FIGURES.json as soon as a row ends; another call runs what is not there. `--record` writes them into
-src/zeropoint/codecs/vllm_runs.json, from which `zeropoint plan` takes what it says of vLLM, and into
-docs/evidence/tables/vllm_runs.csv.
+Figures are in FIGURES.json as soon as a row ends; another call runs what is not there. `--record` writes the
+answers into src/zeropoint/codecs/vllm_runs.json, from which `zeropoint plan` takes what it says of vLLM, and
+the figures into docs/evidence/tables/vllm_runs.csv.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -50,6 +49,7 @@ SENTENCES = (
     "Rounding to the nearest of sixteen numbers", "Is it going to rain tomorrow?", "fox",
 )  # fmt: skip
 MINILM = "minilm"
+DTYPES = torch.bfloat16, torch.float32
 RECORD = HERE.parent / "src" / "zeropoint" / "codecs" / "vllm_runs.json"
 TABLE = HERE.parent / "docs" / "evidence" / "tables" / "vllm_runs.csv"
 SIZES = {
@@ -57,8 +57,8 @@ SIZES = {
     "max_position_embeddings": 1024,
 }  # fmt: skip
 TINY: dict[str, dict[str, Any]] = {
-    "qwen3": SIZES, "gemma3": {**SIZES, "query_pre_attn_scalar": 64}, "qwen3_moe": {**SIZES, "moe_intermediate_size": 128},
-    "mixtral": {**SIZES, "intermediate_size": 256},
+    "qwen3": SIZES, "gemma3": {**SIZES, "query_pre_attn_scalar": 64},
+    "qwen3_moe": {**SIZES, "moe_intermediate_size": 128}, "mixtral": {**SIZES, "intermediate_size": 256},
 }  # fmt: skip
 
 
@@ -66,8 +66,8 @@ TINY: dict[str, dict[str, Any]] = {
 class Row:
     """A model in a scheme and a layout.
 
-    recipe: rules in place of the scheme, which then names them. calibrated: whether the scheme takes text. cache:
-    whether scales of a float8 cache are added. options: more for :func:`zeropoint.quantize_checkpoint`.
+    recipe: rules in place of the scheme, which then names them. calibrated: whether the scheme takes text.
+    cache: whether scales of a float8 cache are added. options: more for `zp.quantize_checkpoint`.
     """
 
     model: str
@@ -130,8 +130,8 @@ ROWS = (
         Row(model=model, scheme=scheme)
         for model in ("qwen3", "qwen3_moe")
         for scheme in (
-            "w8a16", "int8:channel", "int3:g128", "w4a8", "nvfp4a16", "mxfp4a16", "mxfp4", "mxfp8", "mxfp8a16", "fp8_block",
-            "float8_e4m3fn:channel",
+            "w8a16", "int8:channel", "int3:g128", "w4a8", "nvfp4a16", "mxfp4a16", "mxfp4", "mxfp8",
+            "mxfp8a16", "fp8_block", "float8_e4m3fn:channel",
         )
     ),
     Row(model="qwen3", scheme="nvfp4", calibrated=True),
@@ -140,7 +140,10 @@ ROWS = (
         Row(model="qwen3", scheme=scheme, layout="modelopt")
         for scheme in ("fp8_dynamic", "nvfp4a16", "w4a16", "mxfp8")
     ),
-    *(Row(model="qwen3", scheme=scheme, layout="quark") for scheme in ("int4:g128", "w8a8", "fp8_dynamic", "mxfp4")),
+    *(
+        Row(model="qwen3", scheme=scheme, layout="quark")
+        for scheme in ("int4:g128", "w8a8", "fp8_dynamic", "mxfp4")
+    ),
     *(Row(model="qwen3", scheme=scheme, layout="torchao") for scheme in ("int8wo", "float8wo", "int4wo")),
     Row(model="qwen3", scheme="nf4", layout="bitsandbytes"),
     Row(model="qwen3", scheme="llm_int8", layout="llm-int8"),
@@ -195,10 +198,10 @@ def reason_of(text: str) -> str:
     """Return why a program ended: the lines of its last exception."""
     lines = [line.removeprefix("[rank0]: ") for line in text.rstrip().splitlines()]
     lines = [line for line in lines if not line.startswith("[W")]
-    starts = [
+    said = [
         number for number, line in enumerate(lines) if line.partition(":")[0].endswith(("Error", "Exception"))
     ]
-    return " ".join(" ".join(lines[starts[-1] :]).split())[:400] if starts else last_line(text)
+    return " ".join(" ".join(lines[said[-1] :]).split())[:400] if said else last_line(text)
 
 
 def by_bert(folder: Path, texts: list[list[int]], dtype: torch.dtype) -> torch.Tensor:
@@ -281,8 +284,8 @@ def of_logits(
         "apart": float((theirs - ours).abs().max()),
         "same": float((theirs.argmax(-1) == ours.argmax(-1)).double().mean()),
         "prompts": [
-            [*(perplexity(each[n : n + 1], tokens[n : n + 1]) for each in (theirs, ours)), rms(theirs[n], ours[n])]
-            for n in range(len(tokens))
+            [perplexity(one, ids), perplexity(other, ids), rms(one, other)]
+            for one, other, ids in zip(*(each.split(1) for each in (theirs, ours, tokens)), strict=True)
         ],
     }  # fmt: skip
 

@@ -154,8 +154,9 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
             quality=None if quality is None else quality.value, calibration=calibration, samples=samples,
             length=length, imatrix=imatrix,
             statistics=statistics or (), include=include or (), ignore=ignore or (), strict=strict,
-            fit=fit, force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, workers=workers,
-            max_memory=max_memory, device=device, overwrite=overwrite, restart=restart, break_lock=break_lock,
+            fit=fit, force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept,
+            workers=workers, max_memory=max_memory, device=device, overwrite=overwrite, restart=restart,
+            break_lock=break_lock,
             if_exists=if_exists.value, executor=executor.value, address=address, spool=spool,
             report=report, progress=True,
         )  # fmt: skip

@@ -40,7 +40,8 @@ from .smaller_groups import SmallerGroups, group_of, why_none
 class TensorDecision:
     """What happens to one tensor: quantized to ``layer`` by ``method``, or kept where that is None.
 
-    why: where it comes from. reason: in words. fitted: whether ``layer`` has a smaller group than was asked for.
+    why: where it comes from. reason: in words. fitted: whether ``layer`` has a smaller group than was asked
+    for.
     """
 
     entry: TensorEntry
@@ -257,7 +258,7 @@ def describe(decision: TensorDecision) -> str:
 
 
 def remarks(decisions: Iterable[TensorDecision]) -> Iterator[str]:
-    """Yield a sentence for each reason why linear weights are not quantized as asked, though no option says so."""
+    """Yield a sentence for each reason why linear weights are kept, or get a smaller group, unasked."""
     found: dict[str, list[TensorDecision]] = {}
     for decision in decisions:
         if decision.kept_by_default or decision.fitted:
