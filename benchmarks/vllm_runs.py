@@ -4,7 +4,8 @@ In the environment benchmarks/.engines-vllm (benchmarks/engines.sh). Each row qu
 result in vLLM in bfloat16 and compares logits, prompt by prompt, with a run of transformers on the weights
 that zeropoint decodes from the same file, in bfloat16. `rms` is the root mean square of the differences of
 all logits between the two, `rounding` the same between transformers in bfloat16 and in float32: bfloat16
-alone explains differences of about this size. Where vLLM quantizes inputs or the cache as well, that differs, too.
+alone explains differences of about this size. Where vLLM quantizes inputs or the cache as well, that
+differs, too.
 Of MiniLM the least cosine of embeddings is compared.
 
 What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for
