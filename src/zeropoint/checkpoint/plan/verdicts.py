@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...architectures import is_expert, is_transposed, is_usual_expert, splits_experts
+from ...architectures import is_expert, is_transposed, is_usual_expert, model_type, splits_experts
 from ...codecs.containers import CONTAINERS
 from ...codecs.engine_architectures import of_architecture, of_diffusers
-from ...codecs.engines import DIFFUSERS, EngineRule, Facts, Loads
+from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
+from ...codecs.vllm_runs import LOADED, RAN, answer_to, release
 from ...errors import CheckpointError, option
 from ...loaded_names import is_installed, is_joined, loaded_parameters
 from ..choose.fused_layers import split_sets
@@ -118,7 +119,22 @@ def _verdict(engine: str, rule: EngineRule, facts: Facts, *, alone: bool) -> Ver
     found.sort(key=lambda problem: -_WORST.index(problem[0]))
     loads, reason = next(iter(found), (Loads.YES, "reads every layout in it"))
     checked = engine == _CHECKED and loads is not Loads.UNCHECKED
+    if engine == VLLM and loads is not Loads.NO:
+        loads, reason, checked = _seen(facts, loads, reason)
     return Verdict(engine=engine, loads=loads, reason=reason, checked=checked)
+
+
+def _seen(facts: Facts, loads: Loads, reason: str) -> tuple[Loads, str, bool]:
+    """Return what vLLM did with such a checkpoint on a CPU, and whether it was tried; else what is given."""
+    layout, which = facts.layers[0].codec.name if facts.layers else "", f"{VLLM} {release()}"
+    answer = answer_to(model_type(facts.family), layout, facts.layers)
+    if answer is None:
+        return loads, reason, False
+    if answer == RAN:
+        return Loads.YES, f"{which} ran it on a CPU", True
+    if answer == LOADED:
+        return loads, f"{reason}; {which} loaded its weights, and has no kernel for a CPU", False
+    return Loads.NO, f"{which}: {answer.partition(': ')[2]}", True
 
 
 _WORST = (Loads.YES, Loads.PARTLY, Loads.UNCHECKED, Loads.NO)
