@@ -4,9 +4,9 @@ In the environment benchmarks/.engines-vllm (benchmarks/engines.sh). Each row qu
 result in vLLM in bfloat16 and compares logits, prompt by prompt, with a run of transformers on the weights
 that zeropoint decodes from the same file, in bfloat16. `rms` is the root mean square of the differences of
 all logits between the two, `rounding` the same between transformers in bfloat16 and in float32: bfloat16
-alone explains differences of about this size. Where vLLM quantizes inputs or the cache as well, that
-differs, too.
-Of MiniLM the least cosine of embeddings is compared.
+alone explains differences of about this size. Where inputs are quantized as well, `file` compares with
+transformers on the file itself, which quantizes them, too. Of MiniLM the least cosine of embeddings is
+compared.
 
 What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for
 bit, with the parameter that holds it before vLLM lays it out for a kernel.
@@ -221,10 +221,10 @@ def by_bert(folder: Path, texts: list[list[int]], dtype: torch.dtype) -> torch.T
     return torch.nn.functional.normalize(torch.stack(found), dim=-1)
 
 
-def write(row: Row, floats: Path, work: Path) -> tuple[Path, Path, float]:
-    """Write the codes of a row and the floats they stand for, and return where they are, and the bits."""
+def write(row: Row, floats: Path, work: Path) -> tuple[Path, Path, zp.CheckpointPlan | None]:
+    """Write the codes of a row and the floats they stand for, and return where they are, and the plan."""
     if row.scheme == FLOATS:
-        return floats, floats, 16
+        return floats, floats, None
     codes, decoded = work / "codes", work / "decoded"
     text = work.parent / "text.txt"
     if not text.exists():
@@ -238,7 +238,7 @@ def write(row: Row, floats: Path, work: Path) -> tuple[Path, Path, float]:
         zp.add_kv_scales(codes, work / "cache", text, samples=4, length=128)
         codes = work / "cache"
     zp.dequantize_checkpoint(codes, decoded, dtype="float32")
-    return codes, decoded, result.plan.bits_per_value
+    return codes, decoded, result.plan
 
 
 def figures_of(row: Row, work: Path, limit: float) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def figures_of(row: Row, work: Path, limit: float) -> dict[str, Any]:
     floats, tokens = prepared(row.model, work)
     started = time.time()
     with tempfile.TemporaryDirectory(prefix="row-", dir=work) as folder:
-        codes, decoded, bits = write(row, floats, Path(folder))
-        found: dict[str, Any] = {"bits": bits}
+        codes, decoded, plan = write(row, floats, Path(folder))
+        found: dict[str, Any] = {"bits": 16 if plan is None else plan.bits_per_value}
         what = "embeddings" if row.model == MINILM else "logits"
         cache = {"cache": "fp8"} if row.cache else {}
         try:
@@ -259,15 +259,14 @@ def figures_of(row: Row, work: Path, limit: float) -> dict[str, Any]:
         assert isinstance(theirs, torch.Tensor)
         ids = json.loads(tokens.read_text())
         if what == "embeddings":
-            found |= of_embeddings(
-                theirs, *(by_bert(decoded, ids, d) for d in (torch.bfloat16, torch.float32))
-            )
+            found |= of_embeddings(theirs, *(by_bert(decoded, ids, dtype) for dtype in DTYPES))
         else:
             windows = torch.tensor(ids)
-            ours, exact = (
-                by_transformers(decoded, windows, dtype=d) for d in (torch.bfloat16, torch.float32)
-            )
+            ours, exact = (by_transformers(decoded, windows, dtype=dtype) for dtype in DTYPES)
             found |= of_logits(theirs, ours, exact, windows)
+            if plan is not None and any(layer.input is not None for layer in plan.layers):
+                file = by_transformers(codes, windows, dtype=torch.bfloat16)  # which rounds inputs, too
+                found |= {"file": {"perplexity": perplexity(file, windows), "rms": rms(theirs, file)}}
     return found | {"seconds": round(time.time() - started)}
 
 
@@ -277,14 +276,15 @@ def of_embeddings(theirs: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor)
     return {"cosine": float(cosine(theirs, ours).min()), "rounding": float(cosine(ours, exact).min())}
 
 
+def rms(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the root mean square of the differences of logits."""
+    return float((one - other).double().square().mean().sqrt())
+
+
 def of_logits(
     theirs: torch.Tensor, ours: torch.Tensor, exact: torch.Tensor, tokens: torch.Tensor
 ) -> dict[str, Any]:
     """Return how far logits are apart, as a whole and prompt by prompt."""
-
-    def rms(one: torch.Tensor, other: torch.Tensor) -> float:
-        return float((one - other).double().square().mean().sqrt())
-
     return {
         "perplexity": perplexity(theirs, tokens), "ours": perplexity(ours, tokens),
         "rms": rms(theirs, ours), "rounding": rms(ours, exact), "spread": float(exact.double().std()),
