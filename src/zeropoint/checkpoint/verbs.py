@@ -112,8 +112,7 @@ def plan_checkpoint(
         open_source(source), to, recipe=recipe, format=format,
         method=one_name(method, quality, has_data=True),
         selection=selection_of(
-            include, ignore, strict=strict, fit=fit, dequantize_first=dequantize_first,
-            dequantize_kept=dequantize_kept,
+            include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
         ),
         limits=Limits.default(workers, max_memory),
     )  # fmt: skip
@@ -206,8 +205,7 @@ def dequantize_checkpoint(
     """
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
-        executor=executor, address=address,
-        spool=spool, progress=progress,
+        executor=executor, address=address, spool=spool, progress=progress,
     )  # fmt: skip
     writing.require_target(out)
     selection = Selection(dequantize=DequantizePolicy.EVERY, floats=_float(dtype))

@@ -329,9 +329,8 @@ def quantize_checkpoint(
     target, limits = writing.require_target(out), Limits.default(workers, max_memory, device)
     limits.require_model(runs=budget is None or data is not None or what.runs_model)
     selection = selection_of(
-        include, ignore, strict=strict, fit=fit, dequantize_first=dequantize_first,
-        dequantize_kept=dequantize_kept,
-    )  # fmt: skip
+        include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
+    )
     if budget is None:
         made = planned(
             open_source(source), to, recipe=recipe, plan=plan, format=format, method=method,

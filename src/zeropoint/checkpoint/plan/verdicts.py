@@ -12,9 +12,9 @@ import torch
 from ...architectures import is_expert, is_transposed, is_usual_expert, model_type, splits_experts
 from ...codecs.containers import CONTAINERS
 from ...codecs.engine_architectures import of_architecture, of_diffusers
+from ...codecs.engine_runs import LOADED, RAN, answer_to, release
 from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
-from ...codecs.vllm_runs import LOADED, RAN, answer_to, release
 from ...errors import CheckpointError, option
 from ...loaded_names import is_installed, is_joined, loaded_parameters
 from ..choose.fused_layers import split_sets
