@@ -2,11 +2,10 @@
 
 In the environment benchmarks/.engines-vllm (benchmarks/engines.sh). Each row quantizes a model, loads the
 result in vLLM in bfloat16 and compares logits, prompt by prompt, with a run of transformers on the weights
-that zeropoint decodes from the same file, in bfloat16. `rms` is the root mean square of the differences of
-all logits between the two, `rounding` the same between transformers in bfloat16 and in float32: bfloat16
-alone explains differences of about this size. Where inputs are quantized as well, `inputs` is how far
-transformers is apart on the file itself, which quantizes them, too. Of MiniLM the least cosine of embeddings
-is compared.
+that zeropoint decodes from the same file, in bfloat16; where inputs are quantized as well, on the file
+itself. `rms` is the root mean square of the differences of all logits between the two, `rounding` the same
+between transformers in bfloat16 and in float32: differences of this size are of bfloat16 (which a rounding of
+inputs to few bits makes larger). Of MiniLM the least cosine of embeddings is compared.
 
 What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for
 bit, with the parameter that holds it before vLLM lays it out for a kernel.
@@ -50,8 +49,10 @@ from tests.oracles import tiny_models  # noqa: E402
 
 import zeropoint as zp  # noqa: E402
 from zeropoint.architectures import model_type  # noqa: E402
+from zeropoint.checkpoint.plan.verdicts import verdicts  # noqa: E402
 from zeropoint.codecs.engine_runs import LOADED, RAN, REFUSED, VllmRun, ways  # noqa: E402
 from zeropoint.codecs.engine_runs import TABLE as RECORD  # noqa: E402
+from zeropoint.codecs.engines import TRANSFORMERS, Loads  # noqa: E402
 
 WINDOW, WINDOWS = 256, 2
 SENTENCES = (
@@ -275,6 +276,12 @@ def write(row: Row, floats: Path, work: Path) -> tuple[Path, Path, zp.Checkpoint
     return codes, decoded, result.plan
 
 
+def rounds_inputs(plan: zp.CheckpointPlan) -> bool:
+    """Return whether transformers runs the file of a plan and quantizes inputs, as vLLM does."""
+    read = next(each.loads for each in verdicts(plan) if each.engine == TRANSFORMERS)
+    return read is Loads.YES and any(layer.input is not None for layer in plan.layers)
+
+
 def figures_of(row: Row, work: Path, vllm: Vllm) -> dict[str, Any]:
     """Return the figures of a row: those of a run, or why there is none, and how its weights are loaded."""
     floats, tokens = prepared(row.model, work)
@@ -295,11 +302,10 @@ def figures_of(row: Row, work: Path, vllm: Vllm) -> dict[str, Any]:
             found |= of_embeddings(theirs, *(by_bert(decoded, ids, dtype) for dtype in DTYPES))
         else:
             windows = torch.tensor(ids)
-            ours, exact = (by_transformers(decoded, windows, dtype=dtype) for dtype in DTYPES)
+            found["inputs"] = plan is not None and rounds_inputs(plan)
+            compared = codes if found["inputs"] else decoded
+            ours, exact = (by_transformers(compared, windows, dtype=dtype) for dtype in DTYPES)
             found |= of_logits(theirs, ours, exact, windows)
-            if plan is not None and any(layer.input is not None for layer in plan.layers):
-                file = by_transformers(codes, windows, dtype=torch.bfloat16)  # which rounds inputs, too
-                found |= {"file": perplexity(file, windows), "inputs": rms(file, ours)}
     return found | {"seconds": round(time.time() - started)}
 
 
