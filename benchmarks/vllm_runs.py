@@ -2,10 +2,10 @@
 
 In the environment benchmarks/.engines-vllm (benchmarks/engines.sh). Each row quantizes a model, loads the
 result in vLLM in bfloat16 and compares logits, prompt by prompt, with a run of transformers on the weights
-that zeropoint decodes from the same file, in bfloat16; where inputs are quantized as well, on the file
-itself. `rms` is the root mean square of the differences of all logits between the two, `rounding` the same
-between transformers in bfloat16 and in float32: differences of this size are of bfloat16 (which a rounding of
-inputs to few bits makes larger). Of MiniLM the least cosine of embeddings is compared.
+that zeropoint decodes from the same file, in bfloat16; where inputs or the cache are quantized as well, on
+the file itself. `rms` is the root mean square of the differences of all logits between the two, `rounding`
+the same between transformers in bfloat16 and in float32: differences of this size are of bfloat16 (which a
+rounding of inputs to few bits makes larger). Of MiniLM the least cosine of embeddings is compared.
 
 What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for
 bit, with the parameter that holds it before vLLM lays it out for a kernel.
@@ -302,8 +302,8 @@ def figures_of(row: Row, work: Path, vllm: Vllm) -> dict[str, Any]:
             found |= of_embeddings(theirs, *(by_bert(decoded, ids, dtype) for dtype in DTYPES))
         else:
             windows = torch.tensor(ids)
-            found["inputs"] = plan is not None and rounds_inputs(plan)
-            compared = codes if found["inputs"] else decoded
+            found["file"] = row.cache or (plan is not None and rounds_inputs(plan))
+            compared = codes if found["file"] else decoded
             ours, exact = (by_transformers(compared, windows, dtype=dtype) for dtype in DTYPES)
             found |= of_logits(theirs, ours, exact, windows)
     return found | {"seconds": round(time.time() - started)}
@@ -392,7 +392,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     out = io.StringIO()
     write_row = csv.writer(out, lineterminator="\n").writerow
     write_row((
-        "Model", "Layout", "Scheme", "Bits", "vLLM on a CPU", "Perplexity", "Of our floats", "Apart (rms)",
+        "Model", "Layout", "Scheme", "Bits", "vLLM on a CPU", "Perplexity", "Of transformers", "Apart (rms)",
         "bfloat16 from float32 (rms)", "Same token",
     ))  # fmt: skip
     for row in rows:
