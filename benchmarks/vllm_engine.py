@@ -206,17 +206,19 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
 
 def _unequal(held: torch.Tensor, parts: Sequence[torch.Tensor]) -> str | None:
     """Return why a parameter is not its parts, joined along an axis or stacked, or None."""
-    parts = [
-        cast if torch.equal((cast := part.to(held.dtype)).to(part.dtype), part) else part for part in parts
-    ]
+    # Of the shapes of layers that it joins, vLLM keeps the last.
+    parts = parts[-1:] if parts[0].dtype is torch.int64 else parts
+    casts = [part.to(held.dtype) for part in parts]
+    exact = [torch.equal(cast.double(), part.double()) for cast, part in zip(casts, parts, strict=True)]
+    parts = [cast if same else part for cast, part, same in zip(casts, parts, exact, strict=True)]
     shapes = {part.shape for part in parts}
     joined = [torch.cat(parts)] if parts[0].ndim and len({shape[1:] for shape in shapes}) == 1 else []
     stacked = [torch.stack(parts)] if len(shapes) == 1 else []
-    for whole in (*joined, *stacked, parts[-1]):
+    for whole in (*joined, *stacked):
         # Experts in packed integers lie the other way round, and vocabularies are padded.
-        held = held[: len(whole)] if whole.ndim == 2 and whole.shape[1:] == held.shape[1:] else held
+        rows = held[: len(whole)] if whole.ndim == 2 and whole.shape[1:] == held.shape[1:] else held
         for laid in (whole, whole.transpose(-1, -2)) if whole.ndim > 1 else (whole,):
-            if laid.numel() == held.numel() and torch.equal(_bits(laid.reshape(held.shape)), _bits(held)):
+            if laid.numel() == rows.numel() and torch.equal(_bits(laid.reshape(rows.shape)), _bits(rows)):
                 return None
     listed = " and ".join(str(list(part.shape)) for part in parts)
     return f"{list(held.shape)} {held.dtype} does not hold {listed} {parts[0].dtype}"
