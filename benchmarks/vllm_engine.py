@@ -158,7 +158,9 @@ def places_in(model: torch.nn.Module, names: Sequence[str]) -> Iterator[tuple[st
         for whole, parts in getattr(model, "packed_modules_mapping", {}).items()
         for place, part in enumerate(parts)
     }
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    from vllm.model_executor.model_loader.weight_utils import maybe_remap_kv_scale_name
+
+    mapper, parameters = getattr(model, "hf_to_vllm_mapper", None), dict(model.named_parameters())
     for name in names:
         target, expert, place = name, None, 0
         if match := _EXPERT.fullmatch(name):
@@ -169,7 +171,7 @@ def places_in(model: torch.nn.Module, names: Sequence[str]) -> Iterator[tuple[st
             target = f"{match[1]}{whole}{match[3]}"
         mapped = target if mapper is None else mapper._map_name(target)
         if mapped is not None:
-            yield name, mapped, expert, place
+            yield name, maybe_remap_kv_scale_name(mapped, parameters) or mapped, expert, place
 
 
 def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:

@@ -103,6 +103,11 @@ rules:
 - {name: '*.layers.0.*', preset: 'int4:g32:asym'}
 default: int4:g64
 """
+APART = """
+rules:
+- {name: '*experts*', keep: experts}
+default: w4a16
+"""
 FLOATS = "floats"
 ROWS = (
     *(
@@ -131,6 +136,7 @@ ROWS = (
         for model in ("qwen3_moe", "mixtral")
         for scheme in (FLOATS, "w4a16", "w4a16_asym", "w8a8", "fp8_dynamic")
     ),
+    *(Row(model=model, scheme="experts apart", recipe=APART) for model in ("qwen3_moe", "mixtral")),
     *(
         Row(model=MINILM, scheme=scheme)
         for scheme in (FLOATS, "int4:g64", "int4:g64:asym", "int4:g128", "w8a8", "fp8_dynamic")
