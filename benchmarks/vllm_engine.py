@@ -14,6 +14,7 @@ import argparse
 import importlib
 import json
 import os
+import pkgutil
 import re
 import signal
 import sys
@@ -119,11 +120,15 @@ class _LoadedError(Exception):
 
 def loaded(folder: Path, **options: Any) -> torch.nn.Module:
     """Return the model of vLLM with weights as they are loaded, before they are laid out for a kernel."""
+    from vllm.model_executor.layers.fused_moe import oracle
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
     from vllm.model_executor.model_loader import base_loader
 
+    # What chooses kernels is replaced in modules that are there.
     for method in QUANTIZATION_METHODS:
-        get_quantization_config(method)  # whose modules then have the functions that choose kernels
+        get_quantization_config(method)
+    for module in pkgutil.iter_modules(oracle.__path__, f"{oracle.__name__}."):
+        importlib.import_module(module.name)
     found: list[torch.nn.Module] = []
 
     def stop(model: torch.nn.Module, *_: Any) -> None:
@@ -178,7 +183,8 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
     """Return how the parameters of a model of vLLM are those of the files of a folder.
 
     tensors: of the files. equal: how many of them a parameter holds, bit for bit, in its place among the
-    tensors that vLLM joins. differ: the others, and why. unfilled: quantized parameters that no file has.
+    tensors that vLLM joins. differ: the others, and why. unfilled: quantized parameters that no file has, those of
+    inputs where files have some.
     """
     files: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -202,7 +208,12 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
         else:
             differ |= dict.fromkeys(members.values(), f"{target}: {problem}")
     filled = {target for target, _ in taken}
-    unfilled = sorted(name for name in parameters if name not in filled and _CODED.search(name))
+    with_inputs = any("input" in name for name in files)
+    unfilled = sorted(
+        name
+        for name in parameters
+        if name not in filled and _CODED.search(name) and (with_inputs or "input" not in name)
+    )
     return {"tensors": len(files), "equal": equal, "differ": differ, "unfilled": unfilled}
 
 

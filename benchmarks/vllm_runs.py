@@ -2,10 +2,11 @@
 
 In the environment benchmarks/.engines-vllm (benchmarks/engines.sh). Each row quantizes a model, loads the
 result in vLLM in bfloat16 and compares logits, prompt by prompt, with a run of transformers on the weights
-that zeropoint decodes from the same file, in bfloat16; where inputs or the cache are quantized as well, on
-the file itself. `rms` is the root mean square of the differences of all logits between the two, `rounding`
-the same between transformers in bfloat16 and in float32: differences of this size are of bfloat16 (which a
-rounding of inputs to few bits makes larger). Of MiniLM the least cosine of embeddings is compared.
+that zeropoint decodes from the same file, in bfloat16; where inputs are quantized as well, on the file itself
+(or what `convert` makes of it), and with a float8 cache on keys and values that are cut as vLLM cuts them.
+`rms` is the root mean square of the differences of all logits between the two, `rounding` the same between
+transformers in bfloat16 and in float32: differences of this size are of bfloat16 (which a rounding of inputs
+to few bits makes larger). Of MiniLM the least cosine of embeddings is compared.
 
 What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for
 bit, with the parameter that holds it before vLLM lays it out for a kernel.
@@ -41,6 +42,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import torch  # noqa: E402
+from cut_cache import logits_with_cut_cache  # noqa: E402
 from engine_rows import by_transformers  # noqa: E402
 from engines import float_model, last_line, perplexity, text_of_python  # noqa: E402
 from facts import machine  # noqa: E402
@@ -154,11 +156,11 @@ ROWS = (
     Row(model="qwen3", scheme="fp8_block", layout="fp8-block"),
     *(
         Row(model="qwen3", scheme=scheme, layout="modelopt")
-        for scheme in ("fp8_dynamic", "nvfp4a16", "w4a16", "mxfp8")
+        for scheme in ("fp8_dynamic", "nvfp4a16", "mxfp8")
     ),
     *(
         Row(model="qwen3", scheme=scheme, layout="quark")
-        for scheme in ("int4:g128", "w8a8", "fp8_dynamic", "mxfp4")
+        for scheme in ("int4:g128", "int8:channel", "fp8_dynamic", "mxfp4")
     ),
     *(Row(model="qwen3", scheme=scheme, layout="torchao") for scheme in ("int8wo", "float8wo", "int4wo")),
     Row(model="qwen3", scheme="hqq_int4", layout="hqq"),
@@ -282,10 +284,22 @@ def write(row: Row, floats: Path, work: Path) -> tuple[Path, Path, zp.Checkpoint
     return codes, decoded, result.plan
 
 
-def rounds_inputs(plan: zp.CheckpointPlan) -> bool:
-    """Return whether transformers runs the file of a plan and quantizes inputs, as vLLM does."""
-    read = next(each.loads for each in verdicts(plan) if each.engine == TRANSFORMERS)
-    return read is Loads.YES and any(layer.input is not None for layer in plan.layers)
+def compared_with(plan: zp.CheckpointPlan | None, codes: Path, decoded: Path) -> Path:
+    """Return what transformers runs: floats, or codes where inputs are quantized and it reads these.
+
+    Other layouts with quantized inputs are converted to compressed-tensors first, their values unchanged.
+    """
+
+    def reads(plan: zp.CheckpointPlan) -> bool:
+        return any(each.engine == TRANSFORMERS and each.loads is Loads.YES for each in verdicts(plan))
+
+    if plan is None or all(layer.input is None for layer in plan.layers):
+        return decoded
+    if reads(plan):
+        return codes
+    converted = codes.with_name("converted")
+    found = zp.convert_checkpoint(codes, converted, "compressed-tensors", force=True, report=False)
+    return converted if reads(found.plan) else decoded
 
 
 def figures_of(row: Row, work: Path, vllm: Vllm) -> dict[str, Any]:
@@ -308,9 +322,12 @@ def figures_of(row: Row, work: Path, vllm: Vllm) -> dict[str, Any]:
             found |= of_embeddings(theirs, *(by_bert(decoded, ids, dtype) for dtype in DTYPES))
         else:
             windows = torch.tensor(ids)
-            found["file"] = row.cache or (plan is not None and rounds_inputs(plan))
-            compared = codes if found["file"] else decoded
-            ours, exact = (by_transformers(compared, windows, dtype=dtype) for dtype in DTYPES)
+            compared = compared_with(plan, codes, decoded)
+            found["file"] = compared is not decoded
+            if row.cache:
+                ours, exact = (logits_with_cut_cache(decoded, codes, windows, dtype) for dtype in DTYPES)
+            else:
+                ours, exact = (by_transformers(compared, windows, dtype=dtype) for dtype in DTYPES)
             found |= of_logits(theirs, ours, exact, windows)
     return found | {"seconds": round(time.time() - started)}
 
