@@ -11,6 +11,7 @@ before it. benchmarks/vllm_runs.py starts it and writes a line of JSON for each 
 from __future__ import annotations
 
 import argparse
+import enum
 import importlib
 import json
 import os
@@ -21,6 +22,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ |= {
@@ -94,6 +96,12 @@ class _NoKernel:
         return _NoKernel()
 
 
+def _marlin(module: ModuleType) -> Any:
+    """Return what a module of vLLM calls Marlin, which is what runs experts on most GPUs, or nothing."""
+    kinds = (kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, enum.Enum))
+    return next((kind["MARLIN"] for kind in kinds if "MARLIN" in kind.__members__), _NoKernel())
+
+
 def _without_kernels() -> None:
     """Let vLLM make layers for which it has no kernel here."""
 
@@ -103,7 +111,7 @@ def _without_kernels() -> None:
                 return choose(*given, **named)
             except (ValueError, NotImplementedError, RuntimeError):
                 if choose.__name__.startswith("select"):
-                    return _NoKernel(), _NoKernel
+                    return _marlin(sys.modules[choose.__module__]), _NoKernel
                 return _NoKernel if choose.__name__.startswith("choose") else _NoKernel()
 
         return chosen
@@ -183,8 +191,8 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
     """Return how the parameters of a model of vLLM are those of the files of a folder.
 
     tensors: of the files. equal: how many of them a parameter holds, bit for bit, in its place among the
-    tensors that vLLM joins. differ: the others, and why. unfilled: quantized parameters that no file has, those of
-    inputs where files have some.
+    tensors that vLLM joins. differ: the others, and why. unfilled: quantized parameters that no file has,
+    those of inputs where files have some.
     """
     files: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
