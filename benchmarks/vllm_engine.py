@@ -215,12 +215,13 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
             equal += len(parts)
         else:
             differ |= dict.fromkeys(members.values(), f"{target}: {problem}")
-    filled = {target for target, _ in taken}
-    with_inputs = any("input" in name for name in files)
+    # Some have two names.
+    filled = {id(parameters[target]) for target, _ in taken if target in parameters}
+    with_inputs = any(re.search(r"input\w*_scale", name) for name in files)
     unfilled = sorted(
         name
         for name in parameters
-        if name not in filled and _CODED.search(name) and (with_inputs or "input" not in name)
+        if id(parameters[name]) not in filled and _CODED.search(name) and (with_inputs or "input" not in name)
     )
     return {"tensors": len(files), "equal": equal, "differ": differ, "unfilled": unfilled}
 

@@ -162,7 +162,7 @@ ROWS = (
         Row(model="qwen3", scheme=scheme, layout="quark")
         for scheme in ("int4:g128", "int8:channel", "fp8_dynamic", "mxfp4")
     ),
-    *(Row(model="qwen3", scheme=scheme, layout="torchao") for scheme in ("int8wo", "float8wo", "int4wo")),
+    *(Row(model="qwen3", scheme=scheme, layout="torchao") for scheme in ("int8wo", "float8wo")),
     Row(model="qwen3", scheme="hqq_int4", layout="hqq"),
     Row(model="smollm2", scheme="fp8_dynamic"),
 )  # fmt: skip
@@ -390,7 +390,8 @@ def answer_of(row: Mapping[str, Any]) -> str:
     weights = row["weights"]
     if weights.get("tensors") == weights.get("equal", -1) and not weights["unfilled"]:
         return LOADED
-    return f"{REFUSED}: {weights.get('failed') or next(iter(weights['differ'].values()))}"
+    reason = weights.get("failed") or next(iter(weights["differ"].values()))
+    return f"{REFUSED}: {reason.partition('. ')[0]}"
 
 
 def recorded(rows: Sequence[Mapping[str, Any]], work: Path) -> Iterator[VllmRun]:
