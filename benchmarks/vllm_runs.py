@@ -51,7 +51,7 @@ from tests.oracles import tiny_models  # noqa: E402
 
 import zeropoint as zp  # noqa: E402
 from zeropoint.architectures import model_type  # noqa: E402
-from zeropoint.checkpoint.plan.verdicts import verdicts  # noqa: E402
+from zeropoint.checkpoint.plan.verdicts import facts_of, verdicts  # noqa: E402
 from zeropoint.codecs.engine_runs import LOADED, RAN, REFUSED, VllmRun, ways  # noqa: E402
 from zeropoint.codecs.engine_runs import TABLE as RECORD  # noqa: E402
 from zeropoint.codecs.engines import TRANSFORMERS, Loads  # noqa: E402
@@ -407,7 +407,7 @@ def recorded(rows: Sequence[Mapping[str, Any]], work: Path) -> Iterator[VllmRun]
         yield VllmRun(
             model_type=model_type(plan.source.config or {}), layout=row.layout,
             scheme=row.recipe or row.scheme,
-            ways=ways(plan.layers), answer=answer_of(figures),
+            ways=ways(facts_of(plan)), answer=answer_of(figures),
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.checkpoint.written import save, weight
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.verdicts import Verdict, verdicts
+from zeropoint.checkpoint.plan.verdicts import Verdict, facts_of, verdicts
 from zeropoint.codecs.engine_runs import LOADED, RAN, REFUSED, SEVERAL, VllmRun, release, runs, ways
 from zeropoint.codecs.engines import VLLM, Loads
 
@@ -53,7 +53,7 @@ def verdict(run: VllmRun, source: Path) -> tuple[Verdict, list[str]]:
     """Return what is said of vLLM, and the ways of the layers."""
     plan = zp.plan_checkpoint(source, run["scheme"], format=run["layout"])
     (found,) = (each for each in verdicts(plan) if each.engine == VLLM)
-    return found, ways(plan.layers)
+    return found, ways(facts_of(plan))
 
 
 def test_the_verdict_agrees_with_every_row(tmp_path: Path) -> None:

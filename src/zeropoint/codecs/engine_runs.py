@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from ..architectures import model_type
 from .block_extents import blocks
+from .engines import Facts
 from .protocol import COLUMNS, ROWS, LayerScheme
 
 TABLE = Path(__file__).with_name("vllm_runs.json")
 RAN, LOADED, REFUSED = "ran", "loaded", "refused"
+_RANK = {RAN: 0, LOADED: 1, REFUSED: 2}
 SEVERAL = "several"
 """The way of checkpoints with more than one scheme."""
 
@@ -73,19 +76,17 @@ def way(layer: LayerScheme) -> str:
     return f"{layer.layout} {weight.element_name} {kind}{zeros}{inputs}"
 
 
-def ways(layers: Sequence[LayerScheme]) -> list[str]:
-    """Return the ways of the layers of a checkpoint."""
-    return [*sorted(set(map(way, layers))), *([SEVERAL] if len(layers) > 1 else [])]
+def ways(facts: Facts) -> list[str]:
+    """Return the ways of the layers of a checkpoint, those of experts apart."""
+    found = {*map(way, facts.layers), *(f"{way(layer)} in experts" for layer in facts.experts)}
+    return [*sorted(found), *([SEVERAL] if len(facts.layers) > 1 else [])]
 
 
-def answer_to(model_type: str, layout: str, layers: Sequence[LayerScheme]) -> str | None:
-    """Return the answer to a checkpoint, or None where nobody tried such a one.
-
-    A checkpoint with several schemes ran where each of them and some other mixture did.
-    """
-    known: dict[str, str] = {}
-    for run in runs():
-        if (run["model_type"], run["layout"]) == (model_type, layout):
-            known |= dict.fromkeys(run["ways"], run["answer"])
-    found = {known.get(each) for each in ways(layers)}
-    return found.pop() if len(found) == 1 else None
+def answer_to(facts: Facts) -> str | None:
+    """Return the answer to a checkpoint whose layers are quantized alike, or None where nobody tried one."""
+    if not facts.layers or facts.unusual_experts:
+        return None
+    alike = model_type(facts.family), facts.layers[0].codec.name, ways(facts)
+    found = (run["answer"] for run in runs() if (run["model_type"], run["layout"], run["ways"]) == alike)
+    # Of several rows, the one that says least.
+    return max(found, key=lambda answer: _RANK[answer.partition(":")[0]], default=None)

@@ -73,7 +73,7 @@ def test_transformers_loads_what_the_table_says(recipe: str, moe: bool, tmp_path
 @pytest.mark.parametrize(
     ("recipe", "engine", "expected", "reason"),
     [
-        ("w4a16", "vLLM", Loads.YES, "reads every layout"),
+        ("w4a8", "vLLM", Loads.YES, "reads every layout"),
         (
             "int3:g64",
             "vLLM",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...architectures import is_expert, is_transposed, is_usual_expert, model_type, splits_experts
+from ...architectures import is_expert, is_transposed, is_usual_expert, splits_experts
 from ...codecs.containers import CONTAINERS
 from ...codecs.engine_architectures import of_architecture, of_diffusers
 from ...codecs.engine_runs import LOADED, RAN, answer_to, release
@@ -40,7 +40,7 @@ class Verdict:
 def verdicts(plan: CheckpointPlan) -> tuple[Verdict, ...]:
     """Return what each engine makes of the result of ``plan``."""
     # Files of other containers say themselves what model they hold.
-    facts, alone = _facts(plan), not CONTAINERS[plan.codec.container].indexed
+    facts, alone = facts_of(plan), not CONTAINERS[plan.codec.container].indexed
     return tuple(
         _verdict(engine, rule, facts, alone=alone)
         for engine, rule in plan.codec.engines.items()
@@ -53,7 +53,7 @@ def refusal(plan: CheckpointPlan) -> str | None:
 
     What one of them does not take may be meant for the other, and what none builds for another program.
     """
-    facts, rules = _facts(plan), plan.codec.engines
+    facts, rules = facts_of(plan), plan.codec.engines
     usual = (engine for engine in rules if engine in plan.codec.usual)
     first, *others = (_verdict(engine, rules[engine], facts, alone=True) for engine in usual)
     refused = first.loads is Loads.NO and all(v.loads in (Loads.NO, Loads.UNCHECKED) for v in others)
@@ -70,7 +70,8 @@ def require_loadable(plan: CheckpointPlan) -> None:
         )
 
 
-def _facts(plan: CheckpointPlan) -> Facts:
+def facts_of(plan: CheckpointPlan) -> Facts:
+    """Return what engines look at in the result of ``plan``."""
     family = plan.source.config or {}
     return Facts(
         family=family,
@@ -125,9 +126,8 @@ def _verdict(engine: str, rule: EngineRule, facts: Facts, *, alone: bool) -> Ver
 
 
 def _seen(facts: Facts, loads: Loads, reason: str) -> tuple[Loads, str, bool]:
-    """Return what vLLM did with such a checkpoint on a CPU, and whether it was tried; else what is given."""
-    layout, which = facts.layers[0].codec.name if facts.layers else "", f"{VLLM} {release()}"
-    answer = answer_to(model_type(facts.family), layout, facts.layers)
+    """Return what vLLM did with such a checkpoint on a CPU, and whether it ran; else what is given."""
+    answer, which = answer_to(facts), f"{VLLM} {release()}"
     if answer is None:
         return loads, reason, False
     if answer == RAN:
