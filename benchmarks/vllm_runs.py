@@ -318,12 +318,12 @@ def figures_of(row: Row, work: Path, vllm: Vllm) -> dict[str, Any]:
         if row.cache:  # whose scales change little
             found |= {"weights": vllm.weights(codes)}
         ids = json.loads(tokens.read_text())
+        compared = compared_with(plan, codes, decoded)
+        found["file"] = compared is not decoded
         if what == "embeddings":
-            found |= of_embeddings(theirs, *(by_bert(decoded, ids, dtype) for dtype in DTYPES))
+            found |= of_embeddings(theirs, *(by_bert(compared, ids, dtype) for dtype in DTYPES))
         else:
             windows = torch.tensor(ids)
-            compared = compared_with(plan, codes, decoded)
-            found["file"] = compared is not decoded
             if row.cache:
                 ours, exact = (logits_with_cut_cache(decoded, codes, windows, dtype) for dtype in DTYPES)
             else:
@@ -399,7 +399,7 @@ def recorded(rows: Sequence[Mapping[str, Any]], work: Path) -> Iterator[VllmRun]
     by_key = {row.key: row for row in ROWS}
     for figures in rows:
         row = by_key[figures["key"]]
-        if row.scheme == FLOATS or row.cache or "not_written" in figures:
+        if row.scheme == FLOATS or row.cache or row.options or "not_written" in figures:
             continue
         floats, _ = prepared(row.model, work)
         given = {"to": row.scheme} if row.recipe is None else {"recipe": row.recipe}

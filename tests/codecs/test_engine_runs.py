@@ -51,7 +51,8 @@ def source_of(folder: Path, model_type: str) -> Path:
 
 def verdict(run: VllmRun, source: Path) -> tuple[Verdict, list[str]]:
     """Return what is said of vLLM, and the ways of the layers."""
-    plan = zp.plan_checkpoint(source, run["scheme"], format=run["layout"])
+    of = "recipe" if "default:" in run["scheme"] else "to"
+    plan = zp.plan_checkpoint(source, **{of: run["scheme"]}, format=run["layout"])
     (found,) = (each for each in verdicts(plan) if each.engine == VLLM)
     return found, ways(facts_of(plan))
 
