@@ -246,6 +246,15 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
+    if any(layer.weight.bits not in (4, 8) or not _is_symmetric(layer.weight) for layer in facts.layers):
+        yield (
+            Loads.NO,
+            "release 0.32 reads symmetric integers of 4 and 8 bits alone",
+        )
+    yield from _sglang(facts)
+
+
+def _sglang(facts: Facts) -> Iterator[Problem]:
     yield from words.vllm(facts)
     for layer in facts.layers:
         fast = layer.weight.bits in (4, 8) and blocks(layer.weight)[COLUMNS] in _MARLIN_GROUPS
@@ -278,7 +287,7 @@ class Gptq(Codec):
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False, GROUPS: False})
     engines = rules({
         TRANSFORMERS: _transformers, **engines.with_humming(_vllm), TENSORRT: words.tensorrt,
-        LLAMA_CPP: decoded_first,
+        engines.SGLANG: _sglang, LLAMA_CPP: decoded_first,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
     negative_scales = True
