@@ -191,8 +191,8 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
     """Return how the parameters of a model of vLLM are those of the files of a folder.
 
     tensors: of the files. equal: how many of them a parameter holds, bit for bit, in its place among the
-    tensors that vLLM joins. differ: the others, and why. unfilled: quantized parameters that no file has,
-    those of inputs where files have some.
+    tensors that vLLM joins. rounded: those of them whose float16 became bfloat16. differ: the others, and
+    why. unfilled: quantized parameters that no file has, those of inputs where files have some.
     """
     files: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -203,16 +203,20 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
     taken: dict[tuple[str, int | None], dict[int, str]] = {}
     for name, target, expert, place in places_in(model, sorted(files)):
         taken.setdefault((short.get(target, target), expert), {})[place] = name
-    equal, differ = 0, dict[str, str]()
+    equal, rounded, differ = 0, 0, dict[str, str]()
     for (target, expert), members in taken.items():
         if target not in parameters:
-            differ |= dict.fromkeys(members.values(), f"no parameter {target}")
+            # Of inputs in order nobody needs the places.
+            equal += len(members) if target.endswith("g_idx") else 0
+            if not target.endswith("g_idx"):
+                differ |= dict.fromkeys(members.values(), f"no parameter {target}")
             continue
         held = parameters[target].detach()
         parts = [files[name] for _, name in sorted(members.items())]
         problem = _unequal(held if expert is None else held[expert], parts)
         if problem is None:
             equal += len(parts)
+            rounded += sum(part.dtype is torch.float16 and held.dtype is torch.bfloat16 for part in parts)
         else:
             differ |= dict.fromkeys(members.values(), f"{target}: {problem}")
     # Some have two names.
@@ -221,9 +225,12 @@ def compared(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
     unfilled = sorted(
         name
         for name in parameters
-        if id(parameters[name]) not in filled and _CODED.search(name) and (with_inputs or "input" not in name)
+        if parameters[name].numel()  # others are made later
+        and id(parameters[name]) not in filled
+        and _CODED.search(name)
+        and (with_inputs or "input" not in name)
     )
-    return {"tensors": len(files), "equal": equal, "differ": differ, "unfilled": unfilled}
+    return {"tensors": len(files), "equal": equal, "rounded": rounded, "differ": differ, "unfilled": unfilled}
 
 
 def _unequal(held: torch.Tensor, parts: Sequence[torch.Tensor]) -> str | None:
@@ -231,10 +238,16 @@ def _unequal(held: torch.Tensor, parts: Sequence[torch.Tensor]) -> str | None:
     # Of the shapes of layers that it joins, vLLM keeps the last.
     parts = parts[-1:] if parts[0].dtype is torch.int64 else parts
     casts = [part.to(held.dtype) for part in parts]
-    exact = [torch.equal(cast.double(), part.double()) for cast, part in zip(casts, parts, strict=True)]
+    # What is float16 in a layout becomes bfloat16 in a model of bfloat16; all else keeps its value.
+    exact = [
+        torch.equal(cast.double(), part.double()) or part.dtype is torch.float16
+        for cast, part in zip(casts, parts, strict=True)
+    ]
     parts = [cast if same else part for cast, part, same in zip(casts, parts, exact, strict=True)]
     shapes = {part.shape for part in parts}
     joined = [torch.cat(parts)] if parts[0].ndim and len({shape[1:] for shape in shapes}) == 1 else []
+    if parts[0].ndim == 2 and len({shape[0] for shape in shapes}) == 1:
+        joined.append(torch.cat(parts, 1))
     stacked = [torch.stack(parts)] if len(shapes) == 1 else []
     for whole in (*joined, *stacked):
         # Experts in packed integers lie the other way round, and vocabularies are padded.

@@ -110,6 +110,12 @@ rules:
 - {name: '*experts*', keep: experts}
 default: w4a16
 """
+LAYERS = """
+rules:
+- {name: '*.layer.0.*', preset: 'int4:g64'}
+- {name: '*.layer.1.*', preset: 'int4:g32:asym'}
+default: w8a8
+"""
 FLOATS = "floats"
 ROWS = (
     *(
@@ -164,6 +170,11 @@ ROWS = (
     ),
     *(Row(model="qwen3", scheme=scheme, layout="torchao") for scheme in ("int8wo", "float8wo")),
     Row(model="qwen3", scheme="hqq_int4", layout="hqq"),
+    Row(model="qwen3_moe", scheme="w4a16", layout="gptq"),
+    Row(model="qwen3_moe", scheme="w4a16_asym", layout="awq"),
+    Row(model="qwen3_moe", scheme="fp8_block", layout="fp8-block"),
+    Row(model="qwen3_moe", scheme="nvfp4a16", layout="modelopt"),
+    Row(model=MINILM, scheme="mixed", recipe=LAYERS),
     Row(model="smollm2", scheme="fp8_dynamic"),
 )  # fmt: skip
 
@@ -429,6 +440,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             held = (
                 f"{weights['equal']} of {weights['tensors']} tensors loaded" if "equal" in weights else answer
             )
+            held += f", {weights['rounded']} as bfloat16" if weights.get("rounded") else ""
             write_row([*cells, f"no kernel; {held}" if answer == LOADED else held, "", "", "", "", ""])
         elif "cosine" in row:
             write_row(

@@ -28,7 +28,7 @@ def source_of(folder: Path, model_type: str) -> Path:
         case "bert":
             names = [
                 f"encoder.layer.{n}.attention.self.{part}"
-                for n in range(2)
+                for n in range(3)
                 for part in ("query", "key", "value")
             ]
         case "qwen3_moe":

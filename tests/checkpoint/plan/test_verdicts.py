@@ -125,7 +125,7 @@ FLUX = {"_class_name": "FluxTransformer2DModel"}
             Loads.UNCHECKED,
             "architecture",
         ),
-        ({"model_type": "bert", "architectures": ["BertModel"]}, "vLLM", Loads.YES, "every layout"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "vLLM", Loads.YES, "ran it on a CPU"),
         ({"model_type": "bert", "architectures": 5}, "vLLM", Loads.UNCHECKED, "architecture"),
         ({"model_type": "bert", "architectures": [["BertModel"]]}, "vLLM", Loads.UNCHECKED, "architecture"),
         ({"model_type": "bert", "architectures": {"BertModel": 1}}, "vLLM", Loads.UNCHECKED, "architecture"),

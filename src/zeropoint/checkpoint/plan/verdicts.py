@@ -115,12 +115,13 @@ def _section(plan: CheckpointPlan) -> Mapping[str, Any]:
 
 def _verdict(engine: str, rule: EngineRule, facts: Facts, *, alone: bool) -> Verdict:
     """Return what an engine says; ``alone``: whether its rule is asked of the layout alone."""
-    found = [*rule(facts), *(() if alone else of_architecture(engine, facts))]
+    built = [] if alone else [*of_architecture(engine, facts)]
+    found = [*rule(facts), *built]
     # The worst comes first; of equals, the one that was found first.
     found.sort(key=lambda problem: -_WORST.index(problem[0]))
     loads, reason = next(iter(found), (Loads.YES, "reads every layout in it"))
     checked = engine == _CHECKED and loads is not Loads.UNCHECKED
-    if engine == VLLM and loads is not Loads.NO:
+    if engine == VLLM and loads is not Loads.NO and not built:
         loads, reason, checked = _seen(facts, loads, reason)
     return Verdict(engine=engine, loads=loads, reason=reason, checked=checked)
 
