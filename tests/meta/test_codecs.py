@@ -15,13 +15,11 @@ from zeropoint.methods import methods, steps
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
-NEUTRAL = frozenset(
-    (
-        "act_order", "block_extents", "containers", "data_scales", "engine_architectures", "engines", "known",
-        "layer_schemes", "model_format", "names", "protocol", "records", "registry", "safetensors_dtypes",
-        "stored_forms", "divided_tensors", "words",
-    )
-)  # fmt: skip
+NEUTRAL = frozenset((
+    "act_order", "block_extents", "containers", "data_scales", "divided_tensors", "engine_architectures",
+    "engine_runs", "engines", "known", "layer_schemes", "model_format", "names", "protocol", "records",
+    "registry", "safetensors_dtypes", "stored_forms", "words",
+))  # fmt: skip
 """Modules of codecs/ that are about no codec."""
 COMMON = frozenset((
     "weight", "scales", "biases", "_blocks", "_scales", "", "scale", "zero", "shape", "axis", "packing",

@@ -32,8 +32,8 @@ def llama(*, seed: int = 0, layers: int = 1, **sizes: Any) -> transformers.Llama
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**defaults, **sizes})).eval()
 
 
-def config_of(name: str, vocab_size: int) -> transformers.PretrainedConfig:
-    """Return the configuration of a tiny model."""
+def config_of(name: str, vocab_size: int, **sizes: Any) -> transformers.PretrainedConfig:
+    """Return the configuration of a tiny model; sizes are those that differ from the usual ones."""
     t = transformers
     decoder = {**DECODER, "vocab_size": vocab_size}
     makes = {
@@ -50,7 +50,9 @@ def config_of(name: str, vocab_size: int) -> transformers.PretrainedConfig:
         ),
         "bert": lambda: t.BertConfig(**SIZES, vocab_size=vocab_size),
     }
-    return makes[name]()
+    config = makes[name]()
+    config.update(sizes)
+    return config
 
 
 def tokenizer_of(name: str) -> str:
@@ -59,11 +61,14 @@ def tokenizer_of(name: str) -> str:
     return {"bert": "word_pieces", **sentencepiece}.get(name, "byte_level")
 
 
-def write(folder: Path, name: str, *, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:
-    """Write a checkpoint of a tiny model of a family, and return the model."""
+def write(folder: Path, name: str, *, dtype: torch.dtype = torch.bfloat16, **sizes: Any) -> torch.nn.Module:
+    """Write a checkpoint of a tiny model of a family, and return the model.
+
+    sizes: of its configuration, in place of the usual ones.
+    """
     kind = tokenizer_of(name)
     made = files(kind)
-    config = config_of(name, len(json.loads(made["tokenizer.json"])["model"]["vocab"]))
+    config = config_of(name, len(json.loads(made["tokenizer.json"])["model"]["vocab"]), **sizes)
     torch.manual_seed(3)
     make = transformers.BertModel if name == "bert" else transformers.AutoModelForCausalLM.from_config
     model = make(config)

@@ -139,13 +139,13 @@ def remove_page(out: Place) -> None:
 
 
 def selection_of(
-    include: Patterns = (), ignore: Patterns = (), *, strict: bool = False, dequantize_first: bool = False,
-    dequantize_kept: bool = False,
+    include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
+    *, dequantize_first: bool = False, dequantize_kept: bool = False,
 ) -> Selection:  # fmt: skip
     """Return what options say of which tensors are quantized."""
     policy = DequantizePolicy.FIRST if dequantize_first else DequantizePolicy.NONE
     return Selection(
-        include=patterns(include), ignore=patterns(ignore), strict=strict,
+        include=patterns(include), ignore=patterns(ignore), strict=strict, fit=fit,
         dequantize=DequantizePolicy.EVERY if dequantize_kept else policy,
     )  # fmt: skip
 
@@ -176,7 +176,16 @@ def planned(
     """
     if plan is not None:
         if method is not None or format is not None or selection != Selection():
-            words = ("method", "format", "include", "ignore", "strict", "dequantize_first", "dequantize_kept")
+            words = (
+                "method",
+                "format",
+                "include",
+                "ignore",
+                "strict",
+                "fit",
+                "dequantize_first",
+                "dequantize_kept",
+            )
             raise OptionError(f"a plan has its own {all_of(map(option, words))}; leave them out")
         file = plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
         made = file.remake(source, limits=limits)

@@ -68,9 +68,9 @@ def plan_checkpoint(
     source: Place | str, to: AnyRecipe | None = None,
     *, recipe: AnyRecipe | None = None, format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, quality: str | None = None,
-    include: Patterns = (), ignore: Patterns = (), strict: bool = False, dequantize_first: bool = False,
-    dequantize_kept: bool = False, out: Path | str | None = None, workers: int | None = None,
-    max_memory: int | str | None = None,
+    include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
+    dequantize_first: bool = False, dequantize_kept: bool = False, out: Path | str | None = None,
+    workers: int | None = None, max_memory: int | str | None = None,
 ) -> CheckpointPlan:  # fmt: skip
     """Return what :func:`quantize_checkpoint` would do, from the headers alone: actions, sizes, memory.
 
@@ -91,6 +91,7 @@ def plan_checkpoint(
             regular expression.
         ignore: patterns of tensors to keep.
         strict: whether a linear weight that stays although no pattern says so is an error.
+        fit: give weights whose inputs are no multiple of the group a smaller one, half or a quarter of it.
         dequantize_first: dequantize layers that are quantized already, then quantize them.
         dequantize_kept: write those of them that are not requantized as floats, too.
         out: a new file for the plan, which :func:`quantize_checkpoint` takes as ``plan``.
@@ -111,7 +112,7 @@ def plan_checkpoint(
         open_source(source), to, recipe=recipe, format=format,
         method=one_name(method, quality, has_data=True),
         selection=selection_of(
-            include, ignore, strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
+            include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
         ),
         limits=Limits.default(workers, max_memory),
     )  # fmt: skip
@@ -204,8 +205,7 @@ def dequantize_checkpoint(
     """
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
-        executor=executor, address=address,
-        spool=spool, progress=progress,
+        executor=executor, address=address, spool=spool, progress=progress,
     )  # fmt: skip
     writing.require_target(out)
     selection = Selection(dequantize=DequantizePolicy.EVERY, floats=_float(dtype))

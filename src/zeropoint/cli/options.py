@@ -157,6 +157,9 @@ Force = Annotated[
     bool, typer.Option("--force", help="Write it even if no engine is known to load the result.")
 ]
 
+Fit = Annotated[
+    bool, typer.Option("--fit", help="Give weights that the group does not divide a smaller group.")
+]
 DequantizeFirst = Annotated[
     bool, typer.Option("--dequantize-first", help="Dequantize SRC first, then quantize it.")
 ]

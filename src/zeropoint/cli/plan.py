@@ -15,6 +15,7 @@ from .options import (
     DequantizeFirst,
     DequantizeKept,
     Everything,
+    Fit,
     Format,
     Ignore,
     Include,
@@ -46,6 +47,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     include: Include = None,
     ignore: Ignore = None,
     strict: Strict = False,
+    fit: Fit = False,
     dequantize_first: DequantizeFirst = False,
     dequantize_kept: DequantizeKept = False,
     out: Annotated[
@@ -73,6 +75,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     Examples:
       zeropoint plan MODEL --to w4a16
       zeropoint plan MODEL --to w4a16 --quality good
+      zeropoint plan MODEL --to w4a16 --fit
       zeropoint plan MODEL --recipe mixed.yaml --strict
       zeropoint plan MODEL --to mxfp4 --out plan.json
       zeropoint quantize MODEL OUT --plan plan.json
@@ -82,7 +85,7 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
     made = layers.plan_checkpoint(
         source, to, recipe=recipe, format=format, method=method,
         quality=None if quality is None else quality.value, include=include or (), ignore=ignore or (),
-        strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, out=out,
+        strict=strict, fit=fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, out=out,
         workers=workers, max_memory=max_memory,
     )  # fmt: skip
     if as_json:

@@ -40,6 +40,7 @@ from ..patterns import name_patterns
 from ..recipes import Activation
 from ..schemes import PRESETS, Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
+from .block_extents import blocks
 from .data_scales import InputNames
 from .engines import (
     LLAMA_CPP,
@@ -155,11 +156,15 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
-    if any(layer.input is None and kind.integer for layer in facts.layers if (kind := kind_of(layer.weight))):
+    alone = [layer for layer in facts.layers if layer.input is None]
+    integers = [layer for layer in alone if (kind := kind_of(layer.weight)) and kind.integer]
+    if any(layer.weight.bits != 4 or not blocks(layer.weight)[COLUMNS] for layer in integers):
         yield (
             Loads.NO,
-            (f"it reads integers of this layout with quantized inputs alone; use {option('format', 'awq')}"),
+            f"of integers without quantized inputs it reads 4 bits in groups; use {option('format', 'awq')}",
         )
+    elif integers:
+        yield Loads.PARTLY, "integers of 4 bits in groups are read by newer releases"
     yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
 
 

@@ -80,8 +80,7 @@ _SKIP, _OTHER = "-:", "+:"
 _HEAD = "lm_head"
 _IN_BLOCKS = re.compile(r"\.\d+\\?\.")
 """What rules that keep a layer of a block have in them: its number."""
-_BITS = (2, 3, 4, 8)
-_MARLIN_GROUPS = (0, 32, 64, 128)
+_BITS, _MARLIN_GROUPS = (2, 3, 4, 8), (0, 32, 64, 128)
 
 
 def weight_scheme(config: Mapping[str, Any]) -> Scheme:
@@ -128,9 +127,8 @@ class GptqSettings:
         rules = config.get("dynamic") or {}
         if not isinstance(rules, dict):
             raise CheckpointError("dynamic of quantization_config must be an object; the file is damaged")
-        self.act_order = any(
-            table.get("desc_act") for table in (config, *rules.values()) if isinstance(table, dict)
-        )
+        tables = (table for table in (config, *rules.values()) if isinstance(table, dict))
+        self.act_order = any(table.get("desc_act") for table in tables)
         self.skipped = tuple(rule for rule in rules if rule.startswith(_SKIP))
         self._base = weight_scheme(config)
         expressions = name_patterns(REGEX + rule.removeprefix(_SKIP).removeprefix(_OTHER) for rule in rules)
@@ -173,9 +171,8 @@ class GptqReader(Reader):
         codes = needed(tensors, CODES)
         weight = with_scales(found, needed(tensors, SCALES))
         if len(codes.shape) != 2 or codes.shape[0] * WORD % weight.bits:
-            raise CheckpointError(
-                f"qweight has shape {list(codes.shape)}, as no weight of {weight.bits} bits has"
-            )
+            has = list(codes.shape)
+            raise CheckpointError(f"qweight has shape {has}, as no weight of {weight.bits} bits has")
         shape = (codes.shape[1], codes.shape[0] * WORD // weight.bits)
         version = self._settings.version
         codec = replace(
@@ -246,6 +243,12 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
+    if any(layer.weight.bits not in (4, 8) or not _is_symmetric(layer.weight) for layer in facts.layers):
+        yield Loads.NO, "release 0.32 reads symmetric integers of 4 and 8 bits alone"
+    yield from _sglang(facts)
+
+
+def _sglang(facts: Facts) -> Iterator[Problem]:
     yield from words.vllm(facts)
     for layer in facts.layers:
         fast = layer.weight.bits in (4, 8) and blocks(layer.weight)[COLUMNS] in _MARLIN_GROUPS
@@ -278,7 +281,7 @@ class Gptq(Codec):
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False, GROUPS: False})
     engines = rules({
         TRANSFORMERS: _transformers, **engines.with_humming(_vllm), TENSORRT: words.tensorrt,
-        LLAMA_CPP: decoded_first,
+        engines.SGLANG: _sglang, LLAMA_CPP: decoded_first,
     })  # fmt: skip
     methods = (QUANT_METHOD,)
     negative_scales = True
@@ -290,11 +293,8 @@ class Gptq(Codec):
             raise UnsupportedError(f"scheme {weight} has elements that GPTQ does not store; use {_names()}")
         if weight.bits not in _BITS or weight.range_rule is not RangeRule.FULL:
             raise UnsupportedError(f"scheme {weight} has codes that GPTQ does not store; use {_names()}")
-        if (
-            weight.zero_point is ZeroPoint.REAL
-            or len(weight.scales) != 1
-            or weight.beyond_factors is not None
-        ):
+        alone = len(weight.scales) == 1 and weight.beyond_factors is None
+        if weight.zero_point is ZeroPoint.REAL or not alone:
             raise UnsupportedError(f"scheme {weight} has parameters that GPTQ does not store; use {_names()}")
         level = weight.scales[0]
         stored = storage_dtype(level.format_for(format_of(torch.float16)))

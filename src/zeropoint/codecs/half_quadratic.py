@@ -46,7 +46,7 @@ from ..params import QuantizationParams
 from ..schemes import Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, loader_not_run, rules
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, not_read, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES
@@ -204,7 +204,7 @@ class Hqq(Codec):
     )
     engines = rules({
         TRANSFORMERS: _transformers,
-        VLLM: loader_not_run,
+        VLLM: not_read,
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip
     methods = (QUANT_METHOD,)

@@ -238,10 +238,10 @@ def quantize_checkpoint(
     quality: str | None = None, calibration: torch.Tensor | Path | str | None = None,
     samples: int | None = None, length: int | None = None, imatrix: Path | str | None = None,
     statistics: Paths = (),
-    include: Patterns = (), ignore: Patterns = (), strict: bool = False, force: bool = False,
-    dequantize_first: bool = False, dequantize_kept: bool = False, workers: int | None = None,
-    max_memory: int | str | None = None, device: torch.device | str | None = None, overwrite: bool = False,
-    restart: bool = False,
+    include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
+    force: bool = False, dequantize_first: bool = False, dequantize_kept: bool = False,
+    workers: int | None = None, max_memory: int | str | None = None,
+    device: torch.device | str | None = None, overwrite: bool = False, restart: bool = False,
     break_lock: bool = False, if_exists: str = RESUME, executor: str | Executor = LOCAL,
     address: str | None = None,
     spool: Path | str | None = None, report: bool = True, progress: Shown = False,
@@ -279,6 +279,7 @@ def quantize_checkpoint(
             regular expression.
         ignore: patterns of tensors to keep.
         strict: whether a linear weight that stays although no pattern says so is an error.
+        fit: give weights whose inputs are no multiple of the group a smaller one, half or a quarter of it.
         force: write it even if no engine is known to load the result.
         dequantize_first: dequantize layers that are quantized already, then quantize them.
         dequantize_kept: write those of them that are not requantized as floats, too.
@@ -329,7 +330,7 @@ def quantize_checkpoint(
     target, limits = writing.require_target(out), Limits.default(workers, max_memory, device)
     limits.require_model(runs=budget is None or data is not None or what.runs_model)
     selection = selection_of(
-        include, ignore, strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
+        include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
     )
     with graph_of(open_source(source), codec_for(format, to), target, spool, limits) as opened:
         if budget is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...codecs.block_extents import no_matrix, partial_group
@@ -33,13 +33,15 @@ from .selection import (
     subject_of,
     why_kept,
 )
+from .smaller_groups import SmallerGroups, group_of, why_none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDecision:
     """What happens to one tensor: quantized to ``layer`` by ``method``, or kept where that is None.
 
-    why: where it comes from. reason: in words.
+    why: where it comes from. reason: in words. fitted: whether ``layer`` has a smaller group than was asked
+    for.
     """
 
     entry: TensorEntry
@@ -47,6 +49,7 @@ class TensorDecision:
     method: str = NEAREST
     why: Why
     reason: str
+    fitted: bool = False
 
     @property
     def quantized(self) -> bool:
@@ -74,6 +77,10 @@ def decide(
     """
     entries, config = source.entries, source.config or {}
     layers, uses, rules = _LayerSchemes(codec), _Uses(recipe), selection.recipe(recipe)
+    groups = SmallerGroups(lambda entry, layer: _unfit(entry, entries, layer))
+
+    def given(rule: Rule, entry: TensorEntry) -> LayerScheme | None:
+        return None if rule.gives is None or not_a_weight(entry) else layers.of(rule.gives, entry.use)
 
     def method_of(gives: Assignment, entry: TensorEntry) -> str:
         method = gives.method or NEAREST
@@ -89,8 +96,11 @@ def decide(
         by_default = rule is recipe.default
         kept = rule.gives is None and rule.place != "" and not by_default
         problem = None if kept else not_a_weight(entry)
-        layer = None if rule.gives is None or problem is not None else layers.of(rule.gives, entry.use)
+        asked = given(rule, entry)
+        layer = None if asked is None else groups.of(entry, asked)
         unfit = None if layer is None else _unfit(entry, entries, layer)
+        if unfit is not None and asked is not None and selection.fit:
+            unfit += why_none(asked)
         if problem is not None:
             experts = is_fused_experts(entry) or problem == EXPERTS_AS_ROWS
             why = Why.UNFIT if experts or selection.includes(entry.name) else Why.DEFAULT
@@ -103,13 +113,20 @@ def decide(
             decision = TensorDecision(entry=entry, layer=None, why=Why.UNFIT, reason=unfit)
         else:
             kind = "fused experts" if is_fused_experts(entry) else "a linear weight"
+            reason, fitted = kind if by_default else rule.place, layer != asked
+            if layer is not None and asked is not None and fitted:
+                reason = f"groups of {group_of(layer)} in place of {group_of(asked)}, {reason}"
             decision = TensorDecision(
                 entry=entry, layer=layer, method=method_of(rule.gives, entry),
-                why=Why.LINEAR if by_default else Why.USER, reason=kind if by_default else rule.place,
+                why=Why.LINEAR if by_default else Why.USER, reason=reason, fitted=fitted,
             )  # fmt: skip
         uses.add(rule, decision, possible=problem is None)
         return decision
 
+    if selection.fit:
+        for entry in entries.values():
+            if (layer := given(rules.first(subject_of(entry, entries, config)), entry)) is not None:
+                groups.add(entry, layer)
     decisions = compact(entries, map(decided, entries.values()))
     uses.check(subject_of(entry, entries, config) for entry in entries.values())
     _check_includes(selection, decisions)
@@ -129,11 +146,14 @@ def compact(entries: Entries, decisions: Iterable[TensorDecision]) -> Sequence[T
     """Return the decisions about ``entries``, one for each in their order, in columns."""
     of, kinds = array("I"), Kinds()
     for decision in decisions:
-        of.append(kinds.number((decision.layer, decision.method, decision.why, decision.reason)))
+        d = decision
+        of.append(kinds.number((d.layer, d.method, d.why, d.reason, d.fitted)))
 
     def made(number: int) -> TensorDecision:
-        layer, method, why, reason = kinds[of[number]]
-        return TensorDecision(entry=entries.at(number), layer=layer, method=method, why=why, reason=reason)
+        layer, method, why, reason, fitted = kinds[of[number]]
+        return TensorDecision(
+            entry=entries.at(number), layer=layer, method=method, why=why, reason=reason, fitted=fitted
+        )
 
     return Made(len(of), made)
 
@@ -236,6 +256,17 @@ def describe(decision: TensorDecision) -> str:
     """Return what the tensor is and why it is quantized or kept, in words."""
     entry = decision.entry
     return f"{printable(entry.name)} ({entry.dtype}, shape {list(entry.shape)}): {decision.reason}"
+
+
+def remarks(decisions: Iterable[TensorDecision]) -> Iterator[str]:
+    """Yield a sentence for each reason why linear weights are kept, or get a smaller group, unasked."""
+    found: dict[str, list[TensorDecision]] = {}
+    for decision in decisions:
+        if decision.kept_by_default or decision.fitted:
+            found.setdefault(decision.reason, []).append(decision)
+    for first, *others in found.values():
+        more = f", and {len(others)} more for this reason" if others else ""
+        yield f"{'quantized' if first.fitted else 'kept'} {describe(first)}{more}"
 
 
 def nothing_selected(decisions: Sequence[TensorDecision]) -> str:

@@ -73,7 +73,8 @@ class Selection:
     include: patterns of tensors to quantize although the default rules keep them.
     ignore: patterns of tensors to keep; it wins over include.
     strict: whether a linear weight that is kept although no option says so is an error, and so a set
-    of layers that engines run as one but that would not have one scheme.
+    of layers that engines run as one but that would not have one scheme. fit: whether weights whose inputs
+    are no multiple of the group of their scheme get a smaller group.
     dequantize: what is done with layers that are quantized already. floats: dtype of their values, as
     safetensors spells it; by default that which the configuration names, or bfloat16.
 
@@ -85,6 +86,7 @@ class Selection:
     include: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     strict: bool = False
+    fit: bool = False
     dequantize: DequantizePolicy = DequantizePolicy.NONE
     floats: str | None = None
 

@@ -29,7 +29,7 @@ from ...recipes import Recipe
 from ...results import Result
 from ..choose.adapters import require_model
 from ..choose.converted_layers import conversions
-from ..choose.decisions import TensorDecision, decide, describe
+from ..choose.decisions import TensorDecision, decide, describe, remarks
 from ..choose.fused_layers import split_sets
 from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
 from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, module_of
@@ -474,7 +474,7 @@ def _notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
             f"transformers does not load {printable(alone)}: it takes the experts of this family as one "
             "tensor, and here they are single matrices"
         )
-    return notes + _kept_by_default(decisions)
+    return [*notes, *remarks(decisions)]
 
 
 def _is_lost(name: str, family: Mapping[str, Any]) -> bool:
@@ -485,15 +485,3 @@ def _is_lost(name: str, family: Mapping[str, Any]) -> bool:
 def _of_configuration(texts: Collection[str]) -> Iterator[str]:
     if WEIGHTS_ONLY_CONFIG in texts:
         yield f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}"
-
-
-def _kept_by_default(decisions: Iterable[TensorDecision]) -> list[str]:
-    """Return a sentence for each reason why linear weights are kept although no option says so."""
-    found: dict[str, list[TensorDecision]] = {}
-    for decision in decisions:
-        if decision.kept_by_default:
-            found.setdefault(decision.reason, []).append(decision)
-    return [
-        f"kept {describe(same[0])}" + (f", and {len(same) - 1} more for this reason" if len(same) > 1 else "")
-        for same in found.values()
-    ]

@@ -66,6 +66,7 @@ class PlanFile:
                     include=tuple(map(_text, request["include"])),
                     ignore=tuple(map(_text, request["ignore"])),
                     strict=request["strict"] is True,
+                    fit=request.get("fit") is True,  # which plans before it do not have
                     dequantize=DequantizePolicy(request["dequantize"]),
                     floats=None if request["floats"] is None else _text(request["floats"]),
                 ),

@@ -50,6 +50,8 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
         fields["calibration"] = _digest(_learned(plan))
     if plan.limits.on_gpu:
         fields["device"] = plan.limits.device.type
+    if selection.fit:
+        fields["fit"] = "true"
     if plan.asked:
         fields[ASKED] = plan.asked
     fields |= shard_fields(source)

@@ -37,6 +37,7 @@ def plan_document(plan: CheckpointPlan) -> dict[str, Any]:
             "include": list(plan.selection.include),
             "ignore": list(plan.selection.ignore),
             "strict": plan.selection.strict,
+            "fit": plan.selection.fit,
             "dequantize": plan.selection.dequantize.value,
             "floats": plan.selection.floats,
         },

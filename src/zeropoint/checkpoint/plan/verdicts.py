@@ -12,7 +12,8 @@ import torch
 from ...architectures import is_expert, is_transposed, is_usual_expert, splits_experts
 from ...codecs.containers import CONTAINERS
 from ...codecs.engine_architectures import of_architecture, of_diffusers
-from ...codecs.engines import DIFFUSERS, EngineRule, Facts, Loads
+from ...codecs.engine_runs import LOADED, RAN, answer_to, release
+from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...errors import CheckpointError, option
 from ...loaded_names import is_installed, is_joined, loaded_parameters
@@ -39,7 +40,7 @@ class Verdict:
 def verdicts(plan: CheckpointPlan) -> tuple[Verdict, ...]:
     """Return what each engine makes of the result of ``plan``."""
     # Files of other containers say themselves what model they hold.
-    facts, alone = _facts(plan), not CONTAINERS[plan.codec.container].indexed
+    facts, alone = facts_of(plan), not CONTAINERS[plan.codec.container].indexed
     return tuple(
         _verdict(engine, rule, facts, alone=alone)
         for engine, rule in plan.codec.engines.items()
@@ -52,7 +53,7 @@ def refusal(plan: CheckpointPlan) -> str | None:
 
     What one of them does not take may be meant for the other, and what none builds for another program.
     """
-    facts, rules = _facts(plan), plan.codec.engines
+    facts, rules = facts_of(plan), plan.codec.engines
     usual = (engine for engine in rules if engine in plan.codec.usual)
     first, *others = (_verdict(engine, rules[engine], facts, alone=True) for engine in usual)
     refused = first.loads is Loads.NO and all(v.loads in (Loads.NO, Loads.UNCHECKED) for v in others)
@@ -69,7 +70,8 @@ def require_loadable(plan: CheckpointPlan) -> None:
         )
 
 
-def _facts(plan: CheckpointPlan) -> Facts:
+def facts_of(plan: CheckpointPlan) -> Facts:
+    """Return what engines look at in the result of ``plan``."""
     family = plan.source.config or {}
     return Facts(
         family=family,
@@ -113,12 +115,27 @@ def _section(plan: CheckpointPlan) -> Mapping[str, Any]:
 
 def _verdict(engine: str, rule: EngineRule, facts: Facts, *, alone: bool) -> Verdict:
     """Return what an engine says; ``alone``: whether its rule is asked of the layout alone."""
-    found = [*rule(facts), *(() if alone else of_architecture(engine, facts))]
+    built = [] if alone else [*of_architecture(engine, facts)]
+    found = [*rule(facts), *built]
     # The worst comes first; of equals, the one that was found first.
     found.sort(key=lambda problem: -_WORST.index(problem[0]))
     loads, reason = next(iter(found), (Loads.YES, "reads every layout in it"))
     checked = engine == _CHECKED and loads is not Loads.UNCHECKED
+    if engine == VLLM and loads is not Loads.NO and not built:
+        loads, reason, checked = _seen(facts, loads, reason)
     return Verdict(engine=engine, loads=loads, reason=reason, checked=checked)
+
+
+def _seen(facts: Facts, loads: Loads, reason: str) -> tuple[Loads, str, bool]:
+    """Return what vLLM did with such a checkpoint on a CPU, and whether it ran; else what is given."""
+    answer, which = answer_to(facts), f"{VLLM} {release()}"
+    if answer is None:
+        return loads, reason, False
+    if answer == RAN:
+        return Loads.YES, f"{which} ran it on a CPU", True
+    if answer == LOADED:
+        return loads, f"{reason}; {which} loaded its weights, and has no kernel for a CPU", False
+    return Loads.NO, f"{which}: {answer.partition(': ')[2]}", True
 
 
 _WORST = (Loads.YES, Loads.PARTLY, Loads.UNCHECKED, Loads.NO)

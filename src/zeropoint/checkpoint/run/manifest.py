@@ -10,7 +10,7 @@
     tensors    name to {"file", "parts"}
     weights    quantized module to what quantization did to it, and its method, or the rule that searched its
                scales, unless that is nearest; of those solved on data "loss", the share of outputs that they
-               are off by, and "outputs", see Loss and OutputError
+               are off by, and "outputs", see Loss and OutputError; "group" where fit chose a smaller one
     kept       name of a tensor that is not quantized to the reason
     sha256     SHA-256 of all text before this key
 
@@ -32,6 +32,7 @@ from ...codecs.containers import CONTAINERS
 from ...columns import ordered
 from ...methods import NEAREST, Loss
 from ...schemes.scale_rules import SIGNED, Search
+from ..choose.smaller_groups import group_of
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import VERSION
@@ -85,7 +86,14 @@ def _pieces(
     yield from _section("files", sorted(files.items()))
     yield from _section("tensors", _tensors(plan, all_units, done))
     order = ordered(range(len(plan.weights)), plan.placements.module)
-    found = ((plan.weights[n].module, _about(plan, n, all_units, done)) for n in order)
+    fitted = {d.entry.name for d in plan.decisions if d.fitted}
+
+    def about(number: int) -> dict[str, Any]:
+        weight = plan.weights[number]
+        group = {"group": group_of(weight.layer)} if weight.source.name in fitted else {}
+        return {**_about(plan, number, all_units, done), **group}
+
+    found = ((plan.weights[n].module, about(n)) for n in order)
     earlier = () if plan.earlier is None else map(json.loads, plan.earlier.lines())
     yield from _section("weights", itertools.chain(earlier, found))
     yield from _section("kept", _kept(plan))

@@ -1,8 +1,8 @@
 """Which engines load what is written in these layouts, and why the others do not.
 
-What transformers loads was run, for the architectures of tested.py, and is not claimed for others. The other
-engines are read off their sources and change with their releases; nothing of theirs ran here, and every row
-says so:
+What transformers loads was run, for the architectures of tested.py, and is not claimed for others. What vLLM
+ran is in engine_runs.py. Otherwise rules are read off the sources of engines, change with their releases, and
+say so:
 
 - vLLM: model_executor/layers/quantization/compressed_tensors/compressed_tensors.py (its schemes) and
   utils.py (fused layers).
@@ -44,6 +44,8 @@ from .tested import tested
 _EXPERTS_READ = (Layout.PACK.value, Layout.MXFP4.value)
 _FLOAT8 = (Layout.FLOAT.value, Layout.NAIVE.value)
 """Layouts of which transformers decodes floats next to codes, where it joins tensors."""
+_WITH_INPUTS = (*_FLOAT8, Layout.INT.value)
+"""Layouts of experts that vLLM reads with quantized inputs alone."""
 _SMALL = tuple(layout.value for layout in (*MX, Layout.NVFP4))
 _ACT_ORDER = "compressed-tensors 0.19 and newer refuse inputs in groups out of order (actorder: group)"
 _SPLIT = ("deepseek_v3", "kimi_k2")
@@ -107,6 +109,9 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     biased = expert_layout(facts.family).biased and bool(facts.experts)
     if unloadable(facts.family) or splits_experts(facts.family) or biased or facts.unusual_experts:
         yield Loads.UNCHECKED, "not checked for this architecture"
+    for layer in facts.experts:
+        if layer.input is None and layer.layout in _WITH_INPUTS:
+            yield Loads.NO, f"experts in {layer.layout} without quantized inputs ({layer}) are not read"
     for layer in facts.layers:
         word, layout = strategy(layer.weight), Layout(layer.layout.partition(" ")[0])
         if group_index(layer) is not None:

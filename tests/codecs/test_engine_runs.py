@@ -1,0 +1,101 @@
+"""What `zeropoint plan` says of vLLM is what vLLM did, in every row that was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.checkpoint.written import save, weight
+
+import zeropoint as zp
+from zeropoint.checkpoint.plan.verdicts import Verdict, facts_of, verdicts
+from zeropoint.codecs.engine_runs import LOADED, RAN, REFUSED, SEVERAL, VllmRun, release, runs, ways
+from zeropoint.codecs.engines import VLLM, Loads
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM", "mixtral": "MixtralForCausalLM", "bert": "BertModel",
+}  # fmt: skip
+
+
+def source_of(folder: Path, model_type: str) -> Path:
+    """Write two blocks with the names of a kind of model, where they are not there yet."""
+    if folder.exists():
+        return folder
+    attention = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
+    names = [f"model.layers.{n}.{name}" for n in range(2) for name in attention]
+    match model_type:
+        case "bert":
+            names = [
+                f"encoder.layer.{n}.attention.self.{part}"
+                for n in range(3)
+                for part in ("query", "key", "value")
+            ]
+        case "qwen3_moe":
+            names += [
+                f"model.layers.0.mlp.experts.{n}.{part}_proj"
+                for n in range(2)
+                for part in ("gate", "up", "down")
+            ]
+        case "mixtral":
+            names += [
+                f"model.layers.0.block_sparse_moe.experts.{n}.w{part}" for n in range(2) for part in (1, 2, 3)
+            ]
+        case _:
+            names += [
+                f"model.layers.{n}.mlp.{part}_proj" for n in range(2) for part in ("gate", "up", "down")
+            ]
+    config = {"model_type": model_type, "architectures": [ARCHITECTURES[model_type]], "dtype": "bfloat16"}
+    return save(folder, {f"{name}.weight": weight(128, 128).bfloat16() for name in names}, config)
+
+
+def verdict(run: VllmRun, source: Path) -> tuple[Verdict, list[str]]:
+    """Return what is said of vLLM, and the ways of the layers."""
+    of = "recipe" if "default:" in run["scheme"] else "to"
+    plan = zp.plan_checkpoint(source, **{of: run["scheme"]}, format=run["layout"])
+    (found,) = (each for each in verdicts(plan) if each.engine == VLLM)
+    return found, ways(facts_of(plan))
+
+
+def test_the_verdict_agrees_with_every_row(tmp_path: Path) -> None:
+    wrong = []
+    for run in runs():
+        found, now = verdict(run, source_of(tmp_path / run["model_type"], run["model_type"]))
+        answer = run["answer"].partition(": ")[0]
+        good = {
+            RAN: found.loads is Loads.YES
+            and found.reason == f"vLLM {release()} ran it on a CPU"
+            and found.checked,
+            LOADED: found.loads is not Loads.NO and f"vLLM {release()} loaded its weights" in found.reason,
+            REFUSED: found.loads is Loads.NO,
+        }[answer]
+        if not good or now != run["ways"]:
+            wrong.append((run, found, now))
+    assert wrong == []
+    assert sum(run["answer"] == RAN for run in runs()) >= 15
+
+
+def test_what_nobody_tried_is_not_said_to_have_run(tmp_path: Path) -> None:
+    tried = {each for run in runs() if run["answer"] == RAN for each in run["ways"]}
+    assert SEVERAL in tried
+    for model_type, scheme in (("gemma3_text", "int8:g64"), ("bert", "fp8_block")):
+        source = source_of(tmp_path / model_type, model_type)
+        found, _ = verdict(VllmRun(
+            model_type=model_type, layout="compressed-tensors", scheme=scheme, ways=[], answer=RAN,
+        ), source)  # fmt: skip
+        assert "ran" not in found.reason.split()
+        assert not found.checked
+
+
+@pytest.mark.parametrize("field", ["model_type", "layout"])
+def test_another_model_or_layout_has_no_answer_of_these(tmp_path: Path, field: str) -> None:
+    run = next(run for run in runs() if run["answer"] == RAN and run["layout"] == "compressed-tensors")
+    others = {"model_type": "olmo2", "layout": "torchao"}
+    source = save(tmp_path / "x", {"model.layers.0.mlp.up_proj.weight": weight(128, 128).bfloat16()}, {
+        "model_type": others["model_type"] if field == "model_type" else run["model_type"],
+        "architectures": ["Olmo2ForCausalLM"],
+    })  # fmt: skip
+    layout = others["layout"] if field == "layout" else run["layout"]
+    plan = zp.plan_checkpoint(source, "int4:g64", format=layout)
+    (found,) = (each for each in verdicts(plan) if each.engine == VLLM)
+    assert "ran it" not in found.reason
