@@ -140,14 +140,11 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
       zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
     """  # noqa: D301
-    _require_target(source, out)
+    is_pipeline = _require_target(source, out, plan=plan, state=state)
     require_one(to=to, recipe=recipe, plan=plan, budget=budget)
     if calibration is None:
         _require_no_data(to, candidates, format)
     require_meaning(to, recipe, format)
-    is_pipeline = len(source) == 1 and layers.is_pipeline(source[0])
-    if len(source) > 1 or is_pipeline:
-        _require_no_file(plan=plan, state=state)
 
     def write(one: str, target: str) -> RunResult:
         return layers.quantize_checkpoint(
@@ -169,17 +166,19 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
         run_each(source, out, write, everything=everything, order=sort, as_json=as_json)
 
 
-def _require_no_file(**files: Any) -> None:
-    """Raise typer.BadParameter where an option names a file of one checkpoint, and there are several."""
-    given = next((name for name, file in files.items() if file is not None), None)
-    if given is not None:
-        raise typer.BadParameter("is of one checkpoint; give one SRC", param_hint=f"'--{given}'")
+def _require_target(sources: list[str], out: str, **files: Any) -> bool:
+    """Return whether a pipeline of diffusers is quantized.
 
-
-def _require_target(sources: list[str], out: str) -> None:
-    """Raise typer.BadParameter where OUT is a scheme, which most likely lacks its --to."""
+    Raises typer.BadParameter where OUT is a scheme, which most likely lacks its --to, and where an option
+    names a file of one checkpoint, and there are several.
+    """
     if len(sources) > 1 and out.partition(":")[0].lower() in (*layers.PRESETS, *layers.OF_LAYOUTS):
         raise typer.BadParameter(f"{out} is a scheme; did you mean --to {out}?", param_hint="'OUT'")
+    is_pipeline = len(sources) == 1 and layers.is_pipeline(sources[0])
+    given = next((name for name, file in files.items() if file is not None), None)
+    if given is not None and (is_pipeline or len(sources) > 1):
+        raise typer.BadParameter("is of one checkpoint; give one SRC", param_hint=f"'--{given}'")
+    return is_pipeline
 
 
 def _require_no_data(to: str | None, candidates: str | None, format: str | None) -> None:  # noqa: A002 (the option's name)
