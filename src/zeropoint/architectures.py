@@ -147,7 +147,7 @@ def splits_experts(config: Config) -> bool:
 
 # Each is searched in the last part of a module's name, and where said in the part before it.
 _EMBEDDING = re.compile(
-    r"embed|position|token_type|^(wte|wpe|shared|relative_attention_bias)$", re.IGNORECASE
+    r"embed|position|token_type|codebook|^(wte|wpe|shared|relative_attention_bias)$", re.IGNORECASE
 )
 _NORM = re.compile(r"norm$|^ln(_\w*)?$|^layer_?norm", re.IGNORECASE)
 _ROUTER = re.compile(r"router|^(gate|gating|wg)$|expert_gate$", re.IGNORECASE)

@@ -108,6 +108,20 @@ def _has_single_experts(text: str) -> bool:
         return True
 
 
+def is_table(module: str, config: Config) -> bool:
+    """Return whether the model that transformers makes is known to have an embedding as a module of a file."""
+    return bool(mapping_rows(config)) and transformers_names(module, config)[-1] in _tables(_text_of(config))
+
+
+@functools.lru_cache(maxsize=16)
+def _tables(text: str) -> frozenset[str]:
+    try:
+        modules = _model(json.loads(text)).named_modules()
+    except ZeropointError:
+        return frozenset()
+    return frozenset(name for name, module in modules if isinstance(module, torch.nn.Embedding))
+
+
 def unknown_names(config: Config) -> str | None:
     """Return why it is not known what transformers calls the modules of a model, or None where it is."""
     if not model_type(config):

@@ -19,6 +19,7 @@ from tests.checkpoint.written import ONE, tensors_of
 from tests.peers import transformers as tf
 from torch import nn
 
+import zeropoint as zp
 from zeropoint.architectures import is_expert, splits_experts
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
@@ -26,8 +27,10 @@ from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.verdicts import Verdict, refusal, verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.codecs.compressed_tensors.tested import SEVERAL
 from zeropoint.codecs.engines import Loads
+from zeropoint.codecs.layer_schemes import layer_scheme
 
 COLUMNS = (
     "w4a16", "w8a16", "w8a8", "fp8_dynamic", "mxfp4a16", "nvfp4a16", "w4a16_asym", "mxfp4", "mxfp8",
@@ -42,6 +45,9 @@ BFLOAT16 = 2.0**-7
 """What two roundings to bfloat16 change, which is how transformers decodes nvfp4 in every model."""
 SUMMED_OTHERWISE = 2.0**-10
 """What products of experts in one tensor and one by one differ by in float16."""
+SAME_INPUTS = 2.0**-16
+"""What inputs differ by in float32, which both round alike; in other dtypes their scales have fewer bits."""
+_DYNAMIC = ("w8a8", "fp8_dynamic")
 _BFLOAT16_ALONE = ("mxfp4", "mxfp8")
 """What is decoded at the first forward, and to bfloat16 in every model."""
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
@@ -138,30 +144,63 @@ _LOADING = (RuntimeError, AttributeError, ValueError, KeyError, TypeError, Index
 def problem_of(animal: Animal, folder: Path, column: str, dtype: torch.dtype | None = None) -> str | None:
     """Return the first thing that is wrong with the model in ``folder / "codes"``, or None."""
     try:
-        codes, found = _loaded(animal, folder / "codes", dtype)
+        codes, found = loaded(animal, folder / "codes", dtype)
     except _LOADING as error:
         return _first(error)
     if found:
         return found
+    silent = not animal.inputs()
     try:
-        outputs = _forward(animal, codes)
+        outputs = _decoded(codes) if silent else forward(animal, codes)
     except _LOADING as error:
         return f"in its forward, {_first(error)}"
     floats = Selection(dequantize=DequantizePolicy.EVERY, floats=_NAMES[codes.dtype])
     run(make_plan(open_source(folder / "codes"), KEEP, selection=floats, limits=ONE), folder / "floats")
     _join_experts(folder / "floats")
-    plain, found = _loaded(animal, folder / "floats", dtype)
+    plain, found = loaded(animal, folder / "floats", dtype)
     assert not found, found
     small = BFLOAT16 if column == "nvfp4a16" and plain.dtype is not torch.bfloat16 else 0.0
     wrong = _differing(plain, codes, small)
     if wrong:
         return f"has other weights: {wrong}"
-    expected = _forward(animal, plain)
+    if silent:
+        return None
+    with _rounded_inputs(plain, codes, column):
+        expected = forward(animal, plain)
     distance = float((outputs - expected).norm() / expected.norm())
     apart = SUMMED_OTHERWISE if splits_experts(codes.config.to_dict()) else 0.0
-    if not distance <= max(NEAR.get(column, 2 * small), apart):
+    exact = codes.dtype is torch.float32 and column in _DYNAMIC
+    near = SAME_INPUTS if exact else NEAR.get(column, 2 * small)
+    if not distance <= max(near, apart):
         return f"gives other outputs: they differ by {distance:.3g} of their norm"
     return None
+
+
+@contextmanager
+def _rounded_inputs(plain: Any, codes: Any, column: str) -> Iterator[None]:
+    """Give layers of ``plain`` the inputs that those of ``codes`` round theirs to."""
+    if hasattr(codes.config, "_is_quantized"):  # by which Mamba chooses how it computes
+        plain.config._is_quantized = True
+    given = None if column == SEVERAL else layer_scheme(column, CODEC).input
+    rounded = [
+        plain.get_submodule(name).register_forward_pre_hook(
+            lambda _, inputs: (_rounded(inputs[0], given.scheme), *inputs[1:])
+        )
+        for name, module in codes.named_modules()
+        if given is not None and hasattr(module, "quantization_scheme")
+    ]
+    try:
+        yield
+    finally:
+        for hook in rounded:
+            hook.remove()
+
+
+def _rounded(values: torch.Tensor, scheme: zp.Scheme) -> torch.Tensor:
+    """Return inputs as compressed-tensors rounds them: a token is what the first two axes count."""
+    tokens = values.shape[0] * values.shape[1] if values.dim() > 2 else 1
+    flat = values if "group" in str(scheme.granularity) else values.reshape(tokens, -1)
+    return zp.fake_quantize(flat, scheme).reshape(values.shape)
 
 
 def _join_experts(folder: Path) -> None:
@@ -195,7 +234,7 @@ def _first(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
 
 
-def _loaded(animal: Animal, folder: Path, dtype: torch.dtype | None) -> tuple[Any, str | None]:
+def loaded(animal: Animal, folder: Path, dtype: torch.dtype | None) -> tuple[Any, str | None]:
     """Return a model as transformers makes it, and what is missing or too much."""
     with quiet():
         model, info = getattr(tf, animal.loader).from_pretrained(
@@ -208,7 +247,15 @@ def _loaded(animal: Animal, folder: Path, dtype: torch.dtype | None) -> tuple[An
     return model.eval(), None
 
 
-def _forward(animal: Animal, model: nn.Module) -> torch.Tensor:
+def _decoded(model: Any) -> torch.Tensor:
+    """Decode the weights of a model of which no forward is run, and return nothing."""
+    with quiet():
+        if getattr(model, "hf_quantizer", None) is not None:
+            model.hf_quantizer.compressor.decompress_model(model)
+    return torch.empty(0)
+
+
+def forward(animal: Animal, model: nn.Module) -> torch.Tensor:
     floats = model.dtype
     inputs = {k: v.to(floats) if v.is_floating_point() else v for k, v in animal.inputs().items()}
     with quiet(), torch.no_grad():

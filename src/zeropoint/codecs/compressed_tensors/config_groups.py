@@ -28,7 +28,22 @@ def section(contents: Contents) -> dict[str, Any]:
     ignored += _ignored_before(old, set(ignored), quantized)
     # Others have words and objects of their own there.
     cache = old.get("kv_cache_scheme") if old.get("quant_method") == QUANT_METHOD else None
-    return quantization_config(_groups(contents), ignored, kv_cache=cache)
+    return quantization_config(
+        _groups(contents), ignored, kv_cache=cache, decodes=not _has_frozen_norms(contents)
+    )
+
+
+_MEAN, _COUNT = ".running_mean", ".num_batches_tracked"
+
+
+def _has_frozen_norms(contents: Contents) -> bool:
+    """Return whether the model has batch norms without a count of batches, whose weights are buffers.
+
+    Where transformers 5.23 decodes weights while it loads, it takes each ``weight`` for a parameter.
+    """
+    names = {found.row.name for found in contents.tensors()}
+    means = (name.removesuffix(_MEAN) for name in names if name.endswith(_MEAN))
+    return any(f"{norm}.weight" in names and norm + _COUNT not in names for norm in means)
 
 
 def _elsewhere(ignored: Sequence[str], modules: Callable[[], Iterable[str]], family: Config) -> list[str]:

@@ -1,0 +1,198 @@
+"""Every architecture of transformers, made tiny, quantized, loaded and compared: a row each."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.architectures.made_inputs import candidates
+from tests.architectures.shrunk import SIZES, Sizes, class_of, tiny
+from tests.architectures.special import SPECIAL
+from tests.architectures.trial import Trial, forward, loaded, quiet, save, tried
+from tests.architectures.zoo import Animal
+from tests.checkpoint.written import ONE
+from tests.peers import transformers as tf
+from torch import nn
+
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.verdicts import verdicts
+from zeropoint.checkpoint.read.source import Source, open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.verify.verification import verify
+from zeropoint.codecs.engines import Loads
+from zeropoint.codecs.gptq import CODEC as GPTQ
+from zeropoint.errors import ZeropointError
+from zeropoint.loaded_names import transformers_names
+
+MOST = 40_000_000
+"""Weights of the largest model that is tried."""
+INTEGERS = ("w4a16", "int4:g64", "int4:g32", "int4:g16")
+"""Schemes of the column w4a16, the largest group first: the first that keeps no weight is taken."""
+SWEPT = ("w4a16", "fp8_dynamic", "mxfp4a16", "gptq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A model that was made.
+
+    animal: what is tried. size: how many weights it has. silent: why it has no outputs, or nothing.
+    """
+
+    animal: Animal
+    size: int
+    silent: str = ""
+
+
+def built(model_type: str) -> Built | str:
+    """Return a tiny model of an architecture, or why there is none."""
+    name, problem = class_of(model_type), "no sizes fit"
+    silent: Built | None = None
+    for sizes in SIZES:
+        try:
+            found = _built(model_type, name, sizes)
+        except Exception as error:  # noqa: BLE001 (whatever code of models raises)
+            problem = said(error)
+            continue
+        if isinstance(found, str):
+            problem = found
+        elif not found.silent:
+            return found
+        else:
+            silent = silent or found
+    return silent or problem
+
+
+def _built(model_type: str, name: str, sizes: Sizes) -> Built | str:
+    special = SPECIAL.get(model_type, {})
+    animal = Animal(
+        name=model_type, kind="", model=name, loader=name, inputs=dict,
+        config=lambda: tiny(model_type, sizes, special),
+    )  # fmt: skip
+    with quiet():
+        config, kind = animal.config(), getattr(tf, name)
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in kind(config).parameters())
+        if size > MOST:
+            return f"{size / 1e6:.0f} million weights after all sizes were made small"
+        inputs, problem = _inputs(animal.build(torch.float32))
+    return Built(animal=replace(animal, inputs=lambda: inputs), size=size, silent="" if inputs else problem)
+
+
+def _inputs(model: Any) -> tuple[Mapping[str, torch.Tensor], str]:
+    """Return inputs that the forward of a model takes, or none and why."""
+    problem = ""
+    for inputs in candidates(model):
+        try:
+            with torch.no_grad():
+                found = model(**inputs)
+            first = next(v for v in found.values() if isinstance(v, torch.Tensor) and v.numel() > 1)
+        except Exception as error:  # noqa: BLE001 (whatever code of models raises)
+            problem = problem or f"{' and '.join(inputs)}: {said(error)}"
+            continue
+        if first.is_floating_point() and 0 < float(first.float().norm()) < math.inf:
+            return inputs, ""
+        problem = problem or "its outputs are not finite, or zero"
+    return {}, problem or "no inputs are known by the names of its parameters"
+
+
+def said(error: Exception) -> str:
+    """Return the message of an error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:160]
+
+
+def answers(found: Built, folder: Path) -> dict[str, str] | str:
+    """Return the answer of each column for a model that is written into ``folder``, or why there are none."""
+    source = save(found.animal, folder / "in", torch.float32)
+    problem = _alone(found.animal, source)
+    if problem is not None:
+        return f"transformers does not load its own floats: {problem}"
+    try:
+        fitting = _fitting(source)
+    except ZeropointError as error:
+        return f"{error}".partition(";")[0]
+    made = {}
+    for column in SWEPT:
+        out = folder / column
+        if column == "gptq":
+            made[column] = _of_gptq(found.animal, source, out)
+        else:
+            made[column] = _of_trial(found.animal, source, fitting if column == INTEGERS[0] else column, out)
+        shutil.rmtree(out, ignore_errors=True)
+    return made
+
+
+def _alone(animal: Animal, source: Path) -> str | None:
+    """Return what is wrong with a model of floats that is loaded from where it was saved, or None."""
+    try:
+        model, found = loaded(animal, source, None)
+        if found is None and animal.inputs():
+            forward(animal, model)
+    except Exception as error:  # noqa: BLE001 (whatever code of models raises)
+        return said(error)
+    return found
+
+
+def _fitting(source: Path) -> str:
+    """Return the scheme of int4 that keeps the fewest weights, of these the one with the largest group."""
+    opened = open_source(source)
+    require_linear(opened)
+    kept: dict[str, int] = {}
+    for scheme in INTEGERS:
+        try:
+            kept[scheme] = len(make_plan(opened, scheme, limits=ONE).unfit)
+        except ZeropointError:
+            continue
+    return min(kept, key=lambda scheme: kept[scheme], default=INTEGERS[-1])
+
+
+def require_linear(opened: Source) -> None:
+    """Raise CheckpointError where a checkpoint has no weight of a linear layer."""
+    make_plan(opened, "float8_e4m3fn:channel", limits=ONE)
+
+
+def _of_trial(animal: Animal, source: Path, column: str, folder: Path) -> str:
+    """Return whether a scheme works, or ``wrong`` where `verify` or the plan says otherwise."""
+    try:
+        found: Trial = tried(animal, source, column, folder)
+    except ZeropointError as error:
+        return f"refused: {error}"
+    wrong = verify(folder / "codes", source, limits=ONE).problems
+    if wrong:
+        return f"wrong: verify says {wrong[0]}"
+    if found.problem is None and found.verdict.loads is Loads.NO:
+        return f"wrong: it loads, and the plan says no: {found.verdict.reason}"
+    return found.answer
+
+
+def _of_gptq(animal: Animal, source: Path, folder: Path) -> str:
+    """Return whether the layers of the layout of GPTQ are layers of the model, by name and shape."""
+    try:
+        plan = make_plan(open_source(source), "int4:g32", codec=GPTQ, limits=ONE)
+        run(plan, folder)
+    except ZeropointError as error:
+        return f"refused: {error}"
+    wrong = verify(folder, source, limits=ONE).problems
+    if wrong:
+        return f"wrong: verify says {wrong[0]}"
+    (verdict,) = (v for v in verdicts(plan) if v.engine == "transformers")
+    problem = None if verdict.loads is Loads.NO else _misplaced(animal, plan)
+    return f"wrong: {problem}" if problem else f"{verdict.loads.value}: {verdict.reason}"
+
+
+def _misplaced(animal: Animal, plan: CheckpointPlan) -> str | None:
+    """Return the first quantized layer that the model does not have as a Linear layer of its shape."""
+    with quiet(), torch.device("meta"):
+        model: nn.Module = getattr(tf, animal.model)(animal.config())
+    modules = dict(model.named_modules())
+    for weight in plan.weights:
+        name = transformers_names(weight.module, plan.source.config or {})[-1]
+        layer = modules.get(name)
+        if not isinstance(layer, nn.Linear) or tuple(layer.weight.shape) != tuple(weight.shape):
+            return f"{name} is no linear layer of shape {list(weight.shape)}"
+    return None
