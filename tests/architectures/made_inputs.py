@@ -1,4 +1,4 @@
-"""Inputs for the forward of any model, from the names of its parameters and the sizes of its configuration."""
+"""Inputs for the forward of any model, by the names of its parameters and the sizes of its configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from tests.architectures.shrunk import parts
 
 LENGTH, SAMPLES = 8, 3200
-_MOST = 64
+_MOST = 16
 """Inputs that are tried for one set of names."""
 Makers = dict[str, tuple[Callable[[], torch.Tensor], ...]]
 
@@ -67,7 +67,11 @@ class _Sizes:
         frames = self.size("num_frames", "frames_per_clip", "temporal_patch_size", default=2)
         bins = self.size("num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim", default=80)
         places = self.size("max_source_positions", "n_window", default=32)
-        patch, steps = self.size("patch_size", default=8), self.size("context_length", "seq_length", default=32)
+        patch, steps = (
+            self.size("patch_size", default=8),
+            self.size("context_length", "seq_length", default=32),
+        )
+        places_of_patches = torch.cartesian_prod(torch.arange(4), torch.arange(4)).repeat(2, 1, 1)
         series = self.size("num_input_channels", "input_size", default=1)
         temporal = self.size("temporal_patch_size", default=1)
         tubes = channels * temporal * patch * patch
@@ -89,7 +93,7 @@ class _Sizes:
             "prompt_pixel_values": (lambda: noise(2, channels, side, side),),
             "prompt_masks": (lambda: noise(2, channels, side, side),),
             "pixel_attention_mask": (lambda: torch.ones(2, 16, dtype=torch.long),),
-            "pixel_position_ids": (lambda: torch.cartesian_prod(torch.arange(4), torch.arange(4)).repeat(2, 1, 1),),
+            "pixel_position_ids": (lambda: places_of_patches,),
             "spatial_shapes": (lambda: torch.tensor([[4, 4]] * 2),),
             "hidden_states": (
                 lambda: noise(16, tubes), lambda: noise(16, channels, temporal, patch, patch),
@@ -101,7 +105,9 @@ class _Sizes:
                 lambda: noise(2, 64, bins), lambda: noise(2, bins, 2 * places), lambda: noise(2, bins, 64),
                 lambda: noise(2, 64, 2 * bins), lambda: noise(2, 1, 64, bins), lambda: noise(2, 1, 1001, 64),
             ),
-            "input_features_mask": (lambda: torch.ones(2, 64, dtype=torch.long), lambda: torch.ones(2, 2 * places)),
+            "input_features_mask": (
+                lambda: torch.ones(2, 64, dtype=torch.long), lambda: torch.ones(2, 2 * places),
+            ),
             "feature_lens": (lambda: torch.tensor([64, 64]),),
             "input_values": (
                 lambda: noise(2, SAMPLES), lambda: noise(2, 1, SAMPLES), lambda: noise(2, 64, bins),
@@ -119,7 +125,9 @@ class _Sizes:
             "spectrogram": (lambda: noise(2, 64, bins),),
             "inputs": (lambda: noise(2, 16, self.size("d_model", default=128)),),
             "query_embeds": (lambda: noise(2, LENGTH, width),),
-            "encoder_hidden_states": (lambda: noise(2, LENGTH, self.size("encoder_hidden_size", default=width)),),
+            "encoder_hidden_states": (
+                lambda: noise(2, LENGTH, self.size("encoder_hidden_size", default=width)),
+            ),
             "states": (lambda: noise(2, 4, self.size("state_dim", default=17)),),
             "actions": (lambda: noise(2, 4, self.size("act_dim", default=4)),),
             "returns_to_go": (lambda: noise(2, 4, 1),),

@@ -45,7 +45,8 @@ _COUNTS = (
     (r"experts?(_num)?$|^num_experts|n_routed_experts|zero_expert_num", 4),
     (r"vision_feature_layer|skip_layer|feat_extract_layers", None),
     (r"num_kv_shared_layers|num_nextn_predict_layers|num_mtp", 0),
-    (r"first_k_dense_replace|max_window_layers|dense_layers$|cross_layer_interval|first_full_att|last_full_att", 1),
+    (r"first_k_dense_replace|max_window_layers|dense_layers$|cross_layer_interval", 1),
+    (r"(first|last)_full_att", 1),
     (r"(layers?|^depth|_depth|num_blocks|n_blocks|self_attends_per_block|num_hidden_groups)$", 2),
     (r"vocab_size|vocabulary_size", VOCABULARY),
     (r"relative|bucket", None),
@@ -61,20 +62,23 @@ _WIDTHS = (
     (r"^(mamba_)?n_?groups$", 1),
     (r"input_dim$|_index$", None),
     (r"qk_head_dim", 2 * HEAD_DIM),
-    (r"head_dim|^d_kv$|attention_head_size|kv_channels|key_dim|rotary_dim|head_size|query_pre_attn", HEAD_DIM),
+    (r"head_dim|^d_kv$|head_size|kv_channels|key_dim|rotary_dim|query_pre_attn", HEAD_DIM),
     (r"lora_rank|lora_r|low_rank", WIDTH),
     (r"moe_\w*intermediate|expert\w*(intermediate|hidden)_(size|dim)|intermediate_size_per", WIDTH),
     (r"intermediate|ffn|d_ff$|mlp_(dim|hidden)|n_inner|feed_?forward|inner_dim|expand_size", INNER),
-    (r"hidden_?(size|dim)|d_model|n_embd|embed_?dim|embedding_(size|dim)|projection_(dim|size)|_dim$|^dim$|width", WIDTH),
+    (r"hidden_?(size|dim)|d_model|n_embd|embed_?dim|embedding_(size|dim)", WIDTH),
+    (r"projection_(dim|size)|_dim$|^dim$|width", WIDTH),
     (r"num_filters|n_filters", 8),
     (r"upsample_initial_channel|base_channels", 64),
     (r"emb_size|upsample_groups|proj_size|output_size|lru_|_units$|embed_size|bottleneck", WIDTH),
 )  # fmt: skip
-EVERY, FILLED, COUNTS = SIZES = (
-    Sizes(*_COUNTS, *_WIDTHS), Sizes(*_COUNTS, *_WIDTHS, filled=True), Sizes(*_COUNTS, widths=False)
+EVERY, COUNTS, FILLED = SIZES = (
+    Sizes(*_COUNTS, *_WIDTHS), Sizes(*_COUNTS, widths=False), Sizes(*_COUNTS, *_WIDTHS, filled=True)
 )  # fmt: skip
-"""Fewer and smaller parts; the same where defaults are None that the model needs; fewer parts alone."""
-_NEEDED = re.compile(r"^(vocab_size|head_dim|num_key_value_heads|num_experts|top_k_experts|moe_intermediate_size)$")
+"""Fewer and smaller parts; fewer parts alone; the first where defaults are None that the model needs."""
+_NEEDED = re.compile(
+    r"^(vocab_size|head_dim|num_key_value_heads|num_experts|top_k_experts|moe_intermediate_size)$"
+)
 """Fields without a default that some models need."""
 _ID = re.compile(r"(token_id|token_index|_token|_id|_index|_token_ids)s?$")
 _SIDE = re.compile(r"(^|_)(image|img|crop)_size$")
@@ -127,7 +131,9 @@ def tiny(model_type: str, sizes: Sizes, special: Mapping[str, Any]) -> Any:
 def _default(special: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a configuration must be made with in the first place: the types of its parts."""
     return {
-        key: dict(value) for key, value in special.items() if isinstance(value, dict) and "model_type" in value
+        key: dict(value)
+        for key, value in special.items()
+        if isinstance(value, dict) and "model_type" in value
     }
 
 

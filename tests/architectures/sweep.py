@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from tests.architectures.made_inputs import candidates
@@ -21,9 +23,11 @@ from torch import nn
 
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.verdicts import verdicts
-from zeropoint.checkpoint.read.source import Source, open_source
+from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
+from zeropoint.codecs.compressed_tensors import tested
+from zeropoint.codecs.compressed_tensors.tested import YES
 from zeropoint.codecs.engines import Loads
 from zeropoint.codecs.gptq import CODEC as GPTQ
 from zeropoint.errors import ZeropointError
@@ -33,6 +37,7 @@ MOST = 40_000_000
 """Weights of the largest model that is tried."""
 INTEGERS = ("w4a16", "int4:g64", "int4:g32", "int4:g16")
 """Schemes of the column w4a16, the largest group first: the first that keeps no weight is taken."""
+CHANNELS = "float8_e4m3fn:channel"
 SWEPT = ("w4a16", "fp8_dynamic", "mxfp4a16", "gptq")
 
 
@@ -46,6 +51,36 @@ class Built:
     animal: Animal
     size: int
     silent: str = ""
+
+
+FIELDS = ("model_type", "class", "weights", "compared", *SWEPT)
+"""Columns of the table."""
+
+
+def row_of(model_type: str, folder: Path) -> dict[str, str]:
+    """Return the row of an architecture."""
+    row = dict.fromkeys(FIELDS, "") | {"model_type": model_type, "class": class_of(model_type)}
+    found = built(model_type)
+    if isinstance(found, str):
+        return row | {"compared": f"not built: {found}"}
+    with _unrecorded(model_type):
+        given = answers(found, folder)
+    if isinstance(given, str):
+        return row | {"compared": f"not tried: {given}"}
+    compared = f"weights: {found.silent}" if found.silent else "outputs"
+    return row | {"weights": str(found.size), "compared": compared, **given}
+
+
+@contextmanager
+def _unrecorded(model_type: str) -> Iterator[None]:
+    """Let plans know nothing of what was recorded of an architecture."""
+    others = [row for row in tested.swept() if row["model_type"] != model_type]
+    try:
+        with mock.patch.object(tested, "swept", lambda: others):
+            tested.recorded.cache_clear()
+            yield
+    finally:
+        tested.recorded.cache_clear()
 
 
 def built(model_type: str) -> Built | str:
@@ -62,8 +97,10 @@ def built(model_type: str) -> Built | str:
             problem = found
         elif not found.silent:
             return found
+        elif silent is not None:
+            return silent
         else:
-            silent = silent or found
+            silent = found
     return silent or problem
 
 
@@ -108,7 +145,7 @@ def said(error: Exception) -> str:
 
 def answers(found: Built, folder: Path) -> dict[str, str] | str:
     """Return the answer of each column for a model that is written into ``folder``, or why there are none."""
-    source = save(found.animal, folder / "in", torch.float32)
+    source = save(found.animal, folder / "in", found.animal.config().dtype or torch.float32)
     problem = _alone(found.animal, source)
     if problem is not None:
         return f"transformers does not load its own floats: {problem}"
@@ -139,21 +176,21 @@ def _alone(animal: Animal, source: Path) -> str | None:
 
 
 def _fitting(source: Path) -> str:
-    """Return the scheme of int4 that keeps the fewest weights, of these the one with the largest group."""
-    opened = open_source(source)
-    require_linear(opened)
-    kept: dict[str, int] = {}
+    """Return the scheme of int4 that keeps the fewest weights, of these the one with the largest group.
+
+    Raises CheckpointError where a checkpoint has no weight of a linear layer.
+    """
+    opened, kept = open_source(source), dict[str, int]()
     for scheme in INTEGERS:
         try:
             kept[scheme] = len(make_plan(opened, scheme, limits=ONE).unfit)
         except ZeropointError:
             continue
+        if not kept[scheme]:
+            return scheme
+    if not kept:
+        make_plan(opened, CHANNELS, limits=ONE)  # raises where there is no linear layer
     return min(kept, key=lambda scheme: kept[scheme], default=INTEGERS[-1])
-
-
-def require_linear(opened: Source) -> None:
-    """Raise CheckpointError where a checkpoint has no weight of a linear layer."""
-    make_plan(opened, "float8_e4m3fn:channel", limits=ONE)
 
 
 def _of_trial(animal: Animal, source: Path, column: str, folder: Path) -> str:
@@ -161,12 +198,16 @@ def _of_trial(animal: Animal, source: Path, column: str, folder: Path) -> str:
     try:
         found: Trial = tried(animal, source, column, folder)
     except ZeropointError as error:
-        return f"refused: {error}"
+        return f"nothing written: {error}"
     wrong = verify(folder / "codes", source, limits=ONE).problems
     if wrong:
         return f"wrong: verify says {wrong[0]}"
     if found.problem is None and found.verdict.loads is Loads.NO:
         return f"wrong: it loads, and the plan says no: {found.verdict.reason}"
+    if found.problem is not None and found.experts and not animal.ignore:
+        kept = replace(animal, ignore=found.experts)
+        if _of_trial(kept, source, column, folder / "kept").startswith(YES):
+            return f"{YES}: where --ignore names its experts; otherwise {found.verdict.reason}"
     return found.answer
 
 
@@ -176,13 +217,17 @@ def _of_gptq(animal: Animal, source: Path, folder: Path) -> str:
         plan = make_plan(open_source(source), "int4:g32", codec=GPTQ, limits=ONE)
         run(plan, folder)
     except ZeropointError as error:
-        return f"refused: {error}"
+        return f"nothing written: {error}"
     wrong = verify(folder, source, limits=ONE).problems
     if wrong:
         return f"wrong: verify says {wrong[0]}"
     (verdict,) = (v for v in verdicts(plan) if v.engine == "transformers")
     problem = None if verdict.loads is Loads.NO else _misplaced(animal, plan)
-    return f"wrong: {problem}" if problem else f"{verdict.loads.value}: {verdict.reason}"
+    if problem is not None:
+        return f"wrong: {problem}"
+    return (
+        verdict.loads.value if verdict.loads is Loads.PARTLY else f"{verdict.loads.value}: {verdict.reason}"
+    )
 
 
 def _misplaced(animal: Animal, plan: CheckpointPlan) -> str | None:

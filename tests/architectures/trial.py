@@ -38,15 +38,14 @@ COLUMNS = (
     "float8_e4m3fn:channel", SEVERAL,
 )  # fmt: skip
 # Dynamic inputs move the outputs of two layers by some hundredths of their norm, of 4 bits by some tenths.
-# Experts in mxfp4 stay bfloat16 in a float32 model.
-NEAR = {"w8a8": 0.08, "fp8_dynamic": 0.15, "mxfp8": 0.25, "mxfp4": 0.7, "mxfp4a16": 2.0**-7}
+NEAR = {"w8a8": 0.08, "fp8_dynamic": 0.15, "mxfp8": 0.25, "mxfp4": 0.7}
 """Largest distance of the outputs to those of the weights alone, relative to their norm."""
 BFLOAT16 = 2.0**-7
 """What two roundings to bfloat16 change, which is how transformers decodes nvfp4 in every model."""
 SUMMED_OTHERWISE = 2.0**-10
 """What products of experts in one tensor and one by one differ by in float16."""
 SAME_INPUTS = 2.0**-16
-"""What inputs differ by in float32, which both round alike; in other dtypes their scales have fewer bits."""
+"""What outputs differ by in float32, where both round inputs alike; scales of other dtypes have fewer bits."""
 _DYNAMIC = ("w8a8", "fp8_dynamic")
 _BFLOAT16_ALONE = ("mxfp4", "mxfp8")
 """What is decoded at the first forward, and to bfloat16 in every model."""
@@ -60,6 +59,7 @@ class Trial:
     problem: the first thing that is wrong, or None. verdict: what the table of engines says of transformers.
     refused: whether `quantize` would not have written it. option: whether it was loaded as bfloat16, which
     the original is not. named: whether its weights must be named. kept: why linear weights stay floats.
+    experts: the tensors that its experts come from.
     """
 
     problem: str | None
@@ -68,6 +68,7 @@ class Trial:
     option: bool
     named: bool
     kept: tuple[str, ...]
+    experts: tuple[str, ...]
 
     @property
     def answer(self) -> str:
@@ -123,12 +124,14 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
         problem=problem_of(animal, folder, column, dtype), verdict=verdict,
         refused=refusal(plan) is not None, option=option, named=bool(animal.include),
         kept=tuple(dict.fromkeys(d.reason for d in plan.unfit)),
+        experts=tuple(dict.fromkeys(w.origin.entry.name for w in plan.weights if is_expert(w.module))),
     )  # fmt: skip
 
 
 def planned(animal: Animal, source: Path, column: str) -> CheckpointPlan:
     """Return the plan for a model; of several schemes, one layer has another than the others."""
-    opened, selection = open_source(source), Selection(include=animal.include)
+    opened = open_source(source)
+    selection = Selection(include=animal.include, ignore=animal.ignore)
     if column != SEVERAL:
         return make_plan(opened, column, selection=selection, limits=ONE)
     weights = make_plan(opened, "w4a16", selection=selection, limits=ONE).weights
@@ -165,13 +168,15 @@ def problem_of(animal: Animal, folder: Path, column: str, dtype: torch.dtype | N
         return f"has other weights: {wrong}"
     if silent:
         return None
+    _as_wide(plain, codes)
     with _rounded_inputs(plain, codes, column):
         expected = forward(animal, plain)
     distance = float((outputs - expected).norm() / expected.norm())
-    apart = SUMMED_OTHERWISE if splits_experts(codes.config.to_dict()) else 0.0
-    exact = codes.dtype is torch.float32 and column in _DYNAMIC
-    near = SAME_INPUTS if exact else NEAR.get(column, 2 * small)
-    if not distance <= max(near, apart):
+    split = splits_experts(codes.config.to_dict())
+    apart = SUMMED_OTHERWISE if split else 0.0
+    rounded = SAME_INPUTS if codes.dtype is torch.float32 else 0.0
+    near = rounded if rounded and column in _DYNAMIC and not split else NEAR.get(column, 2 * small)
+    if not distance <= max(near, apart, rounded):
         return f"gives other outputs: they differ by {distance:.3g} of their norm"
     return None
 
@@ -182,12 +187,13 @@ def _rounded_inputs(plain: Any, codes: Any, column: str) -> Iterator[None]:
     if hasattr(codes.config, "_is_quantized"):  # by which Mamba chooses how it computes
         plain.config._is_quantized = True
     given = None if column == SEVERAL else layer_scheme(column, CODEC).input
+    quantized = {n for n, module in codes.named_modules() if hasattr(module, "quantization_scheme")}
     rounded = [
-        plain.get_submodule(name).register_forward_pre_hook(
+        module.register_forward_pre_hook(
             lambda _, inputs: (_rounded(inputs[0], given.scheme), *inputs[1:])
         )
-        for name, module in codes.named_modules()
-        if given is not None and hasattr(module, "quantization_scheme")
+        for name, module in plain.named_modules()
+        if given is not None and name in quantized
     ]
     try:
         yield
@@ -245,6 +251,13 @@ def loaded(animal: Animal, folder: Path, dtype: torch.dtype | None) -> tuple[Any
             names = sorted(map(str, info[kind]))
             return model, f"{kind.replace('_', ' ')}: {', '.join(names[:2])} ({len(names)} in all)"
     return model.eval(), None
+
+
+def _as_wide(plain: nn.Module, codes: nn.Module) -> None:
+    """Give parameters of ``plain`` the dtypes of ``codes``: experts of 4-bit floats stay bfloat16."""
+    dtypes = {name: parameter.dtype for name, parameter in codes.named_parameters()}
+    for name, parameter in plain.named_parameters():
+        parameter.data = parameter.data.to(dtypes.get(name, parameter.dtype))
 
 
 def _decoded(model: Any) -> torch.Tensor:

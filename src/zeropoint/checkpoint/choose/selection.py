@@ -203,15 +203,12 @@ _NUMBER = re.compile(r"\.\d+\.")
 def _as_loaded(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> str:
     """Return the type of a matrix outside of the blocks, by what transformers makes of it.
 
-    It has the name that a head has there, or is a table: a matrix without a bias whose rows no other
-    matrix takes as columns may be one.
+    It has the name that a head has there, or is a table, which has no bias.
     """
     module = module_of(entry.name)
     if not set(heads_of(config)).isdisjoint(transformers_names(module, config)):
         return "Head"
-    rows = entry.shape[0]
-    used = f"{module}.bias" in entries or entries.columns_but(_TABLES)[rows]
-    return "Embedding" if not used and is_table(module, config) else "Linear"
+    return "Embedding" if f"{module}.bias" not in entries and is_table(module, config) else "Linear"
 
 
 def is_embedding(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> bool:

@@ -72,7 +72,11 @@ class WrittenGroup:
 
 
 def quantization_config(
-    groups: Sequence[Group | WrittenGroup], ignore: Sequence[str], *, kv_cache: Any = None, decodes: bool = True
+    groups: Sequence[Group | WrittenGroup],
+    ignore: Sequence[str],
+    *,
+    kv_cache: Any = None,
+    decodes: bool = True,
 ) -> dict[str, Any]:
     """Return the JSON object for layers of ``groups``; ``ignore`` must name all other matrices' modules.
 
