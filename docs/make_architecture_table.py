@@ -6,6 +6,7 @@ benchmarks/architectures.py writes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -43,6 +44,8 @@ def notes_list() -> str:
 
 _SWEPT = (*SWEPT_COLUMNS, "gptq")
 _WORKS = ("yes", "partly")
+_WHERE = "where "
+"""What the reason of a yes begins with that holds with an option alone."""
 _WORDS = (*_WORKS, "no", "refused", "nothing written")
 
 
@@ -56,14 +59,15 @@ def every_counts() -> str:
 
 
 def every_reason() -> str:
-    """Return why some of all architectures do not load, with their model types."""
+    """Return why some of all architectures do not load, or with an option alone, with their model types."""
     found: dict[str, dict[str, list[str]]] = {}
     for row in _tried():
-        for column in _SWEPT:
+        for column in SWEPT_COLUMNS:
             word, _, reason = row[column].partition(": ")
-            if word not in _WORKS:
+            if word not in _WORKS or reason.startswith(_WHERE):
                 found.setdefault(_kind(reason), {}).setdefault(row["model_type"], []).append(column)
-    return _reasons(found, lambda columns: f" ({', '.join(columns)})" if len(columns) < len(_SWEPT) else "")
+    whole = len(SWEPT_COLUMNS)
+    return _reasons(found, lambda columns: f" ({', '.join(columns)})" if len(columns) < whole else "")
 
 
 def every_other() -> str:
@@ -96,9 +100,11 @@ def _kind(reason: str) -> str:
     for kind, start in _KINDS.items():
         if start in reason:
             return kind
-    return reason.partition(";")[0]
+    return _NAME.sub("a weight", reason.partition(";")[0] if not reason.startswith(_WHERE) else reason)
 
 
+_NAME = re.compile(r"'[^']*'|(?<=of )\S+(?=, which)|[\w.]+(?= is no linear layer)|\S+(?= \(\d+ in all)")
+"""The names of weights in reasons."""
 _KINDS = {
     "a package is not installed here": "library",
     "no linear weight in it": "nothing would be quantized",

@@ -20,6 +20,11 @@ _FAMILIES = (
 _LAYER_LISTS = 4
 """Lists longer than this, with an item for each layer, are cut with the layers."""
 _MOST_LAYERS = 4
+_RESNET = {
+    "model_type": "resnet", "depths": [1, 1, 1, 1], "hidden_sizes": [32, 32, 64, 128], "embedding_size": 32,
+    "layer_type": "basic",
+}  # fmt: skip
+"""In the place of backbones of the package timm, which is not installed."""
 _KEPT = frozenset(("id2label", "label2id", "num_labels", "transformers_version", "problem_type"))
 
 
@@ -158,6 +163,8 @@ def _shrunk(config: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
         elif stages and name == "out_indices":
             last = len(taken) + 1
             made[name] = list(range(last - len(value), last)) if len(value) > 1 else [last - 1]
+        elif isinstance(value, dict) and value.get("model_type") == "timm_backbone":
+            made[name] = {**_RESNET, "out_indices": value.get("out_indices") or [4]}
         elif isinstance(value, dict) and value and _by_layer(value, _layer_count(config)):
             made[name] = {
                 taken.index(int(key)): _shrunk(each, sizes) if isinstance(each, dict) else each

@@ -34,6 +34,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "cohere_compass_text": _ROPES,
     "cohere_compass": {"text_config": _ROPES},
+    "dots3_note": {"text_config": {"head_dim": 64}},
     "dots3_note_text": {"head_dim": 64},
     "ernie4_5_vl_moe": {
         "text_config": {

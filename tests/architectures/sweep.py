@@ -21,6 +21,8 @@ from tests.checkpoint.written import ONE
 from tests.peers import transformers as tf
 from torch import nn
 
+from zeropoint.architectures import is_transposed
+from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.verdicts import verdicts
 from zeropoint.checkpoint.read.source import open_source
@@ -76,7 +78,7 @@ def _unrecorded(model_type: str) -> Iterator[None]:
     """Let plans know nothing of what was recorded of an architecture."""
     others = [row for row in tested.swept() if row["model_type"] != model_type]
     try:
-        with mock.patch.object(tested, "swept", lambda: others):
+        with mock.patch.object(tested, "swept", return_value=others):
             tested.recorded.cache_clear()
             yield
     finally:
@@ -149,17 +151,21 @@ def answers(found: Built, folder: Path) -> dict[str, str] | str:
     problem = _alone(found.animal, source)
     if problem is not None:
         return f"transformers does not load its own floats: {problem}"
+    animal = found.animal
     try:
-        fitting = _fitting(source)
+        fitting = _fitting(source, animal)
     except ZeropointError as error:
-        return f"{error}".partition(";")[0]
+        animal = replace(animal, include=_transposed(source))
+        if not animal.include:
+            return f"{error}".partition(";")[0]
+        fitting = _fitting(source, animal)
     made = {}
     for column in SWEPT:
         out = folder / column
         if column == "gptq":
-            made[column] = _of_gptq(found.animal, source, out)
+            made[column] = _of_gptq(animal, source, out)
         else:
-            made[column] = _of_trial(found.animal, source, fitting if column == INTEGERS[0] else column, out)
+            made[column] = _of_trial(animal, source, fitting if column == INTEGERS[0] else column, out)
         shutil.rmtree(out, ignore_errors=True)
     return made
 
@@ -175,21 +181,29 @@ def _alone(animal: Animal, source: Path) -> str | None:
     return found
 
 
-def _fitting(source: Path) -> str:
+def _transposed(source: Path) -> tuple[str, ...]:
+    """Return the weights that lie transposed in their files, which are kept unless they are named."""
+    opened = open_source(source)
+    stems = [name.removesuffix(".weight") for name in opened.entries if name.endswith(".weight")]
+    return tuple(stem for stem in stems if is_transposed(stem, opened.config or {}))
+
+
+def _fitting(source: Path, animal: Animal) -> str:
     """Return the scheme of int4 that keeps the fewest weights, of these the one with the largest group.
 
     Raises CheckpointError where a checkpoint has no weight of a linear layer.
     """
     opened, kept = open_source(source), dict[str, int]()
+    chosen = Selection(include=animal.include)
     for scheme in INTEGERS:
         try:
-            kept[scheme] = len(make_plan(opened, scheme, limits=ONE).unfit)
+            kept[scheme] = len(make_plan(opened, scheme, selection=chosen, limits=ONE).unfit)
         except ZeropointError:
             continue
         if not kept[scheme]:
             return scheme
     if not kept:
-        make_plan(opened, CHANNELS, limits=ONE)  # raises where there is no linear layer
+        make_plan(opened, CHANNELS, selection=chosen, limits=ONE)  # raises where there is no linear layer
     return min(kept, key=lambda scheme: kept[scheme], default=INTEGERS[-1])
 
 
@@ -214,7 +228,8 @@ def _of_trial(animal: Animal, source: Path, column: str, folder: Path) -> str:
 def _of_gptq(animal: Animal, source: Path, folder: Path) -> str:
     """Return whether the layers of the layout of GPTQ are layers of the model, by name and shape."""
     try:
-        plan = make_plan(open_source(source), "int4:g32", codec=GPTQ, limits=ONE)
+        chosen = Selection(include=animal.include)
+        plan = make_plan(open_source(source), "int4:g32", selection=chosen, codec=GPTQ, limits=ONE)
         run(plan, folder)
     except ZeropointError as error:
         return f"nothing written: {error}"
@@ -236,6 +251,8 @@ def _misplaced(animal: Animal, plan: CheckpointPlan) -> str | None:
         model: nn.Module = getattr(tf, animal.model)(animal.config())
     modules = dict(model.named_modules())
     for weight in plan.weights:
+        if is_transposed(weight.module, plan.source.config or {}):
+            continue  # of its Conv1D
         name = transformers_names(weight.module, plan.source.config or {})[-1]
         layer = modules.get(name)
         if not isinstance(layer, nn.Linear) or tuple(layer.weight.shape) != tuple(weight.shape):

@@ -45,7 +45,7 @@ BFLOAT16 = 2.0**-7
 SUMMED_OTHERWISE = 2.0**-10
 """What products of experts in one tensor and one by one differ by in float16."""
 SAME_INPUTS = 2.0**-16
-"""What outputs differ by in float32, where both round inputs alike; scales of other dtypes have fewer bits."""
+"""What outputs differ by in float32 where both round inputs alike; scales of others have fewer bits."""
 _DYNAMIC = ("w8a8", "fp8_dynamic")
 _BFLOAT16_ALONE = ("mxfp4", "mxfp8")
 """What is decoded at the first forward, and to bfloat16 in every model."""
@@ -189,9 +189,7 @@ def _rounded_inputs(plain: Any, codes: Any, column: str) -> Iterator[None]:
     given = None if column == SEVERAL else layer_scheme(column, CODEC).input
     quantized = {n for n, module in codes.named_modules() if hasattr(module, "quantization_scheme")}
     rounded = [
-        module.register_forward_pre_hook(
-            lambda _, inputs: (_rounded(inputs[0], given.scheme), *inputs[1:])
-        )
+        module.register_forward_pre_hook(lambda _, inputs: (_rounded(inputs[0], given.scheme), *inputs[1:]))
         for name, module in plain.named_modules()
         if given is not None and name in quantized
     ]

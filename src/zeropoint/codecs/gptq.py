@@ -239,7 +239,10 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
     if facts.experts:
         yield Loads.NO, "it reads no experts in this layout"
     if facts.cut is not None:
-        yield Loads.NO, f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights"
+        yield (
+            Loads.NO,
+            f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights",
+        )
     rules = facts.section.get("dynamic", {})
     several = any(rule.startswith(_OTHER) or _IN_BLOCKS.search(rule) for rule in rules)
     if several or facts.section.get("lm_head"):

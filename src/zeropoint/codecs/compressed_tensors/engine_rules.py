@@ -63,7 +63,10 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         name = printable(facts.joined_floats)
         yield Loads.NO, f"it makes another weight of {name}, which it does of packed weights alone"
     if facts.cut is not None and any(layer.layout not in _FLOAT8 for layer in facts.layers):
-        yield Loads.NO, f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights"
+        yield (
+            Loads.NO,
+            f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights",
+        )
     if facts.converter is not None:
         yield Loads.NO, f"it joins the experts of this family by {facts.converter}, which takes floats alone"
     if any(group_index(layer) is not None for layer in facts.layers):
