@@ -29,7 +29,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.compressed_tensors import tested
-from zeropoint.codecs.compressed_tensors.tested import YES
+from zeropoint.codecs.compressed_tensors.tested import NO_LINEAR, YES
 from zeropoint.codecs.engines import Loads
 from zeropoint.codecs.gptq import CODEC as GPTQ
 from zeropoint.errors import ZeropointError
@@ -79,10 +79,16 @@ def _unrecorded(model_type: str) -> Iterator[None]:
     others = [row for row in tested.swept() if row["model_type"] != model_type]
     try:
         with mock.patch.object(tested, "swept", return_value=others):
-            tested.recorded.cache_clear()
+            _forget()
             yield
     finally:
-        tested.recorded.cache_clear()
+        _forget()
+
+
+def _forget() -> None:
+    """Read the table again where it is asked."""
+    tested.recorded.cache_clear()
+    tested.other_classes.cache_clear()
 
 
 def built(model_type: str) -> Built | str:
@@ -239,7 +245,7 @@ def _of_gptq(animal: Animal, source: Path, folder: Path) -> str:
     (verdict,) = (v for v in verdicts(plan) if v.engine == "transformers")
     problem = None if verdict.loads is Loads.NO else _misplaced(animal, plan)
     if problem is not None:
-        return f"wrong: {problem}"
+        return f"no: {problem}"
     return (
         verdict.loads.value if verdict.loads is Loads.PARTLY else f"{verdict.loads.value}: {verdict.reason}"
     )
@@ -256,5 +262,5 @@ def _misplaced(animal: Animal, plan: CheckpointPlan) -> str | None:
         name = transformers_names(weight.module, plan.source.config or {})[-1]
         layer = modules.get(name)
         if not isinstance(layer, nn.Linear) or tuple(layer.weight.shape) != tuple(weight.shape):
-            return f"{name} is no linear layer of shape {list(weight.shape)}"
+            return f"{name} {NO_LINEAR} of shape {list(weight.shape)}"
     return None

@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from ..architectures import merged
+from ..architectures import merged, model_type
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
@@ -52,6 +52,7 @@ from . import engines, words
 from .act_order import group_index
 from .block_extents import blocks, by_column
 from .compressed_tensors.targets import targets
+from .compressed_tensors.tested import other_classes
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, Facts, Loads, Problem, decoded_first, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, needed
@@ -243,6 +244,8 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
             Loads.NO,
             f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights",
         )
+    if model_type(facts.family) in other_classes():
+        yield Loads.NO, other_classes()[model_type(facts.family)]
     rules = facts.section.get("dynamic", {})
     several = any(rule.startswith(_OTHER) or _IN_BLOCKS.search(rule) for rule in rules)
     if several or facts.section.get("lm_head"):

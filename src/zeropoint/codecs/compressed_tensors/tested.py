@@ -53,6 +53,17 @@ def swept() -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
+NO_LINEAR = "is no linear layer"
+"""What a reason says of quantized layers that transformers makes of a class of the model's own."""
+
+
+@functools.cache
+def other_classes() -> Mapping[str, str]:
+    """Return, by model type, which layer has a class of its own where loaders of packed words want Linear."""
+    found = {row["model_type"]: row["gptq"].partition(": ")[2] for row in swept()}
+    return {model_type: reason for model_type, reason in found.items() if NO_LINEAR in reason}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Whether a model loads, and what is to be said of it."""
