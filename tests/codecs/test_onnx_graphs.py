@@ -291,3 +291,103 @@ def test_models_that_other_tools_quantized_are_called_so(tmp_path: Path) -> None
     zp.quantize_checkpoint(source, tmp_path / "out", "int8:channel", format="onnx")
     with pytest.raises(zp.CheckpointError, match=r"is quantized already \(.*\); .* dequantize_first=True"):
         zp.quantize_checkpoint(tmp_path / "out", tmp_path / "again", "int8:channel", format="onnx")
+
+
+def from_the_left() -> Any:
+    nodes = [
+        node("Transpose", ["x"], ["c"]), node("MatMul", ["w", "c"], ["d"]), node("Transpose", ["d"], ["y"]),
+    ]  # fmt: skip
+    return made(nodes, [held("w", (32, 64))])
+
+
+def behind_nodes() -> Any:
+    """A weight behind Identity, one of half precision behind a Cast, and one behind two nodes."""
+    half = numpy_helper.from_array(values((64, 64), 3).astype(np.float16), "half")
+    nodes = [
+        node("Identity", ["w"], ["same"]), node("MatMul", ["x", "same"], ["a"]),
+        node("Cast", ["half"], ["wide"], to=TensorProto.FLOAT), node("MatMul", ["a", "wide"], ["b"]),
+        node("Identity", ["v"], ["v2"]), node("Transpose", ["v2"], ["v3"]), node("Gemm", ["b", "v3"], ["y"]),
+    ]  # fmt: skip
+    return made(nodes, [held("w", (64, 64)), half, held("v", (32, 64), 4)])
+
+
+def stacked() -> Any:
+    """Four matrices of a product each, once from the right and once from the left."""
+    axes = numpy_helper.from_array(np.array([0]), "first")
+    nodes = [
+        node("Unsqueeze", ["x", "first"], ["u"]), node("MatMul", ["u", "w"], ["a"]),
+        node("Transpose", ["a"], ["b"], perm=[0, 2, 1]), node("MatMul", ["v", "b"], ["c"]),
+        node("ReduceSum", ["c", "first"], ["d"], keepdims=0), node("Transpose", ["d"], ["y"]),
+    ]  # fmt: skip
+    return made(nodes, [axes, held("w", (4, 64, 96)), held("v", (4, 32, 96), 1)])
+
+
+def deconvolved() -> Any:
+    """ConvTranspose of two by two values an input, and of one input a group."""
+    shapes = {"image": [2, 64, 1, 1], "flat": [2, 32]}
+    constants = [numpy_helper.from_array(np.array(shape), name) for name, shape in shapes.items()]
+    nodes = [
+        node("Reshape", ["x", "image"], ["a"]), node("ConvTranspose", ["a", "w"], ["b"]),
+        node("Reshape", ["b", "flat"], ["y"]),
+    ]  # fmt: skip
+    return made(nodes, [*constants, held("w", (64, 8, 2, 2))])
+
+
+def recurrent(operator: str, gates: int) -> Any:
+    """Two directions of 16 values from a sequence of one step."""
+    shapes = {"steps": [1, 2, 64], "flat": [2, 32]}
+    constants = [numpy_helper.from_array(np.array(shape), name) for name, shape in shapes.items()]
+    sides = {"hidden_size": 16, "direction": "bidirectional"}
+    nodes = [
+        node("Reshape", ["x", "steps"], ["a"]), node(operator, ["a", "w", "r"], ["b"], **sides),
+        node("Transpose", ["b"], ["c"], perm=[0, 2, 1, 3]), node("Reshape", ["c", "flat"], ["y"]),
+    ]  # fmt: skip
+    return made(nodes, [*constants, held("w", (2, gates * 16, 64)), held("r", (2, gates * 16, 16), 1)])
+
+
+OTHERS = {
+    "from_the_left": (from_the_left, {"w"}), "behind_nodes": (behind_nodes, {"w", "half", "v"}),
+    "stacked": (stacked, {"w", "v"}), "deconvolved": (deconvolved, {"w"}),
+    "lstm": (lambda: recurrent("LSTM", 4), {"w", "r"}), "gru": (lambda: recurrent("GRU", 3), {"w", "r"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["int4:g16", "int8:channel", "int4:channel:asym", "uint8:tensor:asym"])
+@pytest.mark.parametrize("place", OTHERS)
+def test_a_weight_of_any_product_is_quantized_where_it_lies(place: str, scheme: str, tmp_path: Path) -> None:
+    make, names = OTHERS[place]
+    source, out = save(make(), tmp_path / "in"), tmp_path / "out"
+    zp.quantize_checkpoint(source, out, scheme, format="onnx")
+    assert zp.verify_checkpoint(out, source).problems == ()
+    weights = decoded(out)
+    assert set(weights) == names
+    found, wanted = (ran(each, X)[0] for each in (out / "model.onnx", with_values(source, weights)))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    assert np.abs(found - ran(source, X)[0]).max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("from_the_left", "read by MatMul from the left"), ("stacked", "MatMul of several matrices")],
+)
+def test_a_product_that_matmulnbits_cannot_replace_is_named(place: str, said: str, tmp_path: Path) -> None:
+    source = save(OTHERS[place][0](), tmp_path / "in")
+    with pytest.raises(zp.CheckpointError, match=said):
+        make_plan(open_source(source), "int4:g32", codec=get_codec("onnx-matmulnbits"))
+
+
+def test_matmulnbits_takes_the_place_of_what_passes_a_weight_on(tmp_path: Path) -> None:
+    source, out = save(behind_nodes(), tmp_path / "in"), tmp_path / "out"
+    result = zp.quantize_checkpoint(source, out, "int4:g32", format="onnx-matmulnbits")
+    reasons = [str(each.reason) for each in result.plan.decisions if not each.quantized]
+    assert any("read by Cast" in reason for reason in reasons)
+    weights = decoded(out)
+    assert set(weights) == {"w", "v"}
+    wanted = ran(with_values(source, weights), X)[0]
+    np.testing.assert_allclose(ran(out / "model.onnx", X)[0], wanted, rtol=0, atol=1e-5)
+
+
+def test_a_group_ends_with_its_matrix(tmp_path: Path) -> None:
+    source = save(stacked(), tmp_path / "in")
+    with pytest.raises(zp.CheckpointError, match="matrices have 64 inputs each, no multiple of the group of"):
+        zp.plan_checkpoint(source, "int4:g128", format="onnx", ignore="v")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,15 +217,25 @@ def test_a_model_in_memory_takes_the_codes(model: nn.Module) -> None:
     assert errors[0] < errors[1]
 
 
-def test_a_weight_alone_and_one_outside_of_blocks_are_refused(model: nn.Module) -> None:
+def test_a_weight_outside_of_blocks_has_the_codes_of_its_start_and_says_so(model: nn.Module) -> None:
+    whole = nn.Sequential(model, nn.Linear(32, 8))
+    steps, found, plain = Steps(blocks=("0.0", "0.1")), Solved(), Solved()
+    solve(whole, data(), tasks_of(whole, "signround"), steps, found)
+    assert found.losses["1"].notes == ("outside of all blocks: codes of gptq",)
+    outside = [name for name, loss in found.losses.items() if loss.together is None]
+    assert outside == ["1"]
+    inside = {name: "signround" if name != "1" else "gptq" for name in found}
+    tasks = [replace(task, method=method_named(inside[task.name])) for task in tasks_of(whole, "signround")]
+    solve(whole, data(), tasks, steps, plain)
+    assert all(torch.equal(found[name].q.data, plain[name].q.data) for name in plain)
+
+
+def test_a_weight_alone_is_refused(model: nn.Module) -> None:
     with pytest.raises(zp.CalibrationError, match=r"signround rounds the weights of a block .* runs on data"):
         zp.quantize(torch.ones(4, 32), "int4:g32", method="signround", inputs=torch.ones(8, 32))
     recipe = Recipe(default=Rule(gives=Assignment.of(weight="int3:g32", method="signround")))
     with pytest.raises(zp.CalibrationError, match=r"signround rounds the weights of a block"):
         zp.quantize_model(model, recipe, calibration=zp.calibrate(model, recipe, data()))
-    whole = nn.Sequential(model, nn.Linear(32, 8))
-    with pytest.raises(zp.UnsupportedError, match=r"1: method signround .* lies outside of all"):
-        solve(whole, data(), tasks_of(whole, "signround"), Steps(blocks=("0.0", "0.1")), Solved())
 
 
 def test_every_chain_begins_with_the_codes_of_feedback() -> None:

@@ -104,7 +104,7 @@ Quality = Annotated[
     typer.Option(
         "--quality",
         help="The method for each scheme, in place of --method: fast needs no data; good, and best, which "
-        "takes longer, come closer with --calibration.",
+        "takes three times as long, come closer with --calibration.",
     ),
 ]
 Calibration = Annotated[

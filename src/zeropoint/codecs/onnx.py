@@ -10,7 +10,9 @@ For a weight W of shape (N, K), (outputs, inputs), that MatMul(x, W) or Gemm rea
     M.weight_scale_2     one number under scales that are FLOAT8E4M3FN, which a first DequantizeLinear decodes
 
 Where a node reads W as (N, K), as Gemm with transB, Conv and Gather do, codes are (N, K), scales (N, K / g)
-with axis 1, or (N,) with axis 0. M is the initializer's name without ``.weight``.
+with axis 1, or (N,) with axis 0. Of more axes, such as those of ConvTranspose, LSTM and stacked matrices, one
+has the inputs, and scales have g times fewer values along it; a channel along several axes is a block of all
+its inputs. M is the initializer's name without ``.weight``.
 
 Scales are of the dtype of the model, in which DequantizeLinear then gives its values.
 
@@ -153,15 +155,15 @@ def _record(layer: GraphLayer, key: str, tensors: Mapping[str, Entry]) -> Record
 def _blocks(layer: GraphLayer, columns: int) -> str:
     """Return the text of a weight's granularity; raises UnsupportedError for blocks along its outputs."""
     count, size = math.prod(layer.parts[SCALE].dims), attribute_of(layer.node, "block_size", 0)
-    rank, transposed = len(layer.parts[CODES].dims), layer.use.transposed
+    use, dims = layer.use, layer.parts[CODES].dims
     axis = attribute_of(layer.node, "axis", 1)
-    axis += rank if axis < 0 else 0
+    axis += len(dims) if axis < 0 else 0
     if count == 1 and not size:
         return "tensor"
-    if not size and axis == (1 if transposed else 0):
+    if not size and axis == _outputs_axis(dims, use) and not use.spread:
         return "channel"
-    if size > 0 and axis == (0 if transposed else 1) and layer.use.kernel == 1 and columns % size == 0:
-        return f"g{size}"
+    if size > 0 and axis == use.axis and use.kernel == 1 and (use.run or columns) % size == 0:
+        return "channel" if use.spread and size == columns else f"g{size}"
     raise UnsupportedError(
         f"its scales lie along axis {axis} in blocks of {size}, which is not read here for a weight of "
         f"{' '.join(layer.use.operators)}"
@@ -261,8 +263,11 @@ class Onnx(Codec):
             return f"a line of {line} codes does not fill whole bytes, of {per} codes"
         if shape[ROWS] % rows:
             return f"zero points of {shape[ROWS]} rows do not fill whole bytes; use int8, or leave out asym"
-        if blocks(layer.weight)[COLUMNS] and self.use.kernel > 1:
+        group = blocks(layer.weight)[COLUMNS]
+        if group and self.use.kernel > 1:
             return f"its kernel has {self.use.kernel} numbers an input, and blocks hold inputs; use channel"
+        if group and self.use.run % group:
+            return f"its matrices have {self.use.run} inputs each, no multiple of the group of {group}"
         return None
 
     @staticmethod
@@ -404,27 +409,34 @@ def _operator_set(layer: LayerScheme) -> int:
         return 25
     if kind == "F4":
         return 23
-    if blocks(weight)[COLUMNS] or kind in ("I4", "U4", "I16", "U16"):
+    use = layer.codec.use if isinstance(layer.codec, Onnx) else MATMUL
+    spread = use.spread and weight.granularity != Granularity.tensor()
+    if blocks(weight)[COLUMNS] or spread or kind in ("I4", "U4", "I16", "U16"):
         return 21
     return 13 if kind in ("I8", "U8") else 19
+
+
+def _outputs_axis(dims: tuple[int, ...], use: Use) -> int:
+    """Return the axis of a weight's outputs, which are along one."""
+    outputs = range(use.axis + 1, len(dims)) if use.transposed else range(use.axis)
+    return next((axis for axis in outputs if dims[axis] > 1), outputs[0])
 
 
 def _insert(edit: Rewriting, each: Initializer, layer: LayerScheme, shape: tuple[int, int]) -> None:
     """Put codes and DequantizeLinear in the place of a weight."""
     use, weight, module = each.use, layer.weight, module_name(each)
-    size, rank = blocks(weight)[COLUMNS], len(each.dims)
     whole = weight.granularity == Granularity.tensor()
-    attributes = {} if whole else {"axis": int(use.transposed == (not size))}
+    size = blocks(weight)[COLUMNS] or (each.dims[use.axis] if use.spread and not whole else 0)
+    attributes = {} if whole else {"axis": use.axis if size else _outputs_axis(each.dims, use)}
     attributes |= {"block_size": size} if size else {}
-    grid = weight.granularity.grid(shape)
-    grid = grid[::-1] if use.transposed else grid
+    fewer = tuple(side // size if n == use.axis else side for n, side in enumerate(each.dims)) if size else ()
     for spec in layer.codec.tensors(layer, shape, edit.dtype(each)):
         if spec.suffix == CODES:
             dims = each.dims
         elif whole or spec.suffix == OUTER:
             dims = ()
         else:
-            dims = (*grid, *(1,) * (rank - len(grid))) if size else (max(grid),)
+            dims = fewer or (shape[ROWS],)
         edit.add(each.graph, f"{module}.{spec.suffix}", spec.dtype, dims)
     names = {part: f"{module}.{part}" for part in (CODES, SCALE, ZERO, OUTER)}
     has_zero, double = weight.zero_point is not ZeroPoint.NONE, len(weight.scales) == _DOUBLE

@@ -55,7 +55,8 @@ from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 _BITS = (2, 4, 8)
 _LEAST_GROUP = 16
 _SCALE_DTYPES = ("F32", "F16", "BF16")
-_PRODUCTS = frozenset(("MatMul", "Gemm", "Transpose", NBITS))
+_PASSING = ("Transpose", "Identity")
+_PRODUCTS = frozenset(("MatMul", "Gemm", *_PASSING, NBITS))
 NO_ONNX = always(Loads.NO, "it reads no ONNX models")
 
 
@@ -246,13 +247,14 @@ def _replace(edit: Rewriting, each: Initializer, layer: LayerScheme, shape: tupl
     attributes = {
         "K": columns, "N": rows, "bits": layer.weight.bits, "block_size": blocks(layer.weight)[COLUMNS],
     }  # fmt: skip
-    for read in list(each.reads):
-        products = [read]
-        if read.node.op_type == "Transpose":
-            products = list(read.reads[read.node.output[0]])
+    pending = list(each.reads)
+    while pending:
+        read = pending.pop()
+        if read.node.op_type in _PASSING:
+            pending += read.reads[read.node.output[0]]
             read.graph.node.remove(read.node)
-        for product in products:
-            _replace_product(edit, product, names, (attributes, str(layer.weight)))
+        else:
+            _replace_product(edit, read, names, (attributes, str(layer.weight)))
     edit.drop(each)
 
 

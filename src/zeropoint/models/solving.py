@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..errors import CalibrationError, UnsupportedError, ZeropointError
+from ..errors import CalibrationError, ZeropointError
 from ..methods import LayerData, LayerResult, Loss, Method
 from ..methods.chain import rounding_of, start_of, without_rescalings
 from ..methods.channels import ChannelFold, rescalings_of
@@ -96,20 +96,11 @@ def solve(
 
 
 def _by_block(tasks: Iterable[WeightTask], blocks: Sequence[str]) -> list[list[WeightTask]]:
-    """Return the tasks of each block; those of layers outside of blocks come last.
-
-    Raises UnsupportedError for such a layer whose method rounds the weights of a block together.
-    """
+    """Return the tasks of each block; those of layers outside of blocks come last."""
     groups: list[list[WeightTask]] = [[] for _ in range(len(blocks) + 1)]
     for task in tasks:
         inside = (n for n, name in enumerate(blocks) if f"{task.layer}.".startswith(f"{name}."))
         groups[next(inside, len(blocks))].append(task)
-    outside = next((task for task in groups[-1] if of_block(task)), None)
-    if outside is not None:
-        raise UnsupportedError(
-            f"{outside.name}: method {outside.method.name} rounds the weights of a block together, and this "
-            "one lies outside of all; give it method gptq by a rule, or keep it"
-        )
     return groups
 
 
@@ -204,7 +195,7 @@ class _Block:
     def solve(self, solutions: Solutions) -> None:
         """Solve all tasks, and run both streams to the end of the block."""
         results: dict[str, LayerResult | None] = {task.name: solutions.known(task) for task in self._tasks}
-        together = [task.name for task in self._tasks if of_block(task)]
+        together = [task.name for task in self._tasks if self._is_trained(task)]
         if any(results[name] is None for name in together):
             # Some of them were kept, and others not, when an earlier run ended.
             results |= dict.fromkeys(together)
@@ -249,7 +240,7 @@ class _Block:
             result = cast(LayerResult, results[task.name])
             data = observed.get(task.layer, LayerData())
             loss = self._loss(task, data, result)
-            if of_block(task):
+            if self._is_trained(task):
                 weight = self._layers[task.layer].get_parameter("weight")
                 begun.append(BegunWeight(task, weight, Sides(self._matrix(task), result.q), result, loss))
             else:
@@ -445,6 +436,10 @@ class _Block:
                 found[task.share] = min(low, before[0]), max(high, before[1])
         return found
 
+    def _is_trained(self, task: WeightTask) -> bool:
+        """Return whether a weight is rounded together with the others of the block, which has to be one."""
+        return self._own is not None and of_block(task)
+
     def _matrix(self, task: WeightTask) -> torch.Tensor:
         weight = _weight(self._layers[task.layer])
         own = weight if task.rows is None else weight[task.rows]
@@ -460,12 +455,14 @@ class _Block:
     def _loss(self, task: WeightTask, data: LayerData, result: LayerResult) -> Loss:
         known = next(iter(data.statistics.values()), None)
         weight, values = self._matrix(task).float(), result.dequantize(torch.float32)
-        added = result.changes.get("bias")
+        added, notes = result.changes.get("bias"), result.notes
+        if self._own is None and of_block(task):
+            notes = (*notes, f"outside of all blocks: codes of {start_of(task.method).name}")
         return Loss(
             vectors=0 if known is None else int(known["vectors"]), own=data.own,
             seen=loss_on(data.seen, weight, values, added),
             held_out=loss_on(data.held_out, weight, values, added),
-            notes=result.notes, outputs=result.outputs,
+            notes=notes, outputs=result.outputs,
         )  # fmt: skip
 
     def _install(self, task: WeightTask, result: LayerResult) -> None:

@@ -22,11 +22,11 @@ class Quality(enum.StrEnum):
     GOOD = "good"
     """With data, and codes chosen once."""
     BEST = "best"
-    """With data, and all that is known to bring outputs closer."""
+    """With data, and the weights of each block trained together."""
 
 
 LADDER: tuple[tuple[Quality, str, str], ...] = (
-    (Quality.BEST, "shift+descent", "smooth+shift+descent"),
+    (Quality.BEST, "shift+signround", "smooth+shift+signround"),
     (Quality.GOOD, "shift+gptq", "smooth+shift+gptq"),
     (Quality.FAST, "ggml", "ggml"),
     (Quality.FAST, "mse", "mse"),

@@ -101,7 +101,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("quality", "others"), [("good", "shift+gptq"), ("best", "shift+descent")])
+@pytest.mark.parametrize(("quality", "others"), [("good", "shift+gptq"), ("best", "shift+signround")])
 def test_an_embedding_gets_the_method_without_data_and_the_report_names_it(
     wide: Path, tmp_path: Path, quality: str, others: str
 ) -> None:
@@ -112,6 +112,8 @@ def test_an_embedding_gets_the_method_without_data_and_the_report_names_it(
     assert set(methods.values()) == {others}
     said = f"quality={quality!r} falls back on ggml for 1 weight without inputs to learn from: 'model.embed_"
     assert sum(note.startswith(said) for note in result.notes) == 1
+    head = "1 weight outside of all blocks, such as 'lm_head', keep the codes of shift+gptq"
+    assert sum(note == head for note in result.notes) == (quality == "best")
     assert zp.verify_checkpoint(tmp_path / "out", wide).ok
     plan = zp.plan_checkpoint(wide, "q4_k_m", quality=quality, format="gguf")
     assert [weight.method for weight in plan.weights] == [weight.method for weight in result.plan.weights]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -24,10 +23,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import CheckpointError, UnsupportedError, count, option, printable, size_of
+from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...methods import LayerResult, Loss, method_named
 from ...methods.chain import without_corrections
-from ...methods.channels import ChannelFold, corrections_of
+from ...methods.channels import ChannelFold
 from ...methods.channels import in_order as is_in_order
 from ...methods.method import OutputError
 from ...methods.rotate import unrotated
@@ -43,9 +42,10 @@ from ..plan.identity import ASKED, identity, require_same, stamps
 from ..plan.learned_data import solving_scheme
 from ..plan.limits import Limits, give_back
 from ..plan.placement import Placement
-from ..plan.rescaled import RESCALED, folds_text, packed_numbers, parsed_folds, unpacked_numbers
+from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
 from .calibration import RunningModel, running
+from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
 from .parameter_names import BIAS, WEIGHT, WeightRows, file_names
 from .tokens import Given
 
@@ -157,7 +157,8 @@ def solved(
     if folds:
         plan = with_folds(plan, folds)
     notes = (
-        *plan.notes, *_of_rescaling(kept.rescalings), *_of_corrections(plan, kept.corrected), *kept.said()
+        *plan.notes, *of_rescaling(kept.rescalings), *of_corrections(plan, kept.corrected), *kept.said(),
+        *outside_of_blocks(tasks, kept.losses),
     )  # fmt: skip
     return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
 
@@ -180,35 +181,12 @@ def _in_files(model: RunningModel, folds: Mapping[str, ChannelFold]) -> dict[str
     return found | {names[name]: fold for name, fold in left.items()}
 
 
-def _of_rescaling(found: Iterable[RescaledBlock]) -> Iterator[str]:
-    """Yield sentences about inputs whose channels are rescaled, and about blocks where none are."""
-    blocks = list(found)
-    notes = [note for block in blocks for note in block.notes]
-    if blocks:
-        done = f"{sum(map(bool, notes))} of {len(notes)}"
-        yield f"channels of {done} inputs whose channels can be rescaled are, as {RESCALED} says"
-    yield from (block.refused for block in blocks if block.refused)
-
-
-def _of_corrections(plan: CheckpointPlan, corrected: Collection[str]) -> Iterator[str]:
-    """Yield a sentence about biases that are corrected, and about weights of layers without one."""
-    asked = [weight for weight in plan.weights if corrections_of(method_named(weight.method))]
-    if not asked:
-        return
-    without = [weight.module for weight in asked if weight.module not in corrected]
-    rest = f"; {len(without)} have none, such as {printable(without[0])}" if without else ""
-    yield (
-        f"the biases of {len(asked) - len(without)} of {count(len(asked), 'weight')} take up the mean error "
-        f"of outputs, as {RESCALED} says{rest}"
-    )
-
-
 _OVERHEAD = 768 << 20
 """Bytes for threads of torch, transformers and fragmented memory, as measured; none of it keeps results."""
 _SOLVING = ": Gram matrices of the widest layers that run together, and a weight of each worker in float64"
 
 
-_BLOCKS_REMEDY = "use method descent"
+_BLOCKS_REMEDY = "use method shift+descent, which trains nothing"
 
 
 def windows_at_once(spare: int, limits: Limits, remedy: str) -> Callable[[int, int], int]:
@@ -413,7 +391,7 @@ class SolvedFolder:
 
     def said(self) -> tuple[str, ...]:
         """Return sentences about the losses of all weights."""
-        return (*_said(self.losses), *_bounded(self.losses), *_together(self.losses))
+        return tuple(of_losses(self.losses))
 
     def _codes(self, task: WeightTask) -> Path:
         return self._folder / f"{task.number}.safetensors"
@@ -434,57 +412,3 @@ class SolvedFolder:
             draft.replace(path)
         except OSError as error:
             raise CheckpointError(f"{shown(path)} cannot be written: {error.strerror}; make room") from error
-
-
-def _said(losses: Mapping[str, Loss]) -> Iterator[str]:
-    """Yield sentences about the losses of all weights: the error of outputs over the outputs, squared."""
-    known = {name: loss for name, loss in losses.items() if loss.seen is not None}
-    if not known:
-        return
-    worst = max(known, key=lambda name: known[name].held_out or known[name].seen or 0.0)
-    seen = math.fsum(loss.seen or 0.0 for loss in known.values()) / len(known)
-    held = [loss.held_out for loss in known.values() if loss.held_out is not None]
-    if not held:
-        yield (
-            f"loss of outputs {seen:.3%} of their squares where it was learned; no tokens were held out; the "
-            f"most is {printable(worst)} with {known[worst].seen:.3%}"
-        )
-        return
-    mean = math.fsum(held) / len(held)
-    ratio = mean / seen if seen else 1.0
-    enough = "enough data" if ratio < _ENOUGH else "more data would help"
-    yield (
-        f"loss of outputs {seen:.3%} of their squares where it was learned, {mean:.3%} on held-out tokens "
-        f"({ratio:.2f} times: {enough}); the most is {printable(worst)} with {known[worst].held_out:.3%}"
-    )
-
-
-def _bounded(losses: Mapping[str, Loss]) -> Iterator[str]:
-    """Yield a sentence about the bounds of errors of outputs."""
-    known = [loss.outputs for loss in losses.values() if loss.outputs is not None]
-    if not known:
-        return
-    loss = math.fsum(each.loss for each in known) / len(known)
-    bound = math.fsum(each.bound for each in known) / len(known)
-    over = sum(each.over for each in known)
-    rows = f"; {over:,} rows that clip are over theirs" if over else ""
-    yield (
-        f"outputs on all that was learned are off by {loss:.3%} of their squares from those of what was "
-        f"rounded, for which error feedback proves at most {bound:.3%} where nothing clips{rows}"
-    )
-
-
-def _together(losses: Mapping[str, Loss]) -> Iterator[str]:
-    """Yield a sentence about blocks whose weights were rounded together."""
-    blocks = {loss.together for loss in losses.values() if loss.together is not None}
-    if blocks:
-        before, after = (math.fsum(pair[at] for pair in blocks) / len(blocks) for at in (0, 1))
-        better = sum(then < first for first, then in blocks)
-        yield (
-            f"outputs of {count(len(blocks), 'block')} are off by {after:.3%} of their squares on held-out "
-            f"windows, and by {before:.3%} before their weights were rounded together, which changed {better}"
-        )
-
-
-_ENOUGH = 1.5
-"""Held-out loss over the other, below which more calibration data change little."""

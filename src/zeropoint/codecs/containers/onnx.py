@@ -175,7 +175,8 @@ def shape_of(dims: tuple[int, ...], use: Use) -> tuple[int, ...]:
     """Return the shape that a tensor of the graph has here: that of a weight is (outputs, inputs)."""
     if use.reason is not None or use.kind == "Other":
         return dims
-    return dims[::-1] if use.transposed else (dims[0], math.prod(dims[1:]))
+    sides = math.prod(dims[: use.axis + use.transposed]), math.prod(dims[use.axis + use.transposed :])
+    return sides[::-1] if use.transposed else sides
 
 
 def _nbytes(dtype: str, dims: tuple[int, ...]) -> int:

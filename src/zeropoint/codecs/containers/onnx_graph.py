@@ -1,10 +1,14 @@
 """What the graph of an ONNX model says of its initializers: which are weights, and which are quantized.
 
-    MatMul(x, W)             W is (inputs, outputs)
+    MatMul(x, W)             W is (..., inputs, outputs)
+    MatMul(W, x)             W is (..., outputs, inputs)
     Gemm(x, W, bias)         W is (outputs, inputs) with transB, and (inputs, outputs) without
-    MatMul(x, Transpose(W))  W is (outputs, inputs)
     Conv(x, W)               W is (outputs, inputs, kernel ...), where the kernel is part of the inputs
+    ConvTranspose(x, W)      W is (inputs, outputs, kernel ...), where the kernel is part of the outputs
+    LSTM, GRU, RNN(x, W, R)  W and R are (directions, outputs, inputs)
     Gather(W, i)             W is an embedding, (rows, inputs)
+
+What Identity, Cast and a Transpose of the last two axes give of W is read in the place of W.
 
 A weight is quantized where DequantizeLinear, or MatMulNBits of onnxruntime, reads its codes. Graphs inside of
 nodes, such as those of If and Loop, are looked at like the main one, and may read its initializers.
@@ -29,11 +33,12 @@ CODES, SCALE, ZERO, OUTER = "weight_quantized", "weight_scale", "weight_zero_poi
 BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "weight_nbits", "weight_nbits_scales", "weight_nbits_zero_points"
 _FLOATS = (1, 10, 11, 16)
 """Numbers of the types FLOAT, FLOAT16, DOUBLE and BFLOAT16."""
-MATMUL = Use(kind="Linear", operators=("MatMul",), transposed=True)
+MATMUL = Use(kind="Linear", operators=("MatMul",), transposed=True, axis=0)
 """How most weights are used."""
 _MATRIX = 2
 _FREE_INITIALIZERS = 4
 """The first version of the format in which initializers need not be inputs of the graph."""
+RECURRENT = ("LSTM", "GRU", "RNN")
 _SUFFIX = re.compile(r"(\.weight)?(_quantized|_nbits|(_DQ)?_Q\d+(G\d+)?)$")
 """How names of codes end, as we and onnxruntime write them."""
 
@@ -293,52 +298,104 @@ def _use(each: Initializer) -> Use:
     if not each.reads:
         return Use(reason="read by no node")
     if each.tensor.data_type not in _FLOATS:
-        return Use(operators=tuple(sorted({_operator(read.node) for read in each.reads})))  # see its dtype
+        names = {name for read in each.reads for name in _operators(read, len(each.dims))}
+        return Use(operators=tuple(sorted(names)))  # see its dtype
     return _of_reads(each.reads, each.dims)
 
 
 def _of_reads(reads: Sequence[Read], dims: tuple[int, ...]) -> Use:
     """Return how nodes use a tensor of some shape: they must agree where its inputs and outputs are."""
-    operators = tuple(sorted({_operator(read.node) for read in reads}))
+    operators = tuple(sorted({name for read in reads for name in _operators(read, len(dims))}))
     if len(dims) < _MATRIX:
         return Use(operators=operators, reason=f"{len(dims)}-D, not a matrix")
-    sides = {_transposed(read, len(dims)) for read in reads}
-    if None in sides or len(sides) != 1:
+    sides = {_side(read, len(dims)) for read in reads}
+    side = next(iter(sides)) if len(sides) == 1 else None
+    if side is None:
+        odd = sorted({r.node.op_type for r in reads if _side(r, len(dims)) is None})
         several = "both as (inputs, outputs) and as (outputs, inputs)"
-        odd = sorted({r.node.op_type for r in reads if _transposed(r, len(dims)) is None})
         how = f"by {', '.join(map(printable, odd))}" if odd else several
         return Use(operators=operators, reason=f"read {how}, not as the weight of a product alone")
-    kind = "Embedding" if "Gather" in operators else "Linear"
-    kernel = math.prod(dims[2:])
-    return Use(kind=kind, operators=operators, transposed=sides == {True}, kernel=kernel)
+    transposed, axis = side
+    before, behind = dims[:axis], dims[axis + 1 :]
+    outputs = behind if transposed else before
+    return Use(
+        kind="Embedding" if "Gather" in operators else "Linear", operators=operators,
+        transposed=transposed, axis=axis, kernel=1 if transposed else math.prod(behind),
+        run=dims[axis] if transposed and math.prod(before) > 1 else 0,
+        spread=sum(size > 1 for size in outputs) > 1,
+    )  # fmt: skip
 
 
-def _operator(node: Any) -> str:
-    """Return what a node does, in words where it is more than a product."""
+def _operators(read: Read, rank: int) -> Iterator[str]:
+    """Yield what a node does, in words where it is more than a product, and what nodes behind it do."""
+    node = read.node
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
     values = {each.name: each.i if each.name == "transA" else each.f for each in node.attribute}
     more = [name for name, value in plain.items() if values.get(name, value) != value]
-    return f"Gemm with {' and '.join(more)}" if node.op_type == "Gemm" and more else str(node.op_type)
+    name = str(node.op_type)
+    if name == "Gemm" and more:
+        yield f"Gemm with {' and '.join(more)}"
+    elif name == "MatMul" and (read.index == 0 or rank > _MATRIX):
+        yield "MatMul from the left" if read.index == 0 else "MatMul of several matrices"
+    else:
+        yield name
+    for other in _behind(read) or ():
+        yield from _operators(other, rank)
 
 
-def _transposed(read: Read, rank: int) -> bool | None:
-    """Return whether a node reads a weight as (inputs, outputs), or None where it reads it as none."""
-    node, index = read.node, read.index
-    if node.domain not in STANDARD or len(node.output) != 1:
+def _behind(read: Read) -> Sequence[Read] | None:
+    """Return what reads the values of a weight behind a node that only passes them on, or None.
+
+    Those are Identity, Cast to floats, and a Transpose of the last two axes.
+    """
+    node = read.node
+    passes = node.op_type in ("Identity", "Transpose") or (
+        node.op_type == "Cast" and attribute_of(node, "to", 0) in _FLOATS
+    )
+    if not passes or node.domain not in STANDARD or len(node.output) != 1:
         return None
-    if rank > _MATRIX:
-        return False if node.op_type == "Conv" and index == 1 else None
+    (name,) = node.output
+    return () if any(each.name == name for each in read.graph.output) else read.reads.get(name, ())
+
+
+def _side(read: Read, rank: int) -> tuple[bool, int] | None:
+    """Return whether a node reads a weight as (inputs, outputs), and the axis of its inputs.
+
+    None where it reads it as none.
+    """
+    node, index = read.node, read.index
+    behind = _behind(read)
+    if behind is not None:
+        sides = {_side(other, rank) for other in behind}
+        side = next(iter(sides)) if len(sides) == 1 else None
+        return _swapped(side, node, rank) if node.op_type == "Transpose" else side
+    if node.domain not in STANDARD:
+        return None
+    if node.op_type in RECURRENT:
+        return (False, 2) if index in (1, 2) and rank == _STACK else None
+    if len(node.output) != 1:
+        return None
     if node.op_type == "MatMul":
-        return True if index == 1 else None
+        return (True, rank - 2) if index == 1 else (False, rank - 1)
+    if rank > _MATRIX:
+        return {"Conv": (False, 1), "ConvTranspose": (True, 0)}.get(node.op_type) if index == 1 else None
     if node.op_type == "Gemm":
-        return not attribute_of(node, "transB", 0) if index == 1 else None
+        transposed = not attribute_of(node, "transB", 0)
+        return (transposed, 1 - transposed) if index == 1 else None
     if node.op_type == "Gather":
-        return False if index == 0 and attribute_of(node, "axis", 0) == 0 else None
-    if node.op_type == "Transpose" and list(next((a.ints for a in node.attribute), (1, 0))) == [1, 0]:
-        readers = read.reads.get(node.output[0], ())
-        right = all(r.node.op_type == "MatMul" and r.index == 1 for r in readers)
-        return False if readers and right else None
+        return (False, 1) if index == 0 and attribute_of(node, "axis", 0) == 0 else None
     return None
+
+
+_STACK = 3
+
+
+def _swapped(side: tuple[bool, int] | None, node: Any, rank: int) -> tuple[bool, int] | None:
+    """Return how a weight is read before a Transpose of its last two axes, from how it is behind it."""
+    last = [*range(rank - 2), rank - 1, rank - 2]
+    axes = list(next((each.ints for each in node.attribute), range(rank - 1, -1, -1)))
+    both = {(True, rank - 2): (False, rank - 1), (False, rank - 1): (True, rank - 2)}
+    return both.get(side) if side is not None and axes == last else None
 
 
 def attribute_of(node: Any, name: str, default: int) -> int:

@@ -52,16 +52,21 @@ class Use(NamedTuple):
     """What a file's graph says of a tensor, where it has one.
 
     kind: what recipes call the type of its layer. operators: of the nodes that it is an input of. reason: why
-    it is no weight of such a layer, or None. transposed: whether it lies as (inputs, outputs); its row has
-    the shape (outputs, inputs). kernel: numbers of a kernel, which are part of the inputs. part: the
-    quantized layer that it is a part of, and which part.
+    it is no weight of such a layer, or None. transposed: whether inputs come before outputs; its row has
+    the shape (outputs, inputs). axis: of its inputs; axes before it are outputs, or inputs where it is
+    transposed, and axes behind it the others. kernel: values behind the axis of inputs that are inputs, too.
+    run: inputs of one product, where a row has those of several, else 0. spread: whether its outputs lie
+    along several axes. part: the quantized layer that it is a part of, and which part.
     """
 
     kind: str = "Other"
     operators: tuple[str, ...] = ()
     reason: str | None = None
     transposed: bool = False
+    axis: int = 1
     kernel: int = 1
+    run: int = 0
+    spread: bool = False
     part: tuple[str, str] | None = None
 
 
