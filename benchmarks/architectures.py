@@ -91,7 +91,7 @@ def try_all(only: Collection[str], *, anew: bool) -> None:
 
 
 def write(known: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the table whole, so that a run that is killed goes on from it."""
+    """Write the table whole, so that a run that is killed resumes from it."""
     new = SWEPT.with_suffix(".new")
     with new.open("w", encoding="utf-8", newline="") as lines:
         table = csv.DictWriter(lines, sweep.FIELDS, lineterminator="\n")

@@ -110,7 +110,7 @@ _KINDS = {
     "no linear weight in it": "nothing would be quantized",
     "its sizes do not shrink alone": "Error: ",
 }
-"""Reasons that stand for many: a part of their text."""
+"""Reasons of many models, and a part of their text."""
 
 
 def _reasons(found: Mapping[str, Mapping[str, Sequence[str]]], ends: Callable[[Sequence[str]], str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from tests.architectures.made_inputs import candidates
 from tests.architectures.shrunk import SIZES, Sizes, class_of, tiny
 from tests.architectures.special import SPECIAL
@@ -35,6 +36,11 @@ from zeropoint.codecs.gptq import CODEC as GPTQ
 from zeropoint.errors import ZeropointError
 from zeropoint.loaded_names import transformers_names
 
+RAISED = (
+    RuntimeError, AttributeError, ValueError, LookupError, TypeError, ImportError, AssertionError, OSError,
+    StopIteration, ArithmeticError, StrictDataclassError,
+)  # fmt: skip
+"""What code of models raises of sizes and inputs that it does not take."""
 MOST = 40_000_000
 """Weights of the largest model that is tried."""
 INTEGERS = ("w4a16", "int4:g64", "int4:g32", "int4:g16")
@@ -98,7 +104,7 @@ def built(model_type: str) -> Built | str:
     for sizes in SIZES:
         try:
             found = _built(model_type, name, sizes)
-        except Exception as error:  # noqa: BLE001 (whatever code of models raises)
+        except RAISED as error:
             problem = said(error)
             continue
         if isinstance(found, str):
@@ -136,7 +142,7 @@ def _inputs(model: Any) -> tuple[Mapping[str, torch.Tensor], str]:
             with torch.no_grad():
                 found = model(**inputs)
             first = next(v for v in found.values() if isinstance(v, torch.Tensor) and v.numel() > 1)
-        except Exception as error:  # noqa: BLE001 (whatever code of models raises)
+        except RAISED as error:
             problem = problem or f"{' and '.join(inputs)}: {said(error)}"
             continue
         if first.is_floating_point() and 0 < float(first.float().norm()) < math.inf:
@@ -182,7 +188,7 @@ def _alone(animal: Animal, source: Path) -> str | None:
         model, found = loaded(animal, source, None)
         if found is None and animal.inputs():
             forward(animal, model)
-    except Exception as error:  # noqa: BLE001 (whatever code of models raises)
+    except RAISED as error:
         return said(error)
     return found
 

@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from ..architectures import merged, model_type
+from ..architectures import merged
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
@@ -52,7 +52,6 @@ from . import engines, words
 from .act_order import group_index
 from .block_extents import blocks, by_column
 from .compressed_tensors.targets import targets
-from .compressed_tensors.tested import other_classes
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, Facts, Loads, Problem, decoded_first, rules
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, needed
@@ -237,15 +236,7 @@ def _shift(count: int, bits: int) -> torch.Tensor:
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts:
-        yield Loads.NO, "it reads no experts in this layout"
-    if facts.cut is not None:
-        yield (
-            Loads.NO,
-            f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights",
-        )
-    if model_type(facts.family) in other_classes():
-        yield Loads.NO, other_classes()[model_type(facts.family)]
+    yield from words.transformers(facts)
     rules = facts.section.get("dynamic", {})
     several = any(rule.startswith(_OTHER) or _IN_BLOCKS.search(rule) for rule in rules)
     if several or facts.section.get("lm_head"):
