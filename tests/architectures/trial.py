@@ -28,6 +28,7 @@ from zeropoint.checkpoint.plan.verdicts import Verdict, refusal, verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.compressed_tensors import CODEC
+from zeropoint.codecs.compressed_tensors.layout import SMALL
 from zeropoint.codecs.compressed_tensors.tested import SEVERAL
 from zeropoint.codecs.engines import Loads
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -47,8 +48,6 @@ SUMMED_OTHERWISE = 2.0**-10
 SAME_INPUTS = 2.0**-16
 """What outputs differ by in float32 where both round inputs alike; scales of others have fewer bits."""
 _DYNAMIC = ("w8a8", "fp8_dynamic")
-_BFLOAT16_ALONE = ("mxfp4", "mxfp8")
-"""What is decoded at the first forward, and to bfloat16 in every model."""
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -118,7 +117,7 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
     plan = planned(animal, source, column)
     run(plan, folder / "codes")
     (verdict,) = (v for v in verdicts(plan) if v.engine == "transformers")
-    dtype = torch.bfloat16 if column in _BFLOAT16_ALONE else None
+    dtype = torch.bfloat16 if _is_lazy(plan) else None
     option = dtype is not None and any(weight.dtype != dtype for weight in plan.weights)
     return Trial(
         problem=problem_of(animal, folder, column, dtype), verdict=verdict,
@@ -126,6 +125,13 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
         kept=tuple(dict.fromkeys(d.reason for d in plan.unfit)),
         experts=tuple(dict.fromkeys(w.origin.entry.name for w in plan.weights if is_expert(w.module))),
     )  # fmt: skip
+
+
+def _is_lazy(plan: CheckpointPlan) -> bool:
+    """Return whether weights are decoded at the first forward, and to bfloat16 in every model."""
+    section = json.loads(str(plan.texts["config.json"]))["quantization_config"]
+    small = any(layer.layout in SMALL for layer in plan.layers)
+    return small and not section.get("dequantize", False)
 
 
 def planned(animal: Animal, source: Path, column: str) -> CheckpointPlan:
