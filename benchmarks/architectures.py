@@ -79,7 +79,6 @@ def try_all(only: Collection[str], *, anew: bool) -> None:
     """Run every architecture that has no row yet, or those that are named."""
     known = {} if anew else {row["model_type"]: row for row in swept()}
     left = [kind for kind in classes() if (kind in only if only else kind not in known)]
-    left.sort(key=lambda kind: "For" not in class_of(kind))  # models with heads first
     # What was found before answers nothing.
     write({kind: row for kind, row in known.items() if kind not in left})
     with tempfile.TemporaryDirectory() as folder:
