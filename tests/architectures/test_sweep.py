@@ -46,7 +46,7 @@ def test_every_architecture_has_a_row_and_none_is_wrong_in_silence() -> None:
     assert [row["model_type"] for row in TRIED if "wrong" in {word(row[column]) for column in SWEPT}] == []
 
 
-@pytest.mark.parametrize(("column", "least"), zip(SWEPT_COLUMNS, (0.93, 0.95, 0.95), strict=True))
+@pytest.mark.parametrize(("column", "least"), [("w4a16", 0.93), ("fp8_dynamic", 0.95), ("mxfp4a16", 0.95)])
 def test_most_that_could_be_made_small_work(column: str, least: float) -> None:
     answered = [row for row in TRIED if word(row[column]) != "nothing written"]
     assert len(answered) > 500
