@@ -162,6 +162,8 @@ _DRAFT = re.compile(r"(^|\.)(mtp|nextn|medusa|eagle|draft)(_\w+)?\.")
 _LAYER = re.compile(r"^(?:(?:model|language_model|transformer)\.)*layers\.(\d+)\.")
 # vLLM 0.32 builds these without a quantization (models/deepseek_v2.py and folders of later DeepSeek models).
 _INDEXER = re.compile(r"(^|\.)(indexer\.(wk|weights_proj|wk_weights_proj)|compressor\.(wkv|wgate))$")
+# Blocks of a part of a pipeline of diffusers have numbers; layers of its norms scale and shift channels.
+_BLOCK, _MODULATION = re.compile(r"\.\d+\."), re.compile(r"norm|modulation|adaln", re.IGNORECASE)
 # What PEFT calls the parts of adapters: tuners of LoRA, LoHa and LoKr; and the weight that they add to.
 _ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|hada_w\d_[ab]|lokr_w\d)(\.|$)")
 ADAPTED = ".base_layer"
@@ -199,12 +201,17 @@ def layer_type(module: str, config: Config) -> str:
     """Return what kind of layer a module with a matrix is, from its name.
 
     Returns: ``Embedding``, ``Norm``, ``Router``, ``Head``, ``Adapter``, ``Draft`` for what drafts tokens,
-    ``Indexer`` for what engines run in floats, ``Conv1D`` for a transposed weight, or ``Linear``.
+    ``Indexer`` for what engines run in floats, ``Conv1D`` for a transposed weight, or ``Linear``. In parts of
+    pipelines of diffusers also ``Modulation`` for layers of norms (AdaLN), and ``Outer`` for layers outside
+    of blocks, such as the first and the last one.
 
     >>> [layer_type(name, {}) for name in ("model.embed_tokens", "lm_head", "model.layers.0.mlp.up_proj")]
     ['Embedding', 'Head', 'Linear']
     >>> layer_type("mtp.layers.0.mlp.up_proj", {}), layer_type("model.layers.0.self_attn.indexer.wk", {})
     ('Draft', 'Indexer')
+    >>> part = {"_class_name": "FluxTransformer2DModel"}
+    >>> [layer_type(name, part) for name in ("x_embedder", "blocks.0.norm1.linear", "blocks.0.ff.net.2")]
+    ['Outer', 'Modulation', 'Linear']
     """
     if is_adapter(module):
         return "Adapter"
@@ -215,6 +222,11 @@ def layer_type(module: str, config: Config) -> str:
     module = module.removesuffix(ADAPTED)
     *before, last = module.split(".")
     parent = before[-1] if before else ""
+    if isinstance(config.get("_class_name"), str):
+        if _BLOCK.search(f".{module}.") is None:
+            return "Outer"
+        if any(map(_MODULATION.search, before)):
+            return "Modulation"
     if _EMBEDDING.search(last) or (_EMBEDDING.search(parent) and not last.endswith("proj")):
         return "Embedding"
     if _NORM.search(last):

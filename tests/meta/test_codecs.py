@@ -29,8 +29,11 @@ COMMON = frozenset((
 ))  # fmt: skip
 """Names of tensors that are words of other things, too."""
 # Dialects are named after implementations, whatever files these write, and presets follow one. The command
-# line answers names of layouts in the place of schemes before it loads codecs, and torch with them.
-EXCUSED = frozenset(("schemes/dialects.py", "schemes/presets.py", "cli/arguments.py"))
+# line answers names of layouts in the place of schemes before it loads codecs, and torch with them. A package
+# of torch that exports models is called like what it writes.
+EXCUSED = frozenset((
+    "schemes/dialects.py", "schemes/presets.py", "cli/arguments.py", "checkpoint/model/graph_export.py",
+))  # fmt: skip
 _IMPORT = re.compile(r"(?:from|import)\s+(?:zeropoint|\.\.+)\.?codecs(?:\.(\w+)|\s+import\s+(\w+))")
 
 

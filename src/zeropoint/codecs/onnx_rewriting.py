@@ -124,8 +124,9 @@ def rewritten(
     """
     if not contents.graph:
         raise UnsupportedError(
-            f"{option('format')} writes ONNX models from ONNX models, and the source is none; export it "
-            "first, by optimum-cli export onnx --model DIR NEW or torch.onnx.export, and pass its .onnx file"
+            f"{option('format')} writes ONNX models from ONNX models, and the source is none; "
+            "zeropoint quantize exports a checkpoint of transformers by itself; export others by "
+            "torch.onnx.export, and pass the .onnx file"
         )
     places = {found.row.name: found for found in contents.tensors()}
     layers = {module.name: module.layer for module in contents.modules() if module.layer is not None}

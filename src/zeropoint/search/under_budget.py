@@ -26,6 +26,7 @@ from ..checkpoint.call_options import (
 from ..checkpoint.choose.asked import codec_for
 from ..checkpoint.choose.selection import Selection
 from ..checkpoint.model.calibration import calibrated, tokens_digest_of
+from ..checkpoint.model.graph_export import graph_of
 from ..checkpoint.model.importance import with_importance
 from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.short_run import compared
@@ -330,40 +331,40 @@ def quantize_checkpoint(
     selection = selection_of(
         include, ignore, strict=strict, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
     )
-    if budget is None:
-        made = planned(
-            open_source(source), to, recipe=recipe, plan=plan, format=format, method=method,
-            selection=selection, limits=limits,
-        )  # fmt: skip
-    else:
-        page = _page_of_search(what, target) if report else None
-        made = what.search(
-            open_source(source), format=format, method=method, selection=selection, limits=limits,
-            calibration=data, imatrix=imatrix, statistics=files,
-            out=target if isinstance(target, Path) else None, page=page, progress=progress,
-        ).plan  # fmt: skip
-    if not force:
-        require_loadable(made)
-    if budget is not None:
-        made = with_ranges(made, data, progress=progress is True)
-    elif data is not None and in_order(made):
-        _require_local(writing, made)
-        made = replace(made, asked=asked_of(made, tokens_digest_of(made.source, data, limits)))
-        before = _finished_before(made, out, writing)
-        if before is not None:
-            return before
-        with folder_for(target, spool, restart=restart) as folder:
-            made, held_out = solved(made, data, folder, progress=progress is True)
+    with graph_of(open_source(source), codec_for(format, to), target, spool, limits) as opened:
+        if budget is None:
+            made = planned(
+                opened, to, recipe=recipe, plan=plan, format=format, method=method,
+                selection=selection, limits=limits,
+            )  # fmt: skip
+        else:
+            made = what.search(
+                opened, format=format, method=method, selection=selection, limits=limits,
+                calibration=data, imatrix=imatrix, statistics=files,
+                out=target if isinstance(target, Path) else None, progress=progress,
+                page=_page_of_search(what, target) if report else None,
+            ).plan  # fmt: skip
+        if not force:
+            require_loadable(made)
+        if budget is not None:
             made = with_ranges(made, data, progress=progress is True)
-            result = writing.write(made, out, "quantizing")
-        return compared(result, made.source, held_out, limits)
-    elif files:
-        return _by_statistics(made, files, out, writing)
-    elif data is not None:
-        made = calibrated(made, data, progress=progress is True)
-    elif imatrix is not None:
-        made = _important(made, imatrix)
-    return writing.write(made, out, "quantizing")
+        elif data is not None and in_order(made):
+            _require_local(writing, made)
+            made = replace(made, asked=asked_of(made, tokens_digest_of(made.source, data, limits)))
+            if (before := _finished_before(made, out, writing)) is not None:
+                return before
+            with folder_for(target, spool, restart=restart) as folder:
+                made, held_out = solved(made, data, folder, progress=progress is True)
+                made = with_ranges(made, data, progress=progress is True)
+                result = writing.write(made, out, "quantizing")
+            return compared(result, made.source, held_out, limits)
+        elif files:
+            return _by_statistics(made, files, out, writing)
+        elif data is not None:
+            made = calibrated(made, data, progress=progress is True)
+        elif imatrix is not None:
+            made = _important(made, imatrix)
+        return writing.write(made, out, "quantizing")
 
 
 def _page_of_search(what: _Budgeted, target: Place) -> OwnFile | None:

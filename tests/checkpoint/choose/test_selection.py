@@ -230,6 +230,22 @@ def test_what_is_called_an_embedding_is_one_where_its_shape_is_that_of_a_table(
     assert subject_of(entries[f"{name}.weight"], entries, {}).type == kind
 
 
+def test_of_a_part_of_a_pipeline_blocks_are_quantized_but_not_their_modulations(tmp_path: Path) -> None:
+    linear = ("transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.proj_mlp")
+    modulations = ("transformer_blocks.0.norm1.linear", "blocks.3.adaLN_modulation.1")
+    outer = ("x_embedder", "proj_out", "norm_out.linear", "time_text_embed.timestep_embedder.linear_1")
+    tensors = {f"{name}.weight": weight(32, 128) for name in (*linear, *modulations, *outer)}
+    tensors |= {f"{name}.bias": torch.zeros(32) for name in outer}
+    folder = save(tmp_path, tensors, {"_class_name": "FluxTransformer2DModel"})
+    made = make_plan(open_source(folder), "w8a16")
+    said = {name: reason(made, f"{name}.weight") for name in (*linear, *modulations, *outer)}
+    assert said == {
+        **dict.fromkeys(linear),
+        **dict.fromkeys(modulations, "a modulation of a norm (AdaLN) of a diffusion model"),
+        **dict.fromkeys(outer, "outside of the blocks of a diffusion model"),
+    }
+
+
 @pytest.mark.parametrize("pattern", ["lm_head", "lm_head.weight", "*_head", "re:lm_h.*", "re:.*head.weight$"])
 def test_include_quantizes_what_is_kept_by_default(pattern: str, tmp_path: Path) -> None:
     made = plan(tmp_path, {"lm_head.weight": weight(8, 32)}, include=(pattern,))

@@ -141,6 +141,8 @@ DEFAULT_RULES = (
         types=("Draft",), gives=None, reason="a head that drafts tokens, fewer of which hold when quantized"
     ),
     Rule(types=("Indexer",), gives=None, reason="an indexer, which engines run in floats"),
+    Rule(types=("Outer",), gives=None, reason="outside of the blocks of a diffusion model"),
+    Rule(types=("Modulation",), gives=None, reason="a modulation of a norm (AdaLN) of a diffusion model"),
     _TRANSPOSED,
     _FLOAT64,
 )

@@ -254,6 +254,19 @@ def running(
             )  # fmt: skip
 
 
+def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype) -> nn.Module:
+    """Return the model of a checkpoint with all its weights in memory, decoded where they are quantized.
+
+    dtype: of weights and activations. remedy: what to do instead, for messages. Raises UnsupportedError where
+    transformers does not build the model, CheckpointError where its weights do not fit the files.
+    """
+    with Files() as files, torch.no_grad():
+        floats = as_floats(source, dtype=dtype)
+        model: nn.Module = empty_model(floats.source, limits, remedy, dtype)
+        _Weights(model, floats, files, remedy, CPU).read()
+    return model
+
+
 def tokens_digest_of(source: Source, given: Given, limits: Limits) -> str:
     """Return a digest of the tokens that a model runs on, without running it.
 
@@ -398,6 +411,10 @@ class _Weights:
                 layer = root.get_parameter(f"{found.layer}{WEIGHT}").detach()
                 own = f"{found.module}{WEIGHT}", found.index, layer
                 self._split.setdefault(whole, []).append(own)
+
+    def read(self) -> None:
+        """Read all parameters."""
+        self._fill(self._state)
 
     def release(self) -> None:
         """Give back the memory of all parameters."""

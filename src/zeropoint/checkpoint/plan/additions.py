@@ -20,7 +20,7 @@ from ..read.json_stream import JsonStream
 from ..read.quantized_layers import json_object
 from ..read.safetensors_file import pieces
 from ..read.source import CONFIG, MAX_JSON_BYTES, Source
-from ..read.storage import exists, open_file, shown, stamp
+from ..read.storage import exists, open_file, shown
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, index_name, index_text, readable
@@ -49,7 +49,7 @@ def plan_with(
         source=source, codec=codec, recipe=_COPY, selection=Selection(),
         decisions=actions.decisions, placements=placements, texts=texts,
         limits=limits.reserve(source.entries, placements.by_name), notes=(*source.notes, *notes),
-        companions={path: stamp(source.root / path).size for path in companions},
+        companions={path: source.size_of(path) for path in companions},
         earlier=Text.of(_about_weights(source, ())),
     )  # fmt: skip
 

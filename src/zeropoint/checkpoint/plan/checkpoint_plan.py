@@ -36,7 +36,7 @@ from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patter
 from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import Source
-from ..read.storage import shown, stamp
+from ..read.storage import shown
 from .actions import Actions
 from .carried_scales import NOTHING, carried
 from .config_and_index import MANIFEST, index_and_config
@@ -312,7 +312,7 @@ def make_plan(
             *actions.notes(), *remarks, *remarks_of_files,
             *_of_placeless(placeless, codec), *more.notes,
         ),
-        companions={path: stamp(source.root / path).size for path in companions},
+        companions={path: source.size_of(path) for path in companions},
     )  # fmt: skip
     for weight in kinds_of(plan.worked):
         tile_shape(weight, limits)

@@ -18,7 +18,6 @@ from ..choose.recipe import RecipeText
 from ..choose.residual_stream import Role, Stream, stream_of
 from ..choose.selection import WEIGHT_DTYPES, Selection, Why
 from ..read.source import Source
-from ..read.storage import stamp
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan, kinds_of
@@ -60,7 +59,7 @@ def rotation_plan(
         source=source, codec=codec, recipe=_recipe(rotation, stream, dtype), selection=Selection(),
         decisions=actions.decisions, placements=placements, texts=texts, limits=limits, rotation=rotation,
         notes=(*source.notes, *rotation_notes(floats, before, rotation)),
-        companions={path: stamp(source.root / path).size for path in companions},
+        companions={path: source.size_of(path) for path in companions},
     )  # fmt: skip
     for item in kinds_of(plan.worked):
         tile_shape(item, limits)

@@ -22,7 +22,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -80,6 +80,13 @@ class Source:
     notes: tuple[str, ...]
     stamps: Mapping[Place, Stamp]
     graph: bytes = b""
+    _sizes: dict[Path, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def size_of(self, companion: Path) -> int:
+        """Return the bytes of a file to copy, as they were when this was asked first."""
+        if companion not in self._sizes:
+            self._sizes[companion] = storage.stamp(self.root / companion).size
+        return self._sizes[companion]
 
     @property
     def places(self) -> tuple[Path, ...]:

@@ -62,6 +62,7 @@ class OnnxFiles(Container):
     name = "onnx"
     suffix = ".onnx"
     indexed = False
+    has_graph = True
 
     def files(self, shards: Sequence[str]) -> list[str]:
         """See :class:`Container`: one file has all numbers; the graph's comes first among shards."""

@@ -87,13 +87,14 @@ class Container(Protocol):
 
     name: under which codecs ask for it. suffix: how its files end. indexed: whether an index file next to the
     files says which tensor is where, and the configuration what is quantized. keeps_order: whether tensors
-    lie in the order of a source that is such a file, too.
+    lie in the order of a source that is such a file, too. has_graph: whether it says how tensors are used.
     """
 
     name: str
     suffix: str
     indexed: bool
     keeps_order: bool = False
+    has_graph: bool = False
 
     def files(self, shards: Sequence[str]) -> list[str]:
         """Return the file in which the tensors of each shard of the source come out."""

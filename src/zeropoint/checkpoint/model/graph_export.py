@@ -1,0 +1,120 @@
+"""The graph of a checkpoint's model: an ONNX file that torch exports, to be quantized like any other.
+
+Weights have the names that they have in the checkpoint, so that rules and patterns mean the same. They are in
+float32, which runtimes multiply on a CPU, and codes of a quantized checkpoint are decoded. Files that go with
+the model, such as its tokenizer, lie next to the graph.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...codecs.containers import CONTAINERS
+from ...codecs.protocol import Codec
+from ...errors import CheckpointError, UnsupportedError, size_of
+from ...libraries import reading
+from ..plan.limits import Limits
+from ..read.source import Source, open_source
+from ..read.storage import Place, shown
+from .calibration import whole_model
+from .solved_weights import folder_for
+
+_REMEDY = "export it by hand, with torch.onnx.export or optimum-cli export onnx, and pass the .onnx file"
+_OPERATORS = 21
+"""The set of operators: the first one with integers of 4 bits and blocks."""
+_COPIES = 4
+"""Times the weights that exporting takes: the model, the graph, transposed matrices, and the file."""
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+@contextmanager
+def graph_of(
+    source: Source, codec: Codec, out: Place, spool: Path | str | None, limits: Limits
+) -> Iterator[Source]:
+    """Return a context with the source that a codec can write: itself, or an ONNX model exported from it.
+
+    Args:
+        source: a checkpoint.
+        codec: what the result is written in.
+        out: the output, next to which the export lies until the end, or a URL, for which it is in ``spool``.
+        spool: scratch directory, or None.
+        limits: of memory.
+
+    Raises:
+        UnsupportedError: where torch or transformers does not export the model.
+        CheckpointError: where the model does not fit in memory.
+    """
+    if not CONTAINERS[codec.container].has_graph or source.graph or source.config is None:
+        yield source
+        return
+    with folder_for(out, spool, restart=False) as waiting:
+        folder = waiting / "zeropoint-exported"
+        folder.mkdir()
+        _export(source, folder / f"model{CONTAINERS[codec.container].suffix}", limits)
+        for name in source.companions:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(str(source.root)) / name, folder / name)
+        (folder / "config.json").write_text(source.config_text or "", encoding="utf-8")
+        note = f"exported from {shown(source.given)} by torch {torch.__version__}, in float32"
+        made = open_source(folder)
+        yield replace(made, notes=(*made.notes, note))
+
+
+def _export(source: Source, path: Path, limits: Limits) -> None:
+    """Write the graph of a model and its weights next to it."""
+    ids = torch.ones(2, 8, dtype=torch.int64)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    what = f"torch {torch.__version__} does not export the model of {shown(source.root)}"
+    with reading(what, _REMEDY, UnsupportedError):
+        nbytes = 4 * sum(math.prod(entry.shape) for entry in source.entries.values())
+        missing = _COPIES * nbytes - (limits.max_memory - limits.base_memory)
+        if missing > 0:
+            raise CheckpointError(
+                f"exporting {shown(source.given)} takes about {size_of(_COPIES * nbytes)}, "
+                f"{size_of(missing)} {limits.short_of(missing)}, or {_REMEDY}"
+            )
+        model: Any = whole_model(source, limits, _REMEDY, torch.float32)
+        model.config.use_cache = False
+        program = _program(model, batch)
+        for node in program.model.graph.all_nodes():
+            _rename_weight(node, program.model.graph.initializers)
+            node.metadata_props.clear()  # places in the files of this machine
+        program.save(path, external_data=True)
+
+
+def _program(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
+    with torch.no_grad():
+        found = model(**batch)
+    names = [name for name, value in found.items() if isinstance(value, torch.Tensor)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.onnx uses what torch has deprecated (torch 2.13)
+            return torch.onnx.export(
+                model, (), kwargs=batch, dynamic_shapes=dict.fromkeys(batch, axes), dynamo=True,
+                opset_version=_OPERATORS, input_names=list(batch), output_names=names, verbose=False,
+            )  # fmt: skip
+    except ImportError as error:
+        raise UnsupportedError(f"writing ONNX needs {error.name}; install zeropoint[onnx]") from error
+
+
+def _rename_weight(node: Any, initializers: Any) -> None:
+    """Give a weight that the export transposed the name of its layer, which the product says."""
+    if node.op_type not in ("MatMul", "Gemm") or _SCOPES not in node.metadata_props:
+        return
+    scopes = ast.literal_eval(node.metadata_props[_SCOPES])
+    weight = node.inputs[1]
+    name = f"{scopes[-2]}.weight" if len(scopes) > 1 else ""
+    if weight.name in initializers and weight.name.startswith("val_") and name not in ("", *initializers):
+        weight.name = name
