@@ -11,7 +11,15 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.make_architecture_table import layouts_table, notes_list, presets_table
+from docs.make_architecture_table import (
+    every_counts,
+    every_other,
+    every_reason,
+    every_total,
+    layouts_table,
+    notes_list,
+    presets_table,
+)
 from docs.make_format_table import format_table, specials_table
 from docs.make_gguf_families import families_table
 from docs.make_layout_pages import engine_matrix, layout_page, layout_table
@@ -44,6 +52,10 @@ MAKERS: Mapping[str, Callable[..., str]] = {
     "architectures of layouts": layouts_table,
     "notes of architectures": notes_list,
     "families of GGUF": families_table,
+    "total of all architectures": every_total,
+    "counts of all architectures": every_counts,
+    "reasons of all architectures": every_reason,
+    "other architectures": every_other,
 }
 """What a region is called -> the function that writes it. An argument follows after a colon."""
 

@@ -65,13 +65,19 @@ def loaded_parameters(name: str, config: Config) -> tuple[str, ...]:
     return tuple(_renamed(name, mapping_rows(config), joined=True))
 
 
-def is_joined(name: str, config: Config) -> bool:
-    """Return whether transformers makes another tensor of one of a file, alone or with others."""
+MERGE = "MergeModulelist"
+"""The operation of transformers that stacks the weights of single experts."""
+
+
+def conversion(name: str, config: Config) -> tuple[str, ...]:
+    """Return the operations by which transformers makes another tensor of one of a file, by their classes."""
     rows = mapping_rows(config)
     for row in (row for row in rows if not hasattr(row, "operations")):
         name, _ = row.rename_source_key(name)
-    found = (row.rename_source_key(name)[1] for row in rows if hasattr(row, "operations"))
-    return any(pattern is not None for pattern in found)
+    for row in (row for row in rows if hasattr(row, "operations")):
+        if row.rename_source_key(name)[1] is not None:
+            return tuple(type(operation).__name__ for operation in row.operations)
+    return ()
 
 
 def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterator[str]:
@@ -106,6 +112,37 @@ def _has_single_experts(text: str) -> bool:
         return any(is_expert(f"{name}.") for name, _ in _model(json.loads(text)).named_modules())
     except ZeropointError:
         return True
+
+
+def is_table(module: str, config: Config) -> bool:
+    """Return whether a module of a file is known to be an embedding of the model that transformers makes."""
+    return bool(mapping_rows(config)) and transformers_names(module, config)[-1] in _tables(_text_of(config))
+
+
+@functools.lru_cache(maxsize=16)
+def _tables(text: str) -> frozenset[str]:
+    try:
+        modules = _model(json.loads(text)).named_modules()
+    except ZeropointError:
+        return frozenset()
+    return frozenset(name for name, module in modules if isinstance(module, torch.nn.Embedding))
+
+
+def tied_layers(config: Config) -> tuple[str, ...]:
+    """Return the layers of a model of several models whose weights transformers ties to others."""
+    several = is_installed() and len(set(_kinds(config))) > 1
+    return _tied_layers(_text_of(config)) if several else ()
+
+
+@functools.lru_cache(maxsize=16)
+def _tied_layers(text: str) -> tuple[str, ...]:
+    try:
+        model = _model(json.loads(text))
+    except ZeropointError:
+        return ()
+    tied = [name.removesuffix(_WEIGHT) for name in getattr(model, "all_tied_weights_keys", ())]
+    modules = dict(model.named_modules())
+    return tuple(name for name in tied if isinstance(modules.get(name), torch.nn.Linear))
 
 
 def unknown_names(config: Config) -> str | None:

@@ -19,6 +19,7 @@ from tests.checkpoint.written import ONE, tensors_of
 from tests.peers import transformers as tf
 from torch import nn
 
+import zeropoint as zp
 from zeropoint.architectures import is_expert, splits_experts
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
@@ -26,8 +27,11 @@ from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.verdicts import Verdict, refusal, verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.compressed_tensors import CODEC
+from zeropoint.codecs.compressed_tensors.layout import SMALL
 from zeropoint.codecs.compressed_tensors.tested import SEVERAL
 from zeropoint.codecs.engines import Loads
+from zeropoint.codecs.layer_schemes import layer_scheme
 
 COLUMNS = (
     "w4a16", "w8a16", "w8a8", "fp8_dynamic", "mxfp4a16", "nvfp4a16", "w4a16_asym", "mxfp4", "mxfp8",
@@ -35,15 +39,15 @@ COLUMNS = (
     "float8_e4m3fn:channel", SEVERAL,
 )  # fmt: skip
 # Dynamic inputs move the outputs of two layers by some hundredths of their norm, of 4 bits by some tenths.
-# Experts in mxfp4 stay bfloat16 in a float32 model.
-NEAR = {"w8a8": 0.08, "fp8_dynamic": 0.15, "mxfp8": 0.25, "mxfp4": 0.7, "mxfp4a16": 2.0**-7}
+NEAR = {"w8a8": 0.08, "fp8_dynamic": 0.15, "mxfp8": 0.25, "mxfp4": 0.7}
 """Largest distance of the outputs to those of the weights alone, relative to their norm."""
 BFLOAT16 = 2.0**-7
 """What two roundings to bfloat16 change, which is how transformers decodes nvfp4 in every model."""
 SUMMED_OTHERWISE = 2.0**-10
 """What products of experts in one tensor and one by one differ by in float16."""
-_BFLOAT16_ALONE = ("mxfp4", "mxfp8")
-"""What is decoded at the first forward, and to bfloat16 in every model."""
+SAME_INPUTS = 2.0**-16
+"""What outputs differ by in float32 where both round inputs alike; scales of others have fewer bits."""
+_DYNAMIC = ("w8a8", "fp8_dynamic")
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -54,6 +58,7 @@ class Trial:
     problem: the first thing that is wrong, or None. verdict: what the table of engines says of transformers.
     refused: whether `quantize` would not have written it. option: whether it was loaded as bfloat16, which
     the original is not. named: whether its weights must be named. kept: why linear weights stay floats.
+    experts: the tensors that its experts come from.
     """
 
     problem: str | None
@@ -62,6 +67,7 @@ class Trial:
     option: bool
     named: bool
     kept: tuple[str, ...]
+    experts: tuple[str, ...]
 
     @property
     def answer(self) -> str:
@@ -111,18 +117,27 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
     plan = planned(animal, source, column)
     run(plan, folder / "codes")
     (verdict,) = (v for v in verdicts(plan) if v.engine == "transformers")
-    dtype = torch.bfloat16 if column in _BFLOAT16_ALONE else None
+    dtype = torch.bfloat16 if _is_lazy(plan) else None
     option = dtype is not None and any(weight.dtype != dtype for weight in plan.weights)
     return Trial(
         problem=problem_of(animal, folder, column, dtype), verdict=verdict,
         refused=refusal(plan) is not None, option=option, named=bool(animal.include),
         kept=tuple(dict.fromkeys(d.reason for d in plan.unfit)),
+        experts=tuple(dict.fromkeys(w.origin.entry.name for w in plan.weights if is_expert(w.module))),
     )  # fmt: skip
+
+
+def _is_lazy(plan: CheckpointPlan) -> bool:
+    """Return whether weights are decoded at the first forward, and to bfloat16 in every model."""
+    section = json.loads(str(plan.texts["config.json"]))["quantization_config"]
+    small = any(layer.layout in SMALL for layer in plan.layers)
+    return small and not section.get("dequantize", False)
 
 
 def planned(animal: Animal, source: Path, column: str) -> CheckpointPlan:
     """Return the plan for a model; of several schemes, one layer has another than the others."""
-    opened, selection = open_source(source), Selection(include=animal.include)
+    opened = open_source(source)
+    selection = Selection(include=animal.include, ignore=animal.ignore)
     if column != SEVERAL:
         return make_plan(opened, column, selection=selection, limits=ONE)
     weights = make_plan(opened, "w4a16", selection=selection, limits=ONE).weights
@@ -138,30 +153,64 @@ _LOADING = (RuntimeError, AttributeError, ValueError, KeyError, TypeError, Index
 def problem_of(animal: Animal, folder: Path, column: str, dtype: torch.dtype | None = None) -> str | None:
     """Return the first thing that is wrong with the model in ``folder / "codes"``, or None."""
     try:
-        codes, found = _loaded(animal, folder / "codes", dtype)
+        codes, found = loaded(animal, folder / "codes", dtype)
     except _LOADING as error:
         return _first(error)
     if found:
         return found
+    silent = not animal.inputs()
     try:
-        outputs = _forward(animal, codes)
+        outputs = _decoded(codes) if silent else forward(animal, codes)
     except _LOADING as error:
         return f"in its forward, {_first(error)}"
     floats = Selection(dequantize=DequantizePolicy.EVERY, floats=_NAMES[codes.dtype])
     run(make_plan(open_source(folder / "codes"), KEEP, selection=floats, limits=ONE), folder / "floats")
     _join_experts(folder / "floats")
-    plain, found = _loaded(animal, folder / "floats", dtype)
+    plain, found = loaded(animal, folder / "floats", dtype)
     assert not found, found
     small = BFLOAT16 if column == "nvfp4a16" and plain.dtype is not torch.bfloat16 else 0.0
     wrong = _differing(plain, codes, small)
     if wrong:
         return f"has other weights: {wrong}"
-    expected = _forward(animal, plain)
+    if silent:
+        return None
+    _as_wide(plain, codes)
+    with _rounded_inputs(plain, codes, column):
+        expected = forward(animal, plain)
     distance = float((outputs - expected).norm() / expected.norm())
-    apart = SUMMED_OTHERWISE if splits_experts(codes.config.to_dict()) else 0.0
-    if not distance <= max(NEAR.get(column, 2 * small), apart):
+    split = splits_experts(codes.config.to_dict())
+    apart = SUMMED_OTHERWISE if split else 0.0
+    rounded = SAME_INPUTS if codes.dtype is torch.float32 else 0.0
+    near = rounded if rounded and column in _DYNAMIC and not split else NEAR.get(column, 2 * small)
+    if not distance <= max(near, apart, rounded):
         return f"gives other outputs: they differ by {distance:.3g} of their norm"
     return None
+
+
+@contextmanager
+def _rounded_inputs(plain: Any, codes: Any, column: str) -> Iterator[None]:
+    """Give layers of ``plain`` the inputs that those of ``codes`` round theirs to."""
+    if hasattr(codes.config, "_is_quantized"):  # by which Mamba chooses how it computes
+        plain.config._is_quantized = True
+    given = None if column == SEVERAL else layer_scheme(column, CODEC).input
+    quantized = {n for n, module in codes.named_modules() if hasattr(module, "quantization_scheme")}
+    rounded = [
+        module.register_forward_pre_hook(lambda _, inputs: (_rounded(inputs[0], given.scheme), *inputs[1:]))
+        for name, module in plain.named_modules()
+        if given is not None and name in quantized
+    ]
+    try:
+        yield
+    finally:
+        for hook in rounded:
+            hook.remove()
+
+
+def _rounded(values: torch.Tensor, scheme: zp.Scheme) -> torch.Tensor:
+    """Return inputs as compressed-tensors rounds them: a token is what the first two axes count."""
+    tokens = values.shape[0] * values.shape[1] if values.dim() > 2 else 1
+    flat = values if "group" in str(scheme.granularity) else values.reshape(tokens, -1)
+    return zp.fake_quantize(flat, scheme).reshape(values.shape)
 
 
 def _join_experts(folder: Path) -> None:
@@ -195,7 +244,7 @@ def _first(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
 
 
-def _loaded(animal: Animal, folder: Path, dtype: torch.dtype | None) -> tuple[Any, str | None]:
+def loaded(animal: Animal, folder: Path, dtype: torch.dtype | None) -> tuple[Any, str | None]:
     """Return a model as transformers makes it, and what is missing or too much."""
     with quiet():
         model, info = getattr(tf, animal.loader).from_pretrained(
@@ -208,9 +257,25 @@ def _loaded(animal: Animal, folder: Path, dtype: torch.dtype | None) -> tuple[An
     return model.eval(), None
 
 
-def _forward(animal: Animal, model: nn.Module) -> torch.Tensor:
+def _as_wide(plain: nn.Module, codes: nn.Module) -> None:
+    """Give parameters of ``plain`` the dtypes of ``codes``: experts of 4-bit floats stay bfloat16."""
+    dtypes = {name: parameter.dtype for name, parameter in codes.named_parameters()}
+    for name, parameter in plain.named_parameters():
+        parameter.data = parameter.data.to(dtypes.get(name, parameter.dtype))
+
+
+def _decoded(model: Any) -> torch.Tensor:
+    """Decode the weights of a model of which no forward is run, and return nothing."""
+    with quiet():
+        if getattr(model, "hf_quantizer", None) is not None:
+            model.hf_quantizer.compressor.decompress_model(model)
+    return torch.empty(0)
+
+
+def forward(animal: Animal, model: nn.Module) -> torch.Tensor:
     floats = model.dtype
     inputs = {k: v.to(floats) if v.is_floating_point() else v for k, v in animal.inputs().items()}
+    torch.manual_seed(0)  # some models draw masks or noise
     with quiet(), torch.no_grad():
         found = model(**inputs)
     return next(v for v in found.values() if isinstance(v, torch.Tensor) and v.numel() > 1).float().flatten()

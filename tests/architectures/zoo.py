@@ -42,6 +42,7 @@ class Animal:
     inputs: Callable[[], Inputs]
     loader: str = "AutoModelForCausalLM"
     include: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
 
     def build(self, dtype: torch.dtype) -> Any:
         """Return the model in ``dtype``, its weights random and the same each time."""

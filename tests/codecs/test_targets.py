@@ -23,6 +23,7 @@ SPLITS = {
     "without numbers": [["pooler.dense", "lm_head"], ["classifier"]],
     "numbers at the ends": [["0.auto.layers.1", "0.auto.layers.10"], ["1.auto.layers.1", "0.auto.layers.2"]],
     "odd signs": [["m.layers.0.a-b+c", "m.layers.0.a(b", "m.(x.0.a"], ["m.layers.0.a.b", "m.(x.1.a"]],
+    "a tail inside of another": [["stem.stage.0.up"], ["conv.0.stage.0.up", "conv.1.stage.0.up"]],
     "one tail twice": [
         ["vision.layers.0.up", "text.layers.1.up"],
         ["text.layers.0.up", "vision.layers.1.up"],

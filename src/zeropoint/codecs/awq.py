@@ -117,8 +117,7 @@ class AwqReader(Reader):
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts:
-        yield Loads.NO, "it reads no experts in this layout"
+    yield from words.transformers(facts)
     yield Loads.PARTLY, "5.23 runs it with gptqmodel 7.7"
 
 

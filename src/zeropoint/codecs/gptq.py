@@ -233,8 +233,7 @@ def _shift(count: int, bits: int) -> torch.Tensor:
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts:
-        yield Loads.NO, "it reads no experts in this layout"
+    yield from words.transformers(facts)
     rules = facts.section.get("dynamic", {})
     several = any(rule.startswith(_OTHER) or _IN_BLOCKS.search(rule) for rule in rules)
     if several or facts.section.get("lm_head"):

@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ..architectures import Config
-from ..errors import CheckpointError
+from ..architectures import Config, model_type
+from ..errors import CheckpointError, printable
 from ..layout import packing
 from ..layout.word_lines import WORD, WordLines
 from ..ops.library import kernel
 from ..ops.registry import Op, Request
 from ..schemes import Scheme
+from .compressed_tensors.tested import other_classes
 from .engines import Facts, Loads, Problem, always, fused_alike
 from .protocol import LayerScheme
 from .records import Entry, Known, Record, model_dtype, record_of
@@ -124,6 +125,20 @@ def word_record(
     """Return the record of a layer, whose dtype is float16 unless the source or the model says otherwise."""
     dtype = known.dtype if known is not None and known.shape == shape else model_dtype(config, torch.float16)
     return record_of(layer, module, tensors, shape=shape, dtype=dtype, optional=(GROUPS,))
+
+
+def transformers(facts: Facts) -> Iterator[Problem]:
+    """Yield what transformers says of these layouts, whose loader replaces Linear layers by name."""
+    if facts.experts:
+        yield Loads.NO, "it reads no experts in this layout"
+    if facts.cut is not None:
+        yield (
+            Loads.NO,
+            f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights",
+        )
+    other = other_classes().get(model_type(facts.family))
+    if other is not None:
+        yield Loads.NO, other
 
 
 def vllm(facts: Facts) -> Iterator[Problem]:

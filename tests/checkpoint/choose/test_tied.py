@@ -120,7 +120,9 @@ def tied_in_transformers() -> dict[str, set[str]]:
             keys = _KEYS.search(text[0])
             # What is read by number is an embedding, which no engine takes for a linear layer.
             names = re.findall(r'"([\w.]+)\.weight":', keys[1]) if keys else []
-            heads = {name for name in names if not re.search(r"embed|shared|relative|norm$", name)}
+            heads = {
+                name for name in names if not re.search(r"(?<!un)embed(?!_out)|shared|relative|norm$", name)
+            }
             if heads and re.search("For|LMHead", text[1]):
                 found[text[1]] = heads
     return found

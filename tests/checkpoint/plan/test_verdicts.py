@@ -160,7 +160,7 @@ def test_floats_that_transformers_joins_are_read_next_to_float8_alone(tmp_path: 
     folder = save(tmp_path, {LINEAR: weight(128, 128), convolution: weight(128, 1, 4)}, config)
     packed = verdict(planned(folder, "default: w4a16"), "transformers")
     assert (packed.loads, convolution in packed.reason) == (Loads.NO, True)
-    assert verdict(planned(folder, "default: fp8_dynamic"), "transformers").loads is Loads.UNCHECKED
+    assert verdict(planned(folder, "default: fp8_dynamic"), "transformers").loads is Loads.YES
 
 
 def test_parts_of_pipelines_alone_have_a_row_of_diffusers(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...architectures import layer_type
+from ...architectures import heads_of, layer_type
 from ...codecs import registry
 from ...codecs.known import CONFIG_KEYS, is_quantized
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, near_misses, option, printable
+from ...loaded_names import is_table, transformers_names
 from ...patterns import name_pattern, name_patterns
 from ...recipes import Recipe, Rule, Subject
 from ..read.tensor_entries import Entries, TensorEntry, code_operators
@@ -188,6 +189,8 @@ def subject_of(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) 
         kind = "Linear"
     if kind == "Linear" and _no_weight(entry) is not None:
         kind = "Other"
+    if kind == "Linear" and entry.use is None and _NUMBER.search(module) is None:
+        kind = _as_loaded(entry, entries, config)
     dtype = TORCH_DTYPES.get(entry.dtype)
     return Subject(
         name=module,
@@ -196,6 +199,20 @@ def subject_of(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) 
         dtype=entry.dtype if dtype is None else str(dtype).removeprefix("torch."),
         parameter=entry.name,
     )
+
+
+_NUMBER = re.compile(r"\.\d+\.")
+
+
+def _as_loaded(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> str:
+    """Return the type of a matrix outside of the blocks, by what transformers makes of it.
+
+    It has the name that a head has there, or is a table, which has no bias.
+    """
+    module = module_of(entry.name)
+    if not set(heads_of(config)).isdisjoint(transformers_names(module, config)):
+        return "Head"
+    return "Embedding" if f"{module}.bias" not in entries and is_table(module, config) else "Linear"
 
 
 def is_embedding(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ hold the head all the same; where its bytes are those of the embedding, nothing 
 from __future__ import annotations
 
 from ...architectures import heads_of, is_input_embedding, says_tied
+from ...loaded_names import tied_layers
 from ..read.source import Source
 from ..read.storage import open_file
 from ..read.tensor_entries import TensorEntry
@@ -22,8 +23,12 @@ def _is(module: str, head: str) -> bool:
 
 def tied_heads(source: Source) -> list[str]:
     """Return heads that the model has and the checkpoint has not, since they are tied to an embedding."""
-    present = [module_of(name) for name in source.entries]
-    return [head for head in heads_of(source.config or {}) if not any(_is(name, head) for name in present)]
+    config, present = source.config or {}, [module_of(name) for name in source.entries]
+    known = heads_of(config)
+    absent = [head for head in known if not any(_is(name, head) for name in present)]
+    if absent or not known:
+        absent += [layer for layer in tied_layers(config) if layer not in (*known, *present)]
+    return absent
 
 
 def tied_copies(source: Source) -> dict[str, str]:

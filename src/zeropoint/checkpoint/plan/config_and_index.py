@@ -14,9 +14,10 @@ from ...codecs.protocol import Codec, Contents, Documents, Module
 from ...codecs.registry import codec_of
 from ...errors import CheckpointError
 from ...libraries import reading
+from ...loaded_names import loaded_parameters
 from ..choose.decisions import TensorDecision
 from ..choose.expert_matrices import matrices
-from ..choose.selection import Why, module_of, subject_of
+from ..choose.selection import WEIGHT, Why, module_of, subject_of
 from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
@@ -168,8 +169,11 @@ def _ignored(floats: Floats, kept: Iterable[TensorDecision]) -> list[str]:
     names: dict[str, None] = {}
     for decision in kept:
         entry = decision.entry
-        if len(entry.shape) == 2 and entry.name.endswith(".weight"):
+        if len(entry.shape) == 2 and entry.name.endswith(WEIGHT):
             names[module_of(entry.name)] = None
+        elif len(entry.shape) == 2:  # as in_proj_weight, of which loaders make three layers
+            made = loaded_parameters(entry.name, floats.source.config or {})
+            names |= dict.fromkeys(module_of(each) for each in made if each.endswith(WEIGHT))
         elif entry.stack is not None:
             # Loaders ask for the experts together, or for the module of the file.
             names |= dict.fromkeys((entry.stack.holder, module_of(entry.name)))

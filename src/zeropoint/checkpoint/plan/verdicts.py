@@ -16,7 +16,7 @@ from ...codecs.engine_runs import LOADED, RAN, answer_to, release
 from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...errors import CheckpointError, option
-from ...loaded_names import is_installed, is_joined, loaded_parameters
+from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters
 from ..choose.fused_layers import split_sets
 from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
@@ -83,6 +83,8 @@ def facts_of(plan: CheckpointPlan) -> Facts:
         wider=any(weight.dtype is not torch.bfloat16 for weight in plan.weights),
         single_experts=_single_experts(plan),
         joined_floats=_joined_floats(plan),
+        cut=_cut(plan),
+        converter=_converter(plan),
         unusual_experts=any(is_expert(w.module) and not is_usual_expert(w.module) for w in plan.weights),
         whole_experts=any(is_fused_experts(kept.source) for kept in plan.kept),
         split=next(iter(split_sets(plan.decisions)), None),
@@ -95,15 +97,29 @@ def _single_experts(plan: CheckpointPlan) -> bool:
     apart = next((w for w in plan.weights if w.module != module_of(w.origin.entry.name)), None)
     if apart is None or not is_installed() or splits_experts(config):
         return False
-    name = f"{apart.module}.weight"
-    return loaded_parameters(name, config) == (name,)
+    return all(map(is_expert, loaded_parameters(f"{apart.module}.weight", config)))
 
 
 def _joined_floats(plan: CheckpointPlan) -> str | None:
     """Return a tensor that is kept and that transformers makes another one of, or None."""
     config = plan.source.config or {}
     kept = (d.entry.name for d in plan.decisions if not d.quantized and d.entry.name.endswith(WEIGHT))
-    return next((name for name in kept if is_joined(name, config)), None)
+    return next((name for name in kept if conversion(name, config)), None)
+
+
+def _cut(plan: CheckpointPlan) -> str | None:
+    """Return a layer that is quantized and that transformers makes others of, or None; experts aside."""
+    config = plan.source.config or {}
+    layers = (weight.module for weight in plan.weights if not is_expert(weight.module))
+    return next((module for module in layers if conversion(module + WEIGHT, config)), None)
+
+
+def _converter(plan: CheckpointPlan) -> str | None:
+    """Return the operation that transformers joins experts by, where it is not the usual one, or None."""
+    config = plan.source.config or {}
+    expert = next((weight.module for weight in plan.weights if is_expert(weight.module)), None)
+    first = None if expert is None else next(iter(conversion(expert + WEIGHT, config)), None)
+    return None if first == MERGE else first
 
 
 def _section(plan: CheckpointPlan) -> Mapping[str, Any]:

@@ -72,7 +72,11 @@ class WrittenGroup:
 
 
 def quantization_config(
-    groups: Sequence[Group | WrittenGroup], ignore: Sequence[str], *, kv_cache: Any = None
+    groups: Sequence[Group | WrittenGroup],
+    ignore: Sequence[str],
+    *,
+    kv_cache: Any = None,
+    decodes: bool = True,
 ) -> dict[str, Any]:
     """Return the JSON object for layers of ``groups``; ``ignore`` must name all other matrices' modules.
 
@@ -81,13 +85,14 @@ def quantization_config(
     are quantized, all in one way, ``dequantize`` tells transformers to decode them while it loads: what it
     leaves for the first forward has no ``.weight`` for the model code that asks for one (T5, Mamba, SigLIP),
     and floats of 4 bits would become bfloat16 in a float32 model. Other loaders do not know the word.
+    decodes: whether transformers can do so with all tensors of the model.
     """
     table: dict[str, Any] = {}
     for number, group in enumerate(groups):
         name = group.name if isinstance(group, WrittenGroup) else _preset_name(group.layer)
         table[f"group_{number}" if name is None or name in table else name] = _entry(group)
     layouts = {entry["format"] for entry in table.values()}
-    decoded = len(table) == 1 and kv_cache is None and all(map(_weights_alone, table.values()))
+    decoded = decodes and len(table) == 1 and kv_cache is None and all(map(_weights_alone, table.values()))
     return {
         "config_groups": table,
         **({"dequantize": True} if decoded else {}),

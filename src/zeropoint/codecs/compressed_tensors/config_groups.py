@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...architectures import Config
-from ...loaded_names import loaded_names
+from ...loaded_names import conversion, loaded_names
 from ...patterns import REGEX
 from ..protocol import Contents, LayerScheme
 from .config import LINEAR, QUANT_METHOD, Group, Targets, WrittenGroup, matches, quantization_config
+from .layout import SMALL
 from .targets import targets
 
 _EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
@@ -28,7 +29,34 @@ def section(contents: Contents) -> dict[str, Any]:
     ignored += _ignored_before(old, set(ignored), quantized)
     # Others have words and objects of their own there.
     cache = old.get("kv_cache_scheme") if old.get("quant_method") == QUANT_METHOD else None
-    return quantization_config(_groups(contents), ignored, kv_cache=cache)
+    return quantization_config(
+        _groups(contents),
+        ignored,
+        kv_cache=cache,
+        decodes=not (_has_frozen_norms(contents) or _cuts(contents)),
+    )
+
+
+_MEAN, _COUNT = ".running_mean", ".num_batches_tracked"
+
+
+def _has_frozen_norms(contents: Contents) -> bool:
+    """Return whether the model has batch norms without a count of batches, whose weights are buffers.
+
+    Where transformers 5.23 decodes weights while it loads, it takes each ``weight`` for a parameter.
+    """
+    names = {found.row.name for found in contents.tensors()}
+    means = (name.removesuffix(_MEAN) for name in names if name.endswith(_MEAN))
+    return any(f"{norm}.weight" in names and norm + _COUNT not in names for norm in means)
+
+
+def _cuts(contents: Contents) -> bool:
+    """Return whether transformers cuts layers of small floats, whose codes it reads but does not decode."""
+    return any(
+        conversion(f"{module.name}.weight", contents.family)
+        for module in contents.modules()
+        if module.layer is not None and module.layer.layout in SMALL and not _EXPERT.search(module.name)
+    )
 
 
 def _elsewhere(ignored: Sequence[str], modules: Callable[[], Iterable[str]], family: Config) -> list[str]:

@@ -38,7 +38,7 @@ from ..engines import (
     rules,
 )  # fmt: skip
 from ..protocol import LayerScheme
-from .layout import MX, Layout, strategy
+from .layout import SMALL, Layout, strategy
 from .tested import tested
 
 _EXPERTS_READ = (Layout.PACK.value, Layout.MXFP4.value)
@@ -46,7 +46,6 @@ _FLOAT8 = (Layout.FLOAT.value, Layout.NAIVE.value)
 """Layouts of which transformers decodes floats next to codes, where it joins tensors."""
 _WITH_INPUTS = (*_FLOAT8, Layout.INT.value)
 """Layouts of experts that vLLM reads with quantized inputs alone."""
-_SMALL = tuple(layout.value for layout in (*MX, Layout.NVFP4))
 _ACT_ORDER = "compressed-tensors 0.19 and newer refuse inputs in groups out of order (actorder: group)"
 _SPLIT = ("deepseek_v3", "kimi_k2")
 """Families of mlx-lm whose loader looks for packed integers."""
@@ -64,9 +63,16 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
     if facts.joined_floats is not None and any(layer.layout not in _FLOAT8 for layer in facts.layers):
         name = printable(facts.joined_floats)
         yield Loads.NO, f"it makes another weight of {name}, which it does of packed weights alone"
+    if facts.converter is not None:
+        yield Loads.NO, f"it joins the experts of this family by {facts.converter}, which takes floats alone"
     if any(group_index(layer) is not None for layer in facts.layers):
         yield Loads.NO, _ACT_ORDER
     decoded = facts.section.get("dequantize") is True
+    if facts.cut is not None and any(_whole(layer, decoded=decoded) for layer in facts.layers):
+        yield (
+            Loads.NO,
+            f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights",
+        )
     if not decoded and facts.nonlinear:
         yield Loads.NO, f"quantized embeddings and routers are read {_DECODED}"
     if not decoded and facts.transposed:
@@ -76,7 +82,7 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
     if any(_affine(layer) for layer in facts.layers) and (experts or not decoded):
         yield Loads.NO, f"zero points are read {_DECODED}, and not of experts"
     yield from _of_experts(experts)
-    small = [layer for layer in facts.layers if layer.layout in _SMALL]
+    small = [layer for layer in facts.layers if layer.layout in SMALL]
     if small and facts.wider and not decoded:
         yield (
             Loads.PARTLY,
@@ -88,6 +94,11 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.UNCHECKED, "not checked for this architecture"
     elif not answer.loads:
         yield Loads.NO, answer.reason
+
+
+def _whole(layer: LayerScheme, *, decoded: bool) -> bool:
+    """Return whether transformers cannot cut the weights of a layout: next to integers lies their shape."""
+    return layer.layout.startswith(Layout.PACK.value) or (decoded and layer.layout not in _FLOAT8)
 
 
 def _of_experts(layers: Collection[LayerScheme]) -> Iterator[Problem]:

@@ -90,6 +90,8 @@ IN_BYTES = (Layout.MXFP4, Layout.MXFP6, Layout.NVFP4)
 """Layouts of floats of fewer than 8 bits, as a stream in bytes."""
 MX = (Layout.MXFP4, Layout.MXFP6, Layout.MXFP8)
 """Layouts with exponents for scales."""
+SMALL = tuple(layout.value for layout in (*MX, Layout.NVFP4))
+"""Layouts of floats in blocks, which transformers decodes to bfloat16 at the first forward."""
 
 
 @functools.lru_cache(maxsize=_KNOWN)

@@ -35,7 +35,8 @@ def targets(groups: Sequence[Iterable[str]], others: Iterable[str] = ()) -> list
             _plant(families, module, number)
     tails: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for words in {*families, *(_parted(module)[0] for module in others)}:
-        tails.setdefault(_tail(words), set()).add(words)
+        for inner in _inner(words):
+            tails.setdefault(inner, set()).add(words)
     found: list[list[str]] = [[] for _ in groups]
     for words, tree in families.items():
         # A boundary of a word is what tells layers from players, and needs a word to stand there.
@@ -69,6 +70,11 @@ def _tail(words: tuple[str, ...]) -> tuple[str, ...]:
     if len(words) == 1 or not words[0]:
         return words
     return (words[0].rstrip(".").rpartition(".")[2] + ".", *words[1:])
+
+
+def _inner(words: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the tails of a family, and of what stands behind each of its numbers but the last."""
+    return tuple(_tail((word.lstrip("."), *words[n + 1 :])) for n, word in enumerate(words[:-1])) or (words,)
 
 
 def _slots(node: _Tree, group: int) -> tuple[_Slots, ...]:

@@ -1,11 +1,14 @@
 """Which architectures transformers has loaded in our tests, and under which schemes.
 
 tested.json holds, for each model of tests/architectures/zoo.py, the result of each preset: `yes`,
-or `no` and why, or `refused` and why. `python benchmarks/architectures.py` runs all of them and writes it.
+or `no` and why, or `refused` and why; swept.csv the results of four layouts for every architecture of
+transformers that could be made small. `python benchmarks/architectures.py`, with `--all` for the second one,
+runs all of them and writes it.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -17,9 +20,13 @@ from ..layer_schemes import layer_scheme
 from ..protocol import Codec, LayerScheme
 
 TABLE = Path(__file__).with_name("tested.json")
+SWEPT = Path(__file__).with_name("swept.csv")
+SWEPT_COLUMNS = ("w4a16", "fp8_dynamic", "mxfp4a16")
+"""Columns of swept.csv in layouts of this codec."""
 SEVERAL = "several"
 """The column of checkpoints with more than one scheme."""
 YES = "yes"
+_ANSWERS = (YES, "no", "refused")
 
 
 class TestedModel(TypedDict):
@@ -35,6 +42,26 @@ def rows() -> list[TestedModel]:
     """Return the table, a row for each model."""
     found: list[TestedModel] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
+
+
+def swept() -> list[dict[str, str]]:
+    """Return the table of every architecture: a row for each, also where it could not be made small.
+
+    ``compared`` says what was compared: outputs, weights or nothing, and why.
+    """
+    with SWEPT.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+NO_LINEAR = "is no linear layer"
+"""What a reason says of quantized layers that transformers makes of a class of the model's own."""
+
+
+@functools.cache
+def other_classes() -> Mapping[str, str]:
+    """Return, by model type, which layer has a class of its own where loaders of packed words want Linear."""
+    found = {row["model_type"]: row["gptq"].partition(": ")[2] for row in swept()}
+    return {model_type: reason for model_type, reason in found.items() if NO_LINEAR in reason}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +80,7 @@ def tested(model_type: str, layers: Sequence[LayerScheme], *, several: bool) -> 
     """
     if not layers:
         return Answer(loads=True)
-    known = _answers(layers[0].codec).get(model_type, {})
+    known = recorded(layers[0].codec).get(model_type, {})
     ways = [*(_way(layer) for layer in layers), *([SEVERAL] if several else [])]
     if any(way not in known for way in ways):
         return None
@@ -66,14 +93,18 @@ def _way(layer: LayerScheme) -> str:
 
 
 @functools.cache
-def _answers(codec: Codec) -> Mapping[str, Mapping[str, Answer]]:
+def recorded(codec: Codec) -> Mapping[str, Mapping[str, Answer]]:
     """Return the answers by kind of model and layout; of several presets in one layout, the worst."""
     found: dict[str, dict[str, Answer]] = {}
-    for row in rows():
-        here = found.setdefault(row["model_type"], {})
-        for name, text in row["answers"].items():
+    every = [(row["model_type"], row["answers"]) for row in rows()]
+    every += [(row["model_type"], {name: row[name] for name in SWEPT_COLUMNS}) for row in swept()]
+    for model_type, answers in every:
+        here = found.setdefault(model_type, {})
+        for name, text in answers.items():
             word, _, reason = text.partition(": ")
-            answer = Answer(loads=word.startswith(YES), reason=reason)
+            if word not in _ANSWERS:  # nothing was written
+                continue
+            answer = Answer(loads=word == YES, reason=reason)
             way = name if name == SEVERAL else _way(layer_scheme(name, codec))
             if way not in here or not answer.loads:
                 here[way] = answer
