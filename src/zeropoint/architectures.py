@@ -147,6 +147,9 @@ def splits_experts(config: Config) -> bool:
     return not SPLIT_EXPERTS.isdisjoint(model_types(config))
 
 
+PIPELINE_INDEX = "model_index.json"
+"""The file of a pipeline of diffusers that says which parts it has."""
+
 # Each is searched in the last part of a module's name, and where said in the part before it.
 _EMBEDDING = re.compile(
     r"embed|_emb$|position|token_type|codebook|^(wte|wpe|shared|relative_attention_bias)$", re.IGNORECASE

@@ -134,7 +134,7 @@ def _checkpoints(*, moe: bool) -> Iterator[tuple[str, str]]:
         # No engine is known to read experts in MXFP6, so they are refused.
         for text in (text for text in texts if not (moe and text.startswith("mxfp6"))):
             out = Path(top) / text.replace(":", "-")
-            quantize_checkpoint(str(source), str(out), text)
+            quantize_checkpoint(str(source), str(out), text, force=moe)
             for file in sorted(out.iterdir()):
                 if file.name.endswith((".safetensors", ".index.json")) or file.name == "config.json":
                     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]

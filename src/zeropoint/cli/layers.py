@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS
     from ..search.budgets import Budget as Budget
     from ..search.pipelines import each_part as each_part
-    from ..search.pipelines import is_pipeline as is_pipeline
     from ..search.under_budget import quantize_checkpoint as quantize_checkpoint
     from ..search.under_budget import search_checkpoint as search_checkpoint
     from ..warmup import compile_kernels as compile_kernels
@@ -111,7 +110,7 @@ _OWNERS = {
     "inspect_checkpoint": "checkpoint.verify.inspection",
     "OF_LAYOUTS": "schemes.presets",
     "Budget": "search.budgets",
-    **dict.fromkeys(("each_part", "is_pipeline"), "search.pipelines"),
+    "each_part": "search.pipelines",
     **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),
     "compile_kernels": "warmup",
     "demonstrate": "cli.demonstration",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..architectures import PIPELINE_INDEX
 from ..errors import require_one
 from . import layers
 from .arguments import candidates_in, parse_plan, require_no_data
@@ -140,7 +142,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
       zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
     """  # noqa: D301
-    is_pipeline = _require_target(source, out, plan=plan, state=state)
+    of_pipeline = _require_target(source, out, plan=plan, state=state)
     require_one(to=to, recipe=recipe, plan=plan, budget=budget)
     if calibration is None:
         _require_no_data(to, candidates, format)
@@ -160,7 +162,7 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
             report=report, progress=True,
         )  # fmt: skip
 
-    if is_pipeline:
+    if of_pipeline:
         run_pipeline(source[0], out, write, overwrite=overwrite, as_json=as_json)
     else:
         run_each(source, out, write, everything=everything, order=sort, as_json=as_json)
@@ -174,11 +176,11 @@ def _require_target(sources: list[str], out: str, **files: Any) -> bool:
     """
     if len(sources) > 1 and out.partition(":")[0].lower() in (*layers.PRESETS, *layers.OF_LAYOUTS):
         raise typer.BadParameter(f"{out} is a scheme; did you mean --to {out}?", param_hint="'OUT'")
-    is_pipeline = len(sources) == 1 and layers.is_pipeline(sources[0])
+    whole = len(sources) == 1 and (Path(sources[0]) / PIPELINE_INDEX).is_file()
     given = next((name for name, file in files.items() if file is not None), None)
-    if given is not None and (is_pipeline or len(sources) > 1):
+    if given is not None and (whole or len(sources) > 1):
         raise typer.BadParameter("is of one checkpoint; give one SRC", param_hint=f"'--{given}'")
-    return is_pipeline
+    return whole
 
 
 def _require_no_data(to: str | None, candidates: str | None, format: str | None) -> None:  # noqa: A002 (the option's name)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..architectures import PIPELINE_INDEX
 from ..checkpoint.read.misplaced import holds_weights
 from ..checkpoint.read.source import MAX_JSON_BYTES
 from ..checkpoint.read.storage import read_small, shown
@@ -20,15 +21,9 @@ from ..recipes import Recipe
 from ..signatures import by_signature
 from .under_budget import quantize_checkpoint
 
-INDEX = "model_index.json"
 _LIBRARIES = ("diffusers", "transformers")
 _AUTOENCODER = "Autoencoder"
 """What classes begin with that turn pictures into latents, by convolutions; they are kept."""
-
-
-def is_pipeline(path: Path | str) -> bool:
-    """Return whether a folder is a pipeline of diffusers."""
-    return "://" not in str(path) and (Path(path) / INDEX).is_file()
 
 
 @by_signature
@@ -73,16 +68,16 @@ def each_part(
 
     Raises CheckpointError where nothing is quantized, or another file would be written over.
     """
-    if not is_pipeline(source):
-        raise CheckpointError(f"{shown(source)} is no pipeline of diffusers: it has no {INDEX}")
+    if not (source / PIPELINE_INDEX).is_file():
+        raise CheckpointError(f"{shown(source)} is no pipeline of diffusers: it has no {PIPELINE_INDEX}")
     if out.resolve().is_relative_to(source.resolve()):
         raise CheckpointError(f"{shown(out)} lies in the pipeline; name a folder outside of it")
     parts = list(_quantized(source))
     if not parts:
-        raise CheckpointError(f"{shown(source)} has no part of linear layers to quantize; check {INDEX}")
+        raise CheckpointError(f"{shown(source)} has no part to quantize; check its {PIPELINE_INDEX}")
     found = {part: quantize(str(source / part), str(out / part)) for part in parts}
-    rest = sorted(path for path in source.rglob("*") if path.is_file() and path.name != INDEX)
-    for path in (*rest, source / INDEX):
+    rest = sorted(path for path in source.rglob("*") if path.is_file() and path.name != PIPELINE_INDEX)
+    for path in (*rest, source / PIPELINE_INDEX):
         inside = path.relative_to(source)
         if inside.parts[0] not in parts and not inside.parts[0].startswith("."):
             _copy(path, out / inside, overwrite=overwrite)
@@ -91,7 +86,7 @@ def each_part(
 
 def _quantized(source: Path) -> Iterator[str]:
     """Yield the names of the parts that are quantized: models with weights, but autoencoders."""
-    path = source / INDEX
+    path = source / PIPELINE_INDEX
     with reading(f"{shown(path)} is no index of a pipeline", "download it again"):
         index = dict(json.loads(read_small(path, limit=MAX_JSON_BYTES)[0]))
     for name, said in index.items():

@@ -278,8 +278,8 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
 
 def _in_file(weight: Placement, index: torch.Tensor) -> torch.Tensor:
     """Return the numbers of rows in the order in which the output has them, which some layouts change."""
-    form = weight.origin.form
-    return index if form is None else form.stored(index.double().unsqueeze(1)).squeeze(1).long()
+    order = None if weight.origin.form is None else weight.origin.form.rows
+    return index if order is None else index[order.model_rows(torch.arange(len(index)))]
 
 
 class SolvedFolder:

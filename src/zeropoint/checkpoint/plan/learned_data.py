@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,10 +16,12 @@ from ...methods import LayerData, method_named
 from ...methods.channels import needs_model
 from ...methods.method import MEAN_SQUARE
 from ...schemes import Scheme
-from ...stats import Statistics
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan
 from .placement import Placement
+
+if TYPE_CHECKING:
+    from ...stats import Statistics
 
 
 def layer_data(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...architectures import PIPELINE_INDEX
 from ...errors import CheckpointError, printable
 from .file_names import JOURNAL
 from .storage import Place, is_folder, listing, shown
@@ -40,7 +41,7 @@ def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
     place, folders = shown(root), [name for name in names if holds_weights(root / name)]
     if JOURNAL in names:
         said = "is the output of a zeropoint run that has not finished; run the same command again to resume"
-    elif "model_index.json" in names:
+    elif PIPELINE_INDEX in names:
         said = (
             "is a diffusers pipeline, whose parts are checkpoints of their own; pass one of them"
             f"{_named(folders)}, or the pipeline to zeropoint quantize"
