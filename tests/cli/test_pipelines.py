@@ -85,3 +85,14 @@ def test_the_command_writes_a_pipeline(call: Call, pipeline: Path, tmp_path: Pat
     runs = json.loads(found.out)["runs"]
     assert [Path(run["output"]).name for run in runs] == ["text_encoder", "transformer"]
     assert (tmp_path / "out" / "model_index.json").is_file()
+
+
+def test_the_table_says_which_parts_diffusers_does_not_load(
+    call: Call, pipeline: Path, tmp_path: Path
+) -> None:
+    said = [
+        call("quantize", pipeline, tmp_path / to, "--to", to, "--format", layout).out
+        for to, layout in (("w8a16", "compressed-tensors"), ("int8wo", "torchao"))
+    ]
+    assert "transformer: note: diffusers: does not load it, since " in said[0]
+    assert "does not load it" not in said[1]

@@ -55,18 +55,7 @@ from ..tensor import QuantizedTensor
 from . import engines as known_engines
 from .block_extents import blocks
 from .data_scales import CacheScales, InputNames
-from .engines import (
-    LLAMA_CPP,
-    TENSORRT,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    fused_alike,
-    rules,
-)
+from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 
@@ -313,7 +302,7 @@ _MIXABLE = (*_FLOAT4, "FP8")
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
-    yield from fused_alike(facts)
+    yield from known_engines.fused_alike(facts)
     if facts.nonlinear or facts.transposed:
         yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
     odd = next((layer for layer in facts.layers if layer.layout not in _MIXABLE), None)
@@ -325,7 +314,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
 
 
 def _tensorrt(facts: Facts) -> Iterator[Problem]:
-    yield from fused_alike(facts)
+    yield from known_engines.fused_alike(facts)
     yield Loads.UNCHECKED, "its releases differ in which algorithms and models they read, and none ran here"
 
 
@@ -343,7 +332,8 @@ class ModelOpt(Codec):
     engines = rules({
         TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"), TENSORRT: _tensorrt,
         LLAMA_CPP: always(Loads.PARTLY, "newer releases of its converter read NVFP4"),
-    } | known_engines.with_humming(_vllm))  # fmt: skip
+        known_engines.DIFFUSERS: known_engines.loader_not_run, **known_engines.with_humming(_vllm),
+    })  # fmt: skip
     methods = (QUANT_METHOD,)
     usual = (VLLM, TENSORRT)
 

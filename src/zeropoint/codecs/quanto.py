@@ -45,7 +45,19 @@ from ..params import QuantizationParams
 from ..schemes import Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from .block_extents import blocks, no_matrix
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, EngineRule, Facts, Loads, Problem, always, rules
+from .engines import (
+    DIFFUSERS,
+    LLAMA_CPP,
+    TRANSFORMERS,
+    VLLM,
+    EngineRule,
+    Facts,
+    Loads,
+    Problem,
+    always,
+    loader_not_run,
+    rules,
+)
 from .known import ACTIVATION_SCALES
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, needed, record_of
@@ -236,6 +248,7 @@ _own: Mapping[str, EngineRule] = {
     ENGINE: _engine,
     TRANSFORMERS: always(Loads.NO, "it quantizes by Quanto as it loads, and reads no such files"),
     VLLM: always(Loads.NO, "it does not read this layout"),
+    DIFFUSERS: loader_not_run,
     LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
 }
 

@@ -43,6 +43,7 @@ from . import torchao_packed as packed
 from .block_extents import blocks
 from .containers.protocol import Metadata
 from .engines import (
+    DIFFUSERS,
     LLAMA_CPP,
     TENSORRT,
     TRANSFORMERS,
@@ -52,6 +53,7 @@ from .engines import (
     Problem,
     always,
     fused_alike,
+    loader_not_run,
     rules,
 )
 from .model_format import ModelFiles, ModelFormat
@@ -284,6 +286,13 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
 
 
+def _diffusers(facts: Facts) -> Iterator[Problem]:
+    """Say that diffusers 0.42.1 loaded int8 weights, by hand, and nothing else was tried."""
+    if any(layer.weight.element_name != "int8" or layer.input is not None for layer in facts.layers):
+        yield from loader_not_run(facts)
+    yield Loads.PARTLY, "with torchao 0.18 installed"
+
+
 class TorchaoFormat(ModelFormat):
     """What the metadata says: the JSON of each tensor, and all names."""
 
@@ -315,7 +324,7 @@ class Torchao(Codec):
     defaults = MappingProxyType({"scale": "input", "dialect": "torch"})
     parts = MappingProxyType(dict.fromkeys((CODES, SCALE, ZEROS, TENSOR_SCALE, *_OTHERS), True))
     engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm,
+        TRANSFORMERS: _transformers, VLLM: _vllm, DIFFUSERS: _diffusers,
         TENSORRT: always(Loads.NO, "it does not know this layout"),
         LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
     })  # fmt: skip

@@ -9,8 +9,10 @@ from rich.text import Text
 
 from ..checkpoint.run.advice import partly, rough
 from ..checkpoint.run.loop import RunResult
+from ..codecs.engines import Loads
 from ..errors import count, size_of
 from .table_layout import plain
+from .tables import doubts
 from .wording import decibels
 
 
@@ -34,6 +36,11 @@ def runs_report(results: Mapping[str, RunResult | str], *, seconds: float) -> Re
         f"{source}: warning: {said}"
         for source, found in written.items()
         for said in (*partly(found.plan), *rough(found))
+    ]
+    warned += [
+        f"{source}: note: {said}"
+        for source, found in written.items()
+        for said in doubts(found.plan, among=(Loads.NO,))
     ]
     before = sum(found.plan.source_bytes for found in written.values())
     after = sum(found.plan.output_bytes for found in written.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
@@ -29,7 +29,7 @@ from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.proofs import LayerProof
 from ..checkpoint.verify.verification import Verification
-from ..codecs.engines import Loads
+from ..codecs.engines import DIFFUSERS, Loads
 from ..columns import Made
 from ..errors import all_of, count, size_of
 from ..methods import NEAREST
@@ -68,7 +68,7 @@ def run_report(
         *errors,
         *_experts(plan),
         *lines(once(result.notes, everything), "note: "),
-        *lines([*offered_quality(plan), *_doubts(plan)], "note: "),
+        *lines([*offered_quality(plan), *doubts(plan)], "note: "),
         *lines([*_losses(result.outcomes), *rough(result)], "warning: "),
         Text("\n".join((f"{sizes} in {seconds:.1f} s", *facts))),
     )
@@ -321,15 +321,15 @@ def _errors(group: Iterable[LayerProof]) -> Iterator[TensorError]:
     return (proof.error for proof in group if proof.error is not None)
 
 
-def _doubts(plan: CheckpointPlan) -> list[str]:
-    """Return what there is to say of the engines that most people load with, where one may not load it."""
-    if not plan.weights:
-        return []
-    return [
-        f"{found.engine}: {_LOADS[found.loads]}{found.reason}"
-        for found in verdicts(plan)
-        if found.engine in plan.codec.usual and found.loads is not Loads.YES
-    ]
+def doubts(plan: CheckpointPlan, among: Collection[Loads] = frozenset(Loads) - {Loads.YES}) -> list[str]:
+    """Return sentences about the engines that most people load with: diffusers for a part of a pipeline.
+
+    among: the answers of engines that are said.
+    """
+    found = verdicts(plan) if plan.weights else ()
+    parts = [each for each in found if each.engine == DIFFUSERS]
+    asked = parts or [each for each in found if each.engine in plan.codec.usual]
+    return [f"{each.engine}: {_LOADS[each.loads]}{each.reason}" for each in asked if each.loads in among]
 
 
 _LOADS = {Loads.NO: "does not load it, since ", Loads.PARTLY: "", Loads.UNCHECKED: ""}

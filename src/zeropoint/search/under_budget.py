@@ -328,11 +328,11 @@ def quantize_checkpoint(
         executor=executor, address=address, spool=spool, report=report, progress=progress,
     )  # fmt: skip
     target, limits = writing.require_target(out), Limits.default(workers, max_memory, device)
-    limits.require_model(runs=budget is None or data is not None or what.runs_model)
+    limits.require_model(runs=(runs := data is not None or what.runs_model) or budget is None)
     selection = selection_of(
         include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
     )
-    with graph_of(open_source(source), codec_for(format, to), target, spool, limits) as opened:
+    with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=runs) as opened:
         if budget is None:
             made = planned(
                 opened, to, recipe=recipe, plan=plan, format=format, method=method,

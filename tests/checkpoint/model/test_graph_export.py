@@ -79,6 +79,15 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_data_are_refused_before_the_model_is_exported(folder: Path, tmp_path: Path) -> None:
+    options = {"format": "onnx", "quality": "good", "calibration": "random"}
+    with pytest.raises(
+        zp.CalibrationError, match=r"^format='onnx' takes no data.*quality='fast' or method='mse'"
+    ):
+        zp.quantize_checkpoint(folder, tmp_path / "out", "int4:g32", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_plan_asks_for_the_graph(folder: Path) -> None:
     with pytest.raises(
         zp.UnsupportedError, match="zeropoint quantize exports a checkpoint of transformers by"

@@ -167,6 +167,9 @@ def test_parts_of_pipelines_alone_have_a_row_of_diffusers(tmp_path: Path) -> Non
     part = save(tmp_path / "part", {LINEAR: weight(128, 128)}, FLUX)
     made = make_plan(open_source(part), "nf4", codec=get_codec("bitsandbytes"), limits=ONE)
     assert verdict(made, "diffusers").loads is Loads.UNCHECKED
+    for to, loads in (("int8wo", Loads.PARTLY), ("int4wo", Loads.UNCHECKED)):
+        made = make_plan(open_source(part), to, codec=get_codec("torchao"), limits=ONE)
+        assert verdict(made, "diffusers").loads is loads
     (part / "model.safetensors").rename(part / "diffusion_pytorch_model.safetensors")
     assert "diffusion_pytorch_model.safetensors.index.json" in planned(part, "default: w4a16").texts
     model = save(tmp_path / "model", {LINEAR: weight(128, 128)})

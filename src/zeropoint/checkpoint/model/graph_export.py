@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ast
 import math
-import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,11 +20,12 @@ from torch import nn
 
 from ...codecs.containers import CONTAINERS
 from ...codecs.protocol import Codec
-from ...errors import CheckpointError, UnsupportedError, size_of
+from ...errors import CalibrationError, CheckpointError, UnsupportedError, option, size_of
+from ...export.onnx.exporter import exported
 from ...libraries import reading
 from ..plan.limits import Limits
 from ..read.source import Source, open_source
-from ..read.storage import Place, shown
+from ..read.storage import Place, read_small, shown
 from .calibration import whole_model
 from .solved_weights import folder_for
 
@@ -35,12 +34,14 @@ _OPERATORS = 21
 """The set of operators: the first one with integers of 4 bits and blocks."""
 _COPIES = 4
 """Times the weights that exporting takes: the model, the graph, transposed matrices, and the file."""
+_LARGEST = 1 << 30
+"""Bytes of a file that is copied, at most."""
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 @contextmanager
 def graph_of(
-    source: Source, codec: Codec, out: Place, spool: Path | str | None, limits: Limits
+    source: Source, codec: Codec, out: Place, spool: Path | str | None, limits: Limits, *, learns: bool
 ) -> Iterator[Source]:
     """Return a context with the source that a codec can write: itself, or an ONNX model exported from it.
 
@@ -50,21 +51,28 @@ def graph_of(
         out: the output, next to which the export lies until the end, or a URL, for which it is in ``spool``.
         spool: scratch directory, or None.
         limits: of memory.
+        learns: whether the result depends on data that run through the model.
 
     Raises:
+        CalibrationError: for a model that would be exported and learned from, since graphs are not run here.
         UnsupportedError: where torch or transformers does not export the model.
         CheckpointError: where the model does not fit in memory.
     """
     if not CONTAINERS[codec.container].has_graph or source.graph or source.config is None:
         yield source
         return
-    with folder_for(out, spool, restart=False) as waiting:
+    if learns:
+        raise CalibrationError(
+            f"{option('format', codec.name)} takes no data, on which exported graphs are not run; leave out "
+            f"{option('calibration')}, and use {option('quality', 'fast')} or {option('method', 'mse')}"
+        )
+    with folder_for(out, spool, restart=False, kind="exported") as waiting:
         folder = waiting / "zeropoint-exported"
         folder.mkdir()
         _export(source, folder / f"model{CONTAINERS[codec.container].suffix}", limits)
         for name in source.companions:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(str(source.root)) / name, folder / name)
+            (folder / name).write_bytes(read_small(source.root / name, limit=_LARGEST)[0])
         (folder / "config.json").write_text(source.config_text or "", encoding="utf-8")
         note = f"exported from {shown(source.given)} by torch {torch.__version__}, in float32"
         made = open_source(folder)
@@ -98,15 +106,10 @@ def _program(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
     with torch.no_grad():
         found = model(**batch)
     names = [name for name, value in found.items() if isinstance(value, torch.Tensor)]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch.onnx uses what torch has deprecated (torch 2.13)
-            return torch.onnx.export(
-                model, (), kwargs=batch, dynamic_shapes=dict.fromkeys(batch, axes), dynamo=True,
-                opset_version=_OPERATORS, input_names=list(batch), output_names=names, verbose=False,
-            )  # fmt: skip
-    except ImportError as error:
-        raise UnsupportedError(f"writing ONNX needs {error.name}; install zeropoint[onnx]") from error
+    return exported(
+        model, (), kwargs=batch, dynamic_shapes=dict.fromkeys(batch, axes), opset_version=_OPERATORS,
+        input_names=list(batch), output_names=names,
+    )  # fmt: skip
 
 
 def _rename_weight(node: Any, initializers: Any) -> None:

@@ -61,21 +61,24 @@ def in_order(plan: CheckpointPlan) -> bool:
 
 
 @contextmanager
-def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterator[Path]:
+def folder_for(
+    out: Place, spool: Path | str | None, *, restart: bool, kind: str = "solved"
+) -> Iterator[Path]:
     """Return a context with the folder of solved weights of an output, which is removed at the end.
 
     out: the output directory, next to which it lies, or a URL, for which it is in ``spool`` or in the
     system's directory for temporary files. restart: whether what an earlier run left there is discarded.
-    Raises CheckpointError where it cannot be made.
+    kind: ``"solved"``, or ``"exported"`` for that of a model that is exported. Raises CheckpointError where
+    it cannot be made.
     """
     if isinstance(out, Path):
-        folder = out.with_name(f".{out.name}.solved")
+        folder = out.with_name(f".{out.name}.{kind}")
     else:
         name = hashlib.sha256(str(out).encode()).hexdigest()[:16]
-        folder = Path(tempfile.gettempdir() if spool is None else spool) / f".{name}.solved"
+        folder = Path(tempfile.gettempdir() if spool is None else spool) / f".{name}.{kind}"
     try:
         if os.path.lexists(folder):
-            _require_own(folder)
+            _require_own(folder, kind)
             # Codes without the record, which power loss leaves, are of no known run.
             _remove(folder, finished=restart or not (folder / _RECORD).is_file())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,13 +94,13 @@ def folder_for(out: Place, spool: Path | str | None, *, restart: bool) -> Iterat
     _remove(folder, finished=True)
 
 
-def _require_own(folder: Path) -> None:
+def _require_own(folder: Path, kind: str) -> None:
     """Raise CheckpointError unless a folder is a user's own and holds nothing, or what was solved."""
     found = folder.lstat()
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not ours or not all(map(_OWN.fullmatch, (path.name for path in folder.iterdir()))):
         raise CheckpointError(
-            f"{shown(folder)} is no folder of solved weights, which would lie there; move it away, or name "
+            f"{shown(folder)} is no folder of {kind} weights, which would lie there; move it away, or name "
             "another output"
         )
 

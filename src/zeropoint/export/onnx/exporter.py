@@ -8,6 +8,7 @@ graph.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,15 +106,34 @@ def _exported(
         return torch.export.export(model, positional, keywords, dynamic_shapes=dynamic_shapes)
 
 
-def _proto(program: ExportedProgram, opset: int) -> Any:
-    """Return torch's translation of a program; raises UnsupportedError where a package is missing."""
+def exported(model: Any, *args: Any, **options: Any) -> Any:
+    """Return the ONNX program that torch makes of a model, without what it warns of on the way.
+
+    Args:
+        model: a module or an exported program.
+        *args: as ``torch.onnx.export`` takes them.
+        **options: likewise.
+
+    Raises:
+        UnsupportedError: where a package that torch needs for it is missing.
+    """
+    # It says which packages that no model here needs are missing, and uses what torch has deprecated (2.13).
+    said = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = said.level
     try:
+        said.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch.onnx uses what torch has deprecated (torch 2.13)
-            made = torch.onnx.export(program, dynamo=True, opset_version=opset, verbose=False)
+            warnings.simplefilter("ignore")
+            return torch.onnx.export(model, *args, dynamo=True, verbose=False, **options)
     except ImportError as error:
         raise UnsupportedError(f"writing ONNX needs {error.name}; install zeropoint[onnx]") from error
-    assert made is not None
+    finally:
+        said.setLevel(level)
+
+
+def _proto(program: ExportedProgram, opset: int) -> Any:
+    """Return torch's translation of a program; raises UnsupportedError where a package is missing."""
+    made = exported(program, opset_version=opset)
     (written,) = (each.version for each in made.model_proto.opset_import if each.domain in ("", "ai.onnx"))
     if written != opset:
         # Without a word torch keeps to its own operator set where it cannot convert to another (torch 2.13).
