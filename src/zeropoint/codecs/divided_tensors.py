@@ -1,8 +1,7 @@
-"""Tensors of the model of which files have several pieces, each a tensor of its own.
+"""Tensors that a model has as one and a file as several pieces.
 
-A piece has some rows of the whole in an order of its own. The model's rows of experts, or of queries,
-keys and
-values, are written apart that an engine wants apart, and made one again where the files are read.
+A piece has some rows of the whole tensor, in its own order: one expert, or queries, keys or values. Pieces
+are cut where a file is written, and joined where it is read.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .stored_forms import Shape
 
 
 class RowRun(NamedTuple):
-    """Rows of a whole that a piece has next to each other: an index over axes, the last of which runs first.
+    """Consecutive rows of a piece, as an index into the whole tensor: the last axis varies fastest.
 
     >>> RowRun(1, (2, 3), (10, 2)).at().tolist()
     [1, 3, 5, 11, 13, 15]
@@ -28,7 +27,7 @@ class RowRun(NamedTuple):
     strides: Shape
 
     def at(self) -> torch.Tensor:
-        """Return the numbers of the rows."""
+        """Return the row indices."""
         found = torch.tensor(self.first)
         for size, stride in zip(self.sizes, self.strides, strict=True):
             found = found[..., None] + torch.arange(size) * stride
@@ -41,10 +40,10 @@ class TensorPiece(NamedTuple):
     Args:
         name: as if it were a tensor of the model.
         shape: its own.
-        rows: of the whole, runs of which follow each other; rows are those of a matrix, or numbers of a
-            vector, or of all its matrices where the whole has several.
-        transposed: whether each matrix of the piece has the rows as columns.
-        single: whether rows are single numbers of the whole.
+        rows: rows of the whole tensor, run after run: of a matrix, of all matrices of a stack, or values of
+            a vector.
+        transposed: whether each matrix of the piece has these rows as columns.
+        single: whether rows are single values of the whole tensor.
     """
 
     name: str
@@ -65,7 +64,7 @@ class Whole(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def places_in_pieces(rows: tuple[tuple[RowRun, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return for each row of a whole the number of its piece, and that of its row there.
+    """Return, for each row of a whole tensor, the index of its piece and the row in it.
 
     rows: of each piece.
     """
@@ -79,5 +78,5 @@ def places_in_pieces(rows: tuple[tuple[RowRun, ...], ...]) -> tuple[torch.Tensor
 
 @functools.lru_cache(maxsize=16)
 def rows_of_piece(rows: tuple[RowRun, ...]) -> torch.Tensor:
-    """Return the row of the whole of each row of a piece."""
+    """Return the rows of the whole tensor that a piece has."""
     return torch.cat([run.at() for run in rows])

@@ -28,7 +28,7 @@ SEVERAL = "several"
 class VllmRun(TypedDict):
     """A model, by its ``model_type``, how its layers are quantized, and the answer.
 
-    scheme: that of all layers, or a recipe.
+    scheme: one for all layers, or a recipe.
     """
 
     model_type: str
@@ -77,7 +77,7 @@ def way(layer: LayerScheme) -> str:
 
 
 def ways(facts: Facts) -> list[str]:
-    """Return the ways of the layers of a checkpoint, those of experts apart."""
+    """Return the ways of the layers of a checkpoint; experts have ways of their own."""
     found = {*map(way, facts.layers), *(f"{way(layer)} in experts" for layer in facts.experts)}
     return [*sorted(found), *([SEVERAL] if len(facts.layers) > 1 else [])]
 

@@ -132,7 +132,7 @@ class ModelFormat:
         return ()
 
     def wholes(self, shapes: Mapping[str, tuple[int, ...]], config: Config) -> Sequence[Whole]:
-        """Return the tensors of the model of which files have pieces.
+        """Return the tensors of the model that files have in pieces.
 
         Args:
             shapes: of all tensors that the files have, by the names of pieces.

@@ -10,8 +10,8 @@ For a weight W of shape (N, K), (outputs, inputs), that MatMul(x, W) or Gemm rea
     M.weight_scale_2     one number under scales that are FLOAT8E4M3FN, which a first DequantizeLinear decodes
 
 Where a node reads W as (N, K), as Gemm with transB, Conv and Gather do, codes are (N, K), scales (N, K / g)
-with axis 1, or (N,) with axis 0. Of more axes, such as those of ConvTranspose, LSTM and stacked matrices, one
-has the inputs, and scales have g times fewer values along it; a channel along several axes is a block of all
+with axis 1, or (N,) with axis 0. Where W has more axes, as for ConvTranspose, LSTM and stacks, one axis has
+the inputs, and scales have g times fewer values along it; a channel along several axes is a block of all
 its inputs. M is the initializer's name without ``.weight``.
 
 Scales are of the dtype of the model, in which DequantizeLinear then gives its values.

@@ -48,7 +48,7 @@ class RowOrder(NamedTuple):
         return self._moved(at, self.group // self.runs // self.unit, self.runs * self.unit)
 
     def _moved(self, at: torch.Tensor, runs: int, distance: int) -> torch.Tensor:
-        """Return where units go of which ``runs`` alternate; distance: of these afterwards."""
+        """Return the places of units after ``runs`` alternate; distance: between them afterwards."""
         place = (at - self.first) % self.group
         unit, inside = place // self.unit, place % self.unit
         moved = at - place + unit % runs * distance + unit // runs * self.unit + inside
@@ -70,8 +70,8 @@ class StoredForm(NamedTuple):
 
     Args:
         name: its name there.
-        rows: the order of its rows there, or None where it is that of the model.
-        columns: likewise of columns.
+        rows: the order of its rows there, or None for the model's order.
+        columns: likewise for columns.
         plus: what is added to each value.
         negated_exp: whether each value x is -exp(x) there.
         float32: whether it is stored in float32 where it is not quantized.

@@ -1,4 +1,4 @@
-"""Pipelines of diffusers: folders of checkpoints, most of which are quantized, and of other files."""
+"""Pipelines of diffusers: folders with checkpoints, most of them quantized, and other files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quantize_pipeline(
         source: the folder, with model_index.json.
         out: the output folder.
         to: a preset or scheme, such as ``"int8wo"``.
-        options: those of :func:`~zeropoint.quantize_checkpoint`, for each part.
+        options: of :func:`~zeropoint.quantize_checkpoint`, for each part.
 
     Returns:
         The results of the quantized parts, by their names.

@@ -259,7 +259,7 @@ def describe(decision: TensorDecision) -> str:
 
 
 def remarks(decisions: Iterable[TensorDecision]) -> Iterator[str]:
-    """Yield a sentence for each reason why linear weights are kept, or get a smaller group, unasked."""
+    """Yield a sentence for each reason why linear weights are kept or get a smaller group by default."""
     found: dict[str, list[TensorDecision]] = {}
     for decision in decisions:
         if decision.kept_by_default or decision.fitted:

@@ -15,7 +15,7 @@ from ..read.tensor_entries import TensorEntry
 from .selection import module_of
 
 SMALLEST = 32
-"""The smallest group that is chosen: kernels of vLLM on a GPU (Marlin, its Triton ones) take none below."""
+"""The smallest group that is chosen: vLLM's GPU kernels (Marlin, Triton) take none below."""
 
 
 def group_of(layer: LayerScheme) -> int:
@@ -25,7 +25,7 @@ def group_of(layer: LayerScheme) -> int:
 
 
 def _halved(layer: LayerScheme) -> LayerScheme | None:
-    """Return a layer with half the group, or None where its layout has no such scheme, as of MX formats."""
+    """Return a layer with half the group, or None where its format has no other, as in MX."""
     group = group_of(layer)
     if not group or group % 2 or len(layer.weight.levels) > 1:
         return None
@@ -74,7 +74,7 @@ def _set_of(entry: TensorEntry) -> str:
 
 
 def why_none(layer: LayerScheme) -> str:
-    """Return why a layer has no smaller group that fits a weight, or nothing where it has no group at all."""
+    """Return why no smaller group fits a weight, or nothing for a layer without groups."""
     if not group_of(layer):
         return ""
     if _halved(layer) is None:

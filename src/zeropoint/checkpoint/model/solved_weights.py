@@ -68,7 +68,7 @@ def folder_for(
 
     out: the output directory, next to which it lies, or a URL, for which it is in ``spool`` or in the
     system's directory for temporary files. restart: whether what an earlier run left there is discarded.
-    kind: ``"solved"``, or ``"exported"`` for that of a model that is exported. Raises CheckpointError where
+    kind: ``"solved"``, or ``"exported"`` for a model that is exported. Raises CheckpointError where
     it cannot be made.
     """
     if isinstance(out, Path):

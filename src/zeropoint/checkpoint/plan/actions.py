@@ -117,7 +117,7 @@ class Actions:
         return not self.restored and not self._moved(codec) and all(same)
 
     def _moved(self, codec: Codec) -> bool:
-        """Return whether the files of ``codec`` are of another kind than those of the source."""
+        """Return whether ``codec`` writes another kind of file than the source has."""
         return self.floats.source.container.name != codec.container
 
     def require_sense(self, codec: Codec, *, every: bool) -> None:

@@ -18,7 +18,7 @@ def bytes_of(out: torch.Tensor) -> memoryview:
 
 
 def by_expert(start: int, out: torch.Tensor, height: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield each expert of which ``out`` takes rows from ``start`` on, its first one, and its part."""
+    """Yield each expert with rows in ``out``, its first row, and its part of ``out``; start: first row."""
     done = 0
     while done < len(out):
         expert, first = divmod(start + done, height)

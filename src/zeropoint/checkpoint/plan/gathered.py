@@ -34,8 +34,8 @@ _FEW_RUNS = 8
 class Gathered:
     """Where the rows of a tensor come from.
 
-    sources: the tensors that are read. rows: those of the one source that the tensor has; or, of a whole,
-    those that each of several sources has of it. whole: which of both.
+    sources: the tensors that are read. rows: of a piece, its rows in the one source; of a whole tensor, the
+    rows that each source has. whole: whether it is a whole tensor.
     """
 
     sources: tuple[Origin, ...]
@@ -58,7 +58,7 @@ class Gathered:
 
 
 def _numbers(start: int, flat: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of single values of rows from ``start`` on."""
+    """Return the indices of single values, from row ``start`` on."""
     return torch.arange(start * out.shape[1], start * out.shape[1] + len(flat))
 
 
@@ -94,7 +94,7 @@ class _Shapes(Mapping[str, tuple[int, ...]]):
 
 
 def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
-    """Return a checkpoint with the tensors that files of a codec have: wholes in pieces, or made whole.
+    """Return a checkpoint with the tensors that files of a codec have, cut into pieces or joined.
 
     dtype: of the floats of safetensors files that become others.
     """
@@ -126,7 +126,10 @@ def _in_dtype(floats: Floats, dtype: str) -> Floats:
 
 
 def _replaced(floats: Floats, made: Mapping[str, list[Origin]], gone: set[str]) -> Floats:
-    """Return a checkpoint with others in the place of some tensors, by the name of the first of them."""
+    """Return a checkpoint with some tensors replaced by others.
+
+    made: new tensors, by the name of the first one that they replace. gone: names of replaced tensors.
+    """
 
     def entries() -> Iterator[TensorEntry]:
         for entry in floats.source.entries.values():
@@ -143,7 +146,7 @@ def _replaced(floats: Floats, made: Mapping[str, list[Origin]], gone: set[str]) 
 
 
 def _entry(name: str, shape: tuple[int, ...], of: TensorEntry, origin: Origin) -> TensorEntry:
-    """Return what is said of a tensor that lies in no file, made of that of an origin."""
+    """Return the entry of a tensor that lies in no file, from the entry ``of`` one that it is made from."""
     experts = of.stack is not None and len(shape) == len(of.shape)
     holder, _, last = name.removesuffix(".weight").rpartition(".")
     return TensorEntry(
@@ -154,7 +157,7 @@ def _entry(name: str, shape: tuple[int, ...], of: TensorEntry, origin: Origin) -
 
 
 def _transposed(entry: TensorEntry, gathered: Gathered, origin: type[Origin]) -> Origin:
-    """Return a tensor whose matrices are those that are gathered, with rows as columns."""
+    """Return a tensor of the transposed matrices of what is gathered."""
     *count, rows, columns = entry.shape
     inner = replace(entry, shape=(*count, columns, rows), stack=None)
     return origin(
@@ -175,7 +178,7 @@ def _cut(piece: TensorPiece, origin: Origin) -> Origin:
 
 
 def _numbers_of(origin: Origin) -> Origin:
-    """Return a tensor as a vector of its numbers."""
+    """Return a tensor as a vector of its values."""
     return replace(origin, entry=replace(origin.entry, shape=(math.prod(origin.entry.shape),)))
 
 
@@ -196,7 +199,7 @@ def _joined(whole: Whole, floats: Floats) -> Origin:
 
 
 def require_order(weight: Placement) -> None:
-    """Raise UnsupportedError for a method that learns of pairs of inputs that a file orders otherwise."""
+    """Raise UnsupportedError for a method with Gram matrices where a file orders inputs otherwise."""
     form = weight.origin.form
     if weight.to is None or form is None or form.columns is None:
         return

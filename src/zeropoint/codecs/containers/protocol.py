@@ -55,7 +55,7 @@ class Use(NamedTuple):
     it is no weight of such a layer, or None. transposed: whether inputs come before outputs; its row has
     the shape (outputs, inputs). axis: of its inputs; axes before it are outputs, or inputs where it is
     transposed, and axes behind it the others. kernel: values behind the axis of inputs that are inputs, too.
-    run: inputs of one product, where a row has those of several, else 0. spread: whether its outputs lie
+    run: inputs of one matrix where a row holds the inputs of several, else 0. spread: whether outputs lie
     along several axes. part: the quantized layer that it is a part of, and which part.
     """
 

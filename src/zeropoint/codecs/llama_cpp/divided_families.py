@@ -1,4 +1,4 @@
-"""Rows of families of which files have tensors in pieces: DeepSeek, gpt-oss, and Granite with experts."""
+"""Families whose files have tensors in pieces: DeepSeek, gpt-oss, and Granite with experts."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _alternating(text: Config) -> Values:
 
 
 def _rounded(text: Config) -> Sequence[str]:
-    """Return a sentence about bounds of YaRN that are not whole numbers, which those of llama.cpp are."""
+    """Return a sentence about fractional bounds of YaRN, which llama.cpp rounds."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope.get("rope_type") != "yarn" or rope.get("truncate") is not False:
         return ()

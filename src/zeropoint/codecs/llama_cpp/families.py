@@ -104,7 +104,7 @@ def form_of(family: Family, name: str, shape: Shape, config: Config) -> StoredFo
 
 
 def _renamed(modules: Mapping[str, str], tensors: Mapping[str, str], name: str) -> str | None:
-    """Return the other name of a tensor, which has its own or that of its module."""
+    """Return the other name of a tensor: its own, or its module's."""
     module, _, kind = name.rpartition(".")
     if name in tensors:
         return tensors[name]
@@ -135,7 +135,7 @@ def pieces_of(family: Family, name: str, shape: Shape, config: Config) -> Sequen
 
 
 def wholes_of(family: Family, shapes: Mapping[str, Shape], config: Config) -> Sequence[Whole]:
-    """Return the tensors of a model of which files have pieces, from the shapes of all, by name."""
+    """Return the tensors that files have in pieces, from the shapes of all tensors by name."""
     text, stems = family.described(config), list[str]()
     for layer in range(text["num_hidden_layers"] if family.divided else 0):
         stems.append(f"{family.prefixes[0]}{family.block}.{layer}.")
@@ -185,7 +185,7 @@ def _of_each(piece: TensorPiece, shapes: Mapping[str, Shape]) -> Iterator[Tensor
 
 @functools.lru_cache(maxsize=64)
 def _divisions(family: Family) -> Mapping[str, Division]:
-    """Return the divisions of tensors of a layer, with that of the gate and up of all experts."""
+    """Return the divided tensors of a layer, gate and up of all experts included."""
     usual = {
         f"{holder}.{GATE_UP}": halves_of(f"{holder}.{gate}", f"{holder}.{up}")
         for holder, (gate, up, _) in family.experts
@@ -230,7 +230,7 @@ def _form(family: Family, name: str, shape: Shape, text: Config, *, of_file: boo
 
 @functools.lru_cache(maxsize=64)
 def _inverse(family: Family) -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:
-    """Return the model's names of llama.cpp's: of modules of a model, of those of a layer, of its tensors."""
+    """Return the model's names by llama.cpp's: of modules, of modules of a layer, of tensors."""
     tables = family.modules, family.layers, family.tensors
     whole, layers, tensors = ({new: old for old, new in table.items()} for table in tables)
     return whole, layers, tensors

@@ -19,7 +19,7 @@ Values = Mapping[str, Scalar | Sequence[Scalar]]
 
 
 class Key(NamedTuple):
-    """Keys of config.json that a value of the metadata has, the first of which is written back."""
+    """Keys of config.json for a value of the metadata; the first one is written back."""
 
     names: tuple[str, ...]
     kind: type = int
@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 
 class Change(NamedTuple):
-    """How the values of a tensor of a file differ from those of the model; see StoredForm.
+    """How a file stores the values of a tensor; see StoredForm.
 
     rows, columns: give the order from config.json. shape: gives what the shape becomes.
     """
@@ -67,10 +67,10 @@ class Derived(NamedTuple):
 
 
 class Division(NamedTuple):
-    """A tensor of a layer of which files have pieces.
+    """A tensor of a layer that files have in pieces.
 
-    names: of the pieces in a layer. pieces: those of a tensor of a shape. whole: the shape of the tensor from
-    those of the pieces. transposed: whether matrices of the model are (in, out).
+    names: of the pieces in a layer. pieces: returns the pieces for a shape of the tensor. whole: returns the
+    shape from the shapes of the pieces. transposed: whether matrices of the model are (in, out).
     """
 
     names: tuple[str, ...]
@@ -83,11 +83,11 @@ class Division(NamedTuple):
 class Family:
     """A family of models.
 
-    architecture: ``general.architecture``. model_type, class_name: those of config.json; types has others
+    architecture: ``general.architecture``. model_type, class_name: as in config.json; types has others
     that are the same to llama.cpp. when: which configurations of the type it is. complete: adds what
     config.json implies. defaults: what transformers takes where config.json does not say it.
 
-    prefixes: what names of tensors may begin with, that of transformers first. block: what a layer's name
+    prefixes: what names of tensors may begin with, transformers' prefix first. block: what a layer's name
     begins with. modules, layers: of the model and of a layer, to llama.cpp's names; tensors: likewise of a
     layer, for whole names. left_out: what its tensors that llama.cpp has no place for match.
 
@@ -158,7 +158,7 @@ def head_size(text: Config) -> int:
 
 
 def mapping(**entries: str) -> Mapping[str, str]:
-    """Return modules of a layer and llama.cpp's names for them, of which ``__`` is a dot."""
+    """Return modules of a layer and llama.cpp's names for them; ``__`` stands for a dot."""
     return MappingProxyType({old.replace("__", "."): new for old, new in entries.items()})
 
 

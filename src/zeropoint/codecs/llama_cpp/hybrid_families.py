@@ -44,9 +44,9 @@ SSM_WIDE = frozenset(("ssm_conv1d", "shortconv.conv"))
 
 
 def _tiled(unit: str | None, *, behind: bool = False) -> Change:
-    """Return the order of the heads of values of linear attention, of which several share a head of keys.
+    """Return the order of the value heads of linear attention, where several share a key head.
 
-    The model has those of one head of keys next to each other, and llama.cpp repeats the heads of keys. unit:
+    The model has value heads of one key head next to each other; llama.cpp repeats the key heads. unit:
     the key of the rows of a head, or None for one. behind: whether all queries and keys come before.
     """
 
@@ -127,7 +127,7 @@ _QWEN35 = Family(
 
 
 def _sizes(text: Config) -> tuple[int, int, int]:
-    """Return heads of keys, the numbers of one, and those of all heads of values that share it."""
+    """Return the key heads, the values of one, and the values of all value heads that share it."""
     keys, size = text["linear_num_key_heads"], text["linear_key_head_dim"]
     return keys, size, text["linear_num_value_heads"] // keys * text[_VALUES]
 

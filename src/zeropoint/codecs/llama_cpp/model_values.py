@@ -294,7 +294,7 @@ def model_config(
         metadata: of the file, as Python values.
         names: of its tensors.
         factors: what its tensor of rotary factors holds, or None without one.
-        long: what those of long and of short contexts hold, by name.
+        long: factors of long and of short contexts, by name.
 
     Raises:
         CheckpointError: where values are missing or of another type.
@@ -345,7 +345,7 @@ def model_config(
 
 
 def _family_in(arch: Any, said: Mapping[str, Any]) -> Family | None:
-    """Return the family of an architecture, of which some have experts, and some layers of several kinds."""
+    """Return the family of an architecture; some have experts, some have layers of several kinds."""
     experts = bool(said.get("expert_count"))
     found = [f for f in FAMILIES if f.architecture == arch and bool(f.experts) == experts]
 
