@@ -64,7 +64,7 @@ def answers(number: int, folder: Path) -> TestedModel:
 
 
 def try_zoo(named: Collection[str]) -> None:
-    """Run all models of the zoo, or those that are named, one after the other."""
+    """Run all models of the zoo, or the named ones, one after the other."""
     known = {row["name"]: row for row in rows()}
     TABLE.write_text("[]\n", encoding="utf-8")  # what was found before answers nothing
     for number, animal in enumerate(ZOO):
@@ -76,7 +76,7 @@ def try_zoo(named: Collection[str]) -> None:
 
 
 def try_all(only: Collection[str], *, anew: bool) -> None:
-    """Run every architecture that has no row yet, or those that are named."""
+    """Run every architecture that has no row yet, or the named ones."""
     known = {} if anew else {row["model_type"]: row for row in swept()}
     left = [kind for kind in classes() if (kind in only if only else kind not in known)]
     # What was found before answers nothing.
@@ -137,6 +137,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--anew", action="store_true")
     given = parser.parse_args(arguments)
+    if given.only and given.anew:
+        parser.error("--only names the rows that are run again; leave out --anew, which drops all")
     torch.set_num_threads(1)
     if given.all:
         try_all([kind for kind in given.only.split(",") if kind], anew=given.anew)

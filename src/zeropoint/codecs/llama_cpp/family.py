@@ -158,7 +158,7 @@ def head_size(text: Config) -> int:
 
 
 def mapping(**entries: str) -> Mapping[str, str]:
-    """Return modules of a layer and llama.cpp's names for them; ``__`` stands for a dot."""
+    """Return modules of a layer and llama.cpp's names for them; ``__`` is a dot there."""
     return MappingProxyType({old.replace("__", "."): new for old, new in entries.items()})
 
 
