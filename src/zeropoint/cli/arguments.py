@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import FormatError, ZeropointError, near_misses, parse_size
-from . import layers
+from . import lazy
 
 if TYPE_CHECKING:
     from ..checkpoint.choose.recipe import RecipeText
@@ -62,7 +62,7 @@ def parse_budget(text: str) -> Budget:
     '4.5bpw'
     """
     try:
-        return layers.Budget.parse(text)
+        return lazy.Budget.parse(text)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -117,7 +117,7 @@ def parse_format(text: str) -> str:
     'gguf'
     """
     try:
-        return str(layers.get_codec(text).name)
+        return str(lazy.get_codec(text).name)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -128,20 +128,20 @@ def require_scheme(text: str, codec: Codec) -> None:
     The message has the closest names for an unknown one, and the reason for one that the codec does not hold
     or that needs calibration.
     """
-    if layers.RecipeText.of(text).mixture(codec) is not None:
+    if lazy.RecipeText.of(text).mixture(codec) is not None:
         return
     if _MIXTURE.fullmatch(text.strip()):
         raise typer.BadParameter(
             f"{text} is a mixture of types of GGUF; add --format gguf", param_hint="'--to'"
         )
     head = text.strip().partition(":")[0].lower()
-    owners = [each.name for each in layers.CODECS.values() if head in each.presets]
-    if head in layers.OF_LAYOUTS and codec.name not in owners:
+    owners = [each.name for each in lazy.CODECS.values() if head in each.presets]
+    if head in lazy.OF_LAYOUTS and codec.name not in owners:
         raise typer.BadParameter(
             f"{head} is a preset of other layouts; add --format {' or '.join(owners)}", param_hint="'--to'"
         )
     try:
-        layers.require_blocks(text, codec)
+        lazy.require_blocks(text, codec)
     except ZeropointError as error:
         raise typer.BadParameter(str(error), param_hint="'--to'") from error
 
@@ -152,10 +152,10 @@ def require_no_data(text: str, codec: Codec | None, option: str = "--to") -> Non
     What is wrong with its options comes first. option: that which names the preset.
     """
     head, colon, _ = text.strip().partition(":")
-    given = (codec or layers.DEFAULT).presets.get(head.lower())
+    given = (codec or lazy.DEFAULT).presets.get(head.lower())
     if given is not None and given.static and given.output is None:
         if colon:
-            require_scheme(text, codec or layers.DEFAULT)
+            require_scheme(text, codec or lazy.DEFAULT)
         raise typer.BadParameter(
             f"preset {text!r} is refused: its inputs need scales observed on data; use {given.without_data}, "
             "or pass --calibration FILE",
@@ -169,7 +169,7 @@ def parse_scheme(text: str) -> str:
     Raises typer.BadParameter, with what to write instead, before torch is loaded.
     """
     head = text.strip().partition(":")[0]
-    if not head.isidentifier() or head.lower() in (*layers.PRESETS, *layers.OF_LAYOUTS):
+    if not head.isidentifier() or head.lower() in (*lazy.PRESETS, *lazy.OF_LAYOUTS):
         return text
     if _MIXTURE.fullmatch(head):
         return text
@@ -179,9 +179,9 @@ def parse_scheme(text: str) -> str:
             "int4 that vLLM and transformers read"
         )
     try:
-        layers.get_format(head)
+        lazy.get_format(head)
     except FormatError as error:
-        near = near_misses(head, (*layers.PRESETS, *layers.OF_LAYOUTS, *layers.CATALOG, *layers.ALIASES))
+        near = near_misses(head, (*lazy.PRESETS, *lazy.OF_LAYOUTS, *lazy.CATALOG, *lazy.ALIASES))
         if not near.startswith("did you mean"):
             near = "w4a16 and fp8_dynamic are among the presets; zeropoint formats lists all"
         raise typer.BadParameter(f"scheme {head!r} is unknown; {near}") from error
@@ -194,15 +194,15 @@ def parse_method(text: str) -> str:
     >>> parse_method("mse")
     'mse'
     """
-    if text.lower() in layers.steps():
+    if text.lower() in lazy.steps():
         text = text.lower()
-    elif text.lower() in layers.CODECS and text.lower() not in layers.methods():
+    elif text.lower() in lazy.CODECS and text.lower() not in lazy.methods():
         raise typer.BadParameter(
             f"{text} is a layout of files, which --format {text.lower()} writes, and its own method is not "
             "here; --method shift+gptq --calibration TEXT.txt is the closest"
         )
     try:
-        return str(layers.method_named(text, of_files=True).name)
+        return str(lazy.method_named(text, of_files=True).name)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -210,7 +210,7 @@ def parse_method(text: str) -> str:
 def parse_recipe(path: str) -> RecipeText:
     """Return a family's recipe or that in a file; raises typer.BadParameter when it cannot be read."""
     try:
-        return layers.RecipeText.named(path)
+        return lazy.RecipeText.named(path)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -226,7 +226,7 @@ def require_recipe(recipe: RecipeText, codec: Codec) -> None:
 def parse_plan(path: str) -> PlanFile:
     """Return the plan in the file at ``path``; raises typer.BadParameter when it is none."""
     try:
-        return layers.PlanFile.read(path)
+        return lazy.PlanFile.read(path)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -237,6 +237,6 @@ def parse_float_dtype(text: str) -> str:
     >>> parse_float_dtype("bfloat16")
     'bfloat16'
     """
-    if text not in layers.FLOATS:
-        raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(layers.FLOATS)}")
+    if text not in lazy.FLOATS:
+        raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(lazy.FLOATS)}")
     return text

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from ..progress import bar
-from . import layers
-from .options import AsJson, Workers
+from . import lazy
+from .arguments import parse_workers
+from .options import AsJson
 from .output import show, show_json
 
 
@@ -18,7 +19,9 @@ def bench(
         str, typer.Option(metavar="TEXT", help="Only kernels whose name has it, such as int4 or dequantize.")
     ] = "",
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Of each kernel; the best one counts.")] = 7,
-    workers: Workers = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", parser=parse_workers, help="Threads; default: every core.")
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the bandwidths, an SVG picture.")
     ] = None,
@@ -36,10 +39,10 @@ def bench(
       zeropoint bench --plot kernels.svg --json
     """  # noqa: D301
     with bar("timing", str) as move:
-        found = layers.kernel_speeds(
+        found = lazy.kernel_speeds(
             only, rounds=rounds, threads=workers, plot=plot, overwrite=overwrite, progress=move
         )
     if as_json:
         show_json(found.to_dict())
     else:
-        show(layers.speed_table(found))
+        show(lazy.speed_table(found))

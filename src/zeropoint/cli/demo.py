@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import layers
+from . import lazy
 
 
 def demo(
@@ -26,4 +26,4 @@ def demo(
       zeropoint demo
       zeropoint demo -o demo.html --overwrite
     """  # noqa: D301
-    layers.demonstrate(out, overwrite=overwrite)
+    lazy.demonstrate(out, overwrite=overwrite)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zeropoint import __version__
 
-from . import layers
+from . import lazy
 from .options import AsJson
 from .output import show, show_json
 
@@ -19,5 +19,5 @@ def doctor(as_json: AsJson = False) -> None:
       zeropoint doctor
       zeropoint doctor --json
     """  # noqa: D301
-    found = {"zeropoint": __version__, **layers.checkup()}
-    show_json(found) if as_json else show(layers.checkup_table(found))
+    found = {"zeropoint": __version__, **lazy.checkup()}
+    show_json(found) if as_json else show(lazy.checkup_table(found))

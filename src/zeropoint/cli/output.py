@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import layers
+from . import lazy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,12 +24,12 @@ class ReaderGoneError(Exception):
 
 def show(report: RenderableType) -> None:
     """Write a report to stdout; what is no terminal gets plain text, lines as long as they are."""
-    console = layers.Console(highlight=False)
+    console = lazy.Console(highlight=False)
     with _stdout():
         if console.is_terminal:
             console.print(report)
             return
-        console = layers.Console(highlight=False, width=_UNWRAPPED)
+        console = lazy.Console(highlight=False, width=_UNWRAPPED)
         with console.capture() as capture:
             console.print(report)
         print("\n".join(line.rstrip() for line in capture.get().splitlines()), flush=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import layers
+from . import lazy
 from .arguments import parse_path
 from .options import READ, AsJson
 from .output import show, show_json
@@ -37,8 +37,8 @@ def report(
       zeropoint report MODEL-w4a16 MODEL-mxfp4 model-Q4_K_M.gguf -o report.html
       zeropoint report MODEL-w4a16 --json
     """  # noqa: D301
-    page = out if out is not None or as_json else layers.page_of(path)
-    found = layers.report_checkpoint(path, others=others or (), out=page, overwrite=overwrite)
+    page = out if out is not None or as_json else lazy.page_of(path)
+    found = lazy.report_checkpoint(path, others=others or (), out=page, overwrite=overwrite)
     if as_json:
         show_json(found.to_dict())
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..progress import bar
-from . import layers
+from . import lazy
 
 
 def warmup() -> None:
@@ -20,5 +20,5 @@ def warmup() -> None:
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
     start = time.perf_counter()
     with bar("compiling", str) as on_progress:
-        layers.compile_kernels(on_progress)
+        lazy.compile_kernels(on_progress)
     print(f"every kernel is ready, in {time.perf_counter() - start:.1f} s")

@@ -15,10 +15,10 @@ from importlib import resources
 from typing import Any
 
 from ..bench.speeds import KernelSpeeds
+from ..checkpoint.measure.tensor_error import TensorError
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.verdicts import verdicts
 from ..checkpoint.run.loop import RunResult
-from ..checkpoint.run.tensor_error import TensorError
 from ..checkpoint.verify.compare import Comparison
 from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.overview import Overview, sample_of

@@ -16,15 +16,15 @@ from rich.text import Text
 
 from ..checkpoint.choose.decisions import TensorDecision
 from ..checkpoint.choose.selection import Why
+from ..checkpoint.measure.equality import Equality
+from ..checkpoint.measure.tensor_error import TensorError, worst
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.qualities import offered_quality
 from ..checkpoint.plan.verdicts import verdicts
 from ..checkpoint.run.advice import partly, rough
-from ..checkpoint.run.equality import Equality
 from ..checkpoint.run.expert_tokens import expert_tokens
+from ..checkpoint.run.keeping import keeping
 from ..checkpoint.run.loop import Outcome, RunResult
-from ..checkpoint.run.tensor_error import TensorError
-from ..checkpoint.run.worst import keeping, worst
 from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.proofs import LayerProof

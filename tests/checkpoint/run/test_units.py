@@ -19,10 +19,10 @@ from tests.checkpoint.interrupted import plan_of
 from tests.checkpoint.written import LINEAR, save, weight
 from tests.oracles import synthetic_llama
 
+from zeropoint.checkpoint.measure.tensor_error import TensorError, exact_sum
 from zeropoint.checkpoint.plan.identity import stamps
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.run.hashes import Hashes
-from zeropoint.checkpoint.run.tensor_error import TensorError, exact_sum
 from zeropoint.checkpoint.run.units import groups, units
 from zeropoint.checkpoint.run.work import Done, Results
 

@@ -20,9 +20,9 @@ from typing import Any
 from unittest import mock
 
 from ...errors import UnsupportedError, option, printable
+from ..measure.tiles import widest
 from ..plan.identity import identity
 from ..run.executor import ExecutorError, Job, Results
-from ..run.tiles import widest
 from ..run.units import Unit
 from ..run.work import Done, Scanned, mean_scale
 from .worker import TOKEN_FILE, Failed, PlanRequest, UnitBatch, work

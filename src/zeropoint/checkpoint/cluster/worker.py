@@ -23,6 +23,7 @@ from ...ops.threads import thread_limit
 from ...stats import Statistics
 from ..choose.recipe import RecipeText
 from ..choose.selection import Selection
+from ..measure.tiles import Scratch
 from ..plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity, require_same
@@ -32,7 +33,6 @@ from ..read.source import open_source
 from ..read.storage import Place, shown
 from ..run.directory import Partials, partial_name
 from ..run.executor import ExecutorError
-from ..run.tiles import Scratch
 from ..run.units import Unit, units
 from ..run.work import Done, Scanned, buffer_bytes, do, scan
 

@@ -12,14 +12,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from ..measure.tiles import Scratch, widest
+from ..measure.workers import Stopped, Task, done_tasks
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import layer_data
 from ..read.problems import ObstacleError
 from .directory import Partials
-from .tiles import Scratch, widest
 from .units import Unit
 from .work import Done, Scanned, buffer_bytes, do, mean_scale, scan
-from .workers import Stopped, Task, done_tasks
 
 Results = Generator[Scanned | Done, None, None]
 

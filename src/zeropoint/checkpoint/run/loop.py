@@ -17,6 +17,7 @@ from ...columns import Blobs, Made
 from ...errors import CheckpointError, count
 from ...progress import Progress
 from ...results import Result
+from ..measure.tensor_error import TensorError
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import require_statistics
 from ..plan.limits import give_back
@@ -30,7 +31,6 @@ from .manifest import error_of
 from .run_document import run_document
 from .store_target import StoreTarget
 from .target import Target
-from .tensor_error import TensorError
 from .units import Units, left_of, units
 from .work import Done
 

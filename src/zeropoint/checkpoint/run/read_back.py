@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from ...columns import Made
+from ..measure.tiles import Scratch
+from ..measure.workers import Task, done_tasks
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..read.headers import read_header
 from ..read.object_store import RemotePath
@@ -14,10 +16,8 @@ from ..read.problems import ObstacleError
 from ..read.storage import OpenFile, Place, open_file, shown
 from .directory import OutputDirectory, partial_name
 from .hashes import SHA256, XXH3, Hash
-from .tiles import Scratch
 from .units import Span, Unit
 from .work import PIECE, Done
-from .workers import Task, done_tasks
 
 
 def read_back(

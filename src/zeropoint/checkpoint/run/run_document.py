@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..measure.tensor_error import error_document, worst
 from ..plan.plan_document import decision_document, engine_documents, scheme_document
 from ..plan.qualities import offered_quality
 from .advice import partly, rough
 from .expert_tokens import expert_tokens
-from .tensor_error import TensorError
-from .worst import Keeping, keeping, worst
+from .keeping import Keeping, keeping
 
 if TYPE_CHECKING:
     from ..plan.checkpoint_plan import CheckpointPlan
@@ -68,17 +67,3 @@ def _keeping(found: Keeping | None) -> dict[str, Any] | None:
         "ignore": list(found.patterns), "weights": found.weights, "bytes": found.nbytes,
         "error": error_document(found.error),
     }  # fmt: skip
-
-
-def error_document(error: TensorError) -> dict[str, Any]:
-    """Return an error, with the counts of blocks."""
-    return {
-        "relative": finite_number(error.relative), "sqnr_db": finite_number(error.sqnr_db),
-        "largest": finite_number(error.largest), "clipped_share": error.clipped_share,
-        "zero_blocks": error.zero_blocks, "lost_blocks": error.lost_blocks,
-    }  # fmt: skip
-
-
-def finite_number(value: float) -> float | None:
-    """Return a number that JSON can hold; infinities and NaN become null."""
-    return value if math.isfinite(value) else None

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import overload
 
 from ...columns import Made, Names, ordered
+from ..measure.tiles import needs_extremes
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.cuts import unit_lines
 from ..plan.placement import Placed, Placement
-from .tiles import needs_extremes
 
 UNIT_BYTES = 1 << 25
 """Bytes in a unit that is copied."""

@@ -36,14 +36,14 @@ from ...methods.lossless import difference
 from ...methods.method import NO_DATA
 from ...methods.rotate import unrotated
 from ...tensor import QuantizedTensor
+from ..measure.tensor_error import TensorError, exact_sum, measure
+from ..measure.tiles import Scratch, extremes_of, scales_in, widest
 from ..plan.cuts import Tile, tile_shape, tiles
 from ..plan.limits import Limits
 from ..plan.placement import Files, Placed, Placement
 from ..read.storage import OpenFile, open_file, shown
 from .directory import Partials, copy_range, write_at
 from .hashes import Hashes
-from .tensor_error import TensorError, exact_sum, measure
-from .tiles import Scratch, extremes_of, scales_in, widest
 from .units import Span, Unit
 
 _MOST, _PARTS = 1e300, 64

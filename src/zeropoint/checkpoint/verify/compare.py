@@ -18,14 +18,14 @@ from ...columns import Blobs
 from ...errors import CheckpointError, count, printable
 from ...progress import Progress
 from ...results import PROBLEMS, Result
+from ..measure.equality import Equality, apart
+from ..measure.tensor_error import TensorError
+from ..measure.tiles import Scratch
+from ..measure.workers import done_tasks
 from ..plan.limits import Limits
 from ..read.problems import Problem, listed
 from ..read.source import CONFIG, Source, open_source
 from ..read.storage import Place, shown
-from ..run.equality import Equality, apart
-from ..run.tensor_error import TensorError
-from ..run.tiles import Scratch
-from ..run.workers import done_tasks
 from .comparisons import configuration_differences
 from .documents import comparison_document
 from .matching import LABELS, Pair, Pairs, Side, side_of

@@ -15,6 +15,7 @@ from ...errors import printable
 from ..choose.expert_matrices import matrices
 from ..choose.selection import WEIGHT_DTYPES, is_fused_experts, module_of
 from ..choose.tied import tied_copies
+from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
 from ..plan.origin import Origin
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
@@ -24,7 +25,6 @@ from ..read.safetensors_file import pieces
 from ..read.source import CONFIG, SINGLE_FILE, Source
 from ..read.storage import OpenFile
 from ..read.tensor_entries import TensorEntry
-from ..run.tiles import Scratch
 from .integrity import is_loaded
 from .proofs import Check, OpenFiles
 from .source_weights import Original

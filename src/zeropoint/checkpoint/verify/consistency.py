@@ -18,13 +18,13 @@ from ...errors import CheckpointError, printable
 from ...loaded_names import loaded_names
 from ...recipes import Activation
 from ..choose.selection import WEIGHT, is_linear_weight, module_of
+from ..measure.tiles import Scratch
 from ..read.index import IndexMap
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import CONFIG, SINGLE_FILE, Source
 from ..read.storage import exists, shown
 from ..read.tensor_entries import TensorEntry, code_operators
-from ..run.tiles import Scratch
 from .proofs import Check, OpenFiles
 
 _SMALL_BYTES = 1 << 20

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..measure.tensor_error import error_document, finite_number, worst
 from ..plan.plan_document import entry_document
-from ..run.run_document import error_document, finite_number
-from ..run.worst import worst
 from .proofs import LayerProof
 
 if TYPE_CHECKING:

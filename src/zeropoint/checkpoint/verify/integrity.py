@@ -20,6 +20,7 @@ from ...errors import CheckpointError, printable
 from ...libraries import reading
 from ...methods import NEAREST
 from ...methods.method import OutputError
+from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
 from ..read.json_stream import JsonStream
 from ..read.problems import Problem
@@ -27,7 +28,6 @@ from ..read.safetensors_file import pieces, unique_keys
 from ..read.source import Source, is_weights
 from ..read.storage import OpenFile, exists, open_file
 from ..read.tensor_entries import TensorEntry
-from ..run.tiles import Scratch
 from .proofs import Check, OpenFiles
 
 _SEAL = b'"sha256": "'

@@ -23,14 +23,14 @@ from ...errors import ZeropointError
 from ...layout.blocks import reduce_blocks, spread_blocks
 from ...methods import Bound
 from ...tensor import QuantizedTensor
+from ..measure.tensor_error import TensorError, measure, measure_columns
+from ..measure.tiles import Scratch
+from ..measure.workers import Task
 from ..plan.limits import Limits, value_bytes
 from ..read.decoding import read_lines
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer
 from ..read.storage import OpenFile, Place, open_file
-from ..run.tensor_error import TensorError, measure, measure_columns
-from ..run.tiles import Scratch
-from ..run.workers import Task
 from .source_weights import OriginalWeight
 
 _CHECK_BYTES = 64

@@ -21,6 +21,8 @@ from ...methods import OF_CODES, Bound, method_named
 from ...methods.registry import DISTILLED
 from ...progress import Progress
 from ...results import PROBLEMS, Result
+from ..measure.tensor_error import TensorError
+from ..measure.workers import done_tasks
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
@@ -29,8 +31,6 @@ from ..read.problems import Problem, listed
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import CONFIG, Source, open_source
 from ..read.storage import Place, exists, shown
-from ..run.tensor_error import TensorError
-from ..run.workers import done_tasks
 from .comparisons import (
     Accounts,
     companions,

@@ -11,10 +11,11 @@ from tests.checkpoint.written import save
 from tests.cli.checkpoints import write_hard_llama
 
 from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.measure.tensor_error import worst
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.keeping import keeping
 from zeropoint.checkpoint.run.loop import RunResult, run
-from zeropoint.checkpoint.run.worst import keeping, worst
 
 ATTENTION = "model.layers.1.self_attn"
 

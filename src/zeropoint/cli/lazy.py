@@ -1,7 +1,7 @@
 """The layers below, imported when a command first asks for one of their names (PEP 562).
 
 They import torch, which takes a second or more; help, the version, completion and mistakes of the command
-line need none of it. Commands say ``layers.plan_checkpoint(...)``.
+line need none of it. Commands say ``lazy.plan_checkpoint(...)``.
 """
 
 from __future__ import annotations

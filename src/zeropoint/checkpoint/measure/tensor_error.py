@@ -7,13 +7,14 @@ results come in change a digit.
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import math
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,12 @@ _FEW, _PIECE = 64, 1 << 13
 """Numbers that are added one by one, and those whose temporaries stay in the first caches."""
 _FIELD, _LAST_PLACE = 0x7FF, 1075
 """Exponent field of doubles that are not finite, and what a field is above the exponent of the last bit."""
+
+
+_WORST = 5
+"""Items that a list of the worst has."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +207,31 @@ def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorEr
     params = QuantizationParams.of(q.scheme, (rows, width), q.params.dtype, stored)
     blocks = QuantizedTensor(data=q.data.reshape(rows, -1), params=params, shape=(rows, width), dtype=q.dtype)
     return measure(x.reshape(rows, width), blocks)
+
+
+def worst(items: Iterable[T], error: Callable[[T], TensorError]) -> list[T]:
+    """Return the few items of the largest relative error, the largest first; those without error are none.
+
+    >>> worst([], lambda error: error)
+    []
+    """
+    found = ((error(item).relative, item) for item in items)
+    largest = heapq.nlargest(_WORST, (pair for pair in found if pair[0] > 0), key=lambda pair: pair[0])
+    return [item for _, item in largest]
+
+
+def error_document(error: TensorError) -> dict[str, Any]:
+    """Return an error, with the counts of blocks."""
+    return {
+        "relative": finite_number(error.relative), "sqnr_db": finite_number(error.sqnr_db),
+        "largest": finite_number(error.largest), "clipped_share": error.clipped_share,
+        "zero_blocks": error.zero_blocks, "lost_blocks": error.lost_blocks,
+    }  # fmt: skip
+
+
+def finite_number(value: float) -> float | None:
+    """Return a number that JSON can hold; infinities and NaN become null."""
+    return value if math.isfinite(value) else None
 
 
 def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from typing import Generic, TypeVar
 
 import torch
@@ -18,7 +17,6 @@ import torch
 from ...errors import CheckpointError
 from ...ops.devices import CPU, pinned
 from ...ops.threads import thread_limit
-from ...progress import Progress
 from .tiles import Scratch
 
 _POLL_SECONDS = 0.2
@@ -44,18 +42,6 @@ class Task:
 
 
 T = TypeVar("T", bound=Task)
-
-
-def run_tasks(
-    tasks: Sequence[Task], *, workers: int, buffer_bytes: int, on_progress: Progress | None = None
-) -> None:
-    """Run ``tasks`` as :func:`done_tasks` does, and report each one that was done."""
-    done, total = 0, sum(task.nbytes for task in tasks)
-    with closing(done_tasks(tasks, workers=workers, buffer_bytes=buffer_bytes)) as finished:
-        for task in finished:
-            done += task.nbytes
-            if on_progress is not None:
-                on_progress(done, total, task.name)
 
 
 def done_tasks(

@@ -8,37 +8,21 @@ quantizes: what the same command would write and report.
 from __future__ import annotations
 
 import glob
-import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ...architectures import fused_set
 from ...errors import ZeropointError, count, option, size_of
 from ..choose.selection import module_of
+from ..measure.tensor_error import TensorError, worst
 from ..plan.checkpoint_plan import make_plan
 from ..plan.limits import give_back
 from ..plan.placement import Placement
-from .tensor_error import TensorError
 
 if TYPE_CHECKING:
     from .loop import RunResult
-
-T = TypeVar("T")
-SHOWN = 5
-"""How many of the worst are named."""
-
-
-def worst(items: Iterable[T], error: Callable[[T], TensorError]) -> list[T]:
-    """Return the few items of the largest relative error, the largest first; those without error are none.
-
-    >>> worst([], lambda error: error)
-    []
-    """
-    found = ((error(item).relative, item) for item in items)
-    largest = heapq.nlargest(SHOWN, (pair for pair in found if pair[0] > 0), key=lambda pair: pair[0])
-    return [item for _, item in largest]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
