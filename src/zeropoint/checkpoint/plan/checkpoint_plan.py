@@ -1,4 +1,4 @@
-"""Decide everything before anything is read or written: each tensor's action, each output byte's place.
+"""The plan of a run: each tensor's action, each output byte's place.
 
 A plan is a value: what is quantized and how, what is kept and why, which files come out with which headers
 and offsets (placement.py), how much memory and disk it takes. run/loop.py makes no more decisions.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 
 class SolvedWeight(NamedTuple):
-    """The file with the codes of a weight that was solved on data, its SHA-256, and the loss of the layer."""
+    """Codes file of a solved weight, its SHA-256, and the loss."""
 
     path: Path
     digest: str
@@ -122,7 +122,7 @@ class CheckpointPlan(Result):
         return self.placements.layers
 
     def seen(self, floats: Floats) -> Floats:
-        """Return the source as it is worked on: rotated, and with channels rescaled. floats: it as it is."""
+        """Return ``floats`` rotated and with rescaled channels, as the plan asks."""
         floats = floats if self.rotation is None else rotated_floats(floats, self.rotation)
         return rescaled_floats(floats, self.folds)
 
@@ -133,7 +133,7 @@ class CheckpointPlan(Result):
 
     @property
     def worked_bytes(self) -> int:
-        """Bytes of all tensors that are worked on or copied, codes counted as the floats that they become."""
+        """Bytes of all processed and copied tensors, codes counted as floats."""
         return sum(item.extent * item.line_bytes for item in self.placements.all)
 
     @property
@@ -143,7 +143,7 @@ class CheckpointPlan(Result):
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of all files that are written but the manifest, which says what came of them."""
+        """Bytes of all output files except the manifest."""
         return (
             sum(shard.size for shard in self.shards)
             + sum(self.companions.values())
@@ -175,7 +175,7 @@ class CheckpointPlan(Result):
 
     @property
     def _read_bytes(self) -> int:
-        """Bytes of all tensors of the source, and of the files that are copied, which count in the output."""
+        """Bytes of all source tensors and of the copied files."""
         return self.source_bytes + sum(self.companions.values())
 
     @property
@@ -243,7 +243,7 @@ def make_plan(
     source: Source, to: str | RecipeText, *, selection: Selection | None = None, limits: Limits | None = None,
     codec: Codec = DEFAULT, folds: Mapping[str, ChannelFold] | None = None,
 ) -> CheckpointPlan:  # fmt: skip
-    """Return the plan that quantizes ``source`` to a layer preset or weight scheme, or by a recipe.
+    """Return the quantization plan of ``source`` for a scheme or recipe.
 
     codec: what the files are written in. folds: what rescaled channels mean for tensors, by name.
 
@@ -342,7 +342,7 @@ def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:
 
 
 def _of_mixture(mixture: str, text: RecipeText, source: Source, codec: Codec) -> Recipe:
-    """Return the rules that give the tensors of ``source`` what a mixture has for them."""
+    """Return the recipe for the tensor types of a llama.cpp mixture."""
     copies = tied_copies(source)
     shapes = {entry.name: entry.shape for entry in source.entries.values() if entry.name not in copies}
     types = codec.model_format.mixture(mixture, shapes, source.config or {})
@@ -361,11 +361,11 @@ def conversion_plan(
     source: Source, to: str | None, codec: Codec, *, requantize: bool = False, ignore: tuple[str, ...] = (),
     limits: Limits | None = None,
 ) -> CheckpointPlan:  # fmt: skip
-    """Return the plan that writes the codes of ``source`` as ``codec`` has them, their values unchanged.
+    """Return the plan that converts the codes of ``source`` to another layout.
 
-    to: a layer preset or weight scheme, by default that which stores what each layer does, or a dtype of
-    FLOATS. requantize: whether values may change where ``codec`` cannot hold them. Raises what
-    :func:`make_plan` raises; UnsupportedError for layers that cannot be converted.
+    Values stay the same. to: a layer preset or weight scheme, by default that which stores what each layer
+    does, or a dtype of FLOATS. requantize: whether values may change where ``codec`` cannot hold them. Raises
+    what :func:`make_plan` raises; UnsupportedError for layers that cannot be converted.
     """
     floats = FLOATS.get(to or "")
     if floats and codec.use is not None:
@@ -397,7 +397,7 @@ def _floats(source: Source, selection: Selection) -> Floats:
 
 
 def _only_layer(recipe: Recipe, codec: Codec) -> LayerScheme | None:
-    """Return the scheme that a recipe without rules gives to all layers, or None where it keeps them."""
+    """Return the only scheme of a recipe without rules, or None."""
     given = recipe.default.gives
     return None if given is None else layer_of(given, codec)
 

@@ -1,4 +1,4 @@
-"""Rows of codes as floats, expert by expert, and the bytes in which rows lie."""
+"""Decode rows of codes to floats, expert by expert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def bytes_of(out: torch.Tensor) -> memoryview:
 
 
 def by_expert(start: int, out: torch.Tensor, height: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield each expert with rows in ``out``, its first row, and its part of ``out``; start: first row."""
+    """Yield each expert in ``out``, its first row, and its rows.
+
+    start: number of the first row of ``out``.
+    """
     done = 0
     while done < len(out):
         expert, first = divmod(start + done, height)
@@ -28,7 +31,7 @@ def by_expert(start: int, out: torch.Tensor, height: int) -> Iterator[tuple[int,
 
 
 def decode(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-    """Fill ``out`` with the values of the rows from ``start`` on, expert by expert."""
+    """Fill ``out`` with the decoded rows from ``start`` on."""
     height, step = layer.shape[0], alignment(layer)
     for expert, first, part in by_expert(start, out, height):
         begin, end = first // step * step, min(height, -(-(first + len(part)) // step) * step)

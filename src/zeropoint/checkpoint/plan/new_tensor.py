@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint gets, which its source has not."""
+"""New tensors of an output, which its source does not have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .origin import Origin
 
 
 class NewTensor(NamedTuple):
-    """A tensor that the source has not: its name, the tensor next to which it is written, and its numbers."""
+    """A new tensor: its name, the tensor before it, and its numbers."""
 
     name: str
     near: TensorEntry

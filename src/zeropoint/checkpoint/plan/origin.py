@@ -1,4 +1,4 @@
-"""Where the numbers of a weight come from: rows of floats, whether its checkpoint holds floats or codes.
+"""Sources of a weight's rows: floats or codes in the files.
 
 A checkpoint that is quantized already is seen through its origins as if it were not: each quantized layer
 is one tensor of floats, with a name, a dtype and a shape, that lies in no file. Everything that plans with
@@ -78,7 +78,7 @@ class Origin:
     gathered: Gathered | None = None
 
     def in_form(self, form: StoredForm) -> Origin:
-        """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
+        """Return the tensor in a file's form, in float32 where it asks."""
         whole = replace(self, form=form)
         # What a file of this format has in another dtype, its engine reads in that.
         if (
@@ -103,7 +103,7 @@ class Origin:
 
     @property
     def copied(self) -> bool:
-        """Whether its bytes are those of the file."""
+        """Whether its bytes are copied from the file."""
         plain = self.layer is None and self.raw is None and self.folded is None and self.gathered is None
         return plain and self.same and self.step == 1
 
@@ -126,7 +126,7 @@ class Origin:
 
     @property
     def place(self) -> tuple[str, int]:
-        """File name and offset of its first byte, or of its first code."""
+        """File name and offset of its first byte or code."""
         if self.gathered is not None:
             return self.gathered.sources[0].place
         entry = self.entry if self.layer is None else self.layer.codes
@@ -134,14 +134,14 @@ class Origin:
 
     @property
     def stored(self) -> tuple[TensorEntry, ...]:
-        """The tensors of the files that it is made of, with its input scales."""
+        """Tensors of its source files, with its input scales."""
         if self.gathered is not None:
             return tuple(entry for each in self.gathered.sources for entry in each.stored)
         return (self.entry,) if self.layer is None else (*self.layer.tensors.values(), *self.input_scales)
 
     @property
     def value_bytes(self) -> int:
-        """Memory that each number of a tile takes while it is read, itself included."""
+        """Memory per value of a tile during reading, the value included."""
         own = self.dtype.itemsize * (2 if self.transposed else 1)
         # What is converted, and rows in another order, are copies.
         own *= 1 if self.same and self.raw is None else 3
@@ -154,7 +154,7 @@ class Origin:
 
     @property
     def alignment(self) -> int:
-        """Rows of which a part holds a multiple so that no other rows need to be read."""
+        """Row multiple at which parts can be read without other rows."""
         own = 1 if self.layer is None else alignment(self.layer)
         own = math.lcm(own, self.block_rows)
         orders = (self.stored_form.rows, (self.form or AS_MODEL).rows)
@@ -179,7 +179,7 @@ class Origin:
 
     @property
     def width(self) -> int:
-        """Values of a row as a file of floats has it; those of a vector are rows of one."""
+        """Values per row in a file of floats; 1 for vectors."""
         return self.entry.shape[-1] if len(self.entry.shape) > 1 else 1
 
     def read(
@@ -191,10 +191,10 @@ class Origin:
         *,
         step: int = 1,
     ) -> torch.Tensor:
-        """Return ``rows`` rows from row ``start`` on, in ``buffer``: (rows, columns), in the origin's dtype.
+        """Return ``rows`` rows from ``start`` on: (rows, columns), in the origin's dtype.
 
-        All axes but that of inputs count as rows. files: those of :attr:`files`, open. step: the distance of
-        rows. Raises CheckpointError when a file is shorter than its header said.
+        They lie in ``buffer``. All axes but that of inputs count as rows. files: those of :attr:`files`,
+        open. step: the distance of rows. Raises CheckpointError when a file is shorter than its header said.
         """
         out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * self.columns).view(rows, self.columns)
         if step > 1:
@@ -221,7 +221,7 @@ class Origin:
     def read_as_written(
         self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray
     ) -> torch.Tensor:
-        """Return ``rows`` rows of the tensor as a file of floats has it; see :meth:`read`."""
+        """Return rows in the shape of a file of floats; see :meth:`read`."""
         if not self.transposed or self.layer is None:
             return self.read(files, start * self.step, rows, buffer, step=self.step)
         width = self.entry.shape[-1]
@@ -232,7 +232,7 @@ class Origin:
         return out
 
     def codes(self, files: Mapping[Place, OpenFile], rows: range) -> QuantizedTensor:
-        """Return some rows of one matrix in codes, numbered among those of all its matrices."""
+        """Return some rows of one matrix in codes, numbered over all matrices."""
         assert self.layer is not None
         if self.stored_form.columns != (self.form or AS_MODEL).columns:
             raise UnsupportedError(
@@ -254,7 +254,7 @@ class Origin:
         return self.layer.weight
 
     def groups(self, files: Mapping[Place, OpenFile]) -> torch.Tensor:
-        """Return the group of each input, (columns,) int32, of codes whose inputs lie out of order."""
+        """Return the group of each input, (columns,) int32, under act-order."""
         assert self.layer is not None
         entry = self.layer.tensors[str(group_index(self.layer.layer))]
         buffer = bytearray(entry.nbytes)
@@ -262,11 +262,11 @@ class Origin:
         return torch.frombuffer(buffer, dtype=torch.int32)
 
     def _places(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return where some of the rows that are wanted lie in the file."""
+        """Return the file positions of rows in the wanted order."""
         return places(rows, self.stored_form.rows, (self.form or AS_MODEL).rows)
 
     def _convert(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-        """Fill ``out`` with rows from ``start`` on, of another dtype or in another form than in the file."""
+        """Fill ``out`` with rows from ``start`` on, converted in dtype and form."""
         plain = replace(self, entry=self.raw or self.entry, raw=None, form=self.stored_form)
         wanted = self._places(torch.arange(start, start + len(out)))
         x = read_rows_of(plain, files, wanted).to(self.dtype)
@@ -278,7 +278,7 @@ class Origin:
         out.copy_(x)
 
     def _fold(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-        """Fill ``out`` with rows from ``start`` on, with what is folded into them."""
+        """Fill ``out`` with rows from ``start`` on, folded."""
         folded = self.folded
         assert folded is not None
         plain = replace(self, entry=self.raw or self.entry, raw=None, folded=None)
@@ -295,10 +295,10 @@ class Origin:
     def read_columns(
         self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int], buffer: bytearray
     ) -> torch.Tensor:
-        """Return a band of columns, (first, count), in ``buffer``: (count of rows, count of columns).
+        """Return a band of columns (first, count) of some rows.
 
-        A local file is asked for each row's part; from an object store, and where codes are decoded, whole
-        rows are read and cut. Of transposed experts, all rows are those of one.
+        It lies in ``buffer``. A local file is asked for each row's part; from an object store, and where
+        codes are decoded, whole rows are read and cut. Of transposed experts, all rows are those of one.
         """
         left, width = columns
         out = torch.frombuffer(buffer, dtype=self.dtype, count=len(rows) * width).view(len(rows), width)
@@ -314,7 +314,7 @@ class Origin:
         files[self.entry.file].read_into(bytes_of(out), offset)
 
     def _band(self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int]) -> torch.Tensor:
-        """Return a band of columns of the rows of a file of floats."""
+        """Return a band of columns of rows in a file of floats."""
         out = torch.empty(len(rows), columns[1], dtype=self.dtype)
         return replace(self, transposed=False)._fill_band(files, rows, columns[0], out)
 
@@ -357,7 +357,7 @@ class Floats:
     reader: Reader | None = None
 
     def quantized(self, name: str) -> tuple[StoredLayer, Activation | None] | None:
-        """Return the layer whose floats are called ``name`` and how its inputs are quantized, or None."""
+        """Return a tensor's quantized layer and its input quantization, or None."""
         origin = self.origins.get(name)
         if origin is None or origin.layer is None or self.reader is None:
             return None
@@ -371,11 +371,14 @@ class Floats:
         return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
 
     def in_pieces(self, codec: Codec, dtype: str | None = None) -> Floats:
-        """Return it with the tensors that files of a codec have; dtype: of floats that are written anew."""
+        """Return the checkpoint with the tensors of a codec's files.
+
+        dtype: of floats that are converted.
+        """
         return in_pieces(self, codec, dtype)
 
     def placeless(self, codec: Codec) -> set[str]:
-        """Return the tensors that files of a codec have no place for, as engines have none."""
+        """Return the tensors that a codec's files omit, as engines do."""
         config = self.source.config or {}
         entries = self.source.entries.values()
         return {
@@ -392,7 +395,7 @@ class Floats:
 
 
 def unquantized(source: Source) -> Floats:
-    """Return a checkpoint that is not quantized; raises CheckpointError for one that is."""
+    """Return an unquantized checkpoint; raises CheckpointError for a quantized one."""
     require_unquantized(source.entries.values(), source.config, shown(source.root))
     return Floats(source=with_stacks(source), origins=MappingProxyType({}), config=None)
 
@@ -433,7 +436,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
 
 
 class Origins(Mapping[str, Origin]):
-    """The quantized layers of a checkpoint as tensors of floats by name, each made when it is asked for."""
+    """Quantized layers as tensors of floats, by name, each made on request."""
 
     def __init__(self, source: Source, stored: StoredLayers, dtype: torch.dtype | None) -> None:
         self._entries, self._stored, self._dtype = source.entries, stored, dtype
@@ -470,7 +473,7 @@ class Origins(Mapping[str, Origin]):
 
 
 def _float_entries(source: Source, origins: Mapping[str, Origin]) -> Entries:
-    """Return the entries of ``source``, in their order, with those of each layer replaced by one."""
+    """Return the entries of ``source`` with one entry per quantized layer."""
     if not origins:
         return source.entries
     floats = {o.layer.codes.name: o.entry for o in origins.values() if o.layer is not None}

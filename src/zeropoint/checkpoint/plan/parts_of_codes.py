@@ -1,6 +1,6 @@
-"""Parts of a matrix in codes, with the parameters that belong to them.
+"""Parts of a matrix in codes, with their parameters.
 
-This module reads no file.
+This module reads no file. This module reads no file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from ...tensor import QuantizedTensor
 
 
 def rows_of(q: QuantizedTensor, rows: torch.Tensor) -> QuantizedTensor:
-    """Return some rows of a matrix in codes; raises UnsupportedError where they share parameters."""
+    """Return some rows of a matrix in codes.
+
+    Raises UnsupportedError where rows share parameters.
+    """
     if any(len(numbers) not in (1, q.shape[0]) for numbers in q.params.stored):
         raise UnsupportedError(f"rows in another order than in the file share a scale in {q.scheme}")
     stored = [numbers if len(numbers) == 1 else numbers[rows] for numbers in q.params.stored]
@@ -25,7 +28,7 @@ def rows_of(q: QuantizedTensor, rows: torch.Tensor) -> QuantizedTensor:
 
 
 def under_one_scale(q: QuantizedTensor) -> QuantizedTensor:
-    """Return codes that all have the scale of one block with that as the scale of the tensor."""
+    """Replace the equal block scales of codes by one tensor scale."""
     (level,) = q.scheme.scales
     scheme = replace(q.scheme, scales=(replace(level, granularity=Granularity.tensor()),))
     scale = q.params.stored[0].flatten()[:1].clone()

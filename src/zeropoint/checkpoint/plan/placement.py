@@ -49,7 +49,7 @@ Files = Mapping[Place, OpenFile]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """An output tensor and its place: ``nbytes`` bytes of ``shard`` from the absolute offset ``begin``."""
+    """An output tensor: ``nbytes`` bytes of ``shard`` from the absolute offset ``begin``."""
 
     name: str
     spec: TensorSpec
@@ -60,13 +60,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What becomes of one tensor, matrix or file, and where: it is quantized, written as floats, or copied.
+    """Action and place of one tensor, matrix or file.
 
-    module: the module of a matrix that is quantized, else the name of the tensor or file. shape: rows and
-    columns; of a copy, its bytes and 1. outputs: what it becomes, one tensor unless it is quantized. to: what
-    it is quantized to, or None. first, step: its rows are each ``step``-th from ``first`` on of the origin's,
-    which for fused experts has more. share: name of the set whose members take one tensor scale together, or
-    None. method: name of the method that quantizes it.
+    It is quantized, written as floats, or copied. module: the module of a matrix that is quantized, else the
+    name of the tensor or file. shape: rows and columns; of a copy, its bytes and 1. outputs: what it becomes,
+    one tensor unless it is quantized. to: what it is quantized to, or None. first, step: its rows are each
+    ``step``-th from ``first`` on of the origin's, which for fused experts has more. share: name of the set
+    whose members take one tensor scale together, or None. method: name of the method that quantizes it.
     """
 
     module: str
@@ -81,7 +81,10 @@ class Placement:
 
     @staticmethod
     def written(origin: Origin, placed: Placed) -> Placement:
-        """Return what writes the rows of ``origin`` as they are: floats that are decoded, or bytes."""
+        """Return the placement that writes the rows of ``origin`` without quantization.
+
+        They are decoded floats, or bytes.
+        """
         values, columns = (
             (placed.nbytes, 1) if origin.copied else (math.prod(origin.entry.shape), origin.width)
         )
@@ -91,7 +94,7 @@ class Placement:
 
     @staticmethod
     def of_file(name: str, place: Place, size: int) -> Placement:
-        """Return what copies a file that holds no tensors."""
+        """Return the placement that copies a file without tensors."""
         spec = TensorSpec(suffix="", dtype="U8", shape=(size,))
         placed = Placed(name=name, spec=spec, shard=name, begin=0, nbytes=size)
         entry = TensorEntry(name=name, dtype="U8", shape=(size,), begin=0, nbytes=size, file=place)
@@ -110,7 +113,7 @@ class Placement:
 
     @property
     def stamps(self) -> tuple[str, ...]:
-        """The names under which the states of the files that are read are kept."""
+        """Names under which the stamps of its source files are kept."""
         # No tensor begins where its file does.
         whole = self.copied and self.source.begin == 0
         return (self.module,) if whole else tuple(place.name for place in self.origin.files)
@@ -135,7 +138,7 @@ class Placement:
 
     @property
     def axis(self) -> int:
-        """The axis along which it is cut: that of its codec."""
+        """Axis along which it is cut, given by its codec."""
         return ROWS if self.to is None else self.layer.codec.axis(self.layer)
 
     @property
@@ -165,7 +168,7 @@ class Placement:
 
     @property
     def alignment(self) -> int:
-        """Rows or columns of which a part must hold a multiple to be worked on and written alone."""
+        """Row or column multiple at which parts are processed and written alone."""
         if self.to is None:
             return self.origin.written_alignment
         own, layer = self.layer.codec.alignment(self.layer, self.shape), self.origin.layer
@@ -178,7 +181,7 @@ class Placement:
 
     @property
     def of_codes(self) -> bool:
-        """Whether it is made of the codes of its origin, not of floats."""
+        """Whether it converts codes of its origin instead of quantizing floats."""
         return self.method in OF_CODES and self.origin.layer is not None
 
     @property
@@ -210,7 +213,7 @@ class Placement:
 
 
 class Placements:
-    """What becomes of all tensors, numbered: those that are kept, restored and added, and weights.
+    """Placements by number: kept, restored and added tensors, then weights.
 
     kept, restored, weights: each of these. added: what is written. all: one after the other; output tensors
     are numbered in the same order. shards: the files. by_name: every output tensor, by name.
@@ -269,7 +272,7 @@ class Placements:
     __hash__ = None  # type: ignore[assignment]
 
     def with_added(self, added: Sequence[Origin]) -> Placements:
-        """Return what becomes of all tensors where some more are added."""
+        """Return the placements with some more added tensors."""
         source, codec = self._of
         return Placements(source, replace(self._actions, added=(*self._actions.added, *added)), codec)
 
@@ -297,21 +300,24 @@ class Placements:
         )  # fmt: skip
 
     def module(self, weight: int) -> str:
-        """Return the module name of a weight, by the index of the weight."""
+        """Return the module name of a weight, by the weight's index."""
         entry, matrix = self._entry[weight], self._matrix[weight]
         if matrix < 0:
             return module_of(self._entries.name(entry))
         return self._matrices(self._entries.at(entry), self.layers[self._layer[weight]])[matrix].module
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yield the name of each tensor of the files, in the order of those of the model, and its file."""
+        """Yield each tensor name in the files and its file, in order."""
         for number in self._order:
             form = self._filed(number).form
             if form.part is None or form.part[0] == 0:
                 yield form.name, self._shards[self._file[number]]
 
     def owner(self, number: int) -> int:
-        """Return the number among ``all`` of what the output tensor at a place by name comes from."""
+        """Return the number in ``all`` of an output tensor's placement.
+
+        number: the place of the output tensor by name.
+        """
         return self._owner(self._order[number])
 
     def _owner(self, number: int) -> int:
@@ -343,7 +349,10 @@ class Placements:
         self._shares.extend(member >= 0 and counts[member] > 1 for member in members)
 
     def _gather(self) -> dict[str, str]:
-        """Give parts of one tensor the file of the first of them; return the new names of what is left."""
+        """Move the parts of a stacked tensor into the first part's file.
+
+        Return the new names of the files that remain.
+        """
         files: dict[str, int] = {}
         if not self._codec.model_format.stack or len(self._shards) == 1:
             return {name: name for name in self._shards}
@@ -368,13 +377,13 @@ class Placements:
         return self._written(number) if number < self._base else self._weight(number - self._base)
 
     def _origin(self, number: int) -> Origin:
-        """Return where the floats or bytes of a number come from, which are written as they are."""
+        """Return the origin of floats or bytes that are written without quantization."""
         kept = self._actions.kept
         origin = Origin(entry=kept[number]) if number < len(kept) else self._origins[number - len(kept)]
         return self._formed(origin, origin.entry.name)
 
     def _formed(self, origin: Origin, name: str) -> Origin:
-        """Return an origin in the form that the file has for the tensor of a name."""
+        """Return an origin in its file form, by the tensor's name."""
         form = self._form(name, origin.entry.shape)
         return origin if form is None else origin.in_form(form)
 
@@ -421,7 +430,7 @@ class Placements:
         return self._name(number) if at < 0 else self._entries.name(self._entry[at])
 
     def _contents(self, file: str) -> Iterator[FileTensor]:
-        """Yield the tensors of the model that a file holds, those that are kept first."""
+        """Yield the tensors of the model in a file, kept ones first."""
         shard = self._shards.index(file)
         for number in range(self._base):
             if self._file[number] == shard:
@@ -434,7 +443,10 @@ class Placements:
                 yield FileTensor(f"{matrix.module}{WEIGHT}", layer, matrix.shape, TORCH_DTYPES[entry.dtype])
 
     def _lay_out(self, metadata: Mapping[str, Metadata]) -> Iterator[OutputShard]:
-        """Give each tensor its place, and yield the files; metadata: of each, by name."""
+        """Assign each tensor its offset, and yield the files.
+
+        metadata: of each, by name.
+        """
         by_shard = [array("I") for _ in self._shards]
         for number, file in enumerate(self._file):
             by_shard[file].append(number)
@@ -450,7 +462,7 @@ class Placements:
             yield OutputShard(name=name, head=Text.of(head.data), size=head.size)
 
     def _rank(self, number: int) -> int:
-        """Return what tensors lie by before their names: the place in the source, if that is kept."""
+        """Return the primary sort key: dtype, or position in the source."""
         if not self._container.keeps_order or self._of[0].container is not self._container:
             return self._container.order(self._specs[self._kind[number]].dtype)
         at = self._owner(number) - self._base
@@ -461,7 +473,10 @@ class Placements:
         return self._container.nbytes(spec.dtype, spec.shape)
 
     def _in_file(self, number: int) -> tuple[int, str, int]:
-        """Return the sort key of a tensor within its file; parts of one tensor are adjacent."""
+        """Return the sort key of a tensor within its file.
+
+        Parts of a stacked tensor are adjacent.
+        """
         name = self._name(number)
         form = self._form(name, self._specs[self._kind[number]].shape)
         if form is None or form.part is None:
@@ -476,7 +491,7 @@ class Placements:
 
 
 def _numbered(names: Names, name: str) -> int:
-    """Return the index of a name; add the name if it is missing."""
+    """Return the index of a name, added if it is missing."""
     added = names.add(name)
     return names.numbered(name) if added is None else added
 
@@ -485,7 +500,7 @@ _matrices, _RECENT = functools.lru_cache(maxsize=8)(matrices), 32
 
 
 def _specs(layer: LayerScheme, matrix: WeightMatrix, entry: TensorEntry) -> Sequence[TensorSpec]:
-    """Return the tensors that a matrix becomes, with an axis of experts where it holds several."""
+    """Return the output tensors of a matrix, with any expert axis."""
     specs = layer.codec.tensors(layer, matrix.shape, TORCH_DTYPES[entry.dtype])
     if matrix.experts is None:
         return specs

@@ -1,4 +1,4 @@
-"""A checkpoint with rescaled channels and corrected biases: its floats, and the file that says so.
+"""Rescaled channels and corrected biases of a checkpoint, and their record file.
 
 Its tensors differ from those of the source. ``zeropoint_rescaled.json`` next to the weights says what each
 was multiplied with and what was added, so that the result can be compared with the source:
@@ -37,7 +37,7 @@ _VERSION, _MOST_BYTES = 1, 1 << 30
 
 
 def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
-    """Return a checkpoint of floats as it is with channels rescaled.
+    """Return a checkpoint of floats with rescaled channels.
 
     folds: by the names of tensors, ``.weight`` after the module of a matrix among those of all experts.
     Raises UnsupportedError for tensors that are stored transposed, CheckpointError for names and sizes that
@@ -61,7 +61,7 @@ def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
 
 
 def _of_experts(entry: TensorEntry, left: dict[str, ChannelFold]) -> tuple[ChannelFold | None, ...]:
-    """Return the folds of the matrices of all experts, whose parts are rows of these, and take them."""
+    """Return the folds of all experts' matrices, and remove them from ``left``."""
     height = entry.shape[-2]
     found: list[ChannelFold | None] = [None] * math.prod(entry.shape[:-2])
     for matrix in matrices(entry):
@@ -122,7 +122,10 @@ def _packed(steps: torch.Tensor | None) -> str | None:
 
 
 def parsed_folds(text: str) -> tuple[dict[str, ChannelFold], tuple[str, ...], str]:
-    """Return what such a text says, its notes and why nothing is rescaled; raises ValueError for another."""
+    """Return the folds, notes and refusal in a rescaling file's text.
+
+    Raises ValueError for any other text.
+    """
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("zeropoint_rescaled") != _VERSION:
         raise ValueError("it does not say how channels are rescaled")
@@ -154,7 +157,10 @@ def packed_numbers(x: torch.Tensor) -> str:
 
 
 def unpacked_numbers(text: Any) -> torch.Tensor:
-    """Return the numbers of such a text; raises ValueError for another one, and for Inf and NaN."""
+    """Return the numbers of an encoded text.
+
+    Raises ValueError for a malformed text, and for Inf and NaN.
+    """
     if not isinstance(text, str):
         raise ValueError("numbers are not a text")
     found = torch.from_numpy(np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype("f4"))
@@ -173,7 +179,7 @@ def _unpacked(text: Any) -> torch.Tensor | None:
 
 
 def changed_by(folds: Mapping[str, ChannelFold]) -> str:
-    """Return what was done to floats: rescaled, corrected, or both."""
+    """Return the kind of change to floats: rescaled, corrected, or both."""
     kinds = {
         "rescaled": any(fold.rows is not None or fold.columns is not None for fold in folds.values()),
         "corrected": any(fold.added is not None for fold in folds.values()),
@@ -182,7 +188,7 @@ def changed_by(folds: Mapping[str, ChannelFold]) -> str:
 
 
 def corrected_note(folds: Mapping[str, ChannelFold]) -> str | None:
-    """Return a sentence about tensors to which something is added, or None where there are none."""
+    """Return a sentence about corrected biases, or None without any."""
     found = {name: float(x.abs().max()) for name, fold in folds.items() if (x := fold.added) is not None}
     if not found:
         return None
@@ -194,7 +200,7 @@ def corrected_note(folds: Mapping[str, ChannelFold]) -> str | None:
 
 
 def folds_of(source: Source) -> dict[str, ChannelFold]:
-    """Return how the channels of a checkpoint were rescaled, as the file next to its weights says.
+    """Return the channel folds recorded in the file next to the weights.
 
     Raises CheckpointError for a damaged file.
     """

@@ -1,4 +1,4 @@
-"""A checkpoint of floats as the same model in a rotated space, and the file that says so.
+"""A checkpoint in a rotated space, and its record file.
 
 Norms have a weight of one, matrices are rotated on the sides where they read or write the residual stream,
 and a head that was tied to the embedding is a tensor of its own, since only the head takes in the last norm.
@@ -57,7 +57,7 @@ def rotation_in(recipe: Recipe, text: RecipeText) -> ModelRotation | None:
 
 
 def require_unrotated(source: Source) -> None:
-    """Raise CheckpointError for a checkpoint that was rotated before, by the file that says so."""
+    """Raise CheckpointError for a checkpoint with a rotation file."""
     done = rotation_said(source)
     if done is not None:
         raise CheckpointError(
@@ -95,7 +95,7 @@ def rotated_floats(floats: Floats, rotation: ModelRotation, dtype: str | None = 
 def _origins(
     entries: Entries, stream: Stream, rotation: ModelRotation, dtype: str | None
 ) -> Iterator[Origin]:
-    """Yield what is written as other floats: what reads or writes the stream, and what changes its dtype."""
+    """Yield the changed tensors: rotated ones, and floats of another dtype."""
     sides, head = sides_of(rotation, stream), f"{HEAD}{WEIGHT}"
     for entry in entries.values():
         role = stream.roles.get(entry.name)
@@ -112,7 +112,7 @@ def _origins(
 
 
 def sides_of(rotation: ModelRotation, stream: Stream) -> tuple[RotatedSide, RotatedSide]:
-    """Return the rotations of the stream, and of the values of a head.
+    """Return the rotations of the stream and of head values.
 
     Raises CheckpointError for a block that does not divide the stream, SchemeError for a bad seed.
     """
@@ -155,7 +155,7 @@ def _folded(
 
 
 def _members(stream: Stream, config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Return what config.json says otherwise."""
+    """Return the changed members of config.json."""
     found: dict[str, Any] = {_UNTIED: False} if stream.tied else {}
     if dtype is not None:
         named = next(name for name, spelled in FLOATS.items() if spelled == dtype)
@@ -167,7 +167,10 @@ def _members(stream: Stream, config: Mapping[str, Any], dtype: str | None) -> di
 def rotation_notes(
     floats: Floats, before: Source, rotation: ModelRotation, methods: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield sentences about a rotated checkpoint. before: what it is made of. methods: of its weights."""
+    """Yield sentences about a rotated checkpoint.
+
+    before: the source. methods: of its weights.
+    """
     stream = stream_of(before.entries, before.config or {})
     of_stream, of_heads = (side.rotation for side in sides_of(rotation, stream))
     blocks = count(stream.width // of_stream.size, "block")
@@ -197,7 +200,7 @@ def rotation_text(rotation: ModelRotation) -> str:
 
 
 def rotation_said(source: Source) -> ModelRotation | None:
-    """Return how a checkpoint was rotated when it was quantized, as the file next to its weights says.
+    """Return the rotation in the record file, or None.
 
     Raises CheckpointError for a damaged file.
     """

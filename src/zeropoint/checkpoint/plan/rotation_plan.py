@@ -1,4 +1,4 @@
-"""Plans that rotate the residual stream of a model, and the values of its heads, with all of it folded.
+"""Plans that rotate the residual stream of a model and its heads.
 
 What comes out is an ordinary model of the same architecture, whose logits are those of the source but for
 rounding (rotated.py). The rotations are block Hadamard matrices with random signs, which spread outliers over
@@ -87,6 +87,6 @@ def _reason(role: Role) -> str:
 
 
 def _recipe(rotation: ModelRotation, stream: Stream, dtype: str | None) -> RecipeText:
-    """Return what was asked for in words, which tell one run from another."""
+    """Return the rotation request in words, which distinguish runs."""
     whole, heads = (str(side.rotation) for side in sides_of(rotation, stream))
     return RecipeText(text=f"rotate: {whole}, heads {heads}, {dtype or 'dtypes kept'}", name="rotate")
