@@ -1,1 +1,1 @@
-"""Measure a tile: quantize it, its error, equality with another tensor, and the threads for this work."""
+"""Measurement of tiles: quantization, error, equality, and worker threads."""

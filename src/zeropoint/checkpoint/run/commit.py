@@ -1,4 +1,4 @@
-"""Make results durable: first the bytes, then the record that they are there; many units at a time.
+"""Make results durable in batches: first the bytes, then their journal records.
 
 Waiting for the disk after each unit would cost more than the unit, and never waiting would lose everything,
 so results are gathered until they are worth it.
@@ -24,9 +24,10 @@ COMMIT_SECONDS = 2.0
 
 
 class Commit:
-    """Gathers results and writes them to the journal after their bytes, in a thread of its own.
+    """Collects results, and writes their journal records in a thread.
 
-    seconds: time in which its caller waited for the disk, and for nothing else.
+    Records follow once the bytes are on disk. seconds: time in which its caller waited for the disk, and for
+    nothing else.
     """
 
     def __init__(self, journal: Journal, partials: Partials, units: Sequence[Unit]) -> None:
@@ -41,7 +42,7 @@ class Commit:
         self._since = time.monotonic()
 
     def add(self, result: Done) -> None:
-        """Take in a result, and begin to make those that came together durable when it is time.
+        """Add a result, and start to make pending results durable when due.
 
         Raises CheckpointError when the disk has failed meanwhile.
         """
@@ -53,7 +54,10 @@ class Commit:
             self.start()
 
     def start(self) -> None:
-        """Begin to make all results durable, after others. Raises CheckpointError when the disk failed."""
+        """Start to make all pending results durable.
+
+        Raises CheckpointError when the disk failed.
+        """
         if self._running is not None and self._running.done():
             self._finish()
         pending, self._pending = self._pending, []
@@ -74,7 +78,7 @@ class Commit:
         self.seconds += time.monotonic() - begin
 
     def _finish(self) -> None:
-        """Wait for what was begun; when it failed, no result that is not durable yet ever counts.
+        """Wait for the running batch; after a failure, drop all pending results.
 
         A later sync that succeeds would prove nothing about the bytes that an earlier one failed to write.
         """

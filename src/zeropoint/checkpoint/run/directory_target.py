@@ -1,4 +1,4 @@
-"""A directory as the target of a run: hidden files and a journal until all is proven, then names."""
+"""A directory as a run's target: hidden files, a journal, then renames."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class DirectoryTarget:
             state.done[result.number] = result
 
     def publish(self) -> None:
-        """Prove all bytes, write the files that say what the others are, and give every file its name."""
+        """Prove all bytes, write the closing files, and rename every file."""
         state, commit = self._run
         directory = self._directory
         commit.start()  # the last bytes go to the disk while all are read back from memory
@@ -150,7 +150,7 @@ class DirectoryTarget:
 
 
 def _sizes(plan: CheckpointPlan, all_units: Sequence[Unit]) -> dict[str, int]:
-    """Return the bytes of every file that is written; those of the manifest are an estimate from above."""
+    """Return the size of each output file; the manifest's from above."""
     return {
         **{shard.name: shard.size for shard in plan.shards},
         **{str(path): size for path, size in plan.companions.items()},

@@ -1,4 +1,4 @@
-"""What runs the units of a job: the contract of an executor, and the one that uses this machine's threads.
+"""Executors of the units of a job: the protocol, and local threads.
 
 The driver (loop.py) alone journals and publishes; an executor does units in any order and anywhere, and says
 the result of each.
@@ -48,9 +48,10 @@ class Executor(Protocol):
     """Does a job."""
 
     def __call__(self, job: Job) -> Results:
-        """Yield what was scanned and done, as it comes; closing the generator ends all work first.
+        """Yield results of scans and units, as they come.
 
-        Raises the error of the first unit, in their order, that failed.
+        Closing the generator ends all work first. Raises the error of the first unit, in their order, that
+        failed.
         """
 
 
@@ -118,19 +119,22 @@ class _Extremes:
                 self._complete.set()
 
     def is_last(self) -> bool:
-        """Count a unit that will wait for it, and return whether no other will."""
+        """Count a waiting unit, and return whether it is the last."""
         self._left -= 1
         return not self._left
 
     def wait(self) -> tuple[float, float]:
-        """Return those of the set when all units are in; raises Stopped when the run ends before."""
+        """Return the extremes of the complete set.
+
+        Raises Stopped when the run ends before.
+        """
         while not self._complete.wait(timeout=0.1):
             if self._stop.is_set():
                 raise Stopped
         return widest((found.low, found.high) for found in self._found)
 
     def mean(self) -> float | None:
-        """Return the mean of the scales of the set, of which all units are in."""
+        """Return the mean scale of the completely scanned set."""
         return mean_scale(self._found)
 
 

@@ -1,4 +1,4 @@
-"""Hashes of the bytes that a unit writes: one for checks of the files later, one for this run alone.
+"""Hashes of a unit's bytes: SHA-256 for later, XXH3 for read-back.
 
 SHA-256 goes into the journal and the manifest. XXH3 with 128 bits finds what memory or a disk garbles as
 surely, at ten times the speed, so a run reads back with it what it has just written; it is kept in the memory

@@ -1,4 +1,4 @@
-"""Which weights a scheme is worst for, and what keeping these would cost.
+"""Cost of keeping the weights with the largest errors.
 
 Layers that engines run as one need one scheme, so a weight is kept with all that it runs with. The cost is
 that of a second plan, whose bytes are exact, and the error is that of the weights which this plan still
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """A run with the worst weights kept: what names them, the bytes that it would add, and its error.
+    """A run with the worst weights kept: patterns, added bytes, and error.
 
     weights: how many would be kept. whole: whether some of them are only kept because engines run them as
     one with the worst. patterns: what to ignore.
@@ -53,9 +53,9 @@ class Keeping:
 
 
 def keeping(result: RunResult) -> Keeping | None:
-    """Return what it costs to keep the worst weights of a run, or None where none lost anything.
+    """Return the cost of keeping a run's worst weights, or None.
 
-    None, too, where nothing else would be quantized.
+    None where no weight lost anything. None, too, where nothing else would be quantized.
     """
     plan, found = result.plan, worst(result.outcomes, lambda o: o.error)
     together = {_together(outcome.weight) for outcome in found}
@@ -81,12 +81,12 @@ def keeping(result: RunResult) -> Keeping | None:
 
 
 def _together(weight: Placement) -> str:
-    """Return what a weight is kept together with: the layers that engines run as one, or its tensor."""
+    """Return the key of weights kept together: fused set, or tensor."""
     return fused_set(weight.module) or weight.source.name
 
 
 def _patterns(members: Sequence[str], weights: Iterable[Placement]) -> list[str]:
-    """Return patterns that name these modules and no other weight: one, where they are all below a name."""
+    """Return patterns for these modules alone; one pattern for a common parent."""
     modules = list(dict.fromkeys(members))
     below = f"{_common(modules)}."
     if len(modules) > 1 and sum(w.source.name.startswith(below) for w in weights) == len(members):

@@ -1,4 +1,4 @@
-"""The manifest of an output: what every byte of it hashes to, what it was made of, and how far off it is.
+"""The manifest of an output: hashes, identity and errors.
 
 ``zeropoint_manifest.json`` is one JSON object:
 
@@ -48,14 +48,14 @@ FORMAT = 1
 def manifest(
     plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
 ) -> Text:
-    """Return the text of the manifest of a run all of whose units are ``done``."""
+    """Return the manifest text of a run with all units ``done``."""
     return Text.made(lambda: _sealed(_pieces(plan, identity, all_units, done)))
 
 
 def last_files(
     plan: CheckpointPlan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
 ) -> dict[str, Text]:
-    """Return the files that say what the others are, by name; the index, or the graph, is the commit."""
+    """Return the closing files by name, the commit file last."""
     ends = (INDEX_SUFFIX, CONTAINERS[plan.codec.container].suffix)
     index = next((name for name in plan.texts if name.endswith(ends)), None)
     texts = {MANIFEST: manifest(plan, made_of, all_units, done)}
@@ -126,7 +126,7 @@ def _of_loss(loss: Loss) -> dict[str, Any]:
 
 
 def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorError:
-    """Return the error of the weight of a number, when all of its units are done."""
+    """Return the error of a weight, by number, over its units."""
     errors = (done[number].error for number in all_units.of_weight(weight))
     return TensorError.merge(error for error in errors if error is not None)
 
@@ -139,7 +139,7 @@ def _tensors(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -
 
 
 def _parts(all_units: Units, done: Mapping[int, Done], number: int, *, tensor: str) -> list[list[Any]]:
-    """Return the parts of a tensor, or of a file that holds none, from what the units of a number wrote."""
+    """Return the parts of a tensor or plain file by unit."""
     return [
         [span.begin, span.size, digest]
         for unit in all_units.of(number)
@@ -149,7 +149,7 @@ def _parts(all_units: Units, done: Mapping[int, Done], number: int, *, tensor: s
 
 
 def _section(name: str, members: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """Yield a member of the object, a line an entry, so that two manifests can be compared by line."""
+    """Yield a member of the manifest, one entry per line."""
     yield f"{json.dumps(name)}: {{\n"
     comma = ""
     for key, value in members:

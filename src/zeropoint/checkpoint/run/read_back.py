@@ -1,4 +1,4 @@
-"""Whether files hold what was written into them: their first bytes, and each unit by its hashes."""
+"""Proof of written files: their first bytes, and each unit's hashes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_back(
     done: Mapping[int, Done], directory: OutputDirectory, plan: CheckpointPlan, all_units: Sequence[Unit],
     *, published: Container[str],
 ) -> None:  # fmt: skip
-    """Raise ReadBackError unless every file that is not published holds what was written into it."""
+    """Raise ReadBackError unless every unpublished file holds the written bytes."""
     for shard in plan.shards:
         if shard.name not in published:
             path = directory.path / partial_name(shard.name)
@@ -51,7 +51,7 @@ class ReadBackError(ObstacleError):
 
 
 def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
-    """Return whether a file has ``size`` bytes, the first of which are those of ``head``, in pieces."""
+    """Return whether a file has ``size`` bytes and begins with ``head``."""
     file = open_file(path)
     try:
         at = 0
@@ -69,7 +69,10 @@ def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
 def unproven(
     done: Mapping[int, Done], units: Sequence[Unit], plan: CheckpointPlan, *, where: Callable[[str], Place]
 ) -> list[Unit]:
-    """Return the units that are not done, or whose bytes are not those that they wrote; where: of a file."""
+    """Return the units that are missing or fail their hashes.
+
+    where: place of a file.
+    """
     failed = set(wrong(done, units, plan, where=where))
     return [unit for unit in units if unit.number not in done or unit.number in failed]
 
@@ -77,7 +80,7 @@ def unproven(
 def wrong(
     done: Mapping[int, Done], units: Sequence[Unit], plan: CheckpointPlan, *, where: Callable[[str], Place]
 ) -> list[int]:
-    """Return the numbers of the units that are done, but whose bytes do not hash to what that says."""
+    """Return the numbers of the finished units that fail their hashes."""
     first = next((unit for unit in units if unit.number in done), None)
     if first is None:
         return []

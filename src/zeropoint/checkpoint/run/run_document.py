@@ -1,4 +1,4 @@
-"""A run as a document: all that it decided, wrote and measured, as plain values that JSON can hold."""
+"""JSON document of a run: decisions, outputs and errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _outcome(outcome: Outcome, plan: CheckpointPlan) -> dict[str, Any]:
 
 
 def _keeping(found: Keeping | None) -> dict[str, Any] | None:
-    """Return what it costs to keep the worst weights."""
+    """Return the cost of keeping the worst weights."""
     if found is None:
         return None
     return {

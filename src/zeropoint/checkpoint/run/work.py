@@ -1,4 +1,4 @@
-"""Do one unit: read, quantize, measure, write and hash it, a tile at a time, in one thread.
+"""Process one unit tile by tile: read, quantize, measure, write and hash.
 
 Whatever runs the units, threads here or processes on other machines, calls :func:`do` and :func:`scan`. A
 tile is as many rows as the limits allow; tiles follow each other in order, so neither bytes nor hashes depend
@@ -67,7 +67,7 @@ class Scanned:
 
 
 def mean_scale(found: Collection[Scanned]) -> float | None:
-    """Return the mean of the scales of all units of a weight, rounded once; None where nobody asked for it.
+    """Return the mean scale over a weight's units, rounded once, or None.
 
     >>> mean_scale([Scanned(number=n, low=0.0, high=1.0, scales=2, sum=(n + 0.5,)) for n in (0, 1)])
     0.5
@@ -96,13 +96,13 @@ class Done:
         return Done(number=unit.number, digests=digests, checks=checks, error=error)
 
     def document(self) -> dict[str, Any]:
-        """Return it as values that JSON holds; :meth:`parse` is the inverse, without loss."""
+        """Return the result as a JSON document; :meth:`parse` is the lossless inverse."""
         error = None if self.error is None else asdict(self.error)
         return {"unit": self.number, "sha256": list(self.digests), "error": error}
 
     @staticmethod
     def parse(document: object, units: Sequence[Unit]) -> Done:
-        """Return what a document says; raises CheckpointError where none of ``units`` can have said it."""
+        """Return the result in a document; raises CheckpointError where no unit fits."""
         match document:
             case {"unit": int(number), "sha256": [*digests], "error": error} if 0 <= number < len(units):
                 if all(isinstance(digest, str) for digest in digests):
@@ -113,7 +113,7 @@ class Done:
 
 
 def _parsed_error(found: object, unit: Unit) -> TensorError | None:
-    """Return the error of a unit as :func:`dataclasses.asdict` gives it; only weights have one."""
+    """Return the error in a document of :func:`dataclasses.asdict`; only weights have one."""
     weight = unit.placement
     if weight.to is None and found is None:
         return None
@@ -156,7 +156,7 @@ def _is_sum(parts: list[object]) -> bool:
 
 
 class Results(MutableMapping[int, Done]):
-    """The results of units, by number, in few bytes for each of ``count``."""
+    """Results of units by number, packed into few bytes each."""
 
     def __init__(self, count: int, found: Mapping[int, Done] | None = None) -> None:
         self._packed = Blobs(count)
@@ -188,12 +188,12 @@ class Results(MutableMapping[int, Done]):
 
 
 def _split(data: memoryview, count: int, size: int) -> tuple[tuple[str, ...], memoryview]:
-    """Return the first ``count`` hashes of ``size`` bytes each, in hexadecimal, and what follows them."""
+    """Return ``count`` hashes of ``size`` bytes, in hexadecimal, and the rest."""
     return tuple(data[n * size : (n + 1) * size].hex() for n in range(count)), data[count * size :]
 
 
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
-    """Return the bytes of the buffer that a thread needs to do ``todo``."""
+    """Return the buffer bytes that a thread needs for ``todo``."""
     kinds = {of.kind: of for unit in todo if not (of := unit.placement).copied}
     shapes = ((of, *tile_shape(of, limits)) for of in kinds.values())
     sizes = (min(rows, of.shape[0]) * columns * _item(of) for of, rows, columns in shapes)
@@ -201,14 +201,14 @@ def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
 
 
 def _item(of: Placement) -> int:
-    """Return the bytes of a number of a tile: codes are taken for float32."""
+    """Return the bytes per value of a tile; codes count as float32."""
     return torch.float32.itemsize if of.of_codes else of.dtype.itemsize
 
 
 def _read(
     of: Placement, files: Files, tile: Tile, buffer: bytearray
 ) -> tuple[torch.Tensor, QuantizedTensor | None]:
-    """Return the values of a tile, in ``buffer``, and the codes that they are decoded from, if any."""
+    """Return the values of a tile in ``buffer``, and any source codes."""
     if not of.of_codes:
         return of.read(files, *tile, buffer), None
     codes = of.codes(files, *tile)
@@ -217,7 +217,7 @@ def _read(
 
 
 def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
-    """Return the extremes of a unit's values, and the sum of its scales where their mean is asked for.
+    """Return the extremes of a unit, and its scale sum where needed.
 
     Raises NonFiniteError as :func:`do` does: other weights may share the scale that follows, and are not at
     fault.
@@ -238,10 +238,11 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
 
 
 def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: LayerData = NO_DATA) -> Done:
-    """Do a unit, whose bytes end up in the partial files; ``data``: of the weight that it is a part of.
+    """Process a unit into the partial files.
 
-    Raises NonFiniteError with tensor, file and first index; RangeError when a scale fits no format;
-    CheckpointError when the source changed or a file cannot be read or written.
+    data: of the weight that it is a part of. Raises NonFiniteError with tensor, file and first index;
+    RangeError when a scale fits no format; CheckpointError when the source changed or a file cannot be read
+    or written.
     """
     with _opened(unit) as files, partials.open(unit.file) as target:
         if unit.placement.origin.data is not None:
@@ -260,7 +261,7 @@ def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: L
 
 
 class _Writer:
-    """Writes one span from its begin to its end, and hashes what it writes."""
+    """Writes and hashes one span, from its begin to its end."""
 
     def __init__(self, target: int, span: Span, placed: Placed) -> None:
         self.span = span
@@ -271,7 +272,7 @@ class _Writer:
         self._hashes = Hashes()
 
     def write(self, tensor: torch.Tensor) -> None:
-        """Write the bytes of a tensor behind those before, some at a time, which stay in cache till then."""
+        """Append a tensor in cache-sized pieces."""
         data = memoryview(flat_bytes(tensor).numpy())  # type: ignore[arg-type]
         for begin in range(0, len(data), PIECE):
             piece = data[begin : begin + PIECE]
@@ -280,7 +281,7 @@ class _Writer:
             self._done += len(piece)
 
     def take(self, part: torch.Tensor, first: int) -> None:
-        """Take what rows from ``first`` on give of each line: all is written when the last ones are there."""
+        """Buffer a band of columns; write when the last band arrives."""
         across = tuple(part.shape[1:])
         width = self.span.size // max(1, len(part) * part.itemsize) if across else 0
         if across in {(), (width,)}:
@@ -344,7 +345,7 @@ def _quantize_tile(
 
 
 def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
-    """Return whether two matrices have the same codes and parameters, bit for bit, under one scheme."""
+    """Return whether two matrices have equal bits and equal schemes."""
     pairs = zip((a.data, *a.params.stored), (b.data, *b.params.stored), strict=True)
     # torch.equal compares byte by byte.
     return (a.scheme, a.dtype) == (b.scheme, b.dtype) and all(
@@ -353,14 +354,17 @@ def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
 
 
 def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -> None:
-    """Raise UnsupportedError where loaders read other values than those that had to be kept."""
+    """Raise UnsupportedError where loaders would not read the values to keep."""
     different = difference(x, read)
     if different is not None:
         raise UnsupportedError(f"{layer.layout} does not hold its values: {different}")
 
 
 def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writer: _Writer) -> None:
-    """Write some rows as floats; raises NonFiniteError where codes are NaN or Inf."""
+    """Write some rows as floats.
+
+    Raises NonFiniteError where codes are NaN or Inf.
+    """
     origin = unit.placement.origin
     x = origin.read_as_written(files, rows.start, len(rows), buffer)
     bad = ~torch.isfinite(x)
@@ -375,7 +379,10 @@ def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writ
 
 
 def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
-    """Hash what the source holds and copy it, in the kernel where it can; an object is fetched once."""
+    """Hash and copy source bytes, in the kernel where possible.
+
+    An object is fetched once.
+    """
     hashes, (span,) = Hashes(), unit.spans
     begin = unit.placement.source.begin + unit.start
     local = source.descriptor is not None
@@ -402,7 +409,10 @@ def _add(unit: Unit, data: bytes, target: int) -> Done:
 
 @contextlib.contextmanager
 def _opened(unit: Unit) -> Iterator[Files]:
-    """Open a unit's sources for the block; each unit does, so that no run needs many descriptors."""
+    """Open a unit's sources for the block.
+
+    Each unit does, so that no run needs many descriptors.
+    """
     with contextlib.ExitStack() as stack:
         files = {}
         for place in unit.placement.origin.files:
@@ -414,7 +424,7 @@ def _opened(unit: Unit) -> Iterator[Files]:
 def _named(
     error: ZeropointError, weight: Placement, files: Files, tile: Tile, buffer: bytearray
 ) -> ZeropointError:
-    """Return the error with the tensor's name; the first value that is not finite is looked for."""
+    """Return an error with the tensor's name and its first non-finite value."""
     source = weight.source
     layer = weight.origin.layer
     held = source.dtype if layer is None else layer.weight
@@ -438,9 +448,10 @@ def _named(
 def _first_non_finite(
     weight: Placement, files: Files, tile: Tile, buffer: bytearray
 ) -> tuple[int, int, float, int] | None:
-    """Return row, column and value of the first NaN or Inf of a weight and the count of all, or None.
+    """Return a weight's first NaN or Inf and their count, or None.
 
-    It is read in tiles of the size of one that was read.
+    Row, column, value, count. The weight is read in tiles of the given size. It is read in tiles of the size
+    of one that was read.
     """
     first: tuple[int, int, float] | None = None
     count = 0
