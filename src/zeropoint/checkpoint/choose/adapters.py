@@ -1,4 +1,4 @@
-"""Whether a checkpoint is a model: one that holds adapters is, an adapter alone is none."""
+"""Refusal of adapters without their base model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ADAPTER_CONFIG = "adapter_config.json"
 
 
 def require_model(source: Source) -> None:
-    """Raise CheckpointError for an adapter, and for a config.json that says nothing of the model."""
+    """Raise CheckpointError for an adapter, or a useless config.json."""
     part = _adapter_alone(source)
     if part is not None:
         raise CheckpointError(
@@ -29,7 +29,7 @@ def require_model(source: Source) -> None:
 
 
 def _adapter_alone(source: Source) -> str | None:
-    """Return a part of an adapter without the weights that it adds to, or None for a model.
+    """Return a part of a bare adapter, or None for a model.
 
     Models may hold adapters next to their weights; next to an adapter there may be heads that it came with.
     """

@@ -1,4 +1,4 @@
-"""Layers that engines run as one, and where their schemes would not agree."""
+"""Fused layers of engines, and conflicts of their schemes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .selection import is_fused_experts, module_of
 
 
 def split_sets(decisions: Iterable[TensorDecision]) -> list[str]:
-    """Return a sentence for each set that engines run as one and whose members do not have one scheme."""
+    """Return a sentence for each fused set without one common scheme."""
     sets: dict[str, dict[LayerScheme | None, str]] = {}
     for decision in decisions:
         entry = decision.entry

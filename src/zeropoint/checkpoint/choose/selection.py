@@ -1,4 +1,4 @@
-"""Which tensors are quantized: the default rules by name, shape and dtype, and what the user says of it.
+"""Selection of tensors to quantize: default rules and user patterns.
 
 This module decides from names, dtypes and shapes alone; it reads no data and knows no file layout. Rules are
 tried in order, the first that applies gives the reason, and every tensor gets one.
@@ -99,7 +99,7 @@ class Selection:
         return any(names(pattern, name) for pattern in self.include)
 
     def recipe(self, asked: Recipe) -> Recipe:
-        """Return all rules about a checkpoint: ``asked``, with these patterns and what is kept by default.
+        """Return all rules: ``asked``, these patterns, and the default rules.
 
         Patterns to ignore come first, then the rules of ``asked``, patterns to include, and DEFAULT_RULES.
         The default of ``asked`` decides about weights of linear layers that no rule names.
@@ -154,18 +154,18 @@ _UNFIT = (_TRANSPOSED, _FLOAT64)
 
 
 def is_fused_experts(entry: TensorEntry) -> bool:
-    """Return whether a tensor holds the matrices of all experts of a layer."""
+    """Return whether a tensor stacks all experts of a layer."""
     return entry.stack is not None
 
 
 def not_a_weight(entry: TensorEntry) -> str | None:
-    """Return why a tensor cannot be quantized under any scheme, or None when it can."""
+    """Return why no scheme can quantize a tensor, or None."""
     problem = _no_weight(entry)
     return entry.stack.problem if problem is None and entry.stack is not None else problem
 
 
 def is_linear_weight(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> bool:
-    """Return whether the default rules take a tensor for the weight of a linear layer, to be quantized."""
+    """Return whether the default rules quantize a tensor as linear weight."""
     subject = subject_of(entry, entries, config)
     return not_a_weight(entry) is None and not any(rule.matches(subject) for rule in DEFAULT_RULES)
 
@@ -178,7 +178,7 @@ def why_kept(rule: Rule) -> Why:
 
 
 def subject_of(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> Subject:
-    """Return what the rules of a recipe look at in a tensor of ``entries``.
+    """Return the recipe subject of a tensor of ``entries``.
 
     Its type is what the default rules take it for: one of :func:`~zeropoint.architectures.layer_type`, or
     Other.
@@ -205,7 +205,7 @@ _NUMBER = re.compile(r"\.\d+\.")
 
 
 def _as_loaded(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> str:
-    """Return the type of a matrix outside of the blocks, by what transformers makes of it.
+    """Return the type of a matrix outside blocks, as transformers loads it.
 
     It has the name that a head has there, or is a table, which has no bias.
     """
@@ -216,7 +216,7 @@ def _as_loaded(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) 
 
 
 def is_embedding(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> bool:
-    """Return whether a tensor is a table of embeddings, which multiplies no inputs."""
+    """Return whether a tensor is an embedding table."""
     return subject_of(entry, entries, config).type == "Embedding"
 
 
@@ -225,7 +225,7 @@ _TABLES = re.compile("embed|position|token_type", re.IGNORECASE)
 
 
 def _projects(entry: TensorEntry, entries: Entries) -> bool:
-    """Return whether a matrix that is called an embedding multiplies its inputs, and is no table.
+    """Return whether a matrix named as embedding is a projection.
 
     A table has no bias, and as many rows as there are ids. Of a projection, other layers take what it gives,
     while none takes what it is given.
@@ -240,7 +240,7 @@ def _projects(entry: TensorEntry, entries: Entries) -> bool:
 
 
 def _no_weight(entry: TensorEntry) -> str | None:
-    """Return why a tensor is no matrix of floats that belongs to a module, or None."""
+    """Return why a tensor is no float matrix, or None."""
     if entry.dtype not in _FLOATS:
         return f"{entry.dtype}, not a float"
     if is_fused_experts(entry):
@@ -264,7 +264,7 @@ def _has_experts_as_rows(entry: TensorEntry) -> bool:
 
 
 def check_patterns(selection: Selection, tensors: Iterable[str]) -> None:
-    """Raise CheckpointError, with near misses, for each pattern that names no tensor: most likely a typo."""
+    """Raise CheckpointError, with near misses, for patterns without a match."""
     known = list(tensors)
     idle = [p for p in (*selection.include, *selection.ignore) if not any(names(p, name) for name in known)]
     if idle:
@@ -283,7 +283,7 @@ _HINT_LIMIT = 20_000
 
 
 def require_unquantized(entries: Iterable[TensorEntry], config: Mapping[str, Any] | None, place: str) -> None:
-    """Raise CheckpointError when a checkpoint is quantized already: doing so again would destroy it."""
+    """Raise CheckpointError for a checkpoint that is quantized already."""
     for key in CONFIG_KEYS:
         found = (config or {}).get(key)
         if found not in (None, {}):

@@ -1,4 +1,4 @@
-"""What a worker of a Ray cluster does: rebuild the plan, see that it is the driver's, and do some units.
+"""Worker of a Ray cluster: rebuild the plan, check it, run units.
 
 A worker knows nothing but the request. It reads the source and writes into the partial files by itself, so
 nothing but the request, numbers of units and their results travels between machines. Doing a unit twice, on
@@ -43,7 +43,7 @@ _GLANCE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What makes a plan again on another machine, and what tells that it is the same one.
+    """Inputs and identity of a plan to rebuild on another machine.
 
     token: random text, which stands in ``TOKEN_FILE`` of the output: a worker that does not find it there
     sees another file system. patience: seconds until it must be seen, since file systems on a network look
@@ -64,7 +64,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitBatch:
-    """Units, by number, that one worker does one after the other; or scans, where ``scans`` is set.
+    """Units, by number, to process or scan in order.
 
     extremes, means: those of the groups of the units, and of their scales where these are asked for.
     """
@@ -77,7 +77,7 @@ class UnitBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Why the unit of this number, or all that came after it in its batch, is not done.
+    """Failure of a unit, and of the rest of its batch.
 
     cause: the operating system's error behind it, which exceptions lose on their way between machines.
     """
@@ -91,7 +91,10 @@ Result = Scanned | Done | Failed
 
 
 def work(request: PlanRequest, batch: UnitBatch) -> list[Result]:
-    """Do a batch and make its bytes durable; a failure is the last result, and the units before it count."""
+    """Process a batch and make its bytes durable.
+
+    A failure is the last result, and the units before it count.
+    """
     found: list[Result] = []
     number = batch.numbers[0]
     try:
@@ -127,7 +130,7 @@ def _scratch(size: int, device: torch.device) -> Scratch:
 
 
 def _require_shared(request: PlanRequest) -> None:
-    """Raise ExecutorError unless the output here is the one that the driver writes to."""
+    """Raise ExecutorError unless this output is the driver's."""
     path, end = request.partials.path / TOKEN_FILE, time.monotonic() + request.patience
     while _content(path) != request.token:
         if time.monotonic() >= end:
@@ -148,7 +151,10 @@ def _content(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _prepare(request: PlanRequest) -> tuple[CheckpointPlan, Sequence[Unit]]:
-    """Return the driver's plan and its units, made here; raises ExecutorError where they differ."""
+    """Return the rebuilt plan and units.
+
+    Raises ExecutorError where they differ from the driver's.
+    """
     plan = make_plan(
         open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,
         codec=request.codec,

@@ -65,4 +65,4 @@ class Target(Protocol):
         """Publish every file, the loaders' entry file last, after all units."""
 
     def leave(self, error: BaseException) -> None:
-        """Keep finished units of a resumable run, with a note; else remove them."""
+        """Keep finished units of a resumable run, else remove them."""
