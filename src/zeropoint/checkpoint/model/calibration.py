@@ -1,4 +1,4 @@
-"""A checkpoint's model on data: it runs, and the inputs of its layers give the statistics that methods need.
+"""Calibration: run a checkpoint's model and observe its layer inputs.
 
 The model is built by transformers, with parameters that have no memory; those of one block are read from the
 checkpoint while it runs, and given back afterwards (models/sequential.py is the driver). Code that comes with
@@ -53,7 +53,7 @@ from .tokens import OWN, Given, Windows, windows_of
 
 
 def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) -> CheckpointPlan:
-    """Return ``plan`` with what its methods and static inputs need, of the inputs of layers under ``given``.
+    """Return ``plan`` with the statistics that its methods and static inputs need.
 
     given: token ids, a file of these or of text, ``"random"`` or ``"self"``; see :class:`~.tokens.Windows`.
     progress: whether to show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need
@@ -91,7 +91,7 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
 
 
 def require_text(plan: CheckpointPlan, given: Given) -> None:
-    """Raise CalibrationError where static inputs of a plan would take their scales from random tokens."""
+    """Raise CalibrationError where static inputs would learn from random tokens."""
     if Windows.of(given).is_random and static_inputs(plan):
         raise CalibrationError(
             "static inputs take their scales from calibration, and random tokens are not what the model will "
@@ -103,7 +103,7 @@ def mean_squares(
     source: Source, weights: Iterable[Placement], given: Given, limits: Limits,
     *, progress: bool = False,
 ) -> StatisticsOfModules:  # fmt: skip
-    """Return the mean squares of the inputs of weights, by module, whatever the methods of these are.
+    """Return the mean squares of the inputs of weights, by module.
 
     The other arguments are those of :func:`calibrated`, which says what is raised. Weights that are no Linear
     layers of the model have none.
@@ -122,7 +122,7 @@ StatisticsOfModules = Mapping[str, Mapping[str, Statistics]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Observed:
-    """What was learned of the inputs of weights, by module.
+    """Statistics of the inputs of weights, by module.
 
     inputs: parameters of static ones. missing: weights that are no Linear layers of the model. borrowed:
     those of experts that no token reached, with the parameters of another expert.
@@ -138,7 +138,7 @@ def _observed(
     source: Source, wanted: Mapping[str, Placement], run: AbstractContextManager[RunningModel],
     *, static: Collection[LayerScheme] = (), progress: bool = False,
 ) -> _Observed:  # fmt: skip
-    """Run the model and return what the methods and static inputs of ``wanted`` need."""
+    """Run the model, and return the statistics that ``wanted`` needs."""
     odd = next((module for module in wanted if is_transposed(module, source.config or {})), None)
     if odd is not None:
         raise UnsupportedError(f"{printable(odd)} is stored transposed, its columns are outputs; {_REMEDY}")
@@ -166,7 +166,7 @@ def _observed(
 def _scales_of_inputs(
     weights: Iterable[tuple[Placement, QuantizationParams | None]],
 ) -> Iterator[NewTensor]:
-    """Yield the tensors of static inputs, from the parameters that were learned of each."""
+    """Yield the tensors of static inputs from their learned parameters."""
     for weight, params in weights:
         given = weight.layer.input
         if params is not None and given is not None:
@@ -182,7 +182,7 @@ Batches = list[dict[str, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningModel:
-    """A model that runs on data, a block in memory at a time.
+    """A model that runs on data, one block in memory at a time.
 
     floats: the checkpoint as if it were not quantized. root: with experts apart. rows: where the rows of its
     Linear layers lie in the files. steps: its blocks, which have their weights while they run. batches: what
@@ -208,11 +208,11 @@ def running(
     source: Source, given: Given | Batches, limits: Limits, *, remedy: str,
     dtype: torch.dtype | None = None, seen: Callable[[Floats], Floats] | None = None,
 ) -> Iterator[RunningModel]:  # fmt: skip
-    """Return a context in which the model of a checkpoint runs, on decoded weights where it is quantized.
+    """Return a context in which the model of a checkpoint runs.
 
-    given: as for :func:`calibrated`, which says what is raised, or batches. remedy: what to do instead, for
-    messages. dtype: of weights and activations; that of the configuration if None. seen: takes
-    the checkpoint, and gives the one that runs in its place.
+    Weights are decoded where they are quantized. given: as for :func:`calibrated`, which says what is raised,
+    or batches. remedy: what to do instead, for messages. dtype: of weights and activations; that of the
+    configuration if None. seen: takes the checkpoint, and gives the one that runs in its place.
     """
     _require_runnable(source, remedy)
     transformers = transformers_package()
@@ -255,7 +255,7 @@ def running(
 
 
 def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype) -> nn.Module:
-    """Return the model of a checkpoint with all its weights in memory, decoded where they are quantized.
+    """Return the model of a checkpoint with all decoded weights in memory.
 
     dtype: of weights and activations. remedy: what to do instead, for messages. Raises UnsupportedError where
     transformers does not build the model, CheckpointError where its weights do not fit the files.
@@ -268,7 +268,7 @@ def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype)
 
 
 def tokens_digest_of(source: Source, given: Given, limits: Limits) -> str:
-    """Return a digest of the tokens that a model runs on, without running it.
+    """Return a digest of the calibration tokens, without running the model.
 
     Those that it generates follow from their beginnings and from the model. given: as for
     :func:`calibrated`, which says what is raised.
@@ -283,7 +283,7 @@ def tokens_digest_of(source: Source, given: Given, limits: Limits) -> str:
 
 
 def _sizes(model: Any) -> tuple[int, int]:
-    """Return the most tokens that a model takes at once, and how many it knows."""
+    """Return a model's longest input in tokens, and its vocabulary size."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
     return longest, model.get_input_embeddings().num_embeddings
 
@@ -291,9 +291,9 @@ def _sizes(model: Any) -> tuple[int, int]:
 def _recipe(
     rows: Iterable[WeightRows], wanted: Mapping[str, Placement], static: Collection[LayerScheme]
 ) -> Recipe:
-    """Return the recipe that gives the layers of ``rows`` the methods of their weights, and keeps others.
+    """Return the recipe with each weight's method for the layers of ``rows``.
 
-    static: schemes whose inputs are observed.
+    It keeps all others. static: schemes whose inputs are observed.
     """
     gives = {own.layer: wanted[own.module] for own in rows}
     return Recipe(
@@ -312,7 +312,7 @@ def _assignment(weight: Placement, *, static: bool) -> Assignment:
 
 
 def _takes(method: str) -> bool:
-    """Return whether a method takes statistics that are held for all weights at once."""
+    """Return whether a method takes statistics of all weights at once."""
     takes = method_named(method).takes
     return bool(takes) and not in_order(method_named(method))
 
@@ -334,7 +334,7 @@ def _require_runnable(source: Source, remedy: str) -> None:
 
 
 def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:
-    """Return the blocks of a model: the children of the longest ModuleList that is inside of no other."""
+    """Return the names of a model's blocks: the longest outermost ModuleList."""
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
     outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)}
     name = max(outer, key=lambda name: len(outer[name]), default=None)
@@ -382,7 +382,7 @@ _RUNNING = "a block, the embeddings, and what passes between blocks"
 
 
 class _Weights:
-    """The parameters of a model, which have memory, and are read from the checkpoint, while they are needed.
+    """Parameters of a model, read from the checkpoint while needed.
 
     model: before it is unfused, since its own tensors have the names from which those of files follow.
     device: where the model runs, to which parameters are moved while they are needed.
@@ -401,7 +401,7 @@ class _Weights:
         self._fill(buffers, optional=True)
 
     def split(self, root: nn.Module, rows: Iterable[WeightRows]) -> None:
-        """Let fused weights be read a layer of an expert at a time: files have their rows apart."""
+        """Register fused experts for reading layer by layer, as files have them."""
         self._root = root
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
         fused = tuple(f"{name}.{own}" for name, m in experts.items() for own in (m.up, m.down))
@@ -427,7 +427,7 @@ class _Weights:
         return self._loaded(inside, self._root.get_submodule(name).modules())
 
     def outside(self, blocks: tuple[str, ...]) -> AbstractContextManager[None]:
-        """Return a context in which all that is inside none of ``blocks`` has its weights."""
+        """Return a context with the weights outside of all ``blocks``."""
         inside = tuple(f"{name}." for name in blocks)
         held = {module for name in blocks for module in self._root.get_submodule(name).modules()}
         own = [module for module in self._root.modules() if module not in held]
@@ -451,7 +451,10 @@ class _Weights:
             tensor.untyped_storage().resize_(0)
 
     def _fill(self, state: Mapping[str, torch.Tensor], *, optional: bool = False) -> None:
-        """Read tensors from the files; raises CheckpointError for one that is not there, unless optional."""
+        """Read tensors from the files.
+
+        Raises CheckpointError for a missing one, unless optional.
+        """
         split = [part for name in state for part in self._split.get(name, ())]
         whole = {name: tensor for name, tensor in state.items() if name not in self._split}
         views = file_tensors(self._model, whole)

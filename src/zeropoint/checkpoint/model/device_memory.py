@@ -1,4 +1,4 @@
-"""Moves parameters and buffers of a model to the device while its modules run."""
+"""Parameters and buffers on a device while their modules run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...ops.devices import CPU
 
 @contextmanager
 def parameters_on(device: torch.device, modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Move the parameters and buffers of modules to ``device`` for the length of the context.
+    """Move parameters and buffers of modules to ``device`` for the context.
 
     On the CPU nothing is moved. Parameters that modules share stay shared. At the end the modules have their
     parameters on the CPU again; memory of these may be given back meanwhile.

@@ -1,4 +1,4 @@
-"""Train the scales of a quantized checkpoint for the outputs of the float model, and plan its new files.
+"""Distillation: train the scales of a checkpoint against the float model.
 
 Codes, names, dtypes, shapes and the configuration stay as they are: the plan copies the checkpoint with other
 bytes for some tensors of scales. Scales of blocks that are done are kept in a folder next to the output, so
@@ -49,7 +49,7 @@ _REMEDY = "keep the quantized checkpoint as it is"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """What is trained, on what, and how.
+    """Models, data and training options of a distillation.
 
     source: the float model. quantized: what was made from it. given: see :class:`~.tokens.Windows`. rate: the
     size of the first step, as a share of a scale. steps: those of a block.
@@ -87,7 +87,7 @@ def copying(asked: Distillation, limits: Limits) -> CheckpointPlan:
 def distilled(
     asked: Distillation, plan: CheckpointPlan, folder: Path, *, progress: bool = False
 ) -> CheckpointPlan:  # fmt: skip
-    """Return the plan that writes a quantized checkpoint with scales trained for the outputs of blocks.
+    """Return the plan that writes a checkpoint with trained scales.
 
     plan: what :func:`copying` gives. folder: keeps scales. progress: whether to show a bar, on a terminal.
     Raises CheckpointError for models that differ, and too little memory; UnsupportedError for schemes without
@@ -140,7 +140,7 @@ def _require_same(teacher: RunningModel, student: RunningModel, source: Source, 
 
 @dataclass(slots=True)
 class _Layer:
-    """A quantized weight in files, the rows of a layer of the model that it has, and its trained scales."""
+    """A quantized weight in files, its model rows, and its trained scales."""
 
     stored: StoredLayer
     layer: str
@@ -149,7 +149,7 @@ class _Layer:
 
 
 class _Scales:
-    """What is trained of each block, and the folder of results: a file for each block."""
+    """Trained scales of each block, and the result folder, by block."""
 
     def __init__(self, model: RunningModel, files: Files, asked: Distillation, folder: Path) -> None:
         self._model, self._files, self._asked, self._folder = model, files, asked, folder
@@ -174,7 +174,7 @@ class _Scales:
             raise UnsupportedError(f"no scale can be trained: {printable(modules[0])}: {reason}; {_REMEDY}")
 
     def begin(self, teacher: RunningModel) -> None:
-        """Write the identity of the run, or compare it with the one that is there."""
+        """Write the identity of the run, or compare it with an existing one."""
         tokens = b"".join(batch["input_ids"].cpu().numpy().tobytes() for batch in teacher.batches)
         asked, steps = self._asked, self._asked.steps
         SolvedFolder(self._folder).begin(
@@ -198,7 +198,7 @@ class _Scales:
         return found
 
     def known(self, block: str) -> TrainingResult | None:
-        """Return what an earlier run kept of a block, or None; what is damaged is trained again."""
+        """Return an earlier run's result for a block, or None if damaged."""
         try:
             with (
                 reading("scales of an earlier run are damaged", "train them again"),
@@ -239,7 +239,7 @@ class _Scales:
         return [each.stored.module for layers in self._layers.values() for each in layers]
 
     def tensors(self) -> Iterator[NewTensor]:
-        """Yield the tensors of the files that have other bytes with the scales that were trained."""
+        """Yield the file tensors that trained scales change."""
         for layers in self._layers.values():
             for each in layers:
                 if each.state is not None:
@@ -281,7 +281,7 @@ class _Scales:
 
 
 def _stays(stored: StoredLayer) -> str | None:
-    """Return why the scales of a weight in files cannot be trained, or None."""
+    """Return why the scales of a stored weight cannot be trained, or None."""
     if stored.experts is not None:
         return "fused experts are one tensor"
     if group_index(stored.layer) is not None:

@@ -1,4 +1,4 @@
-"""The directory that transformers reads a configuration and a tokenizer from.
+"""The directory with a model's configuration and tokenizer for transformers.
 
 It is that of the checkpoint; of a URL, and of files that say both themselves, such as GGUF, a temporary one
 with what these say. Code is never among it.

@@ -1,4 +1,4 @@
-"""Inputs of layers that a checkpoint says are quantized, quantized as a model runs on decoded weights."""
+"""Quantized layer inputs in a model that runs on decoded weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .loading import input_quantizer
 def rounded_inputs(
     model: RunningModel, source: Source, files: Mapping[Place, OpenFile]
 ) -> Iterator[tuple[str, ...]]:
-    """Let the inputs of layers be quantized and dequantized as in a converted model; yield what that means.
+    """Fake-quantize layer inputs within the context; yield sentences about them.
 
     Sentences say how many layers have which scheme of inputs, and where inputs are quantized in engines but
     not here. source: the checkpoint with its codes. files: of it, open.

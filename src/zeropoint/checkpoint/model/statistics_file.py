@@ -1,4 +1,4 @@
-"""Files of statistics: sums over the inputs of a checkpoint's layers, as a safetensors file.
+"""Statistics files: sums over layer inputs in a safetensors file.
 
 Each site, a tensor that layers read, has the name of its first reader X:
 
@@ -41,7 +41,7 @@ _SAMPLED, _SAMPLE = 16, 256
 
 
 def mark_of(source: Source) -> str:
-    """Return a digest that tells a checkpoint from others: its headers, and some bytes of some tensors."""
+    """Return a digest of a checkpoint's headers and a sample of its bytes."""
     total = hashlib.sha256()
     names = sorted(source.entries)
     for name in names:
@@ -118,7 +118,7 @@ class StatisticsDraft:
 
 
 class _Pieces(Sequence[bytes]):
-    """A head and the content of a file behind it, a piece at a time."""
+    """A head and the content of a file, in pieces."""
 
     def __init__(self, head: bytes, file: Any, size: int) -> None:
         self._head, self._file, self._size = head, file, size
@@ -147,7 +147,7 @@ _PIECE = 1 << 24
 
 
 class SavedStatistics:
-    """The statistics of one file, or of several together.
+    """Statistics of one or several files.
 
     paths: of the files, at least one. source: the checkpoint that they must be of. sites: by the names of
     their first readers. owners: the site of each reader. tokens: digests of data. has_gram: whether there are
@@ -256,7 +256,10 @@ class SavedStatistics:
         }  # fmt: skip
 
     def squares(self, name: str) -> State:
-        """Return the state of the mean squares of a site; raises CheckpointError for bad numbers."""
+        """Return a site's mean-square state.
+
+        Raises CheckpointError for bad numbers.
+        """
         own = self._sum(f"{name}.{_SQUARES}")
         if bool((own < 0).any()):
             raise CheckpointError(
@@ -265,12 +268,15 @@ class SavedStatistics:
         return {"squares": own, **self._counts(self.sites[name])}
 
     def gram(self, name: str) -> State:
-        """Return the state of the Gram matrix of a site; raises CheckpointError for numbers that are none."""
+        """Return a site's Gram matrix state.
+
+        Raises CheckpointError for bad numbers.
+        """
         site = self.sites[name]
         return {"gram": _square(self._sum(f"{name}.{_GRAM}"), site.features), **self._counts(site)}
 
     def mean_square(self, module: str) -> Statistics | None:
-        """Return the mean squares of the inputs of a module, or None where nothing reached it."""
+        """Return the mean squares of a module's inputs, or None."""
         name = self.owners.get(module)
         if name is None or not self.sites[name].vectors:
             return None
@@ -307,7 +313,7 @@ def _whole(number: object) -> int:
 
 
 def _triangle(gram: torch.Tensor) -> torch.Tensor:
-    """Return the rows of the upper triangle of a symmetric matrix, one after the other."""
+    """Return the concatenated rows of a symmetric matrix's upper triangle."""
     return torch.cat([row[at:] for at, row in enumerate(gram)])
 
 

@@ -1,4 +1,4 @@
-"""Calibration data of models: windows of token ids of a file, of text, random ones, or the model's own.
+"""Calibration windows of token ids: from files, random, or generated.
 
 Text is cut by the tokenizer of the checkpoint, without special tokens, into windows of equal length that
 follow each other; what is left at the end is dropped. Code of a checkpoint is never executed.
@@ -57,7 +57,7 @@ class Windows:
 
     @staticmethod
     def of(given: Given) -> Windows:
-        """Return what is asked for, where it may be data alone."""
+        """Return the windows of ``given``, which may be data alone."""
         return given if isinstance(given, Windows) else Windows(given=given)
 
     @property
@@ -77,7 +77,7 @@ class Windows:
         return " and ".join(option(name, number) for name, number in numbers if number is not None)
 
     def window(self, longest: int) -> int:
-        """Return the tokens of a window; raises CalibrationError where the model takes fewer.
+        """Return the tokens of a window; raises CalibrationError above the limit.
 
         longest: most tokens that the model takes at once.
         """
@@ -91,7 +91,7 @@ class Windows:
         return self.length
 
     def cut(self, ids: torch.Tensor, length: int, name: str) -> torch.Tensor:
-        """Return windows, (samples, length): the first ones of token ids, or all of them if they are windows.
+        """Return windows, (samples, length), cut from the start of ids.
 
         ids: (tokens,), or (windows, tokens). length: of a window. name: of the ids, for messages. Raises
         CalibrationError where there are fewer windows than are asked for, and for windows that have another
@@ -121,7 +121,10 @@ Given: TypeAlias = torch.Tensor | Path | str | Windows
 def asked_windows(
     given: torch.Tensor | Path | str | None, samples: int | None, length: int | None
 ) -> Windows | None:
-    """Return the windows that options ask for, or None; raises OptionError for numbers without data."""
+    """Return the requested windows, or None.
+
+    Raises OptionError for numbers without data.
+    """
     if given is not None:
         return Windows(given=given, samples=samples, length=length)
     if samples is not None or length is not None:
@@ -158,7 +161,7 @@ class CheckpointTokenizer:
             self.is_fast = self._own.is_fast is True
 
     def __call__(self, text: str, **options: bool) -> Mapping[str, Any]:
-        """Return the tokens of a text under ``input_ids``, and what else options of transformers ask for."""
+        """Return a text's tokens as ``input_ids``, and other requested outputs."""
         with quiet(), reading(self._what, _NO_TOKENIZER, UnsupportedError):
             found: Mapping[str, Any] = self._own(text, verbose=False, **options)
             torch.tensor(found["input_ids"], dtype=torch.int64)

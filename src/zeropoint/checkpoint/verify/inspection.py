@@ -1,4 +1,4 @@
-"""What a checkpoint holds: tensors, dtypes, sizes, and how it is quantized, from headers alone."""
+"""Inspection of a checkpoint from its headers: tensors, sizes, quantization."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DtypeSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemeSummary:
-    """All layers of one scheme: how many, the numbers they hold, and the bytes of their tensors.
+    """All layers of one scheme: their number, values and bytes.
 
     method: what chose their codes, or None where no manifest of ours says so.
     """
@@ -94,7 +94,7 @@ class Inspection(Result):
 
     @property
     def values(self) -> int | None:
-        """Numbers of the model: quantized ones as many as they were, the others as they are.
+        """Number of the model's values, before quantization, if known.
 
         None where they are packed in a layout that is not read here: words of codes are not numbers.
         """
@@ -104,7 +104,7 @@ class Inspection(Result):
 
     @property
     def bits_per_value(self) -> float | None:
-        """Average bits a number of the model takes, where it is known how many there are."""
+        """Average bits per value of the model, if its values are known."""
         return None if self.values is None else 8 * self.nbytes / max(1, self.values)
 
     @property
@@ -116,7 +116,7 @@ class Inspection(Result):
 
     @property
     def _of_cache(self) -> tuple[str, ...]:
-        """The line about a cache of keys and values, if there is anything to say of one."""
+        """The line about cache scales, if there is any."""
         if self.cached_layers:
             silent = "" if self.cache is not None else ", of which the configuration says nothing"
             layers = count(self.cached_layers, "attention layer")
@@ -127,7 +127,7 @@ class Inspection(Result):
 
     @property
     def _numbers(self) -> str:
-        """How many values there are, in how many bits, and by what they were quantized."""
+        """The numbers of values and bits, and the quantization."""
         method, bits = self.quantization, self.bits_per_value
         if self.packed_by is not None:
             width = "" if self.bits is None else f", {count(self.bits, 'bit')} a weight"
@@ -206,7 +206,7 @@ def inspect_checkpoint(path: Place | str) -> Inspection:
 
 
 def _bits(config: Mapping[str, Any]) -> int | None:
-    """Return the bits of a weight that the configuration of another tool says."""
+    """Return the bits per weight in another tool's configuration, or None."""
     said = config.get("bits")
     return said if type(said) is int and 0 < said <= _MOST_BITS else None
 

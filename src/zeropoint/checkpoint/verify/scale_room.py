@@ -1,4 +1,4 @@
-"""How large block scales of NVFP4 are, from which follows how they were chosen.
+"""Largest NVFP4 block scales, which tell how they were chosen.
 
 Below a scale for the tensor that is fitted to the largest magnitude, the block of that magnitude has the
 largest scale of the format. Four over six (arXiv:2512.02010) leaves room for scales that are half as large
@@ -26,7 +26,7 @@ _LEAST = 2.0 ** math.floor(math.log2(_USUAL / _ROOM))
 
 
 def room_left(stored: StoredLayers) -> str | None:
-    """Return a sentence where scales leave the room of four over six, or None."""
+    """Return a sentence for scales with four over six's room, or None."""
     scales = list(itertools.islice(filter(None, map(_block_scales, stored.layers)), _LAYERS))
     if not scales or sum(entry.nbytes for entry in scales) > _BYTES:
         return None
@@ -42,7 +42,7 @@ def room_left(stored: StoredLayers) -> str | None:
 
 
 def _block_scales(layer: StoredLayer) -> TensorEntry | None:
-    """Return the tensor of a layer's block scales, where they are 8-bit floats under one of the tensor."""
+    """Return the block scales of a layer under a tensor scale, or None."""
     if len(layer.weight.scales) < 2:
         return None
     found = (e for e in layer.tensors.values() if e.dtype == "F8_E4M3" and e is not layer.codes)

@@ -1,4 +1,4 @@
-"""The checkpoint that was quantized, as what the result is compared with: floats by module and name."""
+"""The original of a quantized checkpoint as floats, by module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from ..read.tensor_entries import TensorEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalWeight:
-    """Some rows of a tensor of floats: one matrix of those that it holds. first, step: which rows."""
+    """Some rows of a float tensor: one matrix of several.
+
+    first, step: which rows.
+    """
 
     origin: Origin
     shape: tuple[int, int]
@@ -67,7 +70,7 @@ class Original:
     carried: Mapping[str, Origin] = field(default_factory=dict)
 
     def converted(self, stored: StoredLayers) -> Original:
-        """Return the same, with what goes with its layers where they became those of ``stored``."""
+        """Return the original with scales and biases converted as in ``stored``."""
         made = {}
         for layer in stored.layers:
             weight, wanted = self.weight_of(layer), stored.reader.input_of(layer.module)
@@ -88,7 +91,7 @@ class Original:
         return replace(self, floats=floats, carried={origin.entry.name: origin for origin in more.added})
 
     def changed(self, source: Source) -> Original:
-        """Return the same as ``source`` was made of it: rotated, with channels rescaled."""
+        """Return the original with the rotation and rescaling of ``source``."""
         floats, own = self.floats, self.source
         rotation, folds = rotation_said(source), folds_of(source)
         if rotation is not None and rotation_said(own) is None:
@@ -99,7 +102,7 @@ class Original:
         return replace(self, source=own, floats=floats)
 
     def matrix(self, module: str) -> OriginalWeight | None:
-        """Return the matrix of a module, which may be one of fused experts, or None."""
+        """Return the matrix of a module or an expert, or None."""
         for name in (f"{module}{WEIGHT}", module):
             entry = self.floats.source.entries.get(name)
             if entry is not None and len(entry.shape) == 2 and entry.dtype in TORCH_DTYPES:
@@ -113,7 +116,7 @@ class Original:
         return None if fused is None or matrix is None else self._weight(fused, matrix)
 
     def weight_of(self, layer: StoredLayer) -> OriginalWeight | None:
-        """Return what a layer was quantized from, or None where nothing has its name and shape.
+        """Return the original weight of a layer, or None without equal shape.
 
         Codes are decoded to float32, which holds each of their values that the layer may hold, too.
         """
@@ -138,7 +141,7 @@ class Original:
         return None if weight is None else Known(shape=weight.shape, dtype=weight.origin.dtype)
 
     def stack(self, holder: str | None, part: str) -> TensorEntry | None:
-        """Return the tensor that a part of all experts of a module lies in, or None."""
+        """Return the tensor with a part of all experts, or None."""
         entries = self.floats.source.entries
         name = entries.stacks.get((holder or "", part))
         return None if name is None or entries[name].dtype not in TORCH_DTYPES else entries[name]
@@ -165,7 +168,7 @@ def _by_module(entry: TensorEntry) -> dict[str, WeightMatrix]:
 
 
 def open_original(path: Place | str) -> Original:
-    """Open the checkpoint that was quantized, be it of floats or itself of codes that are read here.
+    """Open the original checkpoint, of floats or readable codes.
 
     Raises CheckpointError, UnsupportedError.
     """

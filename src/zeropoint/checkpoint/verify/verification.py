@@ -1,4 +1,4 @@
-"""Read a quantized checkpoint back and prove it, with what is wrong collected, so that one run names it all.
+"""Verification of a quantized checkpoint, with all problems collected.
 
 - Every byte has the hash that the manifest gives for it, where there is a manifest (integrity.py).
 - Every layer decodes; its scales are finite and not 0; each element is within the proven bound of the
@@ -105,7 +105,7 @@ class Verification(Result):
 
     @property
     def error(self) -> TensorError | None:
-        """The error of all layers taken as one, or None without an original."""
+        """The joint error of all layers, or None without an original."""
         return self.layers.error
 
     @property
@@ -122,7 +122,7 @@ class Verification(Result):
 
     @property
     def _within(self) -> str:
-        """What was proven of errors, with the largest one of an element in parts of its bound."""
+        """The sentence about errors, with the largest share of a bound."""
         measured = sum(proof.of_bound is None for proof, _ in self.layers.measured)
         most = self.layers.of_bound
         if most is None:
@@ -154,7 +154,7 @@ def verify(
     require_manifest: bool = False, of_outputs: OutputCheck | None = None,
     on_progress: Progress | None = None,
 ) -> Verification:  # fmt: skip
-    """Return what is wrong with the quantized checkpoint at ``path``, compared with the original when given.
+    """Return the verification of ``path``, compared with the original when given.
 
     Args:
         path: the quantized checkpoint: a directory or URL.
@@ -225,14 +225,14 @@ def verify(
 
 
 def _placed(original: Original, source: Source) -> Original:
-    """Return an original with the tensors that files such as those of ``source`` have."""
+    """Return an original with the tensors of files like ``source``."""
     codec = codec_of(source.container.name)
     floats = original.floats.in_pieces(codec)
     return replace(original, floats=floats.without(floats.placeless(codec)))
 
 
 def _require_order(source: Source, original: Original) -> None:
-    """Raise CheckpointError where the output was passed as the original, which its manifest tells."""
+    """Raise CheckpointError where output and original are exchanged, by the manifest."""
     if configuration(source) is not None or exists(source.root / MANIFEST):
         return
     try:
@@ -248,7 +248,7 @@ def _require_order(source: Source, original: Original) -> None:
 
 
 def _made_of(manifest: Manifest, source: Source) -> bool:
-    """Return whether a manifest names the shards of ``source``, by their sizes and headers."""
+    """Return whether a manifest names the shards of ``source``."""
     named = {key: value for key, value in manifest.identity.items() if key.startswith(SHARD)}
     return named == dict(shard_fields(source))
 
@@ -271,7 +271,7 @@ def _layers(source: Source, original: Original | None) -> StoredLayers:
 
 
 def _structure(stored: StoredLayers, original: Original) -> list[Problem]:
-    """Return the tensors that only one side has, or that have another shape."""
+    """Return problems of tensors on one side only, or reshaped."""
     accounts = Accounts(original)
     problems = []
     for layer in stored.layers:
@@ -287,7 +287,7 @@ def _structure(stored: StoredLayers, original: Original) -> list[Problem]:
 
 
 def _configuration(source: Source, original: Source, *, strict: bool) -> tuple[list[Problem], list[str]]:
-    """Return in what config.json differs, and a note about what may be defaults of the tool that wrote it."""
+    """Return differences of config.json, and a note on possible defaults."""
     added = _added(source, original)
     found = [d for d in configuration_differences(source, original) if d.key not in added]
     loose = [] if strict else [difference for difference in found if difference.is_default]
@@ -298,7 +298,7 @@ def _configuration(source: Source, original: Source, *, strict: bool) -> tuple[l
 
 
 def _added(source: Source, original: Source) -> set[str]:
-    """Return the keys of config.json that its codec says for engines, with the values that it gives them."""
+    """Return the config.json keys that the codec sets for engines."""
     said = configuration(source)
     codec = None if said is None else claiming(said)
     if codec is None or source.config is None or original.config is None:
@@ -308,7 +308,7 @@ def _added(source: Source, original: Source) -> set[str]:
 
 
 class _Work:
-    """The checks that read data, made one after the other, and what they find.
+    """Data checks, made one after the other, and their findings.
 
     hashed: hashes that were compared.
     """
@@ -326,7 +326,7 @@ class _Work:
         self._chunk = _chunk(limits)
 
     def begin(self, source: Source) -> list[Problem]:
-        """Prepare what is not about single tensors, and return what is wrong with it already."""
+        """Prepare the checks of whole files; return problems found so far."""
         problems: list[Problem] = []
         if self._manifest is not None:
             found, checks = file_checks(source, self._manifest, self._files)
@@ -339,7 +339,10 @@ class _Work:
         return problems
 
     def run(self, on_progress: Progress | None) -> None:
-        """Do all checks; raises CheckpointError when the limits are too small for some part of a layer."""
+        """Run all checks.
+
+        Raises CheckpointError when the limits are too small for some part of a layer.
+        """
         layers = self._checks()
         buffer = max([2 * self._chunk, *(check.buffer_bytes(self._limits) for check in layers)])
         done, total = 0, self._bytes()
@@ -359,7 +362,7 @@ class _Work:
             yield LayerCheck(number, layer, weight, _bound_of(method, layer))
 
     def _tasks(self) -> Iterator[Check]:
-        """Yield all work: the hashes of a layer's tensors before its parts, in the cache by then."""
+        """Yield all checks, a layer's hashes right before its parts."""
         for check in self._checks():
             for entry in check.layer.tensors.values():
                 yield from tensor_checks(entry, self._manifest, self._files)
@@ -392,13 +395,13 @@ class _Work:
 
 
 def _chunk(limits: Limits) -> int:
-    """Return how many bytes of each of two files a thread looks at within its share of the memory."""
+    """Return the bytes of each file that a thread compares at once."""
     share = (limits.max_memory - limits.base_memory) // limits.workers
     return max(1, min(_CHUNK, share // 2))
 
 
 def _bound_of(method: str | None, layer: StoredLayer) -> Bound:
-    """Return what limits the errors of a layer, by the method that its manifest names."""
+    """Return the error bound of a layer, by the manifest's method."""
     if method is None:
         return Bound.SCHEME
     if method == DISTILLED:
