@@ -169,7 +169,7 @@ def planned(
     plan: PlanFile | Path | str | None = None, format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, selection: Selection, limits: Limits,
 ) -> CheckpointPlan:  # fmt: skip
-    """Return the requested plan: to a scheme, by recipe, or from a file.
+    """Return the requested plan: by scheme, by recipe, or by file.
 
     Raises OptionError unless one of the three is given, and for what a plan has itself; what
     :func:`make_plan` raises.

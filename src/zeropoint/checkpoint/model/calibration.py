@@ -182,7 +182,7 @@ Batches = list[dict[str, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningModel:
-    """A model that runs on data, one block in memory at a time.
+    """A model that runs on data, block by block in memory.
 
     floats: the checkpoint as if it were not quantized. root: with experts apart. rows: where the rows of its
     Linear layers lie in the files. steps: its blocks, which have their weights while they run. batches: what

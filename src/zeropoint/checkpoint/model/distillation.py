@@ -174,7 +174,7 @@ class _Scales:
             raise UnsupportedError(f"no scale can be trained: {printable(modules[0])}: {reason}; {_REMEDY}")
 
     def begin(self, teacher: RunningModel) -> None:
-        """Write the identity of the run, or compare it with an existing one."""
+        """Write the identity of the run, or compare an existing one."""
         tokens = b"".join(batch["input_ids"].cpu().numpy().tobytes() for batch in teacher.batches)
         asked, steps = self._asked, self._asked.steps
         SolvedFolder(self._folder).begin(
@@ -281,7 +281,7 @@ class _Scales:
 
 
 def _stays(stored: StoredLayer) -> str | None:
-    """Return why the scales of a stored weight cannot be trained, or None."""
+    """Return why a stored weight's scales cannot be trained, or None."""
     if stored.experts is not None:
         return "fused experts are one tensor"
     if group_index(stored.layer) is not None:

@@ -89,7 +89,7 @@ class Files(dict[Place, OpenFile]):
 
 
 def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, nn.Linear]) -> StoredLayers:
-    """Return the quantized layers of the files, with the model's shapes and dtypes."""
+    """Return the files' quantized layers, with the model's shapes and dtypes."""
     known = {
         rows.module: Known(
             shape=(len(rows.index), linears[rows.layer].in_features), dtype=linears[rows.layer].weight.dtype

@@ -298,7 +298,7 @@ class SolvedFolder:
         self._changes: dict[str, Mapping[str, torch.Tensor]] = {}
 
     def begin(self, fields: Mapping[str, str]) -> None:
-        """Write the identity of the run, or compare it with an existing one.
+        """Write the identity of the run, or compare an existing one.
 
         Raises CheckpointError where they differ.
         """

@@ -41,7 +41,7 @@ _SAMPLED, _SAMPLE = 16, 256
 
 
 def mark_of(source: Source) -> str:
-    """Return a digest of a checkpoint's headers and a sample of its bytes."""
+    """Return a digest of a checkpoint's headers and sampled bytes."""
     total = hashlib.sha256()
     names = sorted(source.entries)
     for name in names:

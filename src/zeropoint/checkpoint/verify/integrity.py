@@ -318,7 +318,7 @@ def is_loaded(name: str) -> bool:
 
 
 def tensor_checks(entry: TensorEntry, manifest: Manifest | None, files: OpenFiles) -> Iterator[Check]:
-    """Yield the hash checks of a tensor, or the problem of incomplete parts."""
+    """Yield a tensor's hash checks, or the problem of incomplete parts."""
     parts = None if manifest is None else manifest.parts(entry.name)
     if parts is None:
         return

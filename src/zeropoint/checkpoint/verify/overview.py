@@ -312,7 +312,7 @@ def _numbers(q: QuantizedTensor) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def _table(element: Format) -> tuple[float, ...] | None:
-    """Return the values of a format's codes up to 8 bits, or None."""
+    """Return a format's code values up to 8 bits, or None."""
     if element.bits > _BITS:
         return None
     try:

@@ -39,7 +39,7 @@ _CHECK_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LayerProof:
-    """Result for a layer: its error, and the largest share of a bound.
+    """Result for a layer: error, and largest share of a bound.
 
     Both are None when there was no original to compare with; the second one, too, where the method proves no
     bound of elements.

@@ -42,7 +42,7 @@ def room_left(stored: StoredLayers) -> str | None:
 
 
 def _block_scales(layer: StoredLayer) -> TensorEntry | None:
-    """Return the block scales of a layer under a tensor scale, or None."""
+    """Return a layer's block scales under a tensor scale, or None."""
     if len(layer.weight.scales) < 2:
         return None
     found = (e for e in layer.tensors.values() if e.dtype == "F8_E4M3" and e is not layer.codes)
