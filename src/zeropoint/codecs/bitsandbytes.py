@@ -81,7 +81,7 @@ _DTYPES = MappingProxyType({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateForm:
-    """What sets the tensors of a weight in somebody's file apart from those that are written here.
+    """Properties of a stored weight that differ from written ones.
 
     length: bytes of the JSON, or None for that which it is written in. offset: what double quantization adds
     to each absmax, or None without it.
@@ -108,7 +108,10 @@ class QuantState:
 def state_text(
     kind: str, block: int, dtype: torch.dtype, shape: tuple[int, ...], offset: float | None = None
 ) -> bytes:
-    """Return the JSON of a weight, as bitsandbytes spells it; with an offset, spaces fill up its length."""
+    """Return the JSON of a weight in the spelling of bitsandbytes.
+
+    With an offset, spaces fill up its length.
+    """
     name = str(dtype).removeprefix("torch.")
     state = {"quant_type": kind, "blocksize": block, "dtype": name, "shape": list(shape)}
     if offset is None:
@@ -118,7 +121,7 @@ def state_text(
 
 
 def state_of(text: bytes, kind: str) -> QuantState:
-    """Return what the JSON of a weight says, whose name says that it is of ``kind``.
+    """Return the state in the JSON of a weight of ``kind``.
 
     Raises CheckpointError for a damaged one, UnsupportedError for blocks and second levels that are not read.
     """
@@ -152,7 +155,7 @@ def state_of(text: bytes, kind: str) -> QuantState:
 
 
 def _offset(state: Mapping[str, Any]) -> float | None:
-    """Return what double quantization adds to each absmax, or None without it."""
+    """Return the offset of double quantization, or None without it."""
     if not any(key.startswith("nested_") for key in state):
         return None
     offset = state.get("nested_offset")
@@ -246,7 +249,7 @@ def plain(element: str, block: int) -> Scheme:
 
 
 def _double(element: str, block: int) -> Scheme:
-    """Return the scheme of double quantization: of the values of a weight as one row."""
+    """Return the scheme of double quantization, over a weight as one row."""
     coarse = block * _NESTED_BLOCK
     return Scheme.parse(
         f"{element}:g{block}:scale=linear_late/dynamic8:scale2=float32@g{coarse}:center=float32@tensor"
@@ -334,7 +337,7 @@ class Bitsandbytes(Codec):
         return _is_double(layer.weight)
 
     def known(self, layer: LayerScheme, mean: float) -> LayerScheme:
-        """See :class:`Codec`: codes and absmax as without double quantization, and then the second level."""
+        """See :class:`Codec`: a first level as without double quantization, then the second."""
         if not _is_double(layer.weight):
             return layer
         offset = float(torch.tensor(mean, dtype=torch.float64).float())
@@ -402,7 +405,7 @@ class Bitsandbytes(Codec):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`; the table is that of the type, as in bitsandbytes, whatever the file has."""
+        """See :class:`Codec`; the type decides the table, as in bitsandbytes."""
         grid = layer.weight.granularity.grid(shape)
         scales = self._absmax(layer, tensors, start, shape).view(grid)
         data = _swapped(tensors[WEIGHT].view(shape[0], -1))
@@ -441,7 +444,7 @@ class Bitsandbytes(Codec):
         return None if same else f"quant_map is not the table of {kind}, by which engines differ"
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`; a weight without a quant_state is one where it has bytes."""
+        """See :class:`Codec`; a weight of bytes without a quant_state counts."""
         part = next((part for part in _PARTS if name.endswith(f".{part}")), None)
         if part is None:
             return None
@@ -457,7 +460,7 @@ class Bitsandbytes(Codec):
         return BitsandbytesReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         contents.require_distinct(self.title)
         compute = str(model_dtype(contents.family, torch.float32)).removeprefix("torch.")
@@ -477,7 +480,7 @@ def _zeros(weight: Scheme, data: torch.Tensor, shape: tuple[int, ...]) -> torch.
 
 
 def _rows_of_second(weight: Scheme, columns: int) -> int:
-    """Return the rows that are whole blocks of the second level, the fewest."""
+    """Return the fewest rows that are whole second-level blocks."""
     values = blocks(weight)[COLUMNS] * _NESTED_BLOCK
     return values // math.gcd(values, columns)
 
@@ -485,7 +488,10 @@ def _rows_of_second(weight: Scheme, columns: int) -> int:
 def _second_scales(
     layer: LayerScheme, tensors: Mapping[str, torch.Tensor], start: int, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the factor of each absmax from row ``start`` on, of the lines that the part touches."""
+    """Return the factor of each absmax from row ``start`` on.
+
+    They are of the lines that the part touches.
+    """
     line, per = shape[1] // blocks(layer.weight)[COLUMNS], _rows_of_second(layer.weight, shape[1])
     numbers = torch.arange(start % per * line, start % per * line + len(tensors[ABSMAX]))
     return tensors[NESTED][numbers // _NESTED_BLOCK]

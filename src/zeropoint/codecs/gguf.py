@@ -1,4 +1,4 @@
-"""The block types of GGUF files: the codes and scales of a block lie together, row after row.
+"""GGUF block types: codes and scales together, row after row.
 
 For the weight ``X.weight`` of shape (N, K), whose tensor has the same name and shape (all little-endian; K is
 a multiple of the block; a half is a float16 number, and a value is ``scale * code``, plus the offset if any):
@@ -150,7 +150,7 @@ _TYPE_OF = {found.scheme.structure: name for name, found in BLOCKS.items()} | {
 
 
 class GgufReader(Reader):
-    """The quantized tensors of one file, each with a type of its own."""
+    """Reader of a file whose tensors each have a type."""
 
     def __init__(self, listing: Listing, codec: Codec) -> None:
         self._codec = codec
@@ -182,7 +182,7 @@ _NAMES = (
 
 
 def _named(facts: Facts) -> Iterator[Problem]:
-    """Yield what llama.cpp asks of a file whose tensors have the names of the checkpoint."""
+    """Yield the problem of llama.cpp with the checkpoint's tensor names."""
     if family_of(facts.family) is None:
         yield Loads.PARTLY, _NAMES
 

@@ -1,4 +1,7 @@
-"""A type of ggml: what its blocks mean, and where each bit of them lies. This module knows no type."""
+"""A block type of ggml: its scheme, and its bit layout.
+
+This module knows no type.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class BlockType:
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
     def encode(self, q: QuantizedTensor) -> torch.Tensor:
-        """Return the rows of blocks of a matrix, uint8 (rows, bytes); the inverse of :meth:`decode`."""
+        """Return a matrix's blocks, uint8 (rows, bytes): inverse of :meth:`decode`."""
         wanted = _request(Op.JOIN_BLOCKS, q.data, q.scheme, q.shape, q.dtype)
         lines: torch.Tensor = kernel(wanted).run(self.struct, q.data, q.params.levels)
         return lines

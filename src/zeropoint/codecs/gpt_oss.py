@@ -1,4 +1,4 @@
-"""The layout of gpt-oss: the fused experts of a layer as MXFP4, all else as floats.
+"""gpt-oss layout: fused experts in MXFP4, all else in floats.
 
 For E experts whose gate_up_proj has N = 2 I outputs, those of gate and up in turn, and K inputs (all
 little-endian; X is ``model.layers.0.mlp.experts``):

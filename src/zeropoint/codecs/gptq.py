@@ -1,4 +1,4 @@
-"""The layout of GPTQ, which GPTQModel writes and vLLM reads: a weight transposed, in 32-bit words.
+"""GPTQ layout of GPTQModel and vLLM: transposed, in 32-bit words.
 
 For the weight ``X.weight`` of shape (N, K), codes of b bits and groups of g inputs (all little-endian):
 
@@ -84,7 +84,7 @@ _BITS, _MARLIN_GROUPS = (2, 3, 4, 8), (0, 32, 64, 128)
 
 
 def weight_scheme(config: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of the quantized weights under a ``quantization_config``, with float16 scales.
+    """Return the weight scheme under a ``quantization_config``, with float16 scales.
 
     Raises UnsupportedError for what is not read, CheckpointError for a malformed value.
 
@@ -136,12 +136,12 @@ class GptqSettings:
         self._rules = list(zip(expressions, others, strict=True))
 
     def of(self, module: str) -> Scheme | None:
-        """Return the scheme of a module's weight, or None where it is not quantized."""
+        """Return the scheme of a module's weight, or None if kept."""
         return next((weight for rule, weight in self._rules if rule.matches(module)), self._base)
 
 
 def _other(config: Mapping[str, Any], rule: str, given: object) -> Scheme | None:
-    """Return the scheme that a rule of ``dynamic`` gives, or None where it keeps what it names."""
+    """Return the scheme of a ``dynamic`` rule, or None to keep."""
     if rule.startswith(_SKIP):
         return None
     if not isinstance(given, dict):
@@ -187,7 +187,7 @@ class GptqReader(Reader):
         return (_HEAD,) if self._listing.quantization.get("lm_head") is True else ()
 
     def _out_of_order(self, entry: Entry, weight: Scheme, columns: int) -> bool:
-        """Return whether inputs lie in groups out of order; raises CheckpointError for groups not there."""
+        """Return whether act-order applies; raises CheckpointError for absent groups."""
         if (entry.dtype, entry.shape) != ("I32", (columns,)):
             raise CheckpointError(
                 f"g_idx is {entry.dtype} of shape {list(entry.shape)}, but must be I32 of [{columns}]"
@@ -221,14 +221,14 @@ def _groups(weight: Scheme, columns: int) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _order(bits: int) -> WordLines:
-    """Return how codes fill words, fields of which are ``2 ** (bits - 1)`` more where they are whole."""
+    """Return the packing of codes, with a sign flip for whole words."""
     flip = sum(1 << (at + bits - 1) for at in range(0, WORD, bits))
     return WordLines(flip=0 if WORD % bits else flip)
 
 
 @functools.lru_cache(maxsize=64)
 def _shift(count: int, bits: int) -> torch.Tensor:
-    """Return the packed row whose exclusive or adds ``2 ** (bits - 1)`` to ``count`` codes, and undoes it."""
+    """Return the packed row to XOR for code shifts by half the range."""
     return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
 
 
@@ -421,9 +421,10 @@ class Gptq(Codec):
         return fields - (1 << (bits - 1))
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """See :class:`Codec`: symmetric weights have one zero point, which engines subtract all the same.
+        """See :class:`Codec`: symmetric weights have one zero point.
 
-        Engines differ in what the first version of the layout says by a field of ones.
+        Engines subtract it all the same. Engines differ in what the first version of the layout says by a
+        field of ones.
         """
         bits, first = layer.weight.bits, self._version(layer.weight) == V1
         fields = fields_of(tensors[ZEROS], bits)
@@ -467,7 +468,7 @@ class Gptq(Codec):
 
 
 def _numbers(layer: LayerScheme) -> dict[str, Any]:
-    """Return what differs between layers of one file."""
+    """Return the configuration entries that differ between layers."""
     weight = layer.weight
     return {
         "bits": weight.bits, "group_size": blocks(weight)[COLUMNS] or -1, "sym": _is_symmetric(weight),

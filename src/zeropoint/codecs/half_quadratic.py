@@ -72,7 +72,7 @@ def _scheme(bits: int, place: str, scale: str = "float32") -> Scheme:
 
 
 def _fields(bits: int) -> tuple[int, int, torch.dtype]:
-    """Return how many codes are in a word, the bits above them, and what a word is."""
+    """Return the codes per word, the unused high bits, and the dtype."""
     return (_TEN, 2, torch.int32) if bits == _THREE else (8 // bits, 0, torch.uint8)
 
 
@@ -94,7 +94,7 @@ def words(groups: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def codes_of(words: torch.Tensor, bits: int, groups: int) -> torch.Tensor:
-    """Return the codes of ``groups`` groups from packed words: the inverse of :func:`words`."""
+    """Return the codes of ``groups`` groups: the inverse of :func:`words`."""
     count, above, dtype = _fields(bits)
     top, wide = torch.iinfo(dtype).bits - above, words.to(torch.int32)
     found = [(wide >> (top - bits * (at + 1))) & ((1 << bits) - 1) for at in range(count)]
@@ -301,7 +301,7 @@ class Hqq(Codec):
         return HqqReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         params: dict[str, Any] = {
             "nbits": layer.weight.bits, "channel_wise": True,
@@ -317,7 +317,7 @@ class Hqq(Codec):
 
 @dataclass(frozen=True)
 class HqqAlongOutputs(Hqq):
-    """What files of HQQ hold under axis 0, which is read and not written; see the module."""
+    """HQQ layout under axis 0, which is read and not written."""
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`: the packing."""
@@ -347,7 +347,7 @@ class HqqAlongOutputs(Hqq):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`; each number has a scale of its own, as blocks are none of neighbors."""
+        """See :class:`Codec`; each number gets its own scale, for scattered blocks."""
         weight, bits, group = layer.weight, layer.weight.bits, blocks(layer.weight)[ROWS]
         codes = codes_of(tensors[CODES], bits, group)
         place = slice(start, start + shape[0])

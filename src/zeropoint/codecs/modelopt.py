@@ -1,4 +1,4 @@
-"""The layouts of NVIDIA ModelOpt, which TensorRT-LLM, vLLM and SGLang read.
+"""NVIDIA ModelOpt layouts for TensorRT-LLM, vLLM and SGLang.
 
 For the weight ``X.weight`` of shape (N, K) (all little-endian, rows one after the other), by ``quant_algo``:
 
@@ -90,7 +90,10 @@ ALGORITHMS = MappingProxyType({
 
 
 def _plain(weight: Scheme) -> Scheme:
-    """Return the scheme without what files do not tell: roundings, the dialect, the rule of powers of two."""
+    """Return the scheme as files tell it.
+
+    They leave out roundings, the dialect, and the rule of powers of two.
+    """
     first, *rest = weight.start.scales
     rule = RCEIL if first.rule.power_of_two else LINEAR if first.rule == LINEAR_UP else first.rule
     return replace(
@@ -165,7 +168,7 @@ def _known(algorithm: str) -> str:
 
 
 def settings(config: Mapping[str, Any]) -> Settings:
-    """Return what the contents of either file say.
+    """Return the settings in either configuration file.
 
     Raises CheckpointError for malformed ones, UnsupportedError for a ``quant_algo`` that is not read.
 
@@ -203,7 +206,7 @@ def _text(table: Mapping[str, Any]) -> str:
 
 
 def _require_agreement(algorithm: str, table: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where an entry says something else of the weights than its algorithm."""
+    """Raise CheckpointError where an entry contradicts its algorithm's weights."""
     if algorithm not in ALGORITHMS:
         return
     weight = Scheme.parse(ALGORITHMS[algorithm].weight)
@@ -403,7 +406,7 @@ class ModelOpt(Codec):
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """See :class:`Codec`; block scales have no sign, so engines may not ignore it."""
+        """See :class:`Codec`; block scales have no sign for engines."""
         signed = layer.layout in _FLOAT4 and bool(torch.signbit(tensors[SCALE].float()).any())
         return "a scale is negative" if signed else None
 
@@ -427,7 +430,7 @@ class ModelOpt(Codec):
         return ModelOptReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError where loaders would take a quantized module for kept."""
+        """See :class:`Codec`; raises CheckpointError for ambiguous names of kept modules."""
         contents.require_distinct(self.title)
         layers = {m.name: _entry(m.layer.layout) for m in contents.modules() if m.layer is not None}
         kinds = list({entry["quant_algo"]: entry for entry in layers.values()}.values())
@@ -450,7 +453,7 @@ class ModelOpt(Codec):
 
 
 def _entry(algorithm: str) -> dict[str, Any]:
-    """Return what configurations say of a layer."""
+    """Return the configuration of a layer."""
     group = blocks(Scheme.parse(ALGORITHMS[algorithm].weight))[1]
     return {"quant_algo": algorithm} | ({"group_size": group} if group else {})
 
@@ -477,7 +480,10 @@ def _section(table: Mapping[str, Any], producer: Mapping[str, str]) -> dict[str,
 
 
 def _group(algorithm: str, targets: list[str]) -> dict[str, Any]:
-    """Return a group in the words of compressed-tensors, of which loaders of ModelOpt read the targets."""
+    """Return a group in the words of compressed-tensors.
+
+    Loaders of ModelOpt read its targets.
+    """
     weight = Scheme.parse(ALGORITHMS[algorithm].weight)
     group = blocks(weight)[1]
     arguments: dict[str, Any] = {"dynamic": False, "num_bits": weight.bits, "type": "float"}

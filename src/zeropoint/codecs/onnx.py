@@ -1,4 +1,4 @@
-"""Weights of ONNX models as codes that DequantizeLinear decodes, which is what the standard has for them.
+"""ONNX weights as codes that the standard's DequantizeLinear decodes.
 
 For a weight W of shape (N, K), (outputs, inputs), that MatMul(x, W) or Gemm reads as (K, N):
 
@@ -85,7 +85,7 @@ _DOUBLE = 2
 
 
 def code_type(element: Format) -> str | None:
-    """Return the type of ONNX whose codes are those of a format, or None where there is none.
+    """Return the ONNX type with a format's codes, or None.
 
     >>> from zeropoint.formats import get_format
     >>> [code_type(get_format(name)) for name in ("int4", "float8_e5m2", "float4_e2m1fn", "int3")]
@@ -153,7 +153,7 @@ def _record(layer: GraphLayer, key: str, tensors: Mapping[str, Entry]) -> Record
 
 
 def _blocks(layer: GraphLayer, columns: int) -> str:
-    """Return the text of a weight's granularity; raises UnsupportedError for blocks along its outputs."""
+    """Return a weight's granularity text; raises UnsupportedError for output blocks."""
     count, size = math.prod(layer.parts[SCALE].dims), attribute_of(layer.node, "block_size", 0)
     use, dims = layer.use, layer.parts[CODES].dims
     axis = attribute_of(layer.node, "axis", 1)
@@ -184,7 +184,10 @@ def _levels(tensors: Mapping[str, Entry]) -> str:
 
 
 def _runtime(facts: Facts) -> Iterator[Problem]:
-    """Yield what onnxruntime 1.31 says of what DequantizeLinear reads; on a CPU, it was run."""
+    """Yield the verdicts of onnxruntime 1.31 on DequantizeLinear's inputs.
+
+    On a CPU, it was run.
+    """
     kinds = {code_type(layer.weight.element) for layer in facts.layers}
     if "F4" in kinds:
         yield Loads.NO, "its DequantizeLinear takes no 4-bit floats on a CPU"
@@ -276,12 +279,12 @@ class Onnx(Codec):
         return max(1, 8 // layer.weight.bits)
 
     def _folded(self, layer: LayerScheme) -> int:
-        """Return how many rows of zero points take whole bytes, however many of them a row has."""
+        """Return the fewest rows whose zero points fill whole bytes."""
         single = layer.weight.zero_point is ZeroPoint.NONE or layer.weight.granularity == Granularity.tensor()
         return 1 if single or self.use.transposed else self._per_byte(layer)
 
     def axis(self, layer: LayerScheme) -> int:
-        """See :class:`Codec`: parts are some of the inputs where the graph has these first."""
+        """See :class:`Codec`: inputs are cut where the graph has them first."""
         return COLUMNS if self.use.transposed else ROWS
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
@@ -345,7 +348,7 @@ class Onnx(Codec):
         return (x.t() if self.use.transposed else x).contiguous()
 
     def _packed(self, codes: torch.Tensor, layer: LayerScheme) -> torch.Tensor:
-        """Return lines of codes in their type, or as bytes where several share one."""
+        """Return lines of codes in their type, or packed bytes."""
         kind, lines = code_type(layer.weight.element), self._lines(codes)
         dtype = TORCH_DTYPES.get(kind or "")
         if dtype is not None:
@@ -389,7 +392,7 @@ class Onnx(Codec):
         return OnnxReader(listing)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`: the model, whose tensors lie in the file next to it."""
+        """See :class:`Codec`: the model, with its tensors in another file."""
         layers = [module.layer for module in contents.modules() if module.layer is not None]
         operators = max(map(_operator_set, layers))
         if any(found.row.dtype in _HALVES and found.row.name.endswith(SCALE) for found in contents.tensors()):
@@ -398,7 +401,7 @@ class Onnx(Codec):
 
 
 def _scale_dtype(weight: Scheme, level: int, dtype: torch.dtype) -> str:
-    """Return the type in which scales of a level are stored for weights of a dtype, or nothing."""
+    """Return the stored dtype of a level's scales, or ""."""
     return FILE_DTYPES.get(storage_dtype(weight.scales[level].format_for(format_of(dtype))), "")
 
 

@@ -1,4 +1,4 @@
-"""The graph of an ONNX model with codes in the place of weights, and every tensor in one file next to it.
+"""Rewriting of ONNX graphs: codes in place of weights.
 
 What a weight becomes is its codec's business; this module knows where tensors and nodes go. Nodes, names and
 metadata of the model stay as they are, unless a newer set of operators is needed (onnx_operators.py).
@@ -37,7 +37,10 @@ _LIMIT = (1 << 31) - 1
 
 
 class Rewriting:
-    """A model that is changed in place. places: where the tensors of the result lie, by name."""
+    """A model changed in place.
+
+    places: of the result's tensors, by name.
+    """
 
     def __init__(self, model: Any, places: Mapping[str, Found]) -> None:
         self.model = model
@@ -56,7 +59,7 @@ class Rewriting:
         self.place(tensor, name)
 
     def place(self, tensor: Any, name: str) -> None:
-        """Say where the numbers of a tensor lie that the result calls ``name``."""
+        """Point a tensor at the result's data of ``name``."""
         found = self._places[name]
         del tensor.external_data[:]
         tensor.data_location = 1
@@ -69,7 +72,7 @@ class Rewriting:
         self, operator: str, inputs: Sequence[str], output: str, attributes: Mapping[str, int] | None = None,
         *, name: str = "",
     ) -> Any:  # fmt: skip
-        """Return a new node, of the standard's operators unless only onnxruntime has it."""
+        """Return a new node, of onnxruntime's domain where needed."""
         import onnx
 
         domain = RUNTIME if operator not in _STANDARD_NODES else ""
@@ -86,14 +89,14 @@ class Rewriting:
         graph.node.remove(old)
 
     def swap(self, each: Initializer, name: str, nodes: Sequence[Any]) -> None:
-        """Put nodes before all others of a graph, and let ``name`` be read in the place of an initializer."""
+        """Insert nodes before a graph; replace an initializer by ``name``."""
         for read in each.reads:
             read.node.input[read.index] = name
         _insert(each.graph, 0, nodes)
         self.drop(each)
 
     def drop(self, each: Initializer) -> None:
-        """Remove an initializer, which in old models is an input of the graph, too."""
+        """Remove an initializer, and its graph input in old models."""
         for group in (each.graph.input, each.graph.value_info):
             for info in [info for info in group if info.name == each.tensor.name]:
                 group.remove(info)
@@ -148,7 +151,7 @@ def rewritten(
 
 
 def _with_floats(model: Any) -> Any:
-    """Return a model with a tensor of floats, without numbers, in the place of each quantized weight.
+    """Return a model with empty float tensors for quantized weights.
 
     What decoded or multiplied the codes is gone, and the codes with it.
     """
@@ -184,14 +187,14 @@ def _values_type(layer: GraphLayer) -> int:
 
 
 def _remove_makers(graph: Any, name: str) -> None:
-    """Remove the node that makes a tensor which no node reads any more."""
+    """Remove the node that makes a tensor without readers."""
     if not any(name in node.input for node in graph.node):
         for node in [node for node in graph.node if name in node.output]:
             graph.node.remove(node)
 
 
 def _put_product(graph: Any, node: Any, weight: str) -> None:
-    """Put a MatMul, and an Add of a bias, in the place of MatMulNBits."""
+    """Replace MatMulNBits by a MatMul, and an Add of a bias."""
     (result,), bias = node.output, node.input[_BIAS] if len(node.input) > _BIAS else ""
     edit = Rewriting(None, {})
     out = f"{result}_product" if bias else result

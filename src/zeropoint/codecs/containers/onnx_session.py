@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime, where it is installed: whether it loads a model, and what the model gives."""
+"""Sessions of onnxruntime, if installed: load checks and outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def has_runtime() -> bool:
 
 
 def opened(model: bytes | str) -> Any:
-    """Return a session on the host for a graph as it is: the bytes of a model, or its file."""
+    """Return a CPU session for a model, without graph optimization.
+
+    model: its bytes, or its file.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -26,7 +29,7 @@ def opened(model: bytes | str) -> Any:
 
 
 def session_error(file: Path) -> str | None:
-    """Return why onnxruntime does not load the model of a file, or None."""
+    """Return why onnxruntime does not load a model file, or None."""
     if not has_runtime():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Rows of families whose layers are all attention with one MLP, and of BERT."""
+"""Families with attention and one MLP in all layers; BERT."""
 
 from __future__ import annotations
 
@@ -46,10 +46,16 @@ GRANITE = MappingProxyType({
 
 
 def _scaled_queries(largest: int) -> Derived:
-    """Return what Gemma says of the scale of queries; largest: layers of the largest model."""
+    """Return the check of Gemma's query scale.
+
+    largest: layers of the largest model.
+    """
 
     def scaled(text: Config) -> int:
-        """Return by whose root llama.cpp divides queries: the largest model by its width for a head."""
+        """Return the number by whose root llama.cpp divides queries.
+
+        The largest model has its width for a head.
+        """
         wide = text["num_hidden_layers"] == largest
         return int(text["hidden_size"] // text["num_attention_heads"]) if wide else head_size(text)
 
@@ -74,7 +80,7 @@ def _scaled_queries(largest: int) -> Derived:
 
 
 def _attention_factor(text: Config) -> Values:
-    """Return what Phi-3 multiplies rotary embeddings by that are scaled for long contexts."""
+    """Return Phi-3's attention factor for long contexts."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if "long_factor" not in rope:
         return {}

@@ -1,4 +1,4 @@
-"""The mixtures of llama.cpp, such as Q4_K_M: which type each tensor of a model gets.
+"""Mixtures of llama.cpp, such as Q4_K_M: a type per tensor.
 
 A mixture has a type for most tensors and rules for some; the first that fits decides. Then a type whose
 block does not divide a row gives way to one of smaller blocks, and a tensor that none divides stays as it is.
@@ -27,7 +27,7 @@ from .model_values import model_values
 
 
 class _Place(NamedTuple):
-    """Where a tensor is: its number, how many there are, and query heads for each head of keys.
+    """Position of a tensor: number, total, and queries per key head.
 
     Those that make values are numbered among themselves, others by the layer, or, in a model without experts,
     among those of their name.
@@ -123,7 +123,7 @@ _LAYERS_70B = 80
 def types_of(
     mixture: str, family: Family, shapes: Mapping[str, tuple[int, ...]], config: Config
 ) -> dict[str, str]:
-    """Return the types of the tensors of a model that are quantized, by name.
+    """Return the types of a model's quantized tensors, by name.
 
     Args:
         mixture: one of MIXTURES, with WEIGHTED at its end where there is an importance matrix.
@@ -176,7 +176,7 @@ def _places(family: Family, forms: Iterable[StoredForm], config: Config) -> dict
 
 
 def _in_file(name: str) -> tuple[int, str]:
-    """Return the sort key of a tensor in files of llama.cpp: its layer, then its name."""
+    """Return a tensor's sort key in llama.cpp files: layer, name."""
     found = re.match(r"blk\.(\d+)\.", name)
     return (-1 if found is None else int(found[1])), name
 
@@ -204,6 +204,9 @@ def _of_tensor(mixture: str, last: str, place: _Place, experts: int) -> str:
 
 
 def _is_70b(family: Family, place: _Place) -> bool:
-    """Return whether llama.cpp takes the model for one of 70 billion parameters, as it tells from layers."""
+    """Return whether llama.cpp counts the model as a 70B.
+
+    It tells from layers.
+    """
     many = family.architecture == "qwen2" or (family.architecture == "llama" and place.shared > 1)
     return many and place.layers == _LAYERS_70B
