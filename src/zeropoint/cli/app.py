@@ -1,4 +1,4 @@
-"""The commands of ``zeropoint``: their options and help, and the errors of a command line.
+"""The commands of ``zeropoint``, and the errors of a command line.
 
 Nothing here imports torch: the layers below come in with their first name (lazy.py).
 """
@@ -102,7 +102,9 @@ def inspect(
     *,
     display: Annotated[Display, only("everything", "as_json")],
 ) -> None:
-    """Show what a checkpoint holds: tensors, dtypes, sizes, and how it is quantized.
+    """Show what a checkpoint holds.
+
+    Tensors, dtypes, sizes, and how it is quantized are shown.
 
     \b
     Examples:
@@ -140,11 +142,11 @@ def verify(
     machine: Annotated[Machine, only("workers", "max_memory")],
     display: Annotated[Display, only("everything", "sort", "as_json")],
 ) -> None:
-    """Decode a quantized checkpoint and check each number against the proven bound of its scheme.
+    """Check a quantized checkpoint against the proven bounds of its schemes.
 
-    Every byte must have the hash in OUT's manifest; kept tensors, files next to the weights and the rest of
-    config.json must be those of the original. Without an original, everything else is still checked. The exit
-    status is 1 when anything is wrong.
+    Each number is decoded. Every byte must have the hash in OUT's manifest; kept tensors, files next to the
+    weights and the rest of config.json must be those of the original. Without an original, everything else is
+    still checked. The exit status is 1 when anything is wrong.
 
     A manifest that was made anew hides changes inside the bound: only the command that wrote OUT,
     repeated on SRC, compares every byte with what comes out of it.
@@ -206,7 +208,7 @@ def formats(
 
 
 def call(arguments: Sequence[str]) -> int | None:
-    """Carry out a command line; raises UsageError where it makes no sense, and what the command raises."""
+    """Run a command line; raises UsageError where it makes no sense."""
     status: int | None = app(args=list(arguments), prog_name="zeropoint", standalone_mode=False)
     return status
 
@@ -220,7 +222,7 @@ _INSTEAD = {
 
 
 def usage(error: typer.BadParameter) -> str:
-    """Return what is wrong with a command line, and where to look."""
+    """Return the message of a usage error, and where to look."""
     said = error.format_message()
     command = error.ctx.command_path if error.ctx is not None else "zeropoint"
     extra = re.search(r"unexpected extra arguments? ?(?:\(s\) )?\((\S+)", said)

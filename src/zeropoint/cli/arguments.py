@@ -1,4 +1,4 @@
-"""What the words of the command line mean: paths, sizes, schemes and recipes. Wrong ones are usage errors."""
+"""Parsers of command-line arguments; mistakes are usage errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|gptq|gguf|awq|exl[23]|bnb|hqq)", re.IG
 
 
 def parse_path(text: str) -> str:
-    """Return a path or URL; raises typer.BadParameter for an empty one, most likely an unset variable.
+    """Return a path or URL; raises typer.BadParameter for an empty one.
 
     >>> parse_path("models/a")
     'models/a'
@@ -33,7 +33,7 @@ def parse_path(text: str) -> str:
 
 
 def parse_output(text: str) -> str:
-    """Return where to write; raises typer.BadParameter for no path, and for the name of a weight file.
+    """Return an output path; raises typer.BadParameter for a weight file's name.
 
     >>> parse_output("out")
     'out'
@@ -56,7 +56,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_budget(text: str) -> Budget:
-    """Return a budget; raises typer.BadParameter for what is neither bits for each weight nor bytes.
+    """Return a budget; raises typer.BadParameter unless in bpw or bytes.
 
     >>> str(parse_budget("4.5bpw"))
     '4.5bpw'
@@ -80,7 +80,7 @@ def parse_candidates(text: str) -> str:
 
 
 def candidates_in(text: str) -> list[str]:
-    """Return candidates by themselves; a comma inside of brackets belongs to a scheme.
+    """Return candidates separated by commas outside of brackets.
 
     >>> candidates_in("w4a16, keep")
     ['w4a16', 'keep']
@@ -89,7 +89,7 @@ def candidates_in(text: str) -> list[str]:
 
 
 def parse_workers(text: str) -> int:
-    """Return a number of threads; raises typer.BadParameter for anything but a whole number from 1 on.
+    """Return a positive number of threads; raises typer.BadParameter otherwise.
 
     >>> parse_workers("8")
     8
@@ -100,7 +100,7 @@ def parse_workers(text: str) -> int:
 
 
 def parse_device(text: str) -> str:
-    """Return the name of a device; raises typer.BadParameter for others than cpu and cuda.
+    """Return a device name, cpu or cuda; raises typer.BadParameter otherwise.
 
     >>> parse_device("cuda:1")
     'cuda:1'
@@ -111,7 +111,7 @@ def parse_device(text: str) -> str:
 
 
 def parse_format(text: str) -> str:
-    """Return the name of a format; raises typer.BadParameter with the closest ones, or all.
+    """Return a format's name; raises typer.BadParameter, with near names.
 
     >>> parse_format("GGUF")
     'gguf'
@@ -123,7 +123,7 @@ def parse_format(text: str) -> str:
 
 
 def require_scheme(text: str, codec: Codec) -> None:
-    """Raise typer.BadParameter for a scheme that has no meaning in files of a codec.
+    """Raise typer.BadParameter for a scheme that a codec cannot hold.
 
     The message has the closest names for an unknown one, and the reason for one that the codec does not hold
     or that needs calibration.
@@ -147,7 +147,7 @@ def require_scheme(text: str, codec: Codec) -> None:
 
 
 def require_no_data(text: str, codec: Codec | None, option: str = "--to") -> None:
-    """Raise typer.BadParameter for a preset whose inputs need scales from data, with one that needs none.
+    """Raise typer.BadParameter for a preset that needs data, with an alternative.
 
     What is wrong with its options comes first. option: that which names the preset.
     """
@@ -164,9 +164,10 @@ def require_no_data(text: str, codec: Codec | None, option: str = "--to") -> Non
 
 
 def parse_scheme(text: str) -> str:
-    """Return the text of a scheme, whose first word is known; what it means, its codec says.
+    """Return the text of a scheme whose first word is known.
 
-    Raises typer.BadParameter, with what to write instead, before torch is loaded.
+    What it means, its codec says. Raises typer.BadParameter, with what to write instead, before torch is
+    loaded.
     """
     head = text.strip().partition(":")[0]
     if not head.isidentifier() or head.lower() in (*lazy.PRESETS, *lazy.OF_LAYOUTS):
@@ -189,7 +190,7 @@ def parse_scheme(text: str) -> str:
 
 
 def parse_method(text: str) -> str:
-    """Return the name of a method; raises typer.BadParameter, with the closest names, for an unknown one.
+    """Return a method's name; raises typer.BadParameter, with near names.
 
     >>> parse_method("mse")
     'mse'
@@ -208,7 +209,7 @@ def parse_method(text: str) -> str:
 
 
 def parse_recipe(path: str) -> RecipeText:
-    """Return a family's recipe or that in a file; raises typer.BadParameter when it cannot be read."""
+    """Return a family's recipe or a file's; raises typer.BadParameter otherwise."""
     try:
         return lazy.RecipeText.named(path)
     except ZeropointError as error:
@@ -224,7 +225,7 @@ def require_recipe(recipe: RecipeText, codec: Codec) -> None:
 
 
 def parse_plan(path: str) -> PlanFile:
-    """Return the plan in the file at ``path``; raises typer.BadParameter when it is none."""
+    """Return the plan in a file; raises typer.BadParameter otherwise."""
     try:
         return lazy.PlanFile.read(path)
     except ZeropointError as error:

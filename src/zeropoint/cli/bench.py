@@ -28,9 +28,10 @@ def bench(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a plot that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time each kernel on 4096 x 4096 values next to a plain copy of the bytes that it reads and writes.
+    """Time each kernel on 4096 x 4096 values next to a copy.
 
-    Calls write into memory that is there already. 1.00 of a copy is as fast as memory allows.
+    The copy is of the bytes that the kernel reads and writes. Calls write into memory that is there already.
+    1.00 of a copy is as fast as memory allows.
 
     \b
     Examples:

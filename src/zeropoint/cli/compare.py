@@ -34,11 +34,11 @@ def compare(
     machine: Annotated[Machine, only("workers", "max_memory")],
     display: Annotated[Display, only("everything", "sort", "as_json")],
 ) -> None:
-    """Compare the values that two checkpoints decode to, each in any layout that is read, or in floats.
+    """Compare the decoded values of two checkpoints in any layouts.
 
-    Tensors of one name are compared, of fused experts each matrix; errors are those of B against A. Files
-    next to the weights are not looked at. The exit status is 1 when a tensor could not be compared, such as
-    one that only one side has.
+    Floats are a layout, too. Tensors of one name are compared, of fused experts each matrix; errors are those
+    of B against A. Files next to the weights are not looked at. The exit status is 1 when a tensor could not
+    be compared, such as one that only one side has.
 
     \b
     Examples:

@@ -16,10 +16,11 @@ def demo(
     ),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a page that is there.")] = False,
 ) -> None:
-    """Quantize a real model in six ways, load each with transformers, compare them, and write a page.
+    """Quantize a real model in six ways, and write a page.
 
-    The model, 87 MiB, comes with the extra: pip install 'zeropoint[demo]'. Nothing is downloaded. It takes
-    about a minute, and some more the first time, when kernels are compiled.
+    Each result is loaded with transformers and compared. The model, 87 MiB, comes with the extra: pip install
+    'zeropoint[demo]'. Nothing is downloaded. It takes about a minute, and some more the first time, when
+    kernels are compiled.
 
     \b
     Examples:

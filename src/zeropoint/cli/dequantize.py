@@ -33,10 +33,11 @@ def dequantize(
     machine: Annotated[Machine, only("workers", "max_memory", "executor", "address", "spool")],
     display: Annotated[Display, only("everything", "as_json")],
 ) -> None:
-    """Write a quantized checkpoint as floats: fp8 blocks, GGUF, or anything that zeropoint writes.
+    """Write a quantized checkpoint as floats.
 
-    The configuration loses what it says of quantization and keeps all else, byte for byte. OUT is all or
-    nothing: if the command is interrupted, run it again to resume.
+    Fp8 blocks, GGUF, and anything that zeropoint writes are read. The configuration loses what it says of
+    quantization and keeps all else, byte for byte. OUT is all or nothing: if the command is interrupted, run
+    it again to resume.
 
     \b
     Examples:

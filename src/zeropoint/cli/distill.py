@@ -17,7 +17,7 @@ from .writing import Target, parent_noted, show_run
 
 @dataclass(frozen=True, kw_only=True)
 class Training(OptionRecord):
-    """How scales are trained: the data, the steps, and the order of windows."""
+    """Training of scales: the data, the steps, and the order of windows."""
 
     calibration: Annotated[
         str,
@@ -49,12 +49,12 @@ def distill(  # noqa: PLR0913 (arguments, and records of options)
     machine: Annotated[Machine, only("workers", "max_memory", "device", "spool")],
     display: Annotated[Display, only("everything", "as_json")],
 ) -> None:
-    """Train the scales of a quantized checkpoint, so that its blocks come closer to those of the float model.
+    """Train the scales of a quantized checkpoint against its float model.
 
-    Both models run on the data, a block in memory at a time. Codes stay, and so do all names, dtypes and
-    shapes: engines load OUT as they load QUANTIZED. Of the scales of each block those with the least error of
-    its output on held-out windows are kept, the ones of QUANTIZED among them. OUT is all or nothing: if the
-    command is interrupted, run it again to resume.
+    The outputs of its blocks come closer. Both models run on the data, a block in memory at a time. Codes
+    stay, and so do all names, dtypes and shapes: engines load OUT as they load QUANTIZED. Of the scales of
+    each block those with the least error of its output on held-out windows are kept, the ones of QUANTIZED
+    among them. OUT is all or nothing: if the command is interrupted, run it again to resume.
 
     \b
     Examples:

@@ -10,9 +10,9 @@ from .output import show, show_json
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what is installed: versions, the processor, which kernels run, and which engines are here.
+    """Say what is installed, and which kernels run.
 
-    Paste it into a report of a problem.
+    Versions, the processor and engines are listed. Paste it into a report of a problem.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ from .output import show, show_json
 
 @dataclass(frozen=True, kw_only=True)
 class Measures(OptionRecord):
-    """What is measured, on how much text, and what is kept of the reference."""
+    """Options of an evaluation: windows, tasks, and the reference cache."""
 
     context: Annotated[
         int, typer.Option(metavar="N", min=4, help="Tokens of a window, half of them scored.")
@@ -73,12 +73,12 @@ def evaluate(  # noqa: PLR0913 (arguments, and records of options)
     everything: Annotated[bool, typer.Option("--all", help="All statistics, percentiles too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how far models are from a reference: perplexity, KL divergence, choices, continuations.
+    """Measure how far models are from a reference.
 
-    Windows, scoring and statistics are those of llama-perplexity, and have its names. Models run on their
-    decoded weights in float32, a block in memory at a time, and their inputs are quantized where the
-    checkpoint says so. The noise floor is the reference in bfloat16. Embedding models, such as BERT, are
-    compared by their embeddings.
+    Perplexity, KL divergence, choices and continuations are measured. Windows, scoring and statistics are
+    those of llama-perplexity, and have its names. Models run on their decoded weights in float32, a block in
+    memory at a time, and their inputs are quantized where the checkpoint says so. The noise floor is the
+    reference in bfloat16. Embedding models, such as BERT, are compared by their embeddings.
 
     \b
     Examples:

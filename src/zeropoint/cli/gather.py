@@ -29,10 +29,11 @@ def statistics(  # noqa: PLR0913 (arguments, and records of options)
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a model on data and write statistics of the inputs of its layers, from which it is quantized.
+    """Write statistics of the inputs of layers to a file.
 
-    Mean squares are those of an importance matrix; Gram matrices take features squared times 4 bytes each.
-    Files of several runs are added. An importance matrix of llama.cpp, .gguf or .dat, is made of such files.
+    A model runs on data for them, and is quantized from them. Mean squares are those of an importance matrix;
+    Gram matrices take features squared times 4 bytes each. Files of several runs are added. An importance
+    matrix of llama.cpp, .gguf or .dat, is made of such files.
 
     \b
     Examples:

@@ -32,12 +32,13 @@ def kv_scales(  # noqa: PLR0913 (arguments, and records of options)
     machine: Annotated[Machine, only("workers", "max_memory", "device")],
     display: Annotated[Display, only("everything", "as_json")],
 ) -> None:
-    """Copy a quantized checkpoint and add scales for a float8 cache of keys and values, learned from data.
+    """Add scales for a float8 cache of keys and values.
 
-    The model runs on the data, a block in memory at a time. Each attention layer gets k_scale and v_scale:
-    the largest magnitude of its keys, after rotary embeddings, and of its values, over 448. All other tensors
-    keep their bytes. Nothing is written if some layer gets no scale. OUT is all or nothing: if the command is
-    interrupted, run it again to resume.
+    The quantized checkpoint is copied, and the scales are learned from data. The model runs on the data, a
+    block in memory at a time. Each attention layer gets k_scale and v_scale: the largest magnitude of its
+    keys, after rotary embeddings, and of its values, over 448. All other tensors keep their bytes. Nothing is
+    written if some layer gets no scale. OUT is all or nothing: if the command is interrupted, run it again to
+    resume.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The layers below, imported when a command first asks for one of their names (PEP 562).
+"""Names of the layers below, imported on first use (PEP 562).
 
 They import torch, which takes a second or more; help, the version, completion and mistakes of the command
 line need none of it. Commands say ``lazy.plan_checkpoint(...)``.
@@ -121,7 +121,7 @@ _OWNERS = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Return a name of a layer below, which stays here from then on."""
+        """Return a name of a layer below, and keep it here."""
         if name not in _OWNERS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         place = _OWNERS[name]

@@ -1,4 +1,4 @@
-"""Records of options: a parameter of a command that becomes an option for each of its fields."""
+"""Records of options: one parameter, an option for each field."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, kw_only=True)
 class OptionRecord:
-    """Base of the records, whose fields are annotated like the parameters of a command."""
+    """Base of the records, whose fields are annotated as command parameters."""
 
     def keywords(self) -> dict[str, Any]:
-        """Return the options that were given as arguments of a function of ``zeropoint``, by name."""
+        """Return the given options as keyword arguments of a ``zeropoint`` function."""
         values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
         return {
             name: value.value if isinstance(value, enum.Enum) else value
@@ -26,19 +26,19 @@ class OptionRecord:
 
 @dataclass(frozen=True)
 class Fields:
-    """Annotation of a record: the fields that a command offers, and those that it requires."""
+    """Annotation of a record: offered fields, and required ones."""
 
     offered: tuple[str, ...]
     required: tuple[str, ...] = field(default=())
 
 
 def only(*offered: str, required: tuple[str, ...] = ()) -> Fields:
-    """Return the annotation of a record of which a command offers some fields, in the order of the record."""
+    """Return the annotation for some fields of a record."""
     return Fields((*offered, *required), required)
 
 
 def with_records(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose signature has the fields of its records in their place, as typer reads it."""
+    """Return a command whose signature has its records' fields, for typer."""
     parameters: list[inspect.Parameter] = []
     records: dict[str, tuple[type[OptionRecord], list[str]]] = {}
     hints = get_type_hints(command, include_extras=True)

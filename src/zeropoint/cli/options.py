@@ -1,4 +1,4 @@
-"""The options that several commands share, in records by the groups of their help."""
+"""Options of several commands, in records by their help groups."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Parsed = Any
 
 
 class SortOrder(enum.StrEnum):
-    """In which order a report lists weights; its values are those of ``report.tables.Order``."""
+    """Order of weights in a report; values as in ``report.tables.Order``."""
 
     FILE = "file"
     ERROR = "error"
 
 
 class QualityName(enum.StrEnum):
-    """How close outputs are to come; its values are those of ``recipes.quality.Quality``."""
+    """Closeness of outputs; values as in ``recipes.quality.Quality``."""
 
     FAST = "fast"
     GOOD = "good"
@@ -61,7 +61,7 @@ class ImportanceName(enum.Enum):
 
 
 class IfExistsName(enum.StrEnum):
-    """What to do with an output that is there; its values are those of ``checkpoint.call_options``."""
+    """Treatment of an existing output; values as in ``checkpoint.call_options``."""
 
     RESUME = "resume"
     SKIP = "skip"
@@ -77,7 +77,7 @@ class ExecutorName(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Content(OptionRecord):
-    """What to write: the scheme of each layer, the format of the files, and the layers that are kept."""
+    """What to write: the schemes, the format, and the kept layers."""
 
     to: Annotated[
         str | None,
@@ -135,7 +135,7 @@ class Content(OptionRecord):
     ] = False
 
     def require_meaning(self) -> None:
-        """Raise typer.BadParameter for a scheme or recipe that has no meaning in files of the format."""
+        """Raise typer.BadParameter for a scheme or recipe foreign to the format."""
         codec = lazy.codec_for(self.format, self.to)
         if self.to is not None:
             require_scheme(self.to, codec)
@@ -145,7 +145,7 @@ class Content(OptionRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization(OptionRecord):
-    """How weights are quantized: the method, and the data that it learns from."""
+    """How weights are quantized: the method, and its data."""
 
     method: Annotated[
         str | None,
@@ -268,7 +268,7 @@ class LayerBudget(OptionRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Existing(OptionRecord):
-    """What exists already: how a command treats an output that is there, and the lock of another run."""
+    """What exists already: an output, and the lock of another run."""
 
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write into a directory that is not empty.")
@@ -325,7 +325,7 @@ class Machine(OptionRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Display(OptionRecord):
-    """What is shown: a report with a line for each layer or tensor, a JSON document, a page."""
+    """What is shown: a report, a JSON document, a page."""
 
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write a page about the result into OUT.")

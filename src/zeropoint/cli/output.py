@@ -1,4 +1,4 @@
-"""Where the command line writes: one report or JSON document on stdout, notes on stderr."""
+"""Output of commands: a report or document on stdout, notes on stderr."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _UNWRAPPED = 1 << 16
 
 
 class ReaderGoneError(Exception):
-    """Raised when nobody reads stdout any more; no OSError, which typer would turn into a failure."""
+    """Raised when nobody reads stdout; no OSError, which typer catches."""
 
 
 def show(report: RenderableType) -> None:
-    """Write a report to stdout; what is no terminal gets plain text, lines as long as they are."""
+    """Write a report to stdout, unwrapped plain text outside a terminal."""
     console = lazy.Console(highlight=False)
     with _stdout():
         if console.is_terminal:

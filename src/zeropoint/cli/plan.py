@@ -46,9 +46,10 @@ def plan(  # noqa: PLR0913 (arguments, and records of options)
         ),
     ] = False,
 ) -> None:
-    """Show what quantize would do: each tensor's action and reason, outputs, sizes, memory, engines.
+    """Show what quantize would do.
 
-    Nothing is read but headers, and nothing is written but FILE.
+    Each tensor's action and reason, outputs, sizes, memory and engines are shown. Nothing is read but
+    headers, and nothing is written but FILE.
 
     \b
     Examples:

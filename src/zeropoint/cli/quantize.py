@@ -31,7 +31,7 @@ def quantize(  # noqa: PLR0913 (arguments, and records of options)
     machine: Machine,
     display: Display,
 ) -> None:
-    """Quantize the linear weights of a checkpoint and write the result for the engines of a format.
+    """Quantize the linear weights of a checkpoint for a format's engines.
 
     Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
     tensor what happened and why. OUT is all or nothing: if the command is interrupted, run it again

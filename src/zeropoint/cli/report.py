@@ -26,10 +26,11 @@ def report(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a report that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write an HTML page about a checkpoint: sizes, errors, the worst layers and why, codes, every layer.
+    """Write an HTML page about a checkpoint.
 
-    The page is one file that needs no network. Errors are those that quantize wrote into the manifest; some
-    rows of each layer are decoded for the histograms of codes. Several checkpoints stand side by side.
+    It has sizes, errors, the worst layers and why, codes, and every layer. The page is one file that needs no
+    network. Errors are those that quantize wrote into the manifest; some rows of each layer are decoded for
+    the histograms of codes. Several checkpoints stand side by side.
 
     \b
     Examples:

@@ -38,12 +38,12 @@ def rotate(  # noqa: PLR0913 (arguments, and records of options)
     machine: Annotated[Machine, only("workers", "max_memory", "spool")],
     display: Annotated[Display, only("everything", "as_json")],
 ) -> None:
-    """Write a checkpoint of floats as the same model in a rotated space, to quantize it from there.
+    """Write a float checkpoint as the same model in a rotated space.
 
-    The residual stream and the values of heads are rotated by block Hadamard matrices with random signs,
-    which are folded into the weights, as are those of norms: engines load an ordinary model, whose logits
-    are the same but for rounding. A head that is tied to the embedding is written apart. OUT is all or
-    nothing: if the command is interrupted, run it again to resume.
+    It is to be quantized from there. The residual stream and the values of heads are rotated by block
+    Hadamard matrices with random signs, which are folded into the weights, as are those of norms: engines
+    load an ordinary model, whose logits are the same but for rounding. A head that is tied to the embedding
+    is written apart. OUT is all or nothing: if the command is interrupted, run it again to resume.
 
     \b
     Examples:

@@ -47,14 +47,14 @@ def search(  # noqa: PLR0913 (arguments, and records of options)
     files: SearchFiles,
     display: Annotated[Display, only("everything", "as_json")],
 ) -> None:
-    """Choose a scheme for each layer, so that the least is lost within a budget, and write a recipe.
+    """Choose a scheme for each layer within a budget.
 
-    One pass over the weights measures each layer under every candidate; the choice that follows is the best
-    one, with proof. --importance linearity measures how much each layer matters, by noise in one at a time
-    and the KL divergence of the logits, and --importance divergence tries every candidate in each layer: the
-    model runs, all of it in memory. Layers that engines run as one get one scheme. What was measured is kept
-    in a file, from which another budget is decided without reading weights, and an interrupted search
-    resumes.
+    The least is lost, and the choice becomes a recipe. One pass over the weights measures each layer under
+    every candidate; the choice that follows is the best one, with proof. --importance linearity measures how
+    much each layer matters, by noise in one at a time and the KL divergence of the logits, and --importance
+    divergence tries every candidate in each layer: the model runs, all of it in memory. Layers that engines
+    run as one get one scheme. What was measured is kept in a file, from which another budget is decided
+    without reading weights, and an interrupted search resumes.
 
     \b
     Examples:

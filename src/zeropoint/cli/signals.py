@@ -17,7 +17,7 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """Raised in the main thread by a signal; no Exception, so that nothing on the way catches it."""
+    """Raised in the main thread by a signal; escapes ``except Exception``."""
 
     def __init__(self, number: int) -> None:
         super().__init__(_said(number))
@@ -35,7 +35,7 @@ def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the sig
 
 
 def end_at_once() -> None:
-    """Let a signal end this process from now on, with one line on stderr and the signal's status."""
+    """Let signals end this process at once, with a line and status."""
     for number in _CAUGHT:
         signal.signal(number, _end)
 
@@ -49,7 +49,7 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise Interrupted at the first signal inside the block; a second one ends the process at once."""
+    """Raise Interrupted at the first signal; a second one ends the process."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature is Python's)
         for caught in _CAUGHT:

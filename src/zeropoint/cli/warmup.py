@@ -9,10 +9,11 @@ from . import lazy
 
 
 def warmup() -> None:
-    """Compile the kernels for this machine ahead of time, which takes some minutes, once.
+    """Compile the kernels for this machine ahead of time.
 
-    Otherwise they are compiled when they are first used, some seconds at a time. They are kept for all later
-    processes below ~/.cache/zeropoint, or below NUMBA_CACHE_DIR where that is set.
+    It takes some minutes, once. Otherwise they are compiled when they are first used, some seconds at a time.
+    They are kept for all later processes below ~/.cache/zeropoint, or below NUMBA_CACHE_DIR where that is
+    set.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Where and how commands write: a directory or a URL, by threads or on a Ray cluster."""
+"""Writing commands: sources, outputs, and reports of runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Target = Annotated[
 
 @contextlib.contextmanager
 def parent_noted(out: str) -> Iterator[None]:
-    """Write a note when the block made the directory of an output: a mistake would look the same."""
+    """Note a parent directory that the block creates, perhaps by mistake."""
     target = lazy.place(out)
     absent = isinstance(target, Path) and not target.parent.exists()
     yield
@@ -43,7 +43,7 @@ def parent_noted(out: str) -> Iterator[None]:
 
 
 def show_run(result: RunResult, start: float, display: Display) -> None:
-    """Show the report of a run that began at ``start``, of the clock ``time.perf_counter``."""
+    """Show the report of a run begun at ``start`` of ``time.perf_counter``."""
     seconds = time.perf_counter() - start
     if display.as_json:
         show_json({**result.to_dict(), "seconds": seconds})
@@ -57,7 +57,7 @@ def show_run(result: RunResult, start: float, display: Display) -> None:
 def run_each(
     sources: Sequence[str], out: str, call: Callable[[str, str], RunResult], display: Display
 ) -> None:
-    """Write each source, and show the report of a single one, or a line for each of several.
+    """Write each source; show one report, or a line for each.
 
     call: what writes a source to an output. Several go to ``out``, each under its own name; one that fails
     does not stop the others, and the exit status is 1 then.
@@ -100,7 +100,7 @@ def run_each(
 def run_pipeline(
     source: str, out: str, call: Callable[[str, str], RunResult], *, overwrite: bool, as_json: bool
 ) -> None:
-    """Write the parts of a pipeline of diffusers, and show a line for each.
+    """Write the parts of a diffusers pipeline; show a line for each.
 
     call: what writes a part to an output. overwrite: whether files that are copied replace others.
     """
@@ -114,7 +114,7 @@ def run_pipeline(
 
 
 def targets_of(sources: Sequence[str], out: str) -> dict[str, str]:
-    """Return where each of several sources goes: into ``out``, under its own name.
+    """Return the output of each source: in ``out``, under its own name.
 
     >>> targets_of(["models/a", "s3://bucket/b.gguf"], "out")
     {'models/a': 'out/a', 's3://bucket/b.gguf': 'out/b'}

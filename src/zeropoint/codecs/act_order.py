@@ -40,8 +40,6 @@ class ActOrder(Protocol):
 def group_index(layer: LayerScheme) -> str | None:
     """Return the part with the group of each input, or None.
 
-    None says that inputs lie in order.
-
     Args:
         layer: how the weight is quantized, and lies in its file.
     """

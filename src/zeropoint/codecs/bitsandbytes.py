@@ -108,10 +108,7 @@ class QuantState:
 def state_text(
     kind: str, block: int, dtype: torch.dtype, shape: tuple[int, ...], offset: float | None = None
 ) -> bytes:
-    """Return the JSON of a weight in the spelling of bitsandbytes.
-
-    With an offset, spaces fill up its length.
-    """
+    """Return bitsandbytes' JSON of a weight, padded with spaces for offsets."""
     name = str(dtype).removeprefix("torch.")
     state = {"quant_type": kind, "blocksize": block, "dtype": name, "shape": list(shape)}
     if offset is None:
@@ -488,10 +485,7 @@ def _rows_of_second(weight: Scheme, columns: int) -> int:
 def _second_scales(
     layer: LayerScheme, tensors: Mapping[str, torch.Tensor], start: int, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the factor of each absmax from row ``start`` on.
-
-    They are of the lines that the part touches.
-    """
+    """Return the factors of the absmax in a part from ``start``."""
     line, per = shape[1] // blocks(layer.weight)[COLUMNS], _rows_of_second(layer.weight, shape[1])
     numbers = torch.arange(start % per * line, start % per * line + len(tensors[ABSMAX]))
     return tensors[NESTED][numbers // _NESTED_BLOCK]

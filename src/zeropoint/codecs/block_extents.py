@@ -14,9 +14,7 @@ _KNOWN = 4096
 
 @functools.lru_cache(maxsize=_KNOWN)
 def blocks(scheme: Scheme) -> tuple[int, int]:
-    """Return the rows and columns of the finest blocks.
-
-    0 is a whole axis.
+    """Return the finest blocks' rows and columns, 0 for whole axes.
 
     >>> blocks(Scheme.parse("int4:g128")), blocks(Scheme.parse("int8:channel"))
     ((1, 128), (1, 0))

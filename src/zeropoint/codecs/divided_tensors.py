@@ -16,9 +16,7 @@ from .stored_forms import Shape
 
 
 class RowRun(NamedTuple):
-    """Consecutive rows of a piece, indexed into the whole tensor.
-
-    The last axis varies fastest.
+    """Consecutive rows of a piece in the whole, last axis fastest.
 
     >>> RowRun(1, (2, 3), (10, 2)).at().tolist()
     [1, 3, 5, 11, 13, 15]

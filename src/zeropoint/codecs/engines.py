@@ -99,10 +99,7 @@ not_checked = always(Loads.UNCHECKED, "not reviewed for this layout")
 
 
 def with_humming(vllm: EngineRule) -> dict[str, EngineRule]:
-    """Return the rules of vLLM, and of the package humming.
-
-    For a layout of which humming has a loader.
-    """
+    """Return the rules of vLLM and humming, for layouts with its loader."""
     return {VLLM: vllm, HUMMING: loader_not_run}
 
 

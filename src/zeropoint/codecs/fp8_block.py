@@ -215,10 +215,7 @@ class Fp8Reader(Reader):
 
 
 def _expert_blocks(weight: Scheme, shape: tuple[int, int], factor: Entry) -> Scheme:
-    """Return the scheme of fused experts, with smaller blocks if needed.
-
-    Without blocks, or below one, gate and up have a factor each.
-    """
+    """Return the scheme of fused experts; gate and up may differ."""
     factors = factor.shape
     whole = _is_whole(weight)
     if len(factors) != 3 or (factors[1:] == weight.granularity.grid(shape) and not whole):
@@ -260,10 +257,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
 
 
 def _mlx_lm(facts: Facts) -> Iterator[Problem]:
-    """Yield the verdicts of mlx-lm 0.32.2: few families have loaders.
-
-    They are in sanitize.
-    """
+    """Yield the verdicts of mlx-lm 0.32.2 (sanitize): few families load these."""
     if model_type(facts.family) != "deepseek_v3":
         yield Loads.NO, "it looks for this layout in DeepSeek-V3 and a few others alone"
     yield Loads.PARTLY, "it decodes the weights of DeepSeek-V3 to bfloat16"

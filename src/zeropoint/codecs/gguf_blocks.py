@@ -1,7 +1,4 @@
-"""A block type of ggml: its scheme, and its bit layout.
-
-This module knows no type.
-"""
+"""A block type of ggml, whichever: its scheme, and its bit layout."""
 
 from __future__ import annotations
 

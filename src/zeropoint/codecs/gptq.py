@@ -228,7 +228,7 @@ def _order(bits: int) -> WordLines:
 
 @functools.lru_cache(maxsize=64)
 def _shift(count: int, bits: int) -> torch.Tensor:
-    """Return the packed row to XOR for code shifts by half the range."""
+    """Return the packed row to XOR: shifts codes by half their range."""
     return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
 
 

@@ -1,7 +1,7 @@
 """Marks of quantized checkpoints of any tool: keys, files, names.
 
-Codecs know their own; this table is about others, so that errors can name the tool. Codecs know their own;
-this table is about those that are recognized, so that they can be named, and not read.
+Codecs know their own; this table is about formats that are recognized, so that errors can name the tool, and
+not read.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ CACHE_PAIR = frozenset(("k_scale", "v_scale"))
 
 
 def has_float8_cache(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration has a float8 cache per tensor.
-
-    Keys and values have one scale each.
+    """Return whether keys and values are cached in float8, per tensor.
 
     Args:
         config: ``quantization_config``, or the contents of another file in its place.

@@ -46,10 +46,7 @@ def layer_of(assignment: Assignment, codec: Codec) -> LayerScheme:
 
 
 def _held(given: Activation | None, codec: Codec) -> Activation | None:
-    """Return the input quantization; raises UnsupportedError without a place for scales.
-
-    Only scales from data need one.
-    """
+    """Return the input quantization; raises UnsupportedError for scales without a place."""
     if given is not None and not given.dynamic and codec.input_names is None:
         raise UnsupportedError(
             f"input {given} has parameters from data, which have no place in {codec.title}; make it dynamic"

@@ -113,8 +113,7 @@ class ModelFormat:
     def parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, StoredForm]]:
         """Return the model tensors in a file's tensor, with forms.
 
-        Nothing says that it is itself one. This is for files that say nothing of the model besides; see
-        :meth:`read` for others.
+        None means that it is one itself. This is for files without model metadata; see :meth:`read` for others.
 
         Args:
             name: of the tensor in the file.

@@ -90,10 +90,7 @@ ALGORITHMS = MappingProxyType({
 
 
 def _plain(weight: Scheme) -> Scheme:
-    """Return the scheme as files tell it.
-
-    They leave out roundings, the dialect, and the rule of powers of two.
-    """
+    """Return the scheme without roundings, dialect and power-of-two rule, unstored."""
     first, *rest = weight.start.scales
     rule = RCEIL if first.rule.power_of_two else LINEAR if first.rule == LINEAR_UP else first.rule
     return replace(
@@ -480,10 +477,7 @@ def _section(table: Mapping[str, Any], producer: Mapping[str, str]) -> dict[str,
 
 
 def _group(algorithm: str, targets: list[str]) -> dict[str, Any]:
-    """Return a group in the words of compressed-tensors.
-
-    Loaders of ModelOpt read its targets.
-    """
+    """Return a group of compressed-tensors, whose targets ModelOpt's loaders read."""
     weight = Scheme.parse(ALGORITHMS[algorithm].weight)
     group = blocks(weight)[1]
     arguments: dict[str, Any] = {"dynamic": False, "num_bits": weight.bits, "type": "float"}

@@ -184,10 +184,7 @@ def _levels(tensors: Mapping[str, Entry]) -> str:
 
 
 def _runtime(facts: Facts) -> Iterator[Problem]:
-    """Yield the verdicts of onnxruntime 1.31 on DequantizeLinear's inputs.
-
-    On a CPU, it was run.
-    """
+    """Yield the verdicts of onnxruntime 1.31, run on a CPU, on DequantizeLinear."""
     kinds = {code_type(layer.weight.element) for layer in facts.layers}
     if "F4" in kinds:
         yield Loads.NO, "its DequantizeLinear takes no 4-bit floats on a CPU"

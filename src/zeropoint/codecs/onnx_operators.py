@@ -37,8 +37,8 @@ _APART = 1e-3
 def raised(model: Any, least: int) -> tuple[Any, str | None]:
     """Return a model with a newer operator set, if needed.
 
-    With a note where nothing compared it. least: number of the set. The model is changed. Raises
-    UnsupportedError where ``onnx`` cannot translate it, or changes its outputs.
+    A note says where nothing compared the two. least: number of the set. The model is changed in place.
+    Raises UnsupportedError where ``onnx`` cannot translate it, or changes its outputs.
     """
     for operators, version in _INTERNAL_VERSIONS:
         if least >= operators:
@@ -102,10 +102,7 @@ def _translated(model: Any, least: int, problem: str, remedy: str) -> Any:
 
 @contextmanager
 def _without_numbers(model: Any) -> Iterator[None]:
-    """Hide external tensor data from onnx for the block.
-
-    It would look for them in the directory of this process.
-    """
+    """Hide external tensor data, misplaced for onnx, within the block."""
     elsewhere = [(each, list(each.dims)) for each in _tensors(model) if each.data_location == 1]
     try:
         for each, _ in elsewhere:
@@ -161,10 +158,7 @@ _NOT_RUN = "onnxruntime does not run it", "compare it by hand"
 
 
 def _compared(before: Any, after: Any) -> str | None:
-    """Return the difference of two models' outputs, or None.
-
-    Raises an error where they cannot be run.
-    """
+    """Return the difference of two models' outputs, or None; may raise."""
     first, names = _session(before)
     inputs, expected = _first_run(before, first)
     second, _ = _session(after)
@@ -178,10 +172,7 @@ def _compared(before: Any, after: Any) -> str | None:
 
 
 def _distance(a: Any, b: Any) -> float:
-    """Return the relative norm of a difference, or Inf.
-
-    Inf is for other shapes and places of NaN.
-    """
+    """Return a difference's relative norm; Inf for other shapes or NaN."""
     if a.shape != b.shape:
         return math.inf
     if a.dtype.kind != "f":

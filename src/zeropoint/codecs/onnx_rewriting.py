@@ -37,10 +37,7 @@ _LIMIT = (1 << 31) - 1
 
 
 class Rewriting:
-    """A model changed in place.
-
-    places: of the result's tensors, by name.
-    """
+    """A model changed in place, and the result's tensor ``places`` by name."""
 
     def __init__(self, model: Any, places: Mapping[str, Found]) -> None:
         self.model = model

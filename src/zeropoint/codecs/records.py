@@ -154,10 +154,7 @@ class Reader(Protocol):
         return None
 
     def promised(self) -> Iterable[str]:
-        """Return last name parts of modules, each promised by the configuration.
-
-        One module of the name is quantized, it says.
-        """
+        """Return last parts of module names, each promised one quantized module."""
         return ()
 
     def named(self) -> Iterable[str]:

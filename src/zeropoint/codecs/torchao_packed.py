@@ -88,10 +88,7 @@ def class_of(weight: Scheme) -> str | None:
 
 
 def swizzled(scale: torch.Tensor) -> torch.Tensor:
-    """Return byte-sized scales in tensor-core tiles, zero-padded.
-
-    They have shape (rows, columns).
-    """
+    """Return byte-sized scales (rows, columns) in tensor-core tiles, zero-padded."""
     rows, columns = scale.shape
     down, across = -(-rows // _TILE_ROWS), -(-columns // _TILE_COLUMNS)
     padded = torch.zeros(down * _TILE_ROWS, across * _TILE_COLUMNS, dtype=torch.uint8)
@@ -101,9 +98,7 @@ def swizzled(scale: torch.Tensor) -> torch.Tensor:
 
 
 def straight(scale: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return tiled scales in rows and columns: inverse of :func:`swizzled`.
-
-    Rows are padded.
+    """Return untiled scales, rows padded: inverse of :func:`swizzled`.
 
     >>> x = torch.arange(200, dtype=torch.uint8).view(40, 5)
     >>> torch.equal(straight(swizzled(x), 5)[:40], x)
@@ -116,18 +111,12 @@ def straight(scale: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def alignment(layout: str, shape: tuple[int, ...], *, swizzle: bool) -> int:
-    """Return the row multiple of parts: a tile's, or all.
-
-    Scales of Int4Tensor lie transposed.
-    """
+    """Return the row multiple of parts: a tile's; all for Int4Tensor."""
     return shape[0] if layout == INT4 else _TILE_ROWS if swizzle else 1
 
 
 def tensors(layer: LayerScheme, shape: tuple[int, ...], own: str, *, swizzle: bool) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a weight.
-
-    own: the model's dtype, for scales of Int4Tensor.
-    """
+    """Return a weight's tensors; Int4Tensor's scales in the ``own`` dtype."""
     rows, columns = shape
     weight, group = layer.weight, blocks(layer.weight)[COLUMNS]
     count = columns // group
@@ -170,10 +159,7 @@ def decode(
     layer: LayerScheme, tensors: Mapping[str, torch.Tensor], place: tuple[int, tuple[int, ...]],
     dtype: torch.dtype, *, swizzle: bool,
 ) -> QuantizedTensor:  # fmt: skip
-    """Return a part of a weight.
-
-    place: its first row, and its shape.
-    """
+    """Return a part of a weight at ``place``: first row, shape."""
     start, shape = place
     weight, rows = layer.weight, slice(start, start + shape[0])
     grid = weight.granularity.grid(shape)
@@ -221,10 +207,7 @@ def scheme_of(kind: str, data: Mapping[str, Any], *, tensor: bool, mode: object)
 
 
 def input_of(kind: str, weight: Scheme, given: Mapping[str, Any]) -> Activation | None:
-    """Return the input quantization of ``act_quant_kwargs``, or None.
-
-    The wraps are gone.
-    """
+    """Return the input quantization of unwrapped ``act_quant_kwargs``, or None."""
     if kind == NVFP4:
         return DYNAMIC_NVFP4 if given.get("use_dynamic_per_tensor_scale") is True else None
     mode = _MODES.get(str(given.get("scaling_mode")))

@@ -46,20 +46,14 @@ def whole_words(bits: int) -> tuple[int, int]:
 
 
 def words_of(fields: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return unsigned fields as int32 words, low bits first.
-
-    A row must fill whole words.
-    """
+    """Return unsigned fields as whole int32 words, low bits first."""
     stream = packing.pack(fields, bits)
     return stream.reshape(-1).view(torch.int32).view(len(fields), -1)
 
 
 @functools.lru_cache(maxsize=8)
 def words_of_one(field: int, rows: int, count: int, bits: int) -> torch.Tensor:
-    """Return rows of one repeated field as words.
-
-    The same tensor each time.
-    """
+    """Return rows of one repeated field as words, the same tensor always."""
     return words_of(torch.full((rows, count), field), bits)
 
 
@@ -75,10 +69,7 @@ _PLACE = torch.argsort(_ORDER)
 
 
 def interleaved_words(fields: torch.Tensor) -> torch.Tensor:
-    """Return rows of 4-bit fields as words in AWQ's order.
-
-    A row has a multiple of eight fields.
-    """
+    """Return rows of 4-bit fields, in eights, as words in AWQ's order."""
     shape = fields.shape
     return words_of(
         fields.reshape(shape[0], -1, len(_ORDER))[..., _ORDER].reshape(shape), WORD // len(_ORDER)
@@ -133,19 +124,13 @@ def word_record(
     layer: LayerScheme, module: str, tensors: Mapping[str, Entry], known: Known | None, *,
     shape: tuple[int, int], config: Config,
 ) -> Record:  # fmt: skip
-    """Return the record of a layer, by default in float16.
-
-    The source or the model may say otherwise.
-    """
+    """Return a layer's record, float16 unless source or model says otherwise."""
     dtype = known.dtype if known is not None and known.shape == shape else model_dtype(config, torch.float16)
     return record_of(layer, module, tensors, shape=shape, dtype=dtype, optional=(GROUPS,))
 
 
 def transformers(facts: Facts) -> Iterator[Problem]:
-    """Yield the problems of transformers, whose loader replaces Linear layers.
-
-    It does so by name.
-    """
+    """Yield the problems of transformers, which replaces Linear layers by name."""
     if facts.experts:
         yield Loads.NO, "it reads no experts in this layout"
     if facts.cut is not None:

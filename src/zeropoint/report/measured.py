@@ -18,7 +18,7 @@ _LAYERS = 4000
 
 
 def search_picture(result: SearchResult) -> Picture:
-    """Return the best losses over bits, with candidates for all layers and what was chosen."""
+    """Return the picture of a search: losses over bits."""
     values = max(1, result.choices.values)
 
     def bits(nbytes: int) -> float:
@@ -31,7 +31,7 @@ def search_picture(result: SearchResult) -> Picture:
 
 
 def search_nodes(result: SearchResult) -> Iterator[Node]:
-    """Yield what each layer got, what that costs, and the best losses at other sizes."""
+    """Yield the nodes of a search: choices, costs, and other sizes."""
     allocation = result.allocation
     best = "no choice within the budget loses less"
     if not allocation.optimal:
@@ -105,7 +105,7 @@ def evaluation_nodes(found: Evaluation) -> Iterator[Node]:
 
 
 def evaluation_picture(found: Evaluation) -> Picture | None:
-    """Return the divergence of models over their sizes, or None where fewer than two have some."""
+    """Return models' divergence over their sizes, or None below two."""
     name, axis = ("Mean cosine", "1 - mean cosine") if found.encoder else ("Mean KLD", "mean KL divergence")
 
     def distance(model: ModelQuality) -> float:

@@ -1,4 +1,4 @@
-"""What a notebook shows of each type, as nodes, and the pictures of :meth:`plot`.
+"""Notebook display of each type, as nodes, and pictures of :meth:`plot`.
 
 The first nodes are the text that ``repr`` has; what is folded below it adds to that. Ink and typeface are
 those of the page around it, which may be white or black.
@@ -53,20 +53,20 @@ _DRAWN_BITS = 8
 
 
 def html_of(shown: object) -> str:
-    """Return what a notebook shows of an object."""
+    """Return the notebook's HTML of an object."""
     style = resources.files(__package__).joinpath("notebook.css").read_text(encoding="utf-8")
     return f"<div class=zeropoint><style>{style}</style>{as_html(nodes_of(shown), level=4)}</div>"
 
 
 @singledispatch
 def nodes_of(shown: object) -> tuple[Node, ...]:
-    """Return what there is to say of an object: what its ``repr`` has, then what is folded."""
+    """Return the nodes of an object: its ``repr``, then folded parts."""
     return tuple(map(Sentence, repr(shown).splitlines()))
 
 
 @singledispatch
 def picture_of(shown: object) -> Picture:
-    """Return a picture of an object; raises UnsupportedError where there is nothing to draw."""
+    """Return a picture of an object; raises UnsupportedError without one."""
     raise UnsupportedError(
         f"plot() of a {type(shown).__name__} has nothing to draw; it has numbers as text alone"
     )
@@ -77,7 +77,7 @@ def _head(shown: object) -> tuple[Node, ...]:
 
 
 def _folded(title: str, heads: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], many: int) -> Part:
-    """Return a table under a title, folded, of the first rows. many: how many there are."""
+    """Return a folded table of the first of ``many`` rows."""
     grid = DataTable(heads, tuple(itertools.islice(rows, _ROWS)))
     rest = (Sentence(f"and {many - _ROWS:,} more; to_dict() has all"),) if many > _ROWS else ()
     return Part(f"{title} ({many:,})", (grid, *rest), folded=True)
@@ -296,7 +296,7 @@ def _(shown: Inspection) -> tuple[Node, ...]:
 
 
 def _short(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield nodes of a page as a cell of a notebook holds them: of a long table the first rows."""
+    """Yield nodes shortened for a notebook cell: first rows of tables."""
     for node in nodes:
         if isinstance(node, Part):
             yield replace(node, nodes=tuple(_short(node.nodes)))

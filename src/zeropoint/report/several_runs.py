@@ -17,9 +17,9 @@ from .wording import decibels
 
 
 def runs_report(results: Mapping[str, RunResult | str], *, seconds: float) -> RenderableType:
-    """Return a line for each source: sizes, bits and error of what was written, or why it failed; warnings.
+    """Return the table of several runs: sizes, bits, errors, failures.
 
-    results: source to its result, or what its error says. seconds: of all.
+    Warnings follow. results: source to its result, or what its error says. seconds: of all.
     """
     table = plain("checkpoint", "from", "to", "bits", "rel.err", "SQNR dB", numbers=(1, 2, 3, 4, 5))
     written = {source: found for source, found in results.items() if not isinstance(found, str)}

@@ -1,4 +1,4 @@
-"""Tables about checkpoints: what was decided and why, what it cost, what is there, what was proven.
+"""Tables about checkpoints: decisions, errors, content, and proofs.
 
 The tensors of a model's layers differ by a number in their names; they share a line unless all are asked for.
 """
@@ -52,7 +52,7 @@ class Order(enum.StrEnum):
 def run_report(
     result: RunResult, *, seconds: float, everything: bool = False, order: Order = Order.FILE
 ) -> RenderableType:
-    """Return the report of a run: decisions, errors, the worst weights, notes and a summary.
+    """Return the report of a run: decisions, errors, notes, summary.
 
     everything: a line for each tensor instead of one for each pattern of names. order: of errors.
     """
@@ -75,7 +75,7 @@ def run_report(
 
 
 def decision_table(decisions: Sequence[TensorDecision], *, everything: bool = False) -> Plain:
-    """Return what happens to each tensor, under headlines that say why."""
+    """Return the table of decisions, under headlines with reasons."""
     table = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     groups = _grouped(decisions, map(_headline, decisions))
     # Stable: quantized tensors first, and otherwise in the order of the files.
@@ -88,7 +88,7 @@ def decision_table(decisions: Sequence[TensorDecision], *, everything: bool = Fa
 
 
 def error_table(outcomes: Sequence[Outcome], *, everything: bool = False, order: Order = Order.FILE) -> Plain:
-    """Return the error of each weight, and the worst; those that share a line are taken as one."""
+    """Return the table of errors, weights of a line joined, and worst."""
     table = plain("weights", "n", "rel.err", "SQNR dB", "largest", "clipped", numbers=(1, 2, 3, 4, 5))
     groups = folded(outcomes, lambda o: o.weight.module, _same, everything)
     rows = [(label, times(group), TensorError.merge(o.error for o in group)) for label, group in groups]
@@ -110,7 +110,7 @@ def _ordered(rows: Sequence[T], error: Callable[[T], TensorError], order: Order)
 def _add_worst(
     table: Plain, errors: Iterable[tuple[str, TensorError]], cells: Callable[[TensorError], tuple[str, ...]]
 ) -> None:
-    """Add the few items of the largest relative error, each on a line of its own, to a table."""
+    """Add the items of the largest relative errors to a table."""
     found = worst(errors, lambda item: item[1])
     if found:
         table.add_section()
@@ -120,7 +120,7 @@ def _add_worst(
 
 
 def _kept(result: RunResult) -> list[RenderableType]:
-    """Return what it costs to keep the worst weights, and the option for it, whole on a line to be copied."""
+    """Return the cost of keeping the worst weights, and its option."""
     found = keeping(result)
     if found is None:
         return []
@@ -128,7 +128,7 @@ def _kept(result: RunResult) -> list[RenderableType]:
 
 
 def _experts(plan: CheckpointPlan) -> list[RenderableType]:
-    """Return how many tokens the experts of each layer were solved on, where there are any."""
+    """Return the calibration tokens per expert of each layer, if any."""
     found = expert_tokens(plan.solved)
     if not found:
         return []
@@ -140,7 +140,7 @@ def _experts(plan: CheckpointPlan) -> list[RenderableType]:
 
 
 def inspection_report(inspection: Inspection, *, everything: bool = False) -> RenderableType:
-    """Return what a checkpoint holds: tensors, dtypes, schemes, problems and a summary."""
+    """Return the report of an inspection: tensors, dtypes, schemes, problems."""
     tensors = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     for label, entries in folded(
         inspection.tensors, lambda e: e.name, lambda e: (e.dtype, e.shape), everything
@@ -170,7 +170,7 @@ def inspection_report(inspection: Inspection, *, everything: bool = False) -> Re
 def verification_report(
     verification: Verification, *, seconds: float, everything: bool = False, order: Order = Order.FILE
 ) -> RenderableType:
-    """Return what was proven, layer by layer, the worst layers, and what is wrong.
+    """Return the report of a verification: proofs by layer, and problems.
 
     everything: a line for each layer instead of one for each pattern of names. order: of layers.
     """
@@ -195,7 +195,7 @@ def verification_report(
 def comparison_report(
     comparison: Comparison, *, seconds: float, everything: bool = False, order: Order = Order.FILE
 ) -> RenderableType:
-    """Return the deviation of a checkpoint from another, tensor by tensor, under how each holds them.
+    """Return the report of a comparison, tensor by tensor.
 
     everything: a line for each tensor instead of one for each pattern of names. order: of tensors.
     """
@@ -249,7 +249,7 @@ _LINE = re.compile(r", line (\d+)$")
 
 
 def _lines_of(group: Sequence[TensorDecision]) -> str:
-    """Return the lines of a recipe that gave weights one scheme, as their headline ends."""
+    """Return the recipe lines behind a headline, as its ending."""
     found = (_LINE.search(decision.reason) for decision in group if decision.quantized)
     numbers = list(dict.fromkeys(each[1] for each in found if each is not None))
     if not numbers:
@@ -267,9 +267,9 @@ def _same(item: object) -> None:  # noqa: ARG001 (everything with one name is of
 
 
 def _grouped(items: Sequence[T], keys: Iterable[K]) -> list[tuple[K, Sequence[T]]]:
-    """Return items grouped by key, in the order of the first item of each key. keys: one for each item.
+    """Return items grouped by key, in order of first items.
 
-    A group holds indices, so that items that are created on access take no memory.
+    keys: one for each item. A group holds indices, so that items that are created on access take no memory.
     """
     found: dict[K, array[int]] = {}
     for number, key in enumerate(keys):
@@ -283,9 +283,9 @@ _LINES, _OTHERS = 1000, "(other names: --all lists them)"
 def folded(
     items: Sequence[T], label: Callable[[T], str], kind: Callable[[T], object], everything: bool
 ) -> list[tuple[str, Sequence[T]]]:
-    """Return items whose names differ in numbers only, and which are of one kind, together.
+    """Return items grouped by names that differ only in numbers.
 
-    Where names differ in more than numbers, the first thousand have lines: nobody reads more.
+    Items of a group are of one kind. Of other names, the first thousand have lines: nobody reads more.
     """
     lines = set[tuple[str, object]]()
 
@@ -322,7 +322,7 @@ def _errors(group: Iterable[LayerProof]) -> Iterator[TensorError]:
 
 
 def doubts(plan: CheckpointPlan, among: Collection[Loads] = frozenset(Loads) - {Loads.YES}) -> list[str]:
-    """Return sentences about the engines that most people load with: diffusers for a part of a pipeline.
+    """Return sentences about the usual engines; diffusers for pipeline parts.
 
     among: the answers of engines that are said.
     """
@@ -336,7 +336,7 @@ _LOADS = {Loads.NO: "does not load it, since ", Loads.PARTLY: "", Loads.UNCHECKE
 
 
 def _losses(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return a sentence for each weight in which whole blocks came out as zeros although they were none."""
+    """Return a sentence for each weight with blocks quantized to zero."""
     return [
         f"{name(o.weight.module)}: {count(o.error.lost_blocks, 'block')} came out as zeros alone"
         for o in outcomes
@@ -345,7 +345,7 @@ def _losses(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def once(sentences: Iterable[str], everything: bool) -> list[str]:
-    """Return sentences that differ in the numbers of layers only as one, with how many they are."""
+    """Return sentences merged where only layer numbers differ, with counts."""
     found: dict[str, list[str]] = {}
     for sentence in sentences:
         found.setdefault(sentence if everything else pattern(sentence), []).append(sentence)

@@ -100,10 +100,7 @@ def _of_one_scale(stored: StoredLayer) -> StoredLayer:
 
 
 def _out_of_order(stored: StoredLayer, to: LayerScheme, dtype: torch.dtype) -> tuple[LayerScheme, str]:
-    """Return the act-order scheme of a layer, or the reason against it.
-
-    With a reason, the scheme is ``to``.
-    """
+    """Return a layer's act-order scheme, or ``to`` and the reason against it."""
     own = out_of_order(to)
     if own is None:
         return to, f"its inputs lie in groups out of order (act-order), which {to.codec.name} does not hold"
@@ -115,10 +112,7 @@ def _out_of_order(stored: StoredLayer, to: LayerScheme, dtype: torch.dtype) -> t
 def _target(
     stored: StoredLayer, given: Activation | None, dtype: torch.dtype, codec: Codec, to: LayerScheme | None
 ) -> tuple[LayerScheme | None, str]:
-    """Return the target scheme of a layer, or None and the reason.
-
-    dtype: of its weights.
-    """
+    """Return the target scheme of a layer, or None and the reason."""
     if to is None:
         return equivalent(explicit(stored.weight, stored.dtype), given, dtype, codec)
     to = to if to.codec == codec else replace(to, codec=codec)
@@ -165,10 +159,7 @@ def _inputs(given: Activation | None, codec: Codec) -> Iterator[Activation | Non
 
 
 def same_inputs(a: Activation, b: Activation) -> bool:
-    """Return whether inputs get the same codes and parameters.
-
-    Up to the roundings of engines.
-    """
+    """Return whether inputs have equal codes and parameters, engine roundings aside."""
     rules = [
         [level.rule if level.rule.power_of_two else None for level in each.scheme.scales] for each in (a, b)
     ]

@@ -262,10 +262,7 @@ def describe(decision: TensorDecision) -> str:
 
 
 def remarks(decisions: Iterable[TensorDecision]) -> Iterator[str]:
-    """Yield a sentence for each default reason to keep weights.
-
-    Or to give them a smaller group.
-    """
+    """Yield a sentence for each default reason to keep or refit weights."""
     found: dict[str, list[TensorDecision]] = {}
     for decision in decisions:
         if decision.kept_by_default or decision.fitted:

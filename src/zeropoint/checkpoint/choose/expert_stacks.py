@@ -72,9 +72,7 @@ def _are_called_experts(parent: str, members: Sequence[TensorEntry]) -> bool:
 
 
 def holder_of(parent: str) -> str:
-    """Return the module in which experts are numbered.
-
-    parent: the module around their tensors.
+    """Return the module that numbers the experts inside of ``parent``.
 
     >>> holder_of("layers.0.mlp.experts"), holder_of("layers.0.block_sparse_moe")
     ('layers.0.mlp.experts', 'layers.0.block_sparse_moe.experts')

@@ -61,10 +61,7 @@ class RecipeText:
 
     @staticmethod
     def read(path: Path | str) -> RecipeText:
-        """Return the recipe in a file.
-
-        Raises RecipeError when it cannot be read.
-        """
+        """Return the recipe in a file; raises RecipeError if unreadable."""
         return RecipeText(text=read_recipe(path), name=Path(path).name)
 
     @staticmethod
@@ -164,10 +161,7 @@ class RecipeText:
         return RecipeText(text=f"rules: {json.dumps(rules)}\ndefault: keep\n{rest}", name=self.name)
 
     def parse(self, codec: Codec) -> Recipe:
-        """Return its rules for files of ``codec``.
-
-        Raises RecipeError, with the line, for a mistake.
-        """
+        """Return its rules for ``codec``; raises RecipeError, with the line."""
         return parse_recipe(self.text, name=self.name, words=vocabulary(codec))
 
 

@@ -25,10 +25,7 @@ def group_of(layer: LayerScheme) -> int:
 
 
 def _halved(layer: LayerScheme) -> LayerScheme | None:
-    """Return a layer with half the group, or None for fixed groups.
-
-    MX formats have fixed groups.
-    """
+    """Return a layer with half the group, or None, as for MX."""
     group = group_of(layer)
     if not group or group % 2 or len(layer.weight.levels) > 1:
         return None

@@ -51,10 +51,7 @@ class RayExecutor:
     patience: float = 60.0
 
     def __call__(self, job: Job) -> Results:
-        """See :class:`Executor`.
-
-        Raises ExecutorError where no cluster answers or its nodes do not fit.
-        """
+        """See :class:`Executor`; raises ExecutorError where cluster or nodes do not fit."""
         if not job.todo:
             return
         if job.plan.placements.added:
@@ -123,10 +120,7 @@ class _Run:
             yield result
 
     def _cpus(self) -> int:
-        """Return the cluster's CPUs.
-
-        Raises ExecutorError where it has none for too long.
-        """
+        """Return the cluster's CPUs; raises ExecutorError after long without any."""
         end = time.monotonic() + self._patience
         while True:
             cpus = int(self._ray.cluster_resources().get("CPU", 0))
@@ -265,10 +259,7 @@ _START = "pass the HOST:PORT that `ray start --head` says, with one version of r
 
 
 def _require_answer(address: str) -> None:
-    """Raise ExecutorError unless HOST:PORT answers.
-
-    Ray itself would try for minutes.
-    """
+    """Raise ExecutorError unless HOST:PORT answers; Ray would try for minutes."""
     host, colon, port = address.rpartition(":")
     if address.startswith("ray://") or not colon or not port.isdigit():
         raise ExecutorError(f"address {printable(address)} must be HOST:PORT of a Ray cluster; {_START}")
@@ -281,10 +272,7 @@ def _require_answer(address: str) -> None:
 
 @contextlib.contextmanager
 def _token(job: Job) -> Iterator[str]:
-    """Write a random token next to the partial files, for the block.
-
-    Workers look for it.
-    """
+    """Write a random token, which workers look for, next to partial files."""
     token = secrets.token_hex(16)
     path = job.partials.path / TOKEN_FILE
     with job.partials.io(TOKEN_FILE):

@@ -91,10 +91,7 @@ Result = Scanned | Done | Failed
 
 
 def work(request: PlanRequest, batch: UnitBatch) -> list[Result]:
-    """Process a batch and make its bytes durable.
-
-    A failure is the last result, and the units before it count.
-    """
+    """Process a batch durably; a failure is the last of its results."""
     found: list[Result] = []
     number = batch.numbers[0]
     try:
@@ -151,10 +148,7 @@ def _content(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _prepare(request: PlanRequest) -> tuple[CheckpointPlan, Sequence[Unit]]:
-    """Return the rebuilt plan and units.
-
-    Raises ExecutorError where they differ from the driver's.
-    """
+    """Return the rebuilt plan and units; raises ExecutorError where they differ."""
     plan = make_plan(
         open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,
         codec=request.codec,

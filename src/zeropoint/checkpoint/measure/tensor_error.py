@@ -196,10 +196,9 @@ def measure(x: torch.Tensor, q: QuantizedTensor, known: RowErrors | None = None)
 def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorError:
     """Return the error of ``q`` against ``x``, some columns of a weight.
 
-    The result does not depend on how many they are. A unit has the columns that the plan gives it; those that
-    are checked at once follow from memory.
+    The result does not depend on their number: the plan decides it for a unit, memory for a check.
 
-    width: columns that are always together, of which there is a multiple; sums are exact beyond these. Blocks
+    width: columns that always stay together and divide their number; sums are exact beyond these. Blocks
     must lie in rows and divide ``width``.
     """
     rows = x.numel() // width

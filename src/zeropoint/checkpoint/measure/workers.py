@@ -102,10 +102,7 @@ class _Crew(Generic[T]):
         self._ahead.release()
 
     def work(self, slot: int) -> None:
-        """Run tasks until none is left or one fails.
-
-        ``at[slot]`` is the last one begun.
-        """
+        """Run tasks until none is left or one fails; record their numbers."""
         # torch's own threads would compete with ours, and its sums depend on their number.
         torch.set_num_threads(1)
         self.at[slot] = -1 - slot
@@ -131,10 +128,7 @@ class _Crew(Generic[T]):
 
 
 def _follow(events: queue.SimpleQueue[T | None], running: int, taken: Callable[[], None]) -> Iterator[T]:
-    """Yield finished tasks until all threads have ended.
-
-    ``taken`` is called after each.
-    """
+    """Yield finished tasks until all threads end, and call ``taken`` after each."""
     while running:
         try:
             event = events.get(timeout=_POLL_SECONDS)

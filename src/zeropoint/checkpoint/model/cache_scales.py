@@ -129,10 +129,7 @@ def _layers(model: RunningModel, watch: CacheWatch) -> dict[str, tuple[str, Tens
 def _learned(
     layers: Mapping[str, tuple[str, TensorEntry]], watch: CacheWatch, place: CacheScales
 ) -> Iterator[NewTensor]:
-    """Yield the scales of all layers.
-
-    Raises CalibrationError for one of which none follows.
-    """
+    """Yield the scales of all layers; raises CalibrationError for a missing one."""
     for name, (own, near) in layers.items():
         for what, suffix, found in (("keys", place.key, watch.keys), ("values", place.value, watch.values)):
             if name not in found:

@@ -451,10 +451,7 @@ class _Weights:
             tensor.untyped_storage().resize_(0)
 
     def _fill(self, state: Mapping[str, torch.Tensor], *, optional: bool = False) -> None:
-        """Read tensors from the files.
-
-        Raises CheckpointError for a missing one, unless optional.
-        """
+        """Read tensors from the files; raises CheckpointError unless optional."""
         split = [part for name in state for part in self._split.get(name, ())]
         whole = {name: tensor for name, tensor in state.items() if name not in self._split}
         views = file_tensors(self._model, whole)

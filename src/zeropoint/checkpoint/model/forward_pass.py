@@ -44,10 +44,7 @@ class ForwardPass:
     notes: tuple[str, ...] = ()
 
     def output(self, batch: int, *, last: int | None = None) -> Any:
-        """Return the model's output for a batch.
-
-        last: of logits, the last positions that are wanted.
-        """
+        """Return the model's output for a batch; of logits, ``last`` positions."""
         given: dict[str, Any] = dict(self.model.batches[batch])
         if last is not None and _KEEP in inspect.signature(self.model.root.forward).parameters:
             given[_KEEP] = last

@@ -65,10 +65,7 @@ def _form(module: str, source: Source) -> StoredForm | None:
 
 
 def _dat(entries: list[tuple[str, np.ndarray, np.ndarray]]) -> list[bytes]:
-    """Return the older layout: means as the sums of one call.
-
-    1 for a matrix that saw no input.
-    """
+    """Return the older layout: means as one call's sums, else 1."""
     pieces = [struct.pack("<i", len(entries))]
     for name, sums, vectors in entries:
         means = np.where(vectors > 0, sums / np.maximum(vectors, 1), 1).astype("<f4")

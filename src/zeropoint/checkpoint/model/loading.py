@@ -153,10 +153,7 @@ def fill(
 
 
 def read_tensor(entry: TensorEntry, files: Mapping[Place, OpenFile]) -> torch.Tensor:
-    """Return a tensor of a file.
-
-    Raises UnsupportedError for a dtype that torch lacks.
-    """
+    """Return a tensor of a file; raises UnsupportedError for foreign dtypes."""
     if entry.dtype not in TORCH_DTYPES:
         raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
     if not entry.nbytes:

@@ -60,10 +60,7 @@ def outside_of_blocks(tasks: Iterable[WeightTask], losses: Mapping[str, Loss]) -
 
 
 def _outputs(losses: Mapping[str, Loss]) -> Iterator[str]:
-    """Yield sentences about the losses of all weights.
-
-    The error of outputs over the outputs, squared.
-    """
+    """Yield sentences about the losses of all weights, relative squared errors."""
     known = {name: loss for name, loss in losses.items() if loss.seen is not None}
     if not known:
         return

@@ -153,10 +153,7 @@ def _outermost(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _untied(fits: dict[str, QuantizedLinear], others: _Others) -> dict[str, QuantizedLinear]:
-    """Move layers that share a weight with one of ``others`` there.
-
-    The file holds it as floats.
-    """
+    """Move layers that share a weight of ``others``, stored as floats, there."""
     owners = {
         id(packed): name
         for name, (module, _) in others.items()
@@ -192,10 +189,7 @@ def _refusal(module: nn.Module, codec: Codec) -> str | None:
 
 
 def layer_scheme_of(module: QuantizedLinear, codec: Codec) -> LayerScheme:
-    """Return the scheme of a layer.
-
-    Raises UnsupportedError for one that no layout holds.
-    """
+    """Return the scheme of a layer; raises UnsupportedError without a layout."""
     return _named(codec, module.weight.scheme, _input_of(module.input_quantizer))
 
 

@@ -137,10 +137,7 @@ def _solve(
     todo: list[tuple[WeightTask, Placement]], data: LayerData, extremes: Mapping[str, tuple[float, float]],
     kept: Solutions, files: Files, *, workers: int,
 ) -> None:  # fmt: skip
-    """Solve weights with one input.
-
-    extremes: of weights that share a scale, by ``share``.
-    """
+    """Solve weights with one input, under extremes by ``share``."""
     found: dict[str, tuple[LayerResult, Loss]] = {}
     gram = data.statistics[GRAM]
     # Files are opened in this thread.
@@ -234,9 +231,7 @@ class PooledGrams:
 
 
 def _place_of(name: str) -> str:
-    """Return a module's name with ``*`` for the number of an expert.
-
-    It comes after the number of a block.
+    """Return a module's name with ``*`` for its expert's number.
 
     >>> _place_of("model.layers.3.mlp.experts.7.up_proj"), _place_of("model.layers.3.mlp.up_proj")
     ('model.layers.3.mlp.experts.*.up_proj', 'model.layers.3.mlp.up_proj')

@@ -109,10 +109,7 @@ def save_checkpoint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """A tensor of a file.
-
-    ``part`` is the module of the quantized matrix that it belongs to, or empty.
-    """
+    """A tensor of a file, and its quantized matrix's module, if any."""
 
     name: str
     dtype: str
@@ -207,10 +204,7 @@ def _documents(model_config: bytes | None, parts: Parts, shards: _Shards) -> dic
 
 
 def _quantization_config(parts: Parts, codec: Codec) -> Mapping[str, Any]:
-    """Return the quantization section.
-
-    Names are those in the file, for vLLM, and in the model.
-    """
+    """Return the quantization section, by names of the file and model."""
     modules: dict[LayerScheme, list[str]] = {}
     for module, part in parts.quantized.items():
         modules.setdefault(part.layer, []).extend(dict.fromkeys((module, parts.named[module])))

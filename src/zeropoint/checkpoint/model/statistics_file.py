@@ -256,10 +256,7 @@ class SavedStatistics:
         }  # fmt: skip
 
     def squares(self, name: str) -> State:
-        """Return a site's mean-square state.
-
-        Raises CheckpointError for bad numbers.
-        """
+        """Return a site's mean-square state; raises CheckpointError for bad numbers."""
         own = self._sum(f"{name}.{_SQUARES}")
         if bool((own < 0).any()):
             raise CheckpointError(
@@ -268,10 +265,7 @@ class SavedStatistics:
         return {"squares": own, **self._counts(self.sites[name])}
 
     def gram(self, name: str) -> State:
-        """Return a site's Gram matrix state.
-
-        Raises CheckpointError for bad numbers.
-        """
+        """Return a site's Gram matrix state; raises CheckpointError for bad numbers."""
         site = self.sites[name]
         return {"gram": _square(self._sum(f"{name}.{_GRAM}"), site.features), **self._counts(site)}
 

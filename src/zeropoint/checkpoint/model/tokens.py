@@ -121,10 +121,7 @@ Given: TypeAlias = torch.Tensor | Path | str | Windows
 def asked_windows(
     given: torch.Tensor | Path | str | None, samples: int | None, length: int | None
 ) -> Windows | None:
-    """Return the requested windows, or None.
-
-    Raises OptionError for numbers without data.
-    """
+    """Return the requested windows, or None; raises OptionError without data."""
     if given is not None:
         return Windows(given=given, samples=samples, length=length)
     if samples is not None or length is not None:

@@ -171,10 +171,7 @@ def _folded(origin: Origin) -> str:
 
 
 def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> TensorDecision:
-    """Append the action on its codes to the reason of a decision.
-
-    alone: whether ``words`` replace the reason.
-    """
+    """Append the action on its codes to, or as, a decision's reason."""
     if words is None:
         return decision
     reason = words if alone else f"{decision.reason}, {words}"

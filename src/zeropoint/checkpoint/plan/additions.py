@@ -1,7 +1,6 @@
 """Plans that copy a checkpoint and add small tensors.
 
-The result's manifest repeats the records of weights in the source's manifest. Where nothing is quantized or
-decoded, what the source's manifest says of weights, that of the result says.
+Where nothing is quantized or decoded, the result's manifest repeats the weight records of the source's.
 """
 
 from __future__ import annotations

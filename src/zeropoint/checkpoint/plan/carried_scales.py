@@ -77,9 +77,8 @@ def carried(
 def cache_scales(floats: Floats, codec: Codec) -> Carried:
     """Return the float8 cache scales in the layout of ``codec``.
 
-    They are left out where the layout has no place for them, or for the cache format in the configuration;
-    files that stay in their layout keep them. Where it has no place for those of ``floats``, or for what the
-    configuration says of them, they are left out; a layout keeps its own.
+    They are left out where the layout has no place for them, or for the cache format in the configuration; a
+    layout keeps its own.
     """
     entries, config = floats.source.entries, floats.config or {}
     found = [entry for entry in entries.values() if entry.name.rpartition(".")[2] in CACHE_SCALES]

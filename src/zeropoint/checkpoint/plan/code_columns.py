@@ -1,7 +1,6 @@
 """Bands of columns of a matrix in codes.
 
-A file that is cut along rows is read some rows at a time, and the other columns are dropped. Where that is
-the rows, they are read a few at a time, and what else they hold is left out.
+A file that is cut along rows is read some rows at a time, and the other columns are dropped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Division of a weight into units, and of units into tiles.
 
 Units follow from the plan alone, tiles from the memory limit. A unit is some rows, or columns where the
-layout is cut so, with all that they give. A tile is some rows of a unit; where units are columns, what its
-rows give is a part of every line, which is kept until the others are there.
+layout is cut so, with all of their codes and parameters. A tile is some rows of a unit; where units are
+columns, a tile yields a part of every line, which is buffered until the other parts are there.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _kept_bytes(item: Placement) -> int:
 def _height(item: Placement) -> int:
     """Return the row multiple of tiles in a unit of columns.
 
-    All rows, where no part of them can be processed alone. These are whole blocks, whole words of what lies
-    across lines, and whole rows of what is read.
+    It covers whole blocks, whole words across lines, and whole rows of the source; all rows, where no part of
+    them can be processed alone.
     """
     specs, weight = [placed.spec for placed in item.outputs], item.layer.weight
     scope = method_named(item.method).scope(weight)

@@ -18,10 +18,7 @@ def bytes_of(out: torch.Tensor) -> memoryview:
 
 
 def by_expert(start: int, out: torch.Tensor, height: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield each expert in ``out``, its first row, and its rows.
-
-    start: number of the first row of ``out``.
-    """
+    """Yield each expert from row ``start``, its first row, its output rows."""
     done = 0
     while done < len(out):
         expert, first = divmod(start + done, height)

@@ -133,9 +133,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def write_plan(plan: CheckpointPlan, path: Path) -> None:
-    """Write a plan to a new file.
-
-    Raises CheckpointError when the file exists or cannot be written.
-    """
+    """Write a plan to a new file; raises CheckpointError where impossible."""
     text = json.dumps(plan_document(plan), indent=1, allow_nan=False) + "\n"
     OwnFile(path, _PLAN, plan.source.places).write([text.encode("utf-8")], overwrite=False)

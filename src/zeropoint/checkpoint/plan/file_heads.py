@@ -19,8 +19,7 @@ def model_files(
 ) -> ModelFiles:
     """Return the model metadata for a file header.
 
-    shard: the file of the source that it comes from. mixture: the mixture that chose the types, if any.
-    shard: the source's file that it is made of. mixture: what gave weights their types, if one did.
+    shard: the source's file that it comes from. mixture: the mixture that chose the types, if any.
     """
     present = {str(path) for path in source.companions}
 

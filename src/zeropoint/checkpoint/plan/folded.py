@@ -29,10 +29,7 @@ class RotatedSide(NamedTuple):
     width: int
 
     def of(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """Return ``x`` with its last axis rotated.
-
-        The axis holds whole blocks from number ``first`` on.
-        """
+        """Rotate the last axis of ``x``, whole blocks from ``first`` on."""
         places = torch.arange(first, first + x.shape[-1]) % self.width
         return self.rotation.rotate(x, self.rotation.signs(self.width)[places])
 
@@ -81,10 +78,7 @@ class Folded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedNorm:
-    """Norm weight after folding: all ones.
-
-    one: what the norm adds to its weight.
-    """
+    """Norm weight after folding: all ones, less the norm's own ``one``."""
 
     said: ClassVar[str] = "folded into what reads it"
     block_rows: ClassVar[int] = 1

@@ -114,10 +114,7 @@ def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
 
 
 def _in_dtype(floats: Floats, dtype: str) -> Floats:
-    """Return a checkpoint whose floats have a dtype.
-
-    Codes are decoded to it anyway.
-    """
+    """Return a checkpoint whose floats have a dtype; codes keep theirs."""
     size = TORCH_DTYPES[dtype].itemsize
     made: dict[str, list[Origin]] = {}
     for entry in floats.source.entries.values():

@@ -102,10 +102,7 @@ SHARD = "shard "
 
 
 def shard_fields(source: Source) -> Iterator[tuple[str, str]]:
-    """Yield the identity field of each shard.
-
-    Raises CheckpointError when one is gone.
-    """
+    """Yield each shard's identity field; raises CheckpointError for a missing shard."""
     # A file that was given alone may be a link with a name of its own.
     paths = {path.name: path for path in source.stamps}
     heads: dict[str, int] = {}
@@ -138,10 +135,7 @@ def require_same(now: Mapping[str, str], then: Mapping[str, str], *, what: str, 
 
 
 def stamps(plan: CheckpointPlan) -> dict[str, str]:
-    """Return the stamp of each source file, by name.
-
-    A changed stamp means that its bytes may differ.
-    """
+    """Return each source file's stamp, by name, which reveals changed bytes."""
     source = plan.source
     found = {path.name: state for path, state in source.stamps.items() if path.name in source.shards}
     for path in plan.companions:

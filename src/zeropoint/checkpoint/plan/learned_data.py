@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 def layer_data(
     plan: CheckpointPlan, weight: Placement, extremes: tuple[float, float] | None, mean: float | None = None
 ) -> LayerData:
-    """Return the data for the method of a weight.
-
-    extremes, mean: of its group of weights, if it has one.
-    """
+    """Return the data for a weight's method, with its group's extremes."""
     known = plan.solved.get(weight.module)
     if known is not None:
         q = QuantizedTensor.load(known.path)

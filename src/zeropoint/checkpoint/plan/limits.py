@@ -92,10 +92,7 @@ class Limits:
 
     @property
     def mark(self) -> str:
-        """Device suffix of cache keys, which keeps results of a GPU apart.
-
-        Empty for the CPU.
-        """
+        """Device suffix of cache keys: GPU results are apart; CPU has none."""
         return f", on {self.device.type}" if self.on_gpu else ""
 
     def short_of(self, missing: int, what: str = "") -> str:

@@ -371,10 +371,7 @@ class Floats:
         return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
 
     def in_pieces(self, codec: Codec, dtype: str | None = None) -> Floats:
-        """Return the checkpoint with the tensors of a codec's files.
-
-        dtype: of floats that are converted.
-        """
+        """Return the checkpoint with a codec's tensors, converted floats in ``dtype``."""
         return in_pieces(self, codec, dtype)
 
     def placeless(self, codec: Codec) -> set[str]:

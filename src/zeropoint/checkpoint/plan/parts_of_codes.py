@@ -16,10 +16,7 @@ from ...tensor import QuantizedTensor
 
 
 def rows_of(q: QuantizedTensor, rows: torch.Tensor) -> QuantizedTensor:
-    """Return some rows of a matrix in codes.
-
-    Raises UnsupportedError where rows share parameters.
-    """
+    """Return some rows of codes; raises UnsupportedError for shared parameters."""
     if any(len(numbers) not in (1, q.shape[0]) for numbers in q.params.stored):
         raise UnsupportedError(f"rows in another order than in the file share a scale in {q.scheme}")
     stored = [numbers if len(numbers) == 1 else numbers[rows] for numbers in q.params.stored]

@@ -81,10 +81,7 @@ class Placement:
 
     @staticmethod
     def written(origin: Origin, placed: Placed) -> Placement:
-        """Return the placement that writes the rows of ``origin`` without quantization.
-
-        They are decoded floats, or bytes.
-        """
+        """Return the placement that writes ``origin`` unquantized: floats or bytes."""
         values, columns = (
             (placed.nbytes, 1) if origin.copied else (math.prod(origin.entry.shape), origin.width)
         )
@@ -314,10 +311,7 @@ class Placements:
                 yield form.name, self._shards[self._file[number]]
 
     def owner(self, number: int) -> int:
-        """Return the number in ``all`` of an output tensor's placement.
-
-        number: the place of the output tensor by name.
-        """
+        """Return the placement number of an output tensor, by name order."""
         return self._owner(self._order[number])
 
     def _owner(self, number: int) -> int:
@@ -349,10 +343,7 @@ class Placements:
         self._shares.extend(member >= 0 and counts[member] > 1 for member in members)
 
     def _gather(self) -> dict[str, str]:
-        """Move the parts of a stacked tensor into the first part's file.
-
-        Return the new names of the files that remain.
-        """
+        """Move parts of stacked tensors into one file; return new names."""
         files: dict[str, int] = {}
         if not self._codec.model_format.stack or len(self._shards) == 1:
             return {name: name for name in self._shards}
@@ -443,10 +434,7 @@ class Placements:
                 yield FileTensor(f"{matrix.module}{WEIGHT}", layer, matrix.shape, TORCH_DTYPES[entry.dtype])
 
     def _lay_out(self, metadata: Mapping[str, Metadata]) -> Iterator[OutputShard]:
-        """Assign each tensor its offset, and yield the files.
-
-        metadata: of each, by name.
-        """
+        """Assign each tensor its offset, and yield the files with headers."""
         by_shard = [array("I") for _ in self._shards]
         for number, file in enumerate(self._file):
             by_shard[file].append(number)
@@ -473,10 +461,7 @@ class Placements:
         return self._container.nbytes(spec.dtype, spec.shape)
 
     def _in_file(self, number: int) -> tuple[int, str, int]:
-        """Return the sort key of a tensor within its file.
-
-        Parts of a stacked tensor are adjacent.
-        """
+        """Return a tensor's sort key within its file; stacked parts are adjacent."""
         name = self._name(number)
         form = self._form(name, self._specs[self._kind[number]].shape)
         if form is None or form.part is None:

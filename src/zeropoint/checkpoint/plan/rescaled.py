@@ -122,10 +122,7 @@ def _packed(steps: torch.Tensor | None) -> str | None:
 
 
 def parsed_folds(text: str) -> tuple[dict[str, ChannelFold], tuple[str, ...], str]:
-    """Return the folds, notes and refusal in a rescaling file's text.
-
-    Raises ValueError for any other text.
-    """
+    """Return folds, notes and refusal in a text; raises ValueError otherwise."""
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("zeropoint_rescaled") != _VERSION:
         raise ValueError("it does not say how channels are rescaled")
@@ -157,10 +154,7 @@ def packed_numbers(x: torch.Tensor) -> str:
 
 
 def unpacked_numbers(text: Any) -> torch.Tensor:
-    """Return the numbers of an encoded text.
-
-    Raises ValueError for a malformed text, and for Inf and NaN.
-    """
+    """Return the finite numbers of an encoded text; raises ValueError otherwise."""
     if not isinstance(text, str):
         raise ValueError("numbers are not a text")
     found = torch.from_numpy(np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype("f4"))

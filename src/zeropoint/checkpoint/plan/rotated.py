@@ -167,10 +167,7 @@ def _members(stream: Stream, config: Mapping[str, Any], dtype: str | None) -> di
 def rotation_notes(
     floats: Floats, before: Source, rotation: ModelRotation, methods: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield sentences about a rotated checkpoint.
-
-    before: the source. methods: of its weights.
-    """
+    """Yield sentences about a rotated checkpoint, its source and methods."""
     stream = stream_of(before.entries, before.config or {})
     of_stream, of_heads = (side.rotation for side in sides_of(rotation, stream))
     blocks = count(stream.width // of_stream.size, "block")

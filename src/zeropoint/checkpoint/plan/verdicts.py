@@ -51,9 +51,8 @@ def verdicts(plan: CheckpointPlan) -> tuple[Verdict, ...]:
 def refusal(plan: CheckpointPlan) -> str | None:
     """Return why no usual engine of a layout loads the result.
 
-    A layout that one of them does not load may be meant for another, and one without kernels for another
-    program. What one of them does not take may be meant for the other, and what none builds for another
-    program.
+    A layout that one of them does not load may be meant for another, and a model that none of them builds for
+    another program.
     """
     facts, rules = facts_of(plan), plan.codec.engines
     usual = (engine for engine in rules if engine in plan.codec.usual)
@@ -110,10 +109,7 @@ def _joined_floats(plan: CheckpointPlan) -> str | None:
 
 
 def _cut(plan: CheckpointPlan) -> str | None:
-    """Return a quantized layer that transformers converts when it loads, or None.
-
-    Experts aside.
-    """
+    """Return a layer, no expert, that transformers converts on loading, or None."""
     config = plan.source.config or {}
     layers = (weight.module for weight in plan.weights if not is_expert(weight.module))
     return next((module for module in layers if conversion(module + WEIGHT, config)), None)

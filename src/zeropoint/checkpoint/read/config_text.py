@@ -32,9 +32,7 @@ def insert_config(
 
 
 def with_members(text: str, members: Mapping[str, Any]) -> str:
-    """Return a JSON object's text with other values of some members.
-
-    All other text stays as it is.
+    """Return a JSON text with changed members, all else untouched.
 
     >>> print(with_members('{"a": 1e-05, "b": true}', {"b": False, "c": "d"}))
     {"a": 1e-05, "b": false,
@@ -60,9 +58,7 @@ def _with_more(text: str, members: Mapping[str, Any]) -> str:
 
 
 def without_keys(text: str) -> str:
-    """Return a configuration text without its quantization sections.
-
-    All other text stays as it is.
+    """Return a configuration text without quantization sections, all else untouched.
 
     >>> without_keys('{"a": 1e-05, "quantization_config": {"bits": [8]}, "b": 2}')
     '{"a": 1e-05, "b": 2}'

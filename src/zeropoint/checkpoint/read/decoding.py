@@ -59,10 +59,7 @@ def read_rows(
 def read_columns(
     layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, columns: int, *, expert: int = 0
 ) -> QuantizedTensor:
-    """Return whole blocks of columns of a layer cut along rows.
-
-    See :func:`read_rows`.
-    """
+    """Return columns of a layer cut along rows; see :func:`read_rows`."""
     lines = _read_across(layer, files, start, columns, expert=expert)
     shape = (layer.shape[0], columns)
     return layer.codec.decode(layer.layer, lines, start=0, shape=shape, dtype=layer.dtype)
@@ -84,8 +81,7 @@ def _read_across(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Return, by part, the rows' share of every line.
 
-    For a weight that is cut along its columns. They are columns where it is cut along its rows. along: first
-    and number of the lines' values, or all.
+    They are columns of a weight that is cut along rows. along: first and number of the lines' values, or all.
     """
     found = {}
     for spec in layer.codec.tensors(layer.layer, layer.shape, layer.dtype):

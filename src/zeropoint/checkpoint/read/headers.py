@@ -104,10 +104,7 @@ def _split(entry: TensorEntry, parts: Sequence[tuple[str, StoredForm | None]]) -
 
 
 def inside(root: Place, name: Path | str) -> Place:
-    """Return `root / name` if it stays in the checkpoint, links followed.
-
-    Nothing is opened.
-    """
+    """Return `root / name`, unopened, if it stays inside, links followed."""
     if isinstance(root, RemotePath):
         return root / name
     path = root / name
@@ -122,10 +119,7 @@ def inside(root: Place, name: Path | str) -> Place:
 
 
 def _others(path: Place, found: Iterable[Found]) -> dict[Place, Stamp]:
-    """Return the stamps of other files that hold tensors' data.
-
-    Raises CheckpointError for data outside of the directory.
-    """
+    """Return other data files' stamps; raises CheckpointError outside of the directory."""
     others: dict[Place, Stamp] = {}
     for each in found:
         name, where = each.file, f"tensor {printable(each.row.name)}"

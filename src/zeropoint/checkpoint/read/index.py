@@ -27,10 +27,7 @@ NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.
 
 
 def require_json(path: Place, *, limit: int) -> Stamp:
-    """Return the stamp of a JSON file; raises CheckpointError for others.
-
-    Files above the limit are others, too.
-    """
+    """Return a JSON file's stamp; raises CheckpointError for larger or others."""
     file = open_file(path)
     try:
         size = file.stamp.size
@@ -149,10 +146,7 @@ def _check_numbering(path: Place, shards: Sequence[str]) -> None:
 
 
 def check_index(path: Place, headers: Mapping[str, Header], entries: Entries) -> None:
-    """Compare the index with the shards.
-
-    Raises one CheckpointError that lists every contradiction.
-    """
+    """Compare the index with shards; raises CheckpointError with every contradiction."""
     missing: Counter[str] = Counter()
     absent, moved, twice = [], [], []
     strangers: set[str] = set()

@@ -51,10 +51,7 @@ class JsonStream:
         self._text, self._at, self._before, self._bytes = "", 0, 0, 0
 
     def members(self) -> Iterator[str]:
-        """Yield each key of the next object.
-
-        The value of a key must be read before the next key.
-        """
+        """Yield each key of the next object; read each value between."""
         self._take("{", "Expecting value")
         if self._peek() == "}":
             self._at += 1
@@ -108,10 +105,7 @@ class JsonStream:
             raise self._error("Extra data")
 
     def _scanned(self) -> tuple[Any, int, JsonError | None]:
-        """Return a value, its end, and an error of incomplete text.
-
-        Raises any other error.
-        """
+        """Return a value, its end, and an incomplete text's error; raises others."""
         try:
             return (*self._scan(self._text, self._at), None)
         except StopIteration as error:

@@ -37,10 +37,7 @@ def other_file(path: Place) -> CheckpointError | None:
 
 
 def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
-    """Return the error for a directory without safetensors files.
-
-    names: its content.
-    """
+    """Return the error for a directory of ``names`` without safetensors files."""
     place, folders = shown(root), [name for name in names if holds_weights(root / name)]
     if JOURNAL in names:
         said = "is the output of a zeropoint run that has not finished; run the same command again to resume"
@@ -67,10 +64,7 @@ def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
 
 
 def holds_weights(folder: Place) -> bool:
-    """Return whether a folder holds safetensors files.
-
-    An unreadable one holds none.
-    """
+    """Return whether a folder holds safetensors files; unreadable ones do not."""
     try:
         return is_folder(folder) and any(found.name.endswith(".safetensors") for found in listing(folder))
     except CheckpointError:

@@ -50,9 +50,9 @@ _UPLOAD: dict[str, dict[str, Any]] = {
 class Stamp:
     """State of a file: equal stamps mean unchanged content.
 
-    Nobody replaced, resized or rewrote it. `ctime_ns`: of the last change of the file or of what is said
-    about it, which nobody can set back as they can `mtime_ns`. So a new owner, name or link counts as a
-    change too, which costs work and no harm. `identity`: the ETag of an object, which then has no inode and
+    Nobody replaced, resized or rewrote it. `ctime_ns`: of the last change of the file or its metadata, which
+    cannot be set back, as `mtime_ns` can. So a new owner, name or link counts as a change too, which costs
+    work and no harm. `identity`: the ETag of an object, which then has no inode and
     no device; empty for a file.
     """
 
@@ -77,10 +77,7 @@ class RemotePath:
 
     @staticmethod
     def parse(text: str) -> RemotePath:
-        """Return the path of a URL.
-
-        Raises CheckpointError for an unknown scheme or no bucket.
-        """
+        """Return the path of a URL; raises CheckpointError for bad ones."""
         scheme, _, rest = text.partition("://")
         scheme = {"s3a": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
         if scheme not in _SPELLED:
@@ -239,10 +236,7 @@ class RemoteFile:
             buffer[start - offset : end - offset] = part
 
     def _ranges(self, starts: list[int], ends: list[int]) -> list[bytes]:
-        """Return byte ranges of the opened object, requested concurrently.
-
-        S3 refuses ranges of another version.
-        """
+        """Return byte ranges, requested concurrently; S3 refuses another version's."""
         if self._path.scheme != "s3" or not self.stamp.identity.startswith('"'):
             paths = [self._path.url] * len(starts)
             found: list[bytes] = self._filesystem.cat_ranges(paths, starts, ends, on_error="raise")
@@ -294,10 +288,7 @@ _PRECONDITION_FAILED = 412
 
 
 def stamp(path: RemotePath) -> Stamp:
-    """Return the current stamp of an object.
-
-    Raises FileNotFoundError, or one of `failures`.
-    """
+    """Return an object's stamp; raises FileNotFoundError or one of `failures`."""
     store = filesystem(path)
     store.invalidate_cache(path.parent.url)
     facts = store.info(path.url)
@@ -308,18 +299,12 @@ def stamp(path: RemotePath) -> Stamp:
 
 
 def exists(path: RemotePath) -> bool:
-    """Return whether `path` is an object or a folder.
-
-    Raises CheckpointError where the store fails.
-    """
+    """Return whether `path` exists; raises CheckpointError where the store fails."""
     return any(name == path.name for name, _ in listing(path.parent, may_be_absent=True))
 
 
 def is_folder(path: RemotePath) -> bool:
-    """Return whether objects lie below `path`.
-
-    Raises CheckpointError where the store fails.
-    """
+    """Return whether objects lie below `path`; raises CheckpointError on failures."""
     return bool(listing(path, may_be_absent=True))
 
 
@@ -346,10 +331,7 @@ def listing(folder: RemotePath, *, may_be_absent: bool = False) -> list[tuple[st
 
 
 def everything(folder: RemotePath) -> list[str]:
-    """Return the names of all objects below `folder`, sorted.
-
-    Parts are joined by `/`.
-    """
+    """Return the sorted names of all objects below `folder`, `/` between parts."""
     store = filesystem(folder)
     store.invalidate_cache(folder.url)
     with _writing(folder, "listed"):
@@ -400,10 +382,7 @@ def _require_arrived(target: RemotePath, made: Stamp, parts: Iterable[bytes]) ->
 
 
 def write(target: RemotePath, content: bytes) -> Stamp:
-    """Write an object in one request; return its stamp.
-
-    Raises CheckpointError where the store fails.
-    """
+    """Write an object in one request; raises CheckpointError on failures."""
     with _writing(target, "written"):
         filesystem(target).pipe_file(target.url, content)
         made = stamp(target)
@@ -413,10 +392,7 @@ def write(target: RemotePath, content: bytes) -> Stamp:
 
 
 def remove(target: RemotePath) -> None:
-    """Remove an object, if any.
-
-    Raises CheckpointError where the store fails.
-    """
+    """Remove an object, if any; raises CheckpointError on failures."""
     with _writing(target, "removed"), contextlib.suppress(FileNotFoundError):
         filesystem(target).rm_file(target.url)
 

@@ -121,10 +121,7 @@ class StoredLayers:
 
     @staticmethod
     def of(entries: Entries, layers: _Layers, reader: Reader, problems: Sequence[Problem]) -> StoredLayers:
-        """Return the layers found in ``entries``.
-
-        ``layers`` knows their tensors.
-        """
+        """Return the layers found in ``entries``, with the tensors left over."""
         others = array("I", (n for n in range(len(entries)) if not layers.taken[n]))
         unread = layers.unread()
         return StoredLayers(
@@ -231,10 +228,7 @@ def configuration(source: Source) -> dict[str, Any] | None:
 
 
 def json_object(path: Place) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises CheckpointError where it holds none.
-    """
+    """Return the object in a JSON file; raises CheckpointError otherwise."""
     try:
         found = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0])
     except (ValueError, RecursionError) as error:
@@ -260,10 +254,7 @@ def _of_container(source: Source) -> dict[str, Any] | None:
 
 
 def _part(entry: TensorEntry, codec: Codec) -> tuple[str, str, bool] | None:
-    """Return the layer and part of a tensor, as ``part_of`` does.
-
-    Where files have graphs, the graph says it.
-    """
+    """Return a tensor's layer and part, by its graph or ``part_of``."""
     if entry.use is None:
         return codec.part_of(entry.name, entry.dtype)
     part = entry.use.part

@@ -188,10 +188,7 @@ def _head(file: OpenFile) -> bytes:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object's dict.
-
-    For `object_pairs_hook`; raises ValueError where a key appears twice.
-    """
+    """Build a JSON object's dict; raises ValueError for a duplicate key."""
     table = dict(pairs)
     if len(table) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -205,10 +202,7 @@ def _count(text: str) -> int | _NotACount:
 
 
 def _decode(file: OpenFile, path: Place, length: int) -> tuple[Entries, Mapping[str, str]]:
-    """Return validated tensors in header order, and the metadata.
-
-    Their places are not checked.
-    """
+    """Return validated tensors, except their places, and the metadata."""
     problem: str
     try:
         return _walk(file, path, length)

@@ -271,10 +271,7 @@ def _choose_index(root: Place, names: Sequence[str], notes: list[str]) -> str | 
 
 
 def _agrees(root: Place, index: str) -> bool:
-    """Return whether an index names exactly the single file's tensors.
-
-    Outputs of zeropoint have such an index.
-    """
+    """Return whether an index names just the single file's tensors."""
     path = inside(root, index)
     try:
         if read_index(path)[1] != {SINGLE_FILE}:
@@ -312,10 +309,7 @@ def _read_headers(root: Place, shards: Iterable[str]) -> dict[str, Header]:
 
 
 def _merge(headers: Mapping[str, Header]) -> Entries:
-    """Merge the shards' tensors.
-
-    Raises CheckpointError where two shards hold the same one.
-    """
+    """Merge the shards' tensors; raises CheckpointError for a duplicate."""
     if len(headers) == 1:
         return next(iter(headers.values())).table
     entries = Entries()

@@ -46,10 +46,7 @@ class OpenFile(Protocol):
         ...
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer` from absolute `offset` on.
-
-        Raises CheckpointError where that fails.
-        """
+        """Fill `buffer` from absolute `offset`; raises CheckpointError on failure."""
         ...
 
     def close(self) -> None:
@@ -138,10 +135,7 @@ def read_small(path: Place, *, limit: int) -> tuple[bytes, Stamp]:
 
 
 def stamp(path: Place) -> Stamp:
-    """Return the current stamp of a file.
-
-    Raises one of `failures` where there is none.
-    """
+    """Return a file's stamp; raises one of `failures` without a file."""
     if isinstance(path, RemotePath):
         return object_store.stamp(path)
     return stamp_of(os.stat(path))
@@ -167,10 +161,7 @@ def is_folder(path: Place) -> bool:
 
 
 def listing(folder: Place) -> Sequence[Listed]:
-    """Return the content of a folder, unordered.
-
-    Raises CheckpointError where it cannot be listed.
-    """
+    """Return a folder's content, unordered; raises CheckpointError on failure."""
     if isinstance(folder, RemotePath):
         return [Listed(name=name, is_folder=inner) for name, inner in object_store.listing(folder)]
     try:

@@ -54,10 +54,7 @@ class Commit:
             self.start()
 
     def start(self) -> None:
-        """Start to make all pending results durable.
-
-        Raises CheckpointError when the disk failed.
-        """
+        """Start to make pending results durable; raises CheckpointError on failure."""
         if self._running is not None and self._running.done():
             self._finish()
         pending, self._pending = self._pending, []

@@ -275,10 +275,7 @@ class OutputDirectory:
         return [partial_name(name) for name in self._sizes]
 
     def _leave(self) -> None:
-        """Release the lock, and remove empty folders of this run.
-
-        Safe to call twice.
-        """
+        """Release the lock, remove empty folders of this run; idempotent."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

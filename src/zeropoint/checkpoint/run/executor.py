@@ -124,10 +124,7 @@ class _Extremes:
         return not self._left
 
     def wait(self) -> tuple[float, float]:
-        """Return the extremes of the complete set.
-
-        Raises Stopped when the run ends before.
-        """
+        """Return the complete set's extremes; raises Stopped when the run ends."""
         while not self._complete.wait(timeout=0.1):
             if self._stop.is_set():
                 raise Stopped

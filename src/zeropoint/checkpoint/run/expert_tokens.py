@@ -38,10 +38,7 @@ def expert_tokens(solved: Mapping[str, SolvedWeight]) -> tuple[ExpertTokens, ...
 
 
 def tokens_by_layer(own: Iterable[tuple[str, int]]) -> tuple[ExpertTokens, ...]:
-    """Return the tokens of each layer with experts.
-
-    own: tokens of each weight, by module.
-    """
+    """Return the tokens of each layer with experts, from each weight's."""
     layers: dict[str, dict[int, int]] = {}
     for module, tokens in own:
         found = _EXPERT.fullmatch(module)

@@ -46,10 +46,7 @@ class Folder:
             return None
 
     def file(self, name: str) -> os.stat_result | None:
-        """Return the state of the file ``name``, or None.
-
-        Raises ObstacleError for anything but a file.
-        """
+        """Return a file's state or None; raises ObstacleError for other objects."""
         found = self.state(name)
         if found is not None and not stat.S_ISREG(found.st_mode):
             raise ObstacleError(

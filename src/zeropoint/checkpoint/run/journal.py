@@ -47,10 +47,7 @@ class JournalHeader:
 
     @staticmethod
     def parse(document: Mapping[str, Any]) -> JournalHeader:
-        """Return the header in a document.
-
-        Raises CheckpointError where it is not one.
-        """
+        """Return the header in a document; raises CheckpointError otherwise."""
         files = document.get("files")
         if document.keys() != {"identity", "stamps", "files"} or not isinstance(files, list):
             raise CheckpointError("its first record does not say what is made of what")
@@ -126,10 +123,7 @@ class Journal:
         return self._count
 
     def close(self) -> None:
-        """Close the file; safe to call twice.
-
-        A failure means nothing: what counts is on disk already.
-        """
+        """Close the file, ignoring failures: records are durable already. Idempotent."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
@@ -142,10 +136,7 @@ def journal_bytes(head: bytes, record: Mapping[str, Any]) -> bytes:
 
 
 def first_record(path: Path, head: bytes) -> dict[str, Any] | None:
-    """Return the first record of a file after ``head``, or None.
-
-    Nothing is cut off.
-    """
+    """Return a file's first record after ``head``, or None; cut nothing."""
     with open(path, "rb") as file:
         return next((record for record, *_ in _good_lines(file, head)), None)
 

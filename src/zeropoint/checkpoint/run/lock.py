@@ -99,10 +99,7 @@ class Lock:
                     return descriptor
 
     def _own(self, lock: int, refusal: OSError) -> int:
-        """Create the owner file, since the kernel has no lock.
-
-        Raises ``refusal`` when another run has one.
-        """
+        """Create the owner file; raises ``refusal`` when another run has one."""
         path = self._folder / OWNER
         try:
             descriptor = os.open(path, _FLAGS | os.O_EXCL, 0o666)
@@ -142,10 +139,7 @@ class Lock:
 
 
 def break_lock(folder: Path | str) -> None:
-    """Remove the owner file of a dead run.
-
-    A lock of the kernel is not touched.
-    """
+    """Remove a dead run's owner file; kernel locks are not touched."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(Path(folder) / OWNER)
 

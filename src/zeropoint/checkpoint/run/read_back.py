@@ -69,10 +69,7 @@ def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
 def unproven(
     done: Mapping[int, Done], units: Sequence[Unit], plan: CheckpointPlan, *, where: Callable[[str], Place]
 ) -> list[Unit]:
-    """Return the units that are missing or fail their hashes.
-
-    where: place of a file.
-    """
+    """Return the units that are missing or fail their hashes."""
     failed = set(wrong(done, units, plan, where=where))
     return [unit for unit in units if unit.number not in done or unit.number in failed]
 

@@ -75,10 +75,7 @@ class Unit:
         return tuple(span for placed in self.placement.outputs if (span := self._span(placed)) is not None)
 
     def _span(self, placed: Placed) -> Span | None:
-        """Return its span of one output, or None.
-
-        A constant belongs to the first unit.
-        """
+        """Return its span of one output; None for constants, written first."""
         spec, begin, end = placed.spec, 0, placed.nbytes
         if self.placement.to is None:
             begin = self.start * self.placement.line_bytes

@@ -361,10 +361,7 @@ def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -
 
 
 def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writer: _Writer) -> None:
-    """Write some rows as floats.
-
-    Raises NonFiniteError where codes are NaN or Inf.
-    """
+    """Write some rows as floats; raises NonFiniteError for NaN and Inf."""
     origin = unit.placement.origin
     x = origin.read_as_written(files, rows.start, len(rows), buffer)
     bad = ~torch.isfinite(x)
@@ -379,10 +376,7 @@ def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writ
 
 
 def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
-    """Hash and copy source bytes, in the kernel where possible.
-
-    An object is fetched once.
-    """
+    """Hash and copy source bytes, in the kernel where possible."""
     hashes, (span,) = Hashes(), unit.spans
     begin = unit.placement.source.begin + unit.start
     local = source.descriptor is not None
@@ -409,10 +403,7 @@ def _add(unit: Unit, data: bytes, target: int) -> Done:
 
 @contextlib.contextmanager
 def _opened(unit: Unit) -> Iterator[Files]:
-    """Open a unit's sources for the block.
-
-    Each unit does, so that no run needs many descriptors.
-    """
+    """Open a unit's sources for the block only, sparing file descriptors."""
     with contextlib.ExitStack() as stack:
         files = {}
         for place in unit.placement.origin.files:
@@ -450,8 +441,7 @@ def _first_non_finite(
 ) -> tuple[int, int, float, int] | None:
     """Return a weight's first NaN or Inf and their count, or None.
 
-    Row, column, value, count. The weight is read in tiles of the given size. It is read in tiles of the size
-    of one that was read.
+    They are row, column, value and count. The weight is read in tiles of the size of ``tile``.
     """
     first: tuple[int, int, float] | None = None
     count = 0

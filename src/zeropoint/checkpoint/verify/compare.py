@@ -269,10 +269,7 @@ def _nbytes(pair: Pair, rows: int) -> tuple[int, ...]:
 
 
 def _step(pair: Pair, limits: Limits) -> int:
-    """Return the rows of a part.
-
-    Raises CheckpointError where the limits are too small for one.
-    """
+    """Return the rows of a part; raises CheckpointError below one."""
     height, columns = pair.shape
     alignment = max(1, min(height, max(weight.origin.alignment for weight in (pair.a, pair.b))))
     cost = sum(weight.origin.value_bytes for weight in (pair.a, pair.b)) + _TEMPORARY_BYTES

@@ -120,10 +120,7 @@ class Accounts:
         self._split = bytearray(len(self._entries))
 
     def add(self, name: str, *, split: bool = False) -> None:
-        """Record a found tensor.
-
-        split: whether only one of its experts was found.
-        """
+        """Record a found tensor, or one found expert of it (``split``)."""
         number = self._entries.number(name)
         if number is not None:
             self._found[number] = True

@@ -32,10 +32,7 @@ _SMALL_BYTES = 1 << 20
 
 
 def require_readable(source: Source) -> None:
-    """Raise CheckpointError, with the tool's name, for unknown layouts.
-
-    Nothing is half checked.
-    """
+    """Raise CheckpointError, with the tool's name, for unknown layouts."""
     tool = other_tool(source)
     if tool is not None:
         raise CheckpointError(
@@ -200,10 +197,7 @@ def cache_problems(source: Source, stored: StoredLayers) -> list[Problem]:
 
 
 def unlisted(source: Source, stored: StoredLayers) -> list[Problem]:
-    """Return linear weights that are neither quantized nor ignored.
-
-    Loaders leave these uninitialized.
-    """
+    """Return unlisted, unquantized linear weights, which loaders leave uninitialized."""
     found = []
     for entry in stored.others:
         module = module_of(entry.name)
@@ -242,10 +236,7 @@ def idle_targets(source: Source, stored: StoredLayers) -> list[Problem]:
 
 
 def index_problems(source: Source) -> Sequence[Problem]:
-    """Return the errors of an index.
-
-    Of shards, its total size; next to a single file, all of it.
-    """
+    """Return an index's errors: of shards, its total; else everything."""
     name = source.index or SINGLE_FILE + ".index.json"
     path = source.root / name
     if (source.index is None and source.shards != (SINGLE_FILE,)) or not exists(path):
@@ -263,10 +254,7 @@ def index_problems(source: Source) -> Sequence[Problem]:
 
 
 def _misplaced(source: Source, table: IndexMap) -> set[str]:
-    """Return one file's tensors that its index misplaces.
-
-    The index of shards was checked before.
-    """
+    """Return the tensors that a single file's index misplaces."""
     wrong, named = set(), bytearray(len(source.entries))
     for tensor, shard in table:
         number = source.entries.number(tensor)

@@ -368,10 +368,7 @@ def _unmatched(present: Iterable[str], named: Iterable[str]) -> list[Problem]:
 def _content(
     name: str, record: FileRecord, file: OpenFile, header: int | None
 ) -> tuple[list[Problem], list[Check]]:
-    """Return the checks of a shard's header, or of another whole file.
-
-    header: bytes of a shard's header, or None.
-    """
+    """Return the checks of a shard's header, or a whole file."""
     if file.stamp.size != record.size:
         what = f"it has {file.stamp.size} bytes, but was written with {record.size}"
         return [Problem(where=name, what=what)], []

@@ -69,10 +69,7 @@ class Side:
         return weight if weight is not None and is_fused_experts(weight) else None
 
     def part(self, module: str) -> OriginalWeight | None:
-        """Return the matrix of a module, or a bias ``X.bias``.
-
-        A bias may be rows of a tensor.
-        """
+        """Return the matrix, or the bias ``X.bias``, of a module."""
         if not module.endswith(_BIAS):
             return self.seen.matrix(module)
         entry = self.entries.get(module)
@@ -108,8 +105,8 @@ def _bias_rows(entry: TensorEntry, weight: TensorEntry) -> dict[str, WeightMatri
 def side_of(source: Source, other: Source) -> Side:
     """Return one side of a comparison.
 
-    Raises CheckpointError, UnsupportedError where it is not read here. Where ``source`` has no config.json,
-    that of ``other`` says how fused experts lie.
+    Where ``source`` has no config.json, the config.json of ``other`` says how fused experts lie. Raises
+    CheckpointError, UnsupportedError for layouts that are not read here.
     """
     require_readable(source)
     config = configuration(source)

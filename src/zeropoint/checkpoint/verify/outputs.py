@@ -120,10 +120,7 @@ def _wrong(
     layer: StoredLayer, original: Original, manifest: Manifest, known: tuple[OutputError, Statistics],
     files: OpenFiles,
 ) -> Iterator[str]:  # fmt: skip
-    """Yield the wrong output errors of a layer.
-
-    known: what is stated, and the Gram matrix.
-    """
+    """Yield the wrong output errors of a layer, given its ``known`` ones."""
     (stated, gram), weight = known, original.weight_of(layer)
     if weight is None:
         return  # which is a problem already

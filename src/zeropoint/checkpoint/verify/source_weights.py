@@ -28,10 +28,7 @@ from ..read.tensor_entries import TensorEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalWeight:
-    """Some rows of a float tensor: one matrix of several.
-
-    first, step: which rows.
-    """
+    """Rows of a float tensor: every ``step``-th from ``first``."""
 
     origin: Origin
     shape: tuple[int, int]

@@ -339,10 +339,7 @@ class _Work:
         return problems
 
     def run(self, on_progress: Progress | None) -> None:
-        """Run all checks.
-
-        Raises CheckpointError when the limits are too small for some part of a layer.
-        """
+        """Run all checks; raises CheckpointError when limits are too small."""
         layers = self._checks()
         buffer = max([2 * self._chunk, *(check.buffer_bytes(self._limits) for check in layers)])
         done, total = 0, self._bytes()

@@ -184,9 +184,7 @@ CODEC = CompressedTensors()
 
 
 def layer_scheme(text: str | LayerScheme) -> LayerScheme:
-    """Return the layer scheme of ``text`` in this codec.
-
-    See :func:`zeropoint.codecs.layer_schemes.layer_scheme`.
+    """Return this codec's layer scheme; see :func:`zeropoint.codecs.layer_schemes.layer_scheme`.
 
     >>> str(layer_scheme("int4:g64").weight)
     'int4:g64:scale=input:dialect=compressed-tensors'

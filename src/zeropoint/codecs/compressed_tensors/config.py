@@ -49,10 +49,7 @@ what was clipped, and so the bound, follows from it."""
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Layers of one kind: their scheme, and their targets.
-
-    Targets are a class, modules, ``re:`` patterns.
-    """
+    """Layers of one scheme, and their targets: class, modules, ``re:`` patterns."""
 
     layer: LayerScheme
     targets: tuple[str, ...] = (LINEAR,)
@@ -243,10 +240,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
 
 
 def _scheme(arguments: Mapping[str, Any], *, e8m0: bool) -> Scheme:
-    """Return the weight scheme of ``arguments``, with linear scales.
-
-    They are in the weight's dtype.
-    """
+    """Return the weight scheme of ``arguments``, scales linear in its dtype."""
     _require_known(arguments)
     bits, kind = arguments.get("num_bits"), str(arguments.get("type"))
     floats = {4: "float4_e2m1fn", 6: "float6_e2m3fn", 8: "float8_e4m3fn"}
@@ -280,10 +274,7 @@ def _scheme(arguments: Mapping[str, Any], *, e8m0: bool) -> Scheme:
 
 
 def _rule(arguments: Mapping[str, Any]) -> str:
-    """Return the name of the power-of-two scale rule.
-
-    It is even, the one of the format, unless said.
-    """
+    """Return the power-of-two scale rule's name, by default even."""
     kwargs = arguments.get("observer_kwargs")
     found = kwargs.get(_SCALE_RULE) if isinstance(kwargs, dict) else None
     if found is None:
@@ -420,10 +411,7 @@ class Targets:
         self._patterns = name_patterns(target for target in found if target.startswith(REGEX))
 
     def match(self, module: str, *, linear: bool = False) -> bool:
-        """Return whether it names ``module``.
-
-        linear: whether the module counts as a Linear layer.
-        """
+        """Return whether it names ``module``, or the class of ``linear`` ones."""
         if module in self._names or (linear and LINEAR in self._names):
             return True
         return any(pattern.matches(module) for pattern in self._patterns)

@@ -52,10 +52,7 @@ def _has_frozen_norms(contents: Contents) -> bool:
 
 
 def _cuts(contents: Contents) -> bool:
-    """Return whether transformers splits layers of small floats.
-
-    It reads their codes and does not decode them.
-    """
+    """Return whether transformers splits small-float layers, which it cannot decode."""
     return any(
         conversion(f"{module.name}.weight", contents.family)
         for module in contents.modules()

@@ -97,10 +97,7 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
 
 
 def _whole(layer: LayerScheme, *, decoded: bool) -> bool:
-    """Return whether transformers cannot split the weights of a layout.
-
-    Next to integers lies their shape.
-    """
+    """Return whether transformers cannot split a layout's weights: shapes are stored."""
     return layer.layout.startswith(Layout.PACK.value) or (decoded and layer.layout not in _FLOAT8)
 
 

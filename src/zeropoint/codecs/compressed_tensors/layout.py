@@ -298,7 +298,7 @@ def _packs_zero_points(weight: Scheme, layout: Layout) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _offset_row(count: int, bits: int) -> torch.Tensor:
-    """Return the packed row to XOR for code shifts by half the range."""
+    """Return the packed row to XOR: shifts codes by half their range."""
     return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
 
 

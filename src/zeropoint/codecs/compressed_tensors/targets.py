@@ -1,6 +1,4 @@
-r"""Targets of quantization_config: few expressions for many modules.
-
-No expression names a module of another group.
+r"""Targets of quantization_config: few expressions for one group's many modules.
 
 A target is a module's name or ``re:`` and an expression that is matched from the start (compressed-tensors
 0.20, utils/match.py). Names that differ in numbers share one, which lists the numbers where groups differ:
@@ -69,10 +67,7 @@ def _plant(families: dict[tuple[str, ...], _Tree], module: str, group: int) -> N
 
 
 def _tail(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a family from its first numbered part on.
-
-    That part is ``layers.``.
-    """
+    """Return a family from its first numbered part, ``layers.``, on."""
     if len(words) == 1 or not words[0]:
         return words
     return (words[0].rstrip(".").rpartition(".")[2] + ".", *words[1:])

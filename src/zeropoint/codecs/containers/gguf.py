@@ -119,10 +119,7 @@ GGUF = GgufFile()
 
 @dataclass(frozen=True, slots=True)
 class GgufValue:
-    """A value of the metadata.
-
-    data: its type and its bytes, as they lie in the file.
-    """
+    """A value of the metadata as stored: its type and bytes."""
 
     data: bytes
 

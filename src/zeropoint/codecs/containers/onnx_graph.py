@@ -45,10 +45,7 @@ _SUFFIX = re.compile(r"(\.weight)?(_quantized|_nbits|(_DQ)?_Q\d+(G\d+)?)$")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """A node that reads a tensor.
-
-    index: as which input. reads: all that is read in that graph.
-    """
+    """A node that reads a tensor as input ``index``; its graph's reads."""
 
     graph: Any
     node: Any
@@ -142,10 +139,7 @@ def all_graphs(model: Any) -> Iterator[Any]:
 
 
 def _texts(graph: Any) -> Iterator[Any]:
-    """Yield the texts of a graph that are read.
-
-    Those that are no UTF-8, protocol buffers give as bytes.
-    """
+    """Yield the texts of a graph; protocol buffers give non-UTF-8 as bytes."""
     yield graph.name
     for node in graph.node:
         yield from (node.op_type, node.domain, node.name, node.doc_string, *node.input, *node.output)
@@ -367,8 +361,7 @@ def _behind(read: Read) -> Sequence[Read] | None:
 def _side(read: Read, rank: int) -> tuple[bool, int] | None:
     """Return the orientation and input axis of a read weight.
 
-    The orientation: whether it is (inputs, outputs). None where it reads it as none. None where it reads it
-    as none.
+    The orientation: whether it is (inputs, outputs). None where the tensor is no weight to the node.
     """
     node, index = read.node, read.index
     behind = _behind(read)

@@ -16,10 +16,7 @@ def has_runtime() -> bool:
 
 
 def opened(model: bytes | str) -> Any:
-    """Return a CPU session for a model, without graph optimization.
-
-    model: its bytes, or its file.
-    """
+    """Return a CPU session for a model's bytes or file, without optimizations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -87,10 +87,7 @@ def tensor_error(path: object, name: str, problem: str, *, remedy: str = DAMAGED
 
 
 def check_name(path: object, name: str) -> None:
-    """Refuse names that no file or log can hold.
-
-    Any other is fine, and never becomes a path.
-    """
+    """Refuse names that no file or log can hold; never a path."""
     if not name.isascii() and not is_unicode(name):
         raise tensor_error(path, name, "has half a surrogate pair in its name, which is no Unicode text")
     size = len(name) if name.isascii() else len(name.encode("utf-8"))

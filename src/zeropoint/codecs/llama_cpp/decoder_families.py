@@ -46,16 +46,10 @@ GRANITE = MappingProxyType({
 
 
 def _scaled_queries(largest: int) -> Derived:
-    """Return the check of Gemma's query scale.
-
-    largest: layers of the largest model.
-    """
+    """Return Gemma's check of query scales; ``largest``: the largest model's layers."""
 
     def scaled(text: Config) -> int:
-        """Return the number by whose root llama.cpp divides queries.
-
-        The largest model has its width for a head.
-        """
+        """Return the number by whose root llama.cpp divides queries."""
         wide = text["num_hidden_layers"] == largest
         return int(text["hidden_size"] // text["num_attention_heads"]) if wide else head_size(text)
 

@@ -209,10 +209,7 @@ def _of_expert(family: Family, name: str, count: int) -> tuple[str | None, tuple
 
 
 def _form(family: Family, name: str, shape: Shape, text: Config, *, of_file: bool = False) -> StoredForm:
-    """Return the form of a tensor name in a file.
-
-    of_file: whether the shape is the file's.
-    """
+    """Return the form of a file's tensor, by model or file shape."""
     own = re.sub(r"^blk\.\d+\.", "", name)
     module, _, kind = own.rpartition(".")
     change = family.changes.get(own, _AS_USUAL)
@@ -275,10 +272,7 @@ def model_names(
 def _experts_of(
     family: Family, stem: str, stored: tuple[str, str, str], shape: Shape, config: Config
 ) -> Sequence[tuple[str, StoredForm]]:
-    """Return the names of all experts' matrices in a tensor.
-
-    stored: its name, module and kind.
-    """
+    """Return all experts' names in a tensor of name, module and kind."""
     (holder, names), (name, module, kind) = family.experts[0], stored
     count, projection = expert_count(family, config), names[_OF_EXPERTS.index(module)]
     if len(shape) < 2 or shape[0] != count or count > MOST_EXPERTS or 0 in shape:

@@ -143,10 +143,7 @@ class Family:
 
 
 def has(values: Mapping[str, Any], ending: str) -> bool:
-    """Return whether a tensor name ends so.
-
-    values: the argument of Derived.read.
-    """
+    """Return whether a tensor name ends so, by Derived.read's values."""
     return any(name.endswith(ending) for name in values["tensors"])
 
 
@@ -199,10 +196,7 @@ SIGMOID = 2
 
 
 def no_window(text: Config) -> Sequence[str]:
-    """Return a sentence about a sliding window that llama.cpp lacks.
-
-    Only if contexts are wider.
-    """
+    """Return a sentence about a sliding window that llama.cpp lacks."""
     window, context = text.get("sliding_window"), text["max_position_embeddings"]
     if not window or window >= context:
         return ()
@@ -228,10 +222,7 @@ def column(text: Config) -> Reshaped:
 
 
 def grouped(groups: str) -> Callable[[Config], Reshaped]:
-    """Return the reshaping of vectors into group rows.
-
-    groups: the key with their number.
-    """
+    """Return the reshaping of vectors into rows, counted by key ``groups``."""
     return lambda text: Reshaped(
         lambda shape: (text[groups], shape[0] // text[groups]),
         lambda shape: (shape[0] * shape[1],) if len(shape) == 2 else shape,

@@ -211,10 +211,7 @@ _LFM2 = Family(
 
 
 def head_of_mamba(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return a reader of Mamba 2's head size.
-
-    name: of its key.
-    """
+    """Return a reader of Mamba 2's head size, under key ``name``."""
 
     def read(values: Mapping[str, Any]) -> dict[str, Any]:
         inner, heads = values.get("ssm.inner_size"), values.get("ssm.time_step_rank")

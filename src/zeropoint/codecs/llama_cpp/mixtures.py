@@ -204,9 +204,6 @@ def _of_tensor(mixture: str, last: str, place: _Place, experts: int) -> str:
 
 
 def _is_70b(family: Family, place: _Place) -> bool:
-    """Return whether llama.cpp counts the model as a 70B.
-
-    It tells from layers.
-    """
+    """Return whether llama.cpp counts the model, by layers, as a 70B."""
     many = family.architecture == "qwen2" or (family.architecture == "llama" and place.shared > 1)
     return many and place.layers == _LAYERS_70B

@@ -213,10 +213,7 @@ def _row(name: str, factors: Sequence[float]) -> Row:
 
 
 def _llama3_factors(rope: Mapping[str, Any], size: int) -> list[float]:
-    """Return Llama 3's factor of each frequency.
-
-    1 of short waves, ``factor`` of long ones, or a blend.
-    """
+    """Return Llama 3's frequency factors: 1, blended, or ``factor`` by wavelength."""
     factor, low, high = (
         float(rope.get(key, usual))
         for key, usual in (("factor", 8.0), ("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
@@ -379,10 +376,7 @@ def _kinds_in(kinds: LayerKinds, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_kind(known: Mapping[str, Scalar], here: Mapping[str, Any]) -> bool:
-    """Return whether a layer matches a kind.
-
-    A text stands for any number but 0.
-    """
+    """Return whether a layer matches a kind; texts match nonzero numbers."""
     return all(bool(here[key]) if isinstance(item, str) else here[key] == item for key, item in known.items())
 
 

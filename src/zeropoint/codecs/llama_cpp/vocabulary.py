@@ -147,10 +147,7 @@ def _kind_of(parsed: Mapping[str, Any]) -> str | None:
 
 
 def _decoder(settings: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
-    """Return the added tokens by number, each with its special flag.
-
-    They are in tokenizer_config.json.
-    """
+    """Return tokenizer_config.json's added tokens by number, with special flags."""
     found = settings.get("added_tokens_decoder", {})
     return {int(n): (token["content"], token.get("special") is True) for n, token in found.items()}
 
