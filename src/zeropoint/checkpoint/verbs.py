@@ -93,7 +93,7 @@ def plan_checkpoint(
         strict: whether a linear weight that stays although no pattern says so is an error.
         fit: give weights whose inputs are no multiple of the group a smaller one, half or a quarter of it.
         dequantize_first: dequantize layers that are quantized already, then quantize them.
-        dequantize_kept: write those of them that are not requantized as floats, too.
+        dequantize_kept: write quantized layers that are not requantized as floats, too.
         out: a new file for the plan, which :func:`quantize_checkpoint` takes as ``plan``.
         workers: threads; one for each core if None.
         max_memory: most memory of the process of the run, as bytes or a text such as ``"1G"``; 2 GiB if None.
@@ -227,7 +227,7 @@ def rotate_checkpoint(
 
     Any engine loads it as before. This is ``zeropoint rotate``. The residual stream is rotated by a block
     Hadamard matrix with random signs (QuaRot, SpinQuant R1), and so are the values of heads (R2); both are
-    folded into the matrices on their sides, with the weights of norms. Logits are those of the source but for
+    folded into the matrices on their sides, with the weights of norms. Logits equal the source's but for
     rounding, and outliers are spread over their block before the result is quantized. A head that is tied to
     the embedding becomes a tensor of its own.
 
@@ -284,7 +284,7 @@ def add_kv_scales(
 
     This is ``zeropoint kv-scales``. The model runs on data, a block in memory at a time. The scales of an
     attention layer are the largest magnitudes of its keys, after rotary embeddings, and of its values, over
-    that of float8_e4m3fn. All other tensors are copied byte for byte.
+    the largest float8_e4m3fn. All other tensors are copied byte for byte.
 
     Args:
         source: the directory of a quantized checkpoint whose layout has a place for such scales, or its URL.

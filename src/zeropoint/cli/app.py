@@ -145,7 +145,7 @@ def verify(
     """Check a quantized checkpoint against the proven bounds of its schemes.
 
     Each number is decoded. Every byte must have the hash in OUT's manifest; kept tensors, files next to the
-    weights and the rest of config.json must be those of the original. Without an original, everything else is
+    weights and the rest of config.json must equal the original's. Without an original, everything else is
     still checked. The exit status is 1 when anything is wrong.
 
     A manifest that was made anew hides changes inside the bound: only the command that wrote OUT,

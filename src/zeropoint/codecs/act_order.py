@@ -2,7 +2,7 @@
 
 A file has the group of each input, ``g_idx``, and the scales and zero points of the groups. Decoding gives
 each input the parameters of its group, in a block of its own. Back to groups leads this module: codes stay
-where they are, and the parameters of a group are those of any of its inputs.
+where they are, and any input of a group has the group's parameters.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def out_of_order(layer: LayerScheme) -> LayerScheme | None:
 def in_groups(q: QuantizedTensor, scheme: Scheme, groups: torch.Tensor) -> QuantizedTensor:
     """Return rows of codes with the parameters of their groups.
 
-    Its values are those of ``q`` only where inputs lie in order.
+    Its values equal those that ``q`` has only where inputs lie in order.
 
     Args:
         q: rows in codes, each input in a block of its own, or in order.
-        scheme: that of the groups.
+        scheme: of the groups.
         groups: (columns,) the group of each input, or -1 in all where they lie in order.
     """
     if q.scheme.granularity == scheme.granularity:

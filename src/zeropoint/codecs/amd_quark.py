@@ -1,7 +1,7 @@
 """AMD Quark layouts, by the dtype and granularity of the weights.
 
 vLLM and transformers read them. For the weight ``X.weight`` of shape (N, K) and groups of g inputs (all
-little-endian; S is the dtype of the model, words are those of AWQ, eight 4-bit fields in the order 0, 2, 4,
+little-endian; S is the dtype of the model, words are AWQ's, eight 4-bit fields in the order 0, 2, 4,
 6, 1, 3, 5, 7):
 
                          X.weight            X.weight_scale   X.weight_zero_point
@@ -76,7 +76,7 @@ QUANT_METHOD, VERSION = "quark", "0.13"
 WEIGHT, SCALE, ZEROS = "weight", "weight_scale", "weight_zero_point"
 _WORD_FIELDS, _ORDERED = 8, "reorder"
 _MOVED = ("input_rotation", "input_prescale")
-"""Tensors of layers whose inputs are transformed first, so that their weights are not those of the model."""
+"""Tensors of layers whose inputs are transformed first, so that their weights differ from the model's."""
 _INT = ":scale=input:dialect=torch"
 
 

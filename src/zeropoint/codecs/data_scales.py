@@ -52,9 +52,9 @@ class CacheScales(NamedTuple):
     """Places of float8 cache scales, two per attention layer.
 
     Args:
-        key, value: their names, after that of the attention layer.
+        key, value: their names, after the attention layer's.
         shape: of each; both are one number.
-        dtype: in which they are computed and stored, or None for that of keys and values.
+        dtype: in which they are computed and stored, or None for the dtype of keys and values.
     """
 
     key: str

@@ -33,15 +33,15 @@ class Loads(enum.Enum):
 class Facts:
     """Facts of a result that engine rules use.
 
-    family: the model's configuration. layers: the schemes of its weights. experts: those of experts. section:
-    what its configuration says of quantization. nonlinear: whether embeddings or routers are quantized.
-    transposed: whether weights are that lie transposed in their files. wider: whether a weight had more than
-    16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor. single_experts:
-    whether some are written one by one that transformers has in one and does not join. joined_floats: floats
-    of which it makes another weight, or None. cut: a layer, not of experts, of which it makes others, or
-    None. converter: the operation by which it joins experts, where that is unusual, or None. split: layers
-    that engines run as one but that do not have one scheme, in a sentence, or None. unusual_experts: whether
-    projections of experts have names of their own.
+    family: the model's configuration. layers: the schemes of its weights. experts: the schemes of experts.
+    section: what its configuration says of quantization. nonlinear: whether embeddings or routers are
+    quantized. transposed: whether weights are that lie transposed in their files. wider: whether a weight had
+    more than 16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor.
+    single_experts: whether some are written one by one that transformers has in one and does not join.
+    joined_floats: floats of which it makes another weight, or None. cut: a layer, not of experts, of which it
+    makes others, or None. converter: the operation by which it joins experts, where that is unusual, or None.
+    split: layers that engines run as one but that do not have one scheme, in a sentence, or None.
+    unusual_experts: whether projections of experts have names of their own.
     """
 
     family: Config

@@ -27,7 +27,7 @@ added, and the half offset of Q2_K to Q5_K with the opposite sign. The scales of
 here they follow the rule of the scheme, and codes are rounded to nearest. A scale over a whole tensor of
 NVFP4 is an ordinary tensor, which is kept and not applied. TQ1_0 has the numbers of TQ2_0 in codes of five.
 
-Names, metadata and tokenizer are those of llama.cpp for the families of :mod:`zeropoint.codecs.llama_cpp`;
+Names, metadata and tokenizer are llama.cpp's for the families of :mod:`zeropoint.codecs.llama_cpp`;
 tensors of others keep the names of the checkpoint, which gguf-py and zeropoint read.
 
 Source: ggml-org/llama.cpp, ggml/src/ggml-common.h and gguf-py/gguf/quants.py. This module opens no file.

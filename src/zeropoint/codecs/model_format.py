@@ -1,6 +1,6 @@
 """Model formats of weight files: tensor names, metadata, tokenizer.
 
-Most files say nothing: names are those of the model, and config.json and the tokenizer are other files. That
+Most files say nothing: names are the model's, and config.json and the tokenizer are other files. That
 is the base class; a file that is a whole model to its engine has a format of its own. It opens no file.
 """
 
@@ -29,7 +29,7 @@ class FileTensor(NamedTuple):
     """A model tensor in a file, plain or quantized.
 
     Args:
-        name: its name; that of a weight ends in ``.weight``.
+        name: its name; a weight's ends in ``.weight``.
         layer: how it is quantized, or None where it is not.
         shape: (out_features, in_features) of a quantized weight, whatever its tensors have; else its own.
         dtype: of the weight before it was quantized; None where torch does not know it.
@@ -113,7 +113,8 @@ class ModelFormat:
     def parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, StoredForm]]:
         """Return the model tensors in a file's tensor, with forms.
 
-        None means that it is one itself. This is for files without model metadata; see :meth:`read` for others.
+        None means that it is one itself. This is for files without model metadata; see :meth:`read` for
+        others.
 
         Args:
             name: of the tensor in the file.
@@ -192,7 +193,7 @@ class ModelFormat:
 
         Args:
             metadata: of the file.
-            dtypes: those of its tensors with several axes.
+            dtypes: of its tensors with several axes.
         """
         return None
 

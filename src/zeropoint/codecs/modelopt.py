@@ -19,7 +19,7 @@ For the weight ``X.weight`` of shape (N, K) (all little-endian, rows one after t
         X.input_scale      F32 []: the largest magnitude seen, over ``6 * 448`` or 448
     keys and values of the attention layer A, in float8
         A.k_proj.k_scale   F32 []: the largest magnitude seen, after rotary embeddings, over 448
-        A.v_proj.v_scale   F32 []: that of values
+        A.v_proj.v_scale   F32 []: likewise of values
 
 A number may be stored as a list of one. Under MIXED_PRECISION, each layer has one of these. The configuration
 says ``{"quant_method": "modelopt", "quant_algo": ..., "ignore": [...], "quantized_layers": {...}}`` in
@@ -67,7 +67,7 @@ DIALECT = "modelopt"
 MIXED = "MIXED_PRECISION"
 WEIGHT, SCALE, SCALE_2, INPUT_SCALE = "weight", "weight_scale", "weight_scale_2", "input_scale"
 _SMOOTHED = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b")
-"""Tensors of layers whose weights are not those of the model: AWQ moved a factor to the inputs, SVDQuant a
+"""Tensors of layers whose weights differ from the model's: AWQ moved a factor to the inputs, SVDQuant a
 part of low rank out of the weight."""
 _FUSED = ("_weight_scale", "_weight_scale_2")
 _CODES = ("U8", "F8_E4M3")

@@ -3,7 +3,7 @@
 For a weight W of shape (N, K), (outputs, inputs), that MatMul(x, W) or Gemm reads as (K, N):
 
     M.weight_quantized   codes (K, N): INT4, UINT4, INT8, UINT8, INT16, UINT16, FLOAT8E4M3FN, ...,
-                         FLOAT4E2M1; those of 4 and 2 bits from the first to the last, low bits first
+                         FLOAT4E2M1; codes of 4 and 2 bits from the first to the last, low bits first
     M.weight_scale       of groups of g inputs (K / g, N), with axis 0 and block_size g; of channels (N,),
                          with axis 1; of the whole tensor one number
     M.weight_zero_point  of the type of the codes, shaped like the scale; absent where it is 0

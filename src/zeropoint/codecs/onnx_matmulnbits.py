@@ -97,8 +97,8 @@ def nbits_record(layer: GraphLayer, key: str, tensors: Mapping[str, Entry]) -> R
 def as_written(layer: GraphLayer, found: Scheme) -> Scheme:
     """Return a node's scheme, with the rules that chose its scales.
 
-    They are those that its node says, where we wrote it. Where another tool did, those of symmetric codes of
-    4 bits are signed, as onnxruntime has them.
+    The node says them, where we wrote it. Where another tool did, scales of symmetric codes of 4 bits are
+    signed, as onnxruntime has them.
     """
     try:
         said = Scheme.parse(layer.node.doc_string)

@@ -23,7 +23,7 @@ from .containers.onnx_session import has_runtime, opened
 _INTERNAL_VERSIONS = ((19, 9), (21, 10), (23, 11), (24, 12), (25, 13))
 """Sets of operators, and the first version of the format with the types that they need."""
 _LEAST_OPERATORS = 7
-"""That of ONNX 1.2, of 2017; translating damaged models from older ones, onnx 1.22 crashes the process."""
+"""Operator set of ONNX 1.2 (2017): from older ones, onnx 1.22 crashes the process on damaged models."""
 _RESIZE_COORDINATES = 11
 """The set in which Resize has a mode of coordinates, half_pixel by default and asymmetric before."""
 _MOST_BYTES = 1 << 29

@@ -3,9 +3,9 @@
 A codec is a stateless value. It turns a quantized weight, or a part of one, into tensors and back; it knows
 the names of these tensors, the configuration files, which checkpoints are its own and which engines load
 it. It opens no file. How files are laid out is the container's business (containers/), which tensors are
-quantized that of checkpoint/, and what a codec reads is in records.py.
+quantized checkpoint's, and what a codec reads is in records.py.
 
-A weight is cut along one axis, the codec's: a tensor has an axis too, that of the weight along which a part
+A weight is cut along one axis, the codec's: a tensor has an axis too, the weight's axis along which a part
 of the weight gives whole lines of the tensor, so that each part writes one run of bytes in each tensor.
 
 A new codec says its ``name``, ``title``, ``presets``, ``engines`` and ``methods``, and defines ``layout``,
@@ -51,7 +51,7 @@ class TensorSpec:
         suffix: the last part of its name, such as ``weight_scale``.
         dtype: in the container's spelling, such as ``F8_E4M3``.
         shape: of the whole tensor; () is one number, which counts as a line.
-        axis: that of the weight which the tensor's first axis follows, or None for a tensor that no part of a
+        axis: the weight's axis which the tensor's first axis follows, or None for a tensor that no part of a
             weight gives alone.
         lines, per: each ``per`` values of the weight along that axis give ``lines`` lines along the tensor's
             first axis.
@@ -93,7 +93,7 @@ class LayerScheme:
 
     Args:
         codec: whose files hold it.
-        name: that of the preset, or the text of the weight scheme.
+        name: of the preset, or the text of the weight scheme.
         weight: how its weight is quantized.
         input: how its inputs are quantized, or None.
 
@@ -306,7 +306,7 @@ class Codec(Protocol):
         """Return whether a layer's experts stay in one tensor.
 
         They are no modules of their own then. The shape of such a weight has a first axis of experts for
-        :meth:`refusal`; elsewhere the rows of all experts are those of one matrix, whose tensors get that
+        :meth:`refusal`; elsewhere the rows of all experts form one matrix, whose tensors get that
         axis in the file.
 
         Args:
@@ -367,7 +367,7 @@ class Codec(Protocol):
         Args:
             layer: how the weight is quantized.
             shape: (out_features, in_features).
-            dtype: of the weight before it is quantized, which is that of scales under ``scale=input``.
+            dtype: of the weight before it is quantized, which scales have under ``scale=input``.
         """
 
     def tensor_name(self, module: str, suffix: str) -> str:
@@ -375,7 +375,7 @@ class Codec(Protocol):
 
         Args:
             module: dotted name of the layer.
-            suffix: that of the :class:`TensorSpec`.
+            suffix: of the :class:`TensorSpec`.
         """
         return f"{module}.{suffix}"
 

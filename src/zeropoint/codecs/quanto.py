@@ -72,7 +72,7 @@ _ELEMENTS = MappingProxyType({
     "qint8": "int8", "qfloat8_e4m3fn": "float8_e4m3fn", "qfloat8_e5m2": "float8_e5m2", "qint4": "uint4",
     "qint2": "uint2",
 })  # fmt: skip
-"""What Quanto calls codes; those of 2 and 4 bits are stored from 0 on."""
+"""Quanto's names of codes; codes of 2 and 4 bits are stored from 0 on."""
 _STORED = MappingProxyType({"qint8": "I8", "qfloat8_e4m3fn": "F8_E4M3", "qfloat8_e5m2": "F8_E5M2"})
 _BYTE, _LARGEST, _STEP = 8, 128, 32
 _MODEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")

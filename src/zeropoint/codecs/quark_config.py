@@ -29,7 +29,7 @@ CODE_DTYPES = MappingProxyType({
 })  # fmt: skip
 MX = 32
 E5M3, E8M0 = "e5m3", "e8m0"
-"""``scale_format`` of 4-bit floats: AMD's and that of OCP."""
+"""``scale_format`` of 4-bit floats: AMD's and OCP's."""
 _E5M3_GROUPS = (16, 32)
 _UE5M3 = get_format("float8_ue5m3fn")
 

@@ -93,7 +93,7 @@ class Record:
         layer: how it is quantized.
         shape: (out_features, in_features) of the weight that was quantized.
         dtype: of that weight.
-        parts: the names that its codec has for its tensors, that of the codes first.
+        parts: the names that its codec has for its tensors, the codes first.
         experts: how many matrices of ``shape`` lie one after the other in each tensor, or None for one
             matrix.
     """
@@ -186,7 +186,7 @@ def needed(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -
     """Return a tensor of a weight; raises CheckpointError if missing.
 
     Args:
-        tensors: those of the weight, by part.
+        tensors: of the weight, by part.
         part: which one.
         layout: what needs it, for the message.
     """
@@ -242,7 +242,7 @@ def record_of(
     Args:
         layer: how it is quantized.
         module: dotted name of its layer.
-        tensors: those of the weight, by suffix.
+        tensors: of the weight, by suffix.
         shape: (out_features, in_features).
         dtype: of the weight before it was quantized.
         optional: suffixes of tensors that other writers leave out.

@@ -1,8 +1,8 @@
 """Stored forms of tensors in files with other names and orders.
 
-The names of tensors are those of the model everywhere but in heads of files. A form says what a file has in
+Tensors have their model names everywhere but in headers of files. A form says what a file has in
 their place: another name, another shape, rows or columns in another order, other values that follow from
-those of the model, float32, one tensor for all experts of a layer.
+the model's, float32, one tensor for all experts of a layer.
 """
 
 from __future__ import annotations
@@ -163,6 +163,6 @@ class Reshaped(NamedTuple):
 
 
 NO_PLACE = StoredForm("")
-"""That of a tensor which files leave out."""
+"""Form of a tensor that files omit."""
 AS_MODEL = StoredForm("")
-"""That of values as the model has them."""
+"""Form of unchanged values."""

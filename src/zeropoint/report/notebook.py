@@ -1,7 +1,7 @@
 """Notebook display of each type, as nodes, and pictures of :meth:`plot`.
 
 The first nodes are the text that ``repr`` has; what is folded below it adds to that. Ink and typeface are
-those of the page around it, which may be white or black.
+the surrounding page's, which may be white or black.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def _experts(layers: Sequence[LayerFacts]) -> Iterator[Node]:
 def series_of(pairs: Iterable[tuple[str, float | None]]) -> dict[str, list[tuple[int, float]]]:
     """Return values by layer kind over depth.
 
-    Layers without a number in their name have none. Several values of one depth, such as those of experts,
+    Layers without a number in their name have none. Several values of one depth, such as experts',
     are their mean.
     """
     found: dict[str, dict[int, list[float]]] = {}

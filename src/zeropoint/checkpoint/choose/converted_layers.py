@@ -49,7 +49,7 @@ def conversions(
     """Return ``decisions`` with quantized layers converted to ``codec``.
 
     source: the checkpoint seen as floats. stored: from a name to the layer that is converted, with its
-    inputs, or None. to: their scheme; by default, that of ``codec`` which stores what each of them does.
+    inputs, or None. to: their scheme; by default, the equivalent one of ``codec``.
     requantize: whether values may change where they must.
 
     Raises UnsupportedError that names layers without an equal.
@@ -217,7 +217,7 @@ def _with_other_codes(plain: Scheme, weight: Scheme, dtype: torch.dtype, codec: 
 def _with_offsets(weight: Scheme) -> Iterator[Scheme]:
     """Yield unsigned integers with offsets for the codes of ``weight``.
 
-    That of symmetric integers is a power of two times the scale, and so in its format; others need float32.
+    The offset of symmetric integers is a power of two times the scale, so in its format; others need float32.
     """
     if not _is_of_integers(weight):
         return

@@ -1,7 +1,7 @@
 """Recipes for checkpoints: rules about tensors in files and layouts.
 
 A rule sees of a tensor: its module's name and its own (`model.layers.0.mlp.up_proj`, with `.weight`), its
-shape, its dtype, and as its type what the default rules take it for (selection.py). Presets are those of
+shape, its dtype, and as its type what the default rules take it for (selection.py). Presets are as for
 ``--to``, and a scheme's text is one too. This module decides nothing.
 """
 

@@ -44,7 +44,7 @@ class Why(enum.Enum):
     UNNAMED = "unnamed"
     """A linear weight that no rule of the recipe names, and the recipe has no default."""
     ROTATED = "rotated"
-    """Written as other floats, those of the same model in a rotated space."""
+    """Written as other floats, of the same model in a rotated space."""
 
 
 class DequantizePolicy(enum.Enum):
@@ -150,7 +150,7 @@ DEFAULT_RULES = (
 )
 """What is kept unless the user asks for it."""
 _UNFIT = (_TRANSPOSED, _FLOAT64)
-"""Those of them that keep weights of linear layers, which the user hears about."""
+"""Reasons to keep weights of linear layers, which are reported."""
 
 
 def is_fused_experts(entry: TensorEntry) -> bool:
@@ -255,7 +255,7 @@ def _no_weight(entry: TensorEntry) -> str | None:
 
 
 EXPERTS_AS_ROWS = "the experts of a layer one below the other, which no layout holds"
-"""Why a matrix such as those of DBRX is kept."""
+"""Why a matrix like DBRX's is kept."""
 
 
 def _has_experts_as_rows(entry: TensorEntry) -> bool:

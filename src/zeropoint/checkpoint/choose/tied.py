@@ -1,7 +1,7 @@
 """Tied output heads: absent ones, and copies of the embedding.
 
 A model whose configuration says ``tie_word_embeddings`` takes its head from the embedding. A checkpoint may
-hold the head all the same; where its bytes are those of the embedding, nothing is lost without it.
+hold the head all the same; where its bytes equal the embedding's, nothing is lost without it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class PlanRequest:
 
     token: random text, which stands in ``TOKEN_FILE`` of the output: a worker that does not find it there
     sees another file system. patience: seconds until it must be seen, since file systems on a network look
-    again only now and then. limits: of a worker, which has one thread. statistics: those of the plan.
+    again only now and then. limits: of a worker, which has one thread. statistics: of the plan.
     """
 
     token: str
@@ -66,7 +66,7 @@ class PlanRequest:
 class UnitBatch:
     """Units, by number, to process or scan in order.
 
-    extremes, means: those of the groups of the units, and of their scales where these are asked for.
+    extremes, means: by group of units, and of their scales where these are asked for.
     """
 
     numbers: tuple[int, ...]

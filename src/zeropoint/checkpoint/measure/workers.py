@@ -50,8 +50,8 @@ def done_tasks(
 ) -> Generator[T, None, None]:  # fmt: skip
     """Run ``tasks`` on ``workers`` threads; yield each when it is done.
 
-    buffer_bytes: memory of each thread. tasks: each is taken when a thread is free for it, so those of a
-    generator need not exist at once. stop: is set when no task will be begun any more, for tasks that wait
+    buffer_bytes: memory of each thread. tasks: each is taken when a thread is free for it, so a
+    generator's need not exist at once. stop: is set when no task will be begun any more, for tasks that wait
     for others. device: of the threads' :class:`.tiles.Scratch`. Raises the error of the first task, in their
     order, that failed, after all threads have ended. Closing the generator, or an exception in the caller's
     thread (Ctrl-C), also ends all threads before it continues.

@@ -1,7 +1,7 @@
 """Float8 cache scales of keys and values, learned from data.
 
 Each attention layer gets two, for keys and for values: the largest magnitude that it gave to its cache over
-that of the format. Engines take 1 where a scale is missing, so nothing is written unless all are learned.
+the format's largest. Engines take 1 where a scale is missing, so nothing is written unless all are learned.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Calibration: run a checkpoint's model and observe its layer inputs.
 
-The model is built by transformers, with parameters that have no memory; those of one block are read from the
-checkpoint while it runs, and given back afterwards (models/sequential.py is the driver). Code that comes with
-a checkpoint is not executed. What was learned is part of a plan: its digest is in the identity of the run.
+The model is built by transformers, with parameters that have no memory; the parameters of a block are read
+from the checkpoint while it runs, and given back afterwards (models/sequential.py is the driver). Code that
+comes with a checkpoint is not executed. What was learned is part of a plan: its digest is in the identity of
+the run.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
     given: token ids, a file of these or of text, ``"random"`` or ``"self"``; see :class:`~.tokens.Windows`.
     progress: whether to show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need
     of any, a layer that no token reached, and static inputs under random tokens; UnsupportedError for a
-    checkpoint that is not run here; CheckpointError where its tensors are not those of its model, or
+    checkpoint that is not run here; CheckpointError where its tensors do not fit its model, or
     --max-memory is too little.
     """
     plan = weighted(plan)
@@ -72,7 +73,7 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
     require_text(plan, given)
-    # Ranges of inputs are those of the model before its biases are corrected.
+    # Ranges of inputs are observed before biases are corrected.
     rescaled = replace(plan, folds={name: fold.rescaling for name, fold in plan.folds.items()})
     run = running(plan.source, given, plan.limits, remedy=_REMEDY, seen=rescaled.seen)
     found = _observed(plan.source, wanted, run, static=static, progress=progress)
@@ -105,7 +106,7 @@ def mean_squares(
 ) -> StatisticsOfModules:  # fmt: skip
     """Return the mean squares of the inputs of weights, by module.
 
-    The other arguments are those of :func:`calibrated`, which says what is raised. Weights that are no Linear
+    The other arguments are as for :func:`calibrated`, which says what is raised. Weights that are no Linear
     layers of the model have none.
     """
     wanted = {weight.module: replace(weight, method=_TAKES_SQUARES) for weight in weights}
@@ -125,7 +126,7 @@ class _Observed:
     """Statistics of the inputs of weights, by module.
 
     inputs: parameters of static ones. missing: weights that are no Linear layers of the model. borrowed:
-    those of experts that no token reached, with the parameters of another expert.
+    weights of experts that no token reached, with the parameters of another expert.
     """
 
     statistics: StatisticsOfModules
@@ -211,8 +212,8 @@ def running(
     """Return a context in which the model of a checkpoint runs.
 
     Weights are decoded where they are quantized. given: as for :func:`calibrated`, which says what is raised,
-    or batches. remedy: what to do instead, for messages. dtype: of weights and activations; that of the
-    configuration if None. seen: takes the checkpoint, and gives the one that runs in its place.
+    or batches. remedy: what to do instead, for messages. dtype: of weights and activations; the
+    configuration's if None. seen: takes the checkpoint, and gives the one that runs in its place.
     """
     _require_runnable(source, remedy)
     transformers = transformers_package()
@@ -384,7 +385,7 @@ _RUNNING = "a block, the embeddings, and what passes between blocks"
 class _Weights:
     """Parameters of a model, read from the checkpoint while needed.
 
-    model: before it is unfused, since its own tensors have the names from which those of files follow.
+    model: before it is unfused, since names in files follow from its own names.
     device: where the model runs, to which parameters are moved while they are needed.
     """
 

@@ -52,7 +52,7 @@ class Distillation:
     """Models, data and training options of a distillation.
 
     source: the float model. quantized: what was made from it. given: see :class:`~.tokens.Windows`. rate: the
-    size of the first step, as a share of a scale. steps: those of a block.
+    size of the first step, as a share of a scale. steps: of a block.
     """
 
     source: Source

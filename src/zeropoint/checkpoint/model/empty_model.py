@@ -29,14 +29,14 @@ from ..read.source import Source
 from ..read.storage import shown
 
 _MODULES, _FEW_MODULES = 16, 1024
-"""Modules for each tensor in the files, most of which have a parameter or two, and those of any model."""
+"""Modules for each tensor in the files, most of which have a parameter or two, and a model's own."""
 _SLACK = 1 << 20
 
 
 def empty_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype | None) -> Any:
     """Return the model of a checkpoint in evaluation mode, parameters untouched.
 
-    dtype: of its parameters, or None for that of the configuration. Raises UnsupportedError where
+    dtype: of its parameters, or None for the configuration's. Raises UnsupportedError where
     transformers does not build it, CheckpointError where it is larger than its files.
     """
     assert source.config is not None

@@ -24,7 +24,7 @@ GGUF_ENDING = ".gguf"
 def imatrix_pieces(saved: SavedStatistics, source: Source, *, as_gguf: bool) -> tuple[list[bytes], list[str]]:
     """Return the bytes of an importance matrix, and the modules without inputs.
 
-    These are left out. Weights have llama.cpp's names, where these are known, and those of experts stand
+    These are left out. Weights have llama.cpp's names, where these are known, and experts stand
     together. as_gguf: the newer layout. Raises CalibrationError where nothing is left.
     """
     parts = defaultdict[str, dict[int, str]](dict)

@@ -1,6 +1,6 @@
 """Importance matrices of llama.cpp as input statistics of layers.
 
-Its names are those of llama.cpp, ``blk.0.attn_q.weight``, which are matched with those of transformers, or
+Its names are llama.cpp's, ``blk.0.attn_q.weight``, which are matched with the names of transformers, or
 the checkpoint's own. llama.cpp permutes rows of some weights; importance is of columns, in their order.
 """
 

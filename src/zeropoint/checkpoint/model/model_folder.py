@@ -1,7 +1,7 @@
 """The directory with a model's configuration and tokenizer for transformers.
 
-It is that of the checkpoint; of a URL, and of files that say both themselves, such as GGUF, a temporary one
-with what these say. Code is never among it.
+It is the checkpoint's; for a URL, and for files that embed both, such as GGUF, a temporary one with their
+content. Code is never among it.
 """
 
 from __future__ import annotations

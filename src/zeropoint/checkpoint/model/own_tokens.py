@@ -30,7 +30,7 @@ def require_memory(
 ) -> None:
     """Raise CheckpointError where generation exceeds the memory limit.
 
-    model: with parameters. blocks: names of those of which memory for two is counted already. windows:
+    model: with parameters. blocks: names of blocks, memory for two of which is counted already. windows:
     (1, length) each. spare: bytes that are left.
     """
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]

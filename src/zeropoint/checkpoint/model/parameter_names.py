@@ -49,7 +49,7 @@ class Stand:
 def stands_of(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) -> dict[str, Stand]:
     """Return the weights that may be quantized, by their model names.
 
-    layers: the rows of linear layers by name, of which those of experts do not count. experts: by name.
+    layers: the rows of linear layers by name; experts' layers do not count. experts: by name.
     """
     inside = tuple(f"{name}." for name in experts)
     found = {

@@ -63,7 +63,7 @@ class _Rounding:
 
     def __call__(
         self,
-        layer: nn.Module,  # noqa: ARG002 (the signature is that of hooks)
+        layer: nn.Module,  # noqa: ARG002 (the signature of hooks)
         args: tuple[torch.Tensor, ...],
     ) -> tuple[torch.Tensor, ...]:
         return (self._quantizer(args[0]), *args[1:])

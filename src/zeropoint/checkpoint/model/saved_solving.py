@@ -85,7 +85,7 @@ def solved_from(
     """Return ``plan`` with codes solved from saved Gram matrices.
 
     folder: keeps the codes; what an earlier run left there is used. Raises CalibrationError for statistics
-    that have no such matrices or not those of a weight; CheckpointError where memory is too little.
+    that have no such matrices, or none of a weight; CheckpointError where memory is too little.
     """
     require_gram(saved)
     kept = SolvedFolder(folder)

@@ -8,7 +8,7 @@ Each site, a tensor that layers read, has the name of its first reader X:
 ``__metadata__`` has zeropoint_statistics, the version; model, a digest of the checkpoint; tokens, digests of
 the data; and sites, by name: readers, vectors and numbers that were left out as not finite.
 
-Several files are read as one, whose sums are those of the files, added in float64 in their order.
+Several files are read as one, whose sums are the files' sums, added in float64 in their order.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class SavedStatistics:
 
     paths: of the files, at least one. source: the checkpoint that they must be of. sites: by the names of
     their first readers. owners: the site of each reader. tokens: digests of data. has_gram: whether there are
-    Gram matrices. Raises CheckpointError for files that are none or damaged; CalibrationError for those of
+    Gram matrices. Raises CheckpointError for files that are none or damaged; CalibrationError for files of
     another checkpoint, of other sites, and of the same data.
     """
 

@@ -22,7 +22,7 @@ from .data_files import TEXT_BYTES, TEXT_OF_IDS, as_ids, read_ids, read_text
 from .model_folder import model_folder
 
 WINDOW, MOST = 512, 128
-"""Tokens of a window, and windows: those of llama.cpp's imatrix, and of GPTQ (arXiv:2210.17323)."""
+"""Tokens of a window, and windows, as in llama.cpp's imatrix, and in GPTQ (arXiv:2210.17323)."""
 RANDOM, OWN = "random", "self"
 """The words for random tokens, and for those that the model generates, in place of a file."""
 _WINDOWS = {RANDOM: 8, OWN: 32}

@@ -37,8 +37,8 @@ def plan_with(
 ) -> CheckpointPlan:  # fmt: skip
     """Return the plan that copies ``source`` and adds tensors.
 
-    ``codec`` claims the files of the source. added: in the place of those of their names, where there are
-    such. texts: files that say something else than those of the source, by name. notes: for the report.
+    ``codec`` claims the files of the source. added: they replace tensors of
+    their names. texts: files whose content differs from the source's, by name. notes: for the report.
     """
     floats = Floats(source=source, origins={}, config=None)
     actions = Actions.copying(floats, [tensor.origin for tensor in added])

@@ -180,7 +180,7 @@ def scales_of_matrix(
     """Yield the static input parameters of a matrix for ``layer``.
 
     given: how the inputs were quantized in the source. origin: of the tensor in which the matrix lies: fused
-    experts have a scale each, or one together. The rest is that of :func:`input_scales`.
+    experts have a scale each, or one together. The rest is as for :func:`input_scales`.
     """
     names, wanted, stored = layer.codec.input_names, layer.input, origin.layer
     assert names is not None

@@ -27,7 +27,7 @@ from .placement import Placements
 from .texts import Text
 
 MANIFEST = "zeropoint_manifest.json"
-"""Where the digests and error statistics of a run go; that of a source is not copied."""
+"""File of a run's digests and error statistics; a source's is not copied."""
 
 
 def index_and_config(

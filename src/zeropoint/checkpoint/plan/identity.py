@@ -146,7 +146,7 @@ def stamps(plan: CheckpointPlan) -> dict[str, str]:
 def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
     """Return the size and the header's SHA-256 of a weights file.
 
-    length: bytes of the head; without it, the file begins with that of the rest, as safetensors has it.
+    length: bytes of the head; without it, the file begins with the length of the rest, as safetensors has it.
     """
     file = open_file(path)
     try:

@@ -57,7 +57,7 @@ def _mean_of(q: QuantizedTensor) -> float:
 def solving_scheme(layer: LayerScheme) -> Scheme:
     """Return the scheme for solving a weight: without a scale mean.
 
-    Scales less their mean follow from those of the whole weight, and are made once it is solved.
+    Scales less their mean follow from all scales of a weight, and are made once it is solved.
     """
     return layer.codec.known(layer, 0.0).weight if layer.codec.needs_mean(layer) else layer.weight
 

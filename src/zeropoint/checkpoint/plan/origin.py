@@ -193,8 +193,8 @@ class Origin:
     ) -> torch.Tensor:
         """Return ``rows`` rows from ``start`` on: (rows, columns), in the origin's dtype.
 
-        They lie in ``buffer``. All axes but that of inputs count as rows. files: those of :attr:`files`,
-        open. step: the distance of rows. Raises CheckpointError when a file is shorter than its header said.
+        They lie in ``buffer``. All axes but the input axis count as rows. files: of :attr:`files`, open.
+        step: the distance of rows. Raises CheckpointError when a file is shorter than its header said.
         """
         out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * self.columns).view(rows, self.columns)
         if step > 1:
@@ -298,7 +298,7 @@ class Origin:
         """Return a band of columns (first, count) of some rows.
 
         It lies in ``buffer``. A local file is asked for each row's part; from an object store, and where
-        codes are decoded, whole rows are read and cut. Of transposed experts, all rows are those of one.
+        codes are decoded, whole rows are read and cut. Of transposed experts, all rows belong to one.
         """
         left, width = columns
         out = torch.frombuffer(buffer, dtype=self.dtype, count=len(rows) * width).view(len(rows), width)

@@ -1,7 +1,7 @@
 """Output layout: file and byte offset of every tensor.
 
 Output shards have the names of the input's, and each tensor stays in its shard; experts that a file stacks go
-to that of the first, and shards that this leaves without tensors are left out. Inside a file, tensors lie in
+to the first one's, and shards that this leaves without tensors are left out. Inside a file, tensors lie in
 the order that safetensors' own writer gives them: falling dtype, then name. What is kept of each tensor is
 its offset and what it comes from; the rest follows from that when it is asked for.
 """

@@ -1,6 +1,6 @@
 """Rescaled channels and corrected biases of a checkpoint, and their record file.
 
-Its tensors differ from those of the source. ``zeropoint_rescaled.json`` next to the weights says what each
+Its tensors differ from the source's. ``zeropoint_rescaled.json`` next to the weights says what each
 was multiplied with and what was added, so that the result can be compared with the source:
 
     {"zeropoint_rescaled": 1, "tensors": {NAME: {"rows": STEPS, "columns": STEPS, "one": 0.0}, ...}}
@@ -39,9 +39,9 @@ _VERSION, _MOST_BYTES = 1, 1 << 30
 def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
     """Return a checkpoint of floats with rescaled channels.
 
-    folds: by the names of tensors, ``.weight`` after the module of a matrix among those of all experts.
+    folds: by the names of tensors, ``.weight`` after the module of a matrix of an expert.
     Raises UnsupportedError for tensors that are stored transposed, CheckpointError for names and sizes that
-    are not those of the checkpoint.
+    are not in the checkpoint.
     """
     left, origins = dict(folds), dict(floats.origins)
     for entry in floats.source.entries.values():

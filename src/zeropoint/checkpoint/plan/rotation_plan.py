@@ -1,6 +1,6 @@
 """Plans that rotate the residual stream of a model and its heads.
 
-What comes out is an ordinary model of the same architecture, whose logits are those of the source but for
+What comes out is an ordinary model of the same architecture, whose logits equal the source's but for
 rounding (rotated.py). The rotations are block Hadamard matrices with random signs, which spread outliers over
 their block.
 

@@ -57,7 +57,7 @@ def is_inside(name: object) -> bool:
 def require_outputs(names: Iterable[str]) -> None:
     """Raise CheckpointError unless ``names`` can be files of one output.
 
-    None leads out of it, is that of a file of the run itself, or is the folder of another.
+    None leads out of it, names a file of the run itself, or is the folder of another.
     """
     files = list(names)
     every = set(files)

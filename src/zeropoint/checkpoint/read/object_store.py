@@ -33,7 +33,7 @@ _FAILURES = {
     "gs": ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
     "memory": (),
 }
-# One request takes so many bytes, and those of one read are under way together: a single stream of a store
+# One request takes so many bytes, and requests of one read are under way together: a single stream of a store
 # carries less than a network does.
 _REQUEST_BYTES = 8 << 20
 # Parts of an upload, of which 10,000 make the largest object of S3, and how many are under way together.
@@ -357,7 +357,7 @@ def upload(local: PurePath, target: RemotePath) -> Stamp:
 def _require_arrived(target: RemotePath, made: Stamp, parts: Iterable[bytes]) -> None:
     """Raise CheckpointError where an S3 object differs from the sent parts.
 
-    Its ETag says so: the MD5 of a single part, or that of the MD5s of several. An ETag that is neither
+    Its ETag says so: the MD5 of a single part, or the MD5 of the MD5s of several. An ETag that is neither
     (encrypted by a key of KMS, or of a store that counts otherwise) proves nothing, and the bytes are read.
     """
     whole, digests, sizes = hashlib.md5(usedforsecurity=False), [], []

@@ -38,7 +38,7 @@ class StoredLayer:
     """A quantized weight in a checkpoint.
 
     module: its name. layer: its scheme. shape, dtype: of the weight that was quantized. tensors: by the names
-    of its codec, the codes first; those of fused experts have a first axis more.
+    of its codec, the codes first; fused experts have a first axis more.
     experts: how many matrices of ``shape`` lie one after the other, or None for a matrix.
     """
 
@@ -98,7 +98,7 @@ class _NoLayers(Reader):
 class StoredLayers:
     """Quantized layers of a checkpoint, its other tensors, and their problems.
 
-    modules: those of the layers, in their order. unread: tensors of layers that ``problems`` are about.
+    modules: of the layers, in their order. unread: tensors of layers that ``problems`` are about.
     reader: what the codec reads in the configuration.
     """
 

@@ -85,7 +85,7 @@ class Header:
     """Header of one file: tensors in file order, metadata, and stamp.
 
     `config`: the model's configuration, where the file says itself what it is. `graph`: what else it says of
-    the model, and `others`: the state of files next to it with tensors of its. `inside`: those of
+    the model, and `others`: the state of files next to it with tensors of its. `inside`: tensors of
     the graph.
     """
 

@@ -103,7 +103,7 @@ class OutputDirectory:
 
     path: where to write. Created with its parents where it does not exist. root: the source, which must be
     elsewhere, or None for a model in memory. sizes: bytes of every file that will be written, by name.
-    overwrite: whether the directory may hold files already; those of other names are kept.
+    overwrite: whether the directory may hold files already; other names are kept.
 
     Raises CheckpointError when the place is no directory, locked, or inside the source, and when a name leads
     out of it.
@@ -252,7 +252,7 @@ class OutputDirectory:
         """Remove partial files of this or an interrupted run, then the journal.
 
         names: the files of the interrupted run. published: files that have their names, with the state that
-        the interrupted run gave them; by default those of this run. A file that is another one meanwhile
+        the interrupted run gave them; by default this run's. A file that is another one meanwhile
         stays.
         """
         for name in dict.fromkeys((*self.names, *names)):

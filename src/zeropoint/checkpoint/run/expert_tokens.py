@@ -31,7 +31,7 @@ class ExpertTokens:
 def expert_tokens(solved: Mapping[str, SolvedWeight]) -> tuple[ExpertTokens, ...]:
     """Return the tokens of each layer with experts, in order of weights.
 
-    solved: weights by module, of which those of one expert may have other counts, where a value of an input
+    solved: weights by module, an expert's may have other counts, where a value of an input
     was not finite; the least counts.
     """
     return tokens_by_layer((module, weight.loss.own) for module, weight in solved.items())

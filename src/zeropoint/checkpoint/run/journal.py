@@ -4,7 +4,7 @@ r"""Journal of a run: records of durable units, from which it resumes.
 
     LLLLLLLL CCCCCCCC {JSON}\n
 
-with the bytes of the JSON and their CRC-32, both in hexadecimal. Each CRC begins from that of the line
+with the bytes of the JSON and their CRC-32, both in hexadecimal. Each CRC begins from the CRC of the line
 before, so a line that was changed, moved, doubled or taken from another journal ends what counts; the lines
 before it stand. The first record says what is made of what (plan/identity.py). A record is written after
 the bytes that it is about are on disk; even so nothing is believed of them until they hash to what it says
@@ -168,7 +168,7 @@ def _good_lines(file: BinaryIO, head: bytes) -> Iterator[tuple[dict[str, Any], i
             return
         try:
             record = json.loads(body)
-        except (ValueError, RecursionError):  # an empty line, whose CRC is that of the line before
+        except (ValueError, RecursionError):  # an empty line, whose CRC equals the line before's
             return
         if not isinstance(record, dict):
             return

@@ -1,7 +1,7 @@
 """Cost of keeping the weights with the largest errors.
 
-Layers that engines run as one need one scheme, so a weight is kept with all that it runs with. The cost is
-that of a second plan, whose bytes are exact, and the error is that of the weights which this plan still
+Layers that engines run as one need one scheme, so a weight is kept with all that it runs with. The cost
+comes from a second plan, whose bytes are exact, and the error from the weights which this plan still
 quantizes: what the same command would write and report.
 """
 

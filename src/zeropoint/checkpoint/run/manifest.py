@@ -15,7 +15,7 @@
     sha256     SHA-256 of all text before this key
 
 A part is [first byte in the file, bytes, SHA-256]; the parts of a tensor cover it in order. Which parts there
-are depends on the plan alone, so the manifest of a resumed run is that of any other.
+are depends on the plan alone, so a resumed run has the same manifest as any other.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class State:
 def begin(directory: OutputDirectory, plan: CheckpointPlan, units: Sequence[Unit], *, restart: bool) -> State:
     """Begin or resume the run in the journal, and prepare its files.
 
-    restart: remove what an interrupted run left, whatever it was. Raises CheckpointError when the journal is
-    that of another run, naming the first difference, and leaves that run as it is.
+    restart: remove what an interrupted run left, whatever it was. Raises CheckpointError when the journal
+    belongs to another run, naming the first difference, and leaves that run as it is.
     """
     path = directory.path / JOURNAL
     if restart:
@@ -81,7 +81,7 @@ def _remove_leftovers(directory: OutputDirectory, path: Path) -> None:
     journal.close()
     files: Collection[str] = ()
     published: dict[str, str] = {}
-    # What is no record of ours says nothing about files: then only those of this command's names go.
+    # What is no record of ours says nothing about files: then only files of this command's names go.
     with contextlib.suppress(CheckpointError):
         files = JournalHeader.parse(journal.records[0]).files if journal.records else ()
         for record in journal.records[1:]:

@@ -1,6 +1,6 @@
 """Comparison of two checkpoints' decoded values in bounded memory.
 
-Every tensor of either side is compared, or named with the reason. The errors are those of B against A.
+Every tensor of either side is compared, or named with the reason. Errors are of B against A.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Compared:
     def counts(self) -> bool:
         """Whether it counts in the total error: quantized or different floats.
 
-        Integers and floats that both sides kept have no error, and their squares would hide that of others.
+        Integers and floats that both sides kept have no error, and their squares would hide others' errors.
         """
         a, b = self.pair.held_by
         quantized = a != b and any(w.origin.layer is not None for w in (self.pair.a, self.pair.b))
@@ -125,7 +125,7 @@ class Counted:
 class Comparison(Result):
     """The outcome of :func:`compare`: B against A.
 
-    tensors: what was compared. counted: those of them that have a part in the error. problems: what could not
+    tensors: what was compared. counted: tensors that have a part in the error. problems: what could not
     be compared. notes: differences of the configurations, and tensors that one side alone has and need not
     have.
     """

@@ -121,7 +121,7 @@ def _parts_of_others(codec: Codec, stored: StoredLayers) -> Iterator[Problem]:
             continue
         asked = [(other.title, other.part_of(entry.name, entry.dtype)) for other in others]
         sure = [(title, part) for title, part in asked if part is not None and part[2]]
-        # Suffixes of some codecs end in those of others, and the longer one says more.
+        # Suffixes of some codecs end in other codecs' suffixes, and the longer one says more.
         longest = max((len(part[1]) for _, part in sure), default=0)
         for title, (key, part, _) in sure:
             if len(part) == longest:

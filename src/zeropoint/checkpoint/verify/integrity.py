@@ -2,7 +2,7 @@
 
 The manifest comes with the output and proves nothing against who can write both; it finds what disks, memory
 and copies change. Its own last member is the SHA-256 of all text before it, so that damage to the manifest is
-distinguished from damage to what it describes. Its layout is that of run/manifest.py.
+distinguished from damage to what it describes. run/manifest.py has its layout.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class Digest(Check):
 def file_checks(source: Source, manifest: Manifest, files: OpenFiles) -> tuple[list[Problem], list[Check]]:
     """Return contradictions, and checks of shard headers and other files.
 
-    No name of the manifest becomes a path: files are looked for among those of the checkpoint.
+    No name of the manifest becomes a path: files are looked for in the checkpoint.
     """
     present = {*source.shards, *_other_files(source)}
     # A README that was put next to the checkpoint is no damage; what loaders read or run is.

@@ -1,6 +1,6 @@
 """Facts of a checkpoint for a report: sizes, errors, code samples.
 
-Sizes are those of headers, errors those of the manifest, where there is one; of each layer a few rows are
+Sizes come from headers, errors from the manifest, where there is one; of each layer a few rows are
 decoded. The original is not read.
 """
 

@@ -332,7 +332,7 @@ def _of_bound(
     pair: what was quantized, and what it decodes to. drift: how far each scale may be from the one that codes
     were chosen with, which a code's value multiplies.
 
-    Where scales may clip, the bound is that of rounding, and what a number is beyond all codes is no part of
+    Where scales may clip, the bound covers rounding, and what a number is beyond all codes is no part of
     its error. Without a bound of elements it is 0.
     """
     if kind in _UNBOUNDED:

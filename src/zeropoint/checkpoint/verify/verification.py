@@ -3,7 +3,7 @@
 - Every byte has the hash that the manifest gives for it, where there is a manifest (integrity.py).
 - Every layer decodes; its scales are finite and not 0; each element is within the proven bound of the
   original, where that is given (proofs.py).
-- Kept tensors are those of the original to the byte; none is missing or new (comparisons.py).
+- Kept tensors equal the original's to the byte; none is missing or new (comparisons.py).
 - Index, configuration and files agree with each other (consistency.py).
 - onnxruntime, where it is installed, loads an ONNX model (runtime.py).
 """

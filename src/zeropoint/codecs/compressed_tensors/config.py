@@ -326,7 +326,7 @@ def _known(elements: Mapping[tuple[str, int], str]) -> str:
 
 
 _UNREAD = ("transform_config", "sparsity_config")
-"""Parts of a configuration under which the stored numbers are not those of the model's own weights."""
+"""Parts of a configuration under which the stored numbers differ from the model's weights."""
 
 
 def require_plain(config: Mapping[str, Any]) -> None:

@@ -92,7 +92,7 @@ def _groups(contents: Contents) -> list[Group | WrittenGroup]:
 
     compressed-tensors tries names before classes, vLLM gives all experts the scheme of the class where one is
     named, and transformers 5.23 gives them the first group whose expressions speak of experts. So no class is
-    named where there are several groups, and that of the experts comes first.
+    named where there are several groups, and the experts' group comes first.
     """
     old, family = contents.previous, contents.family
     modules: dict[LayerScheme | str, list[str]] = {}

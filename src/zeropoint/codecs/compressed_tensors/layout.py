@@ -387,7 +387,7 @@ def decode(
 ) -> QuantizedTensor:
     """Return the quantized tensor of ``shape`` from a layout's tensors.
 
-    dtype: that of the weight before it was quantized. Scales and zero points are not judged here;
+    dtype: of the weight before it was quantized. Scales and zero points are not judged here;
     ``params.validate()`` does. Raises CheckpointError where a tensor is missing, or has another dtype or
     shape than the layout says.
     """

@@ -47,7 +47,7 @@ TYPES: MappingProxyType[str, _Type] = MappingProxyType({
     "MXFP4": _Type(39, 32, 17), "NVFP4": _Type(40, 64, 36), "Q1_0": _Type(41, 128, 18),
     "Q2_0": _Type(42, 64, 18),
 })  # fmt: skip
-"""Types by name; those of one value a block have the names of safetensors."""
+"""Types by name; types of one value per block have safetensors' names."""
 _NAMES = {found.number: name for name, found in TYPES.items()}
 _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
 ALIGNMENT = "general.alignment"

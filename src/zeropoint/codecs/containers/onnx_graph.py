@@ -11,7 +11,7 @@
 What Identity, Cast and a Transpose of the last two axes give of W is read in the place of W.
 
 A weight is quantized where DequantizeLinear, or MatMulNBits of onnxruntime, reads its codes. Graphs inside of
-nodes, such as those of If and Loop, are looked at like the main one, and may read its initializers.
+nodes, such as If and Loop, are looked at like the main one, and may read its initializers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Read:
 class Initializer:
     """A tensor of a graph.
 
-    name: by which it is known here: that of a weight ends in ``.weight``. tensor, graph: its messages. reads:
+    name: by which it is known here; a weight's ends in ``.weight``. tensor, graph: its messages. reads:
     nodes that read it. use: what follows from these.
     """
 

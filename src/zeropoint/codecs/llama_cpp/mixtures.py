@@ -30,7 +30,7 @@ class _Place(NamedTuple):
     """Position of a tensor: number, total, and queries per key head.
 
     Those that make values are numbered among themselves, others by the layer, or, in a model without experts,
-    among those of their name.
+    among tensors of their name.
     """
 
     layer: int
@@ -127,7 +127,7 @@ def types_of(
 
     Args:
         mixture: one of MIXTURES, with WEIGHTED at its end where there is an importance matrix.
-        family: that of the model.
+        family: of the model.
         shapes: of all its tensors, by their names in the model.
         config: config.json.
     """

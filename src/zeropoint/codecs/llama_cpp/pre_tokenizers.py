@@ -1,6 +1,6 @@
 """Names of pre-tokenizers (``tokenizer.ggml.pre``) for tokenizer.json.
 
-Source: ggml-org/llama.cpp, src/llama-vocab.cpp, whose expressions are those of the tokenizers that they are
+Source: ggml-org/llama.cpp, src/llama-vocab.cpp, whose expressions come from the tokenizers that they are
 named after. tokenizer.json of one that is not in the table has no name here.
 """
 

@@ -17,7 +17,7 @@ from .unigram import KIND, unigram_parts
 from .vocabulary import SPECIAL_TOKENS, STORED_NAMES
 
 _LIMIT = 1 << 24
-"""Splits of tokens that are tried for merges; of those of a model there are some million."""
+"""Splits of tokens that are tried for merges; a model has some million."""
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
