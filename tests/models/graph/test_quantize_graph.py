@@ -93,6 +93,7 @@ def by_hand(model: nn.Module, recipe: Recipe, calibration: Calibration | None = 
     return result
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("preset", [n for n in PRESETS if n not in ("int8_power_of_two", "nvfp4")])
 def test_a_perceptron_computes_with_the_values_of_its_codes(preset: str) -> None:
     model, x = mlp(), torch.randn(6, 256)
