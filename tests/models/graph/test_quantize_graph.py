@@ -19,6 +19,8 @@ from zeropoint.models.linear_paths import FEW_ROWS
 from zeropoint.recipes import Assignment, Recipe, Rule, model_preset, parse_recipe
 from zeropoint.schemes import PRESETS
 
+pytestmark = pytest.mark.rotating
+
 MANY = FEW_ROWS + 1
 """Tokens for which an eager layer multiplies values of its weight, as a graph always does, not codes."""
 
