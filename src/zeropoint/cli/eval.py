@@ -75,10 +75,10 @@ def evaluate(  # noqa: PLR0913 (arguments, and records of options)
 ) -> None:
     """Measure how far models are from a reference.
 
-    Perplexity, KL divergence, choices and continuations are measured. Windows, scoring and statistics are as in
-    llama-perplexity, by its names. Models run on their decoded weights in float32, a block in
-    memory at a time, and their inputs are quantized where the checkpoint says so. The noise floor is the
-    reference in bfloat16. Embedding models, such as BERT, are compared by their embeddings.
+    Perplexity, KL divergence, choices and continuations are measured. Windows, scoring and statistics are as
+    in llama-perplexity, by its names. Models run on their decoded weights in float32, a block in memory at a
+    time, and their inputs are quantized where the checkpoint says so. The noise floor is the reference in
+    bfloat16. Embedding models, such as BERT, are compared by their embeddings.
 
     \b
     Examples:

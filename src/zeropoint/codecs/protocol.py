@@ -210,9 +210,7 @@ class Documents:
 
 
 class Codec(Protocol):
-    """Layout of quantized layers in files.
-
-    The module says what has no default.
+    """Protocol of codecs; the module says what has no default.
 
     Args:
         name: what users write in ``--format``.
@@ -254,9 +252,7 @@ class Codec(Protocol):
 
     # What it holds.
     def used(self, use: Use | None) -> Codec:
-        """Return the codec for a weight's use in a graph.
-
-        By default, itself.
+        """Return the codec for a weight's use in a graph, usually itself.
 
         Args:
             use: what the graph says of the weight, or None where the source has none.
@@ -472,9 +468,7 @@ class Codec(Protocol):
         """
 
     def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a configuration with a quantized cache of keys and values.
-
-        Its scales are in ``cache``.
+        """Return a configuration with a float8 cache of keys and values.
 
         Args:
             document: the configuration of a checkpoint that it claims, in whichever file that stands.

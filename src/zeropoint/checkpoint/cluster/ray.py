@@ -23,8 +23,8 @@ from ...errors import UnsupportedError, option, printable
 from ..measure.tiles import widest
 from ..plan.identity import identity
 from ..run.executor import ExecutorError, Job, Results
+from ..run.unit_results import ScanResult, UnitResult, mean_scale
 from ..run.units import Unit
-from ..run.work import Done, Scanned, mean_scale
 from .worker import TOKEN_FILE, Failed, PlanRequest, UnitBatch, work
 
 BATCH_BYTES = 1 << 28
@@ -105,7 +105,7 @@ class _Run:
                 return
             self._pending[self._remote.remote(self._request, batch)] = batch
 
-    def _take_in(self, handle: Any) -> Iterator[Scanned | Done]:
+    def _take_in(self, handle: Any) -> Iterator[ScanResult | UnitResult]:
         batch = self._pending.pop(handle)
         try:
             found = self._ray.get(handle)
@@ -115,7 +115,7 @@ class _Run:
             if isinstance(result, Failed):
                 self._failed.append(result)
                 continue
-            if isinstance(result, Scanned):
+            if isinstance(result, ScanResult):
                 self._schedule.add(result)
             yield result
 
@@ -160,7 +160,7 @@ class Schedule:
         """Whether all batches were handed out."""
         return not self._steps
 
-    def add(self, found: Scanned) -> None:
+    def add(self, found: ScanResult) -> None:
         """Take in the extremes of a unit."""
         self._scanned[found.number] = found
 

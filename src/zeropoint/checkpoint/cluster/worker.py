@@ -33,8 +33,9 @@ from ..read.source import open_source
 from ..read.storage import Place, shown
 from ..run.directory import Partials, partial_name
 from ..run.executor import ExecutorError
+from ..run.unit_results import ScanResult, UnitResult
 from ..run.units import Unit, units
-from ..run.work import Done, Scanned, buffer_bytes, do, scan
+from ..run.work import buffer_bytes, do, scan
 
 TOKEN_FILE = partial_name(MANIFEST)
 """Where the driver leaves its token: the hidden file of this run that is written last of all."""
@@ -87,7 +88,7 @@ class Failed:
     cause: OSError | None
 
 
-Result = Scanned | Done | Failed
+Result = ScanResult | UnitResult | Failed
 
 
 def work(request: PlanRequest, batch: UnitBatch) -> list[Result]:
@@ -112,7 +113,7 @@ def work(request: PlanRequest, batch: UnitBatch) -> list[Result]:
     return found
 
 
-def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPlan) -> Scanned | Done:
+def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPlan) -> ScanResult | UnitResult:
     scratch = _scratch(buffer_bytes([unit], plan.limits), plan.limits.device)
     if batch.scans:
         return scan(unit, plan.limits, scratch)

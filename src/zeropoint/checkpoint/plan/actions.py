@@ -16,7 +16,8 @@ from ..choose.selection import Why
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
 from .carried_scales import NOTHING, Carried
-from .origin import Floats, Origin
+from .float_view import Floats
+from .origin import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

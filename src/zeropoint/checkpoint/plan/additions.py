@@ -24,9 +24,9 @@ from ..read.storage import exists, open_file, shown
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, index_name, index_text, readable
+from .float_view import Floats
 from .limits import Limits
 from .new_tensor import NewTensor
-from .origin import Floats
 from .placement import Placements
 from .texts import Text
 

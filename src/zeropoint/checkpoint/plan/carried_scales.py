@@ -30,8 +30,9 @@ from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import is_fused_experts, module_of
 from ..read.storage import open_file
 from ..read.tensor_entries import TensorEntry
+from .float_view import Floats
 from .new_tensor import NewTensor
-from .origin import Floats, Origin
+from .origin import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

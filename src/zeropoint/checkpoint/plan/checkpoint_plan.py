@@ -42,9 +42,9 @@ from .carried_scales import NOTHING, carried
 from .config_and_index import MANIFEST, index_and_config
 from .cuts import tile_bytes, tile_shape
 from .file_heads import model_files
+from .float_view import Floats, as_floats, unquantized
 from .gathered import require_order
 from .limits import Limits
-from .origin import Floats, as_floats, unquantized
 from .output_shards import OutputShard, SharedScale
 from .placement import Placement, Placements
 from .plan_document import plan_document

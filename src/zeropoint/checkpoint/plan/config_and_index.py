@@ -22,7 +22,7 @@ from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
 from ..read.tensor_entries import Entries
-from .origin import Floats
+from .float_view import Floats
 from .placement import Placements
 from .texts import Text
 

@@ -23,7 +23,8 @@ from ..read.storage import OpenFile, Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
 
 if TYPE_CHECKING:  # which has what is gathered
-    from .origin import Floats, Origin
+    from .float_view import Floats
+    from .origin import Origin
     from .placement import Placement
 
 _FEW_RUNS = 8

@@ -29,8 +29,9 @@ from ..choose.selection import WEIGHT
 from ..read.source import Source
 from ..read.storage import exists, open_file, shown
 from ..read.tensor_entries import TensorEntry
+from .float_view import Floats
 from .folded import FoldedChannels
-from .origin import Floats, Origin
+from .origin import Origin
 
 RESCALED = "zeropoint_rescaled.json"
 _VERSION, _MOST_BYTES = 1, 1 << 30

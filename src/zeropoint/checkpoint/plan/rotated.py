@@ -28,8 +28,9 @@ from ..read.config_text import with_members
 from ..read.source import Source
 from ..read.storage import exists, read_small, shown
 from ..read.tensor_entries import Entries, TensorEntry
+from .float_view import Floats
 from .folded import Folded, FoldedNorm, RotatedSide
-from .origin import Floats, Origin
+from .origin import Origin
 
 ROTATED = "zeropoint_rotated.json"
 _VERSION, _MOST_BYTES = 1, 1 << 16

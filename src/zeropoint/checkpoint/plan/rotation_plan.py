@@ -23,8 +23,8 @@ from .actions import Actions
 from .checkpoint_plan import CheckpointPlan, kinds_of
 from .config_and_index import MANIFEST, index_and_config
 from .cuts import tile_shape
+from .float_view import unquantized
 from .limits import Limits
-from .origin import unquantized
 from .placement import Placements
 from .rotated import require_unrotated, rotated_floats, rotation_notes, sides_of
 

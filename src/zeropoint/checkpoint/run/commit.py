@@ -15,8 +15,8 @@ from ...errors import CheckpointError
 from ..read.file_names import JOURNAL
 from .directory import Partials
 from .journal import Journal
+from .unit_results import UnitResult
 from .units import Unit
-from .work import Done
 
 COMMIT_BYTES = 1 << 28
 COMMIT_SECONDS = 2.0
@@ -37,11 +37,11 @@ class Commit:
         self._units = units
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="zeropoint-sync")
         self._running: Future[None] | None = None
-        self._pending: list[Done] = []
+        self._pending: list[UnitResult] = []
         self._bytes = 0
         self._since = time.monotonic()
 
-    def add(self, result: Done) -> None:
+    def add(self, result: UnitResult) -> None:
         """Add a result, and start to make pending results durable when due.
 
         Raises CheckpointError when the disk has failed meanwhile.
@@ -93,7 +93,7 @@ class Commit:
         """Wait for what was begun, whatever comes of it."""
         self._thread.shutdown()
 
-    def _write(self, pending: Sequence[Done], before: Future[None] | None = None) -> None:
+    def _write(self, pending: Sequence[UnitResult], before: Future[None] | None = None) -> None:
         if before is not None:
             before.result()  # in this thread, so it has ended; what follows a failure never counts
         for file in sorted({self._units[result.number].file for result in pending}):

@@ -21,8 +21,8 @@ from .executor import Job
 from .manifest import last_files
 from .read_back import holds, read_back
 from .resume import State, begin
+from .unit_results import ScanResult, UnitResult
 from .units import Unit, Units, groups, left_of
-from .work import Done, Scanned
 
 _RECORD_BYTES = 1 << 10
 """Room for a unit in the journal and in the manifest together: four digests and its statistics."""
@@ -62,7 +62,7 @@ class DirectoryTarget:
         return self._directory.path
 
     @property
-    def done(self) -> MutableMapping[int, Done]:
+    def done(self) -> MutableMapping[int, UnitResult]:
         """See :class:`Target`."""
         return self._run[0].done
 
@@ -102,9 +102,9 @@ class DirectoryTarget:
             todo=left_of(self._units, self.done),
         )  # fmt: skip
 
-    def add(self, result: Scanned | Done) -> None:
+    def add(self, result: ScanResult | UnitResult) -> None:
         """See :class:`Target`."""
-        if isinstance(result, Done):
+        if isinstance(result, UnitResult):
             state, commit = self._run
             commit.add(result)
             state.done[result.number] = result

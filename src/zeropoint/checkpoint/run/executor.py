@@ -18,10 +18,11 @@ from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import layer_data
 from ..read.problems import ObstacleError
 from .directory import Partials
+from .unit_results import ScanResult, UnitResult, mean_scale
 from .units import Unit
-from .work import Done, Scanned, buffer_bytes, do, mean_scale, scan
+from .work import buffer_bytes, do, scan
 
-Results = Generator[Scanned | Done, None, None]
+Results = Generator[ScanResult | UnitResult, None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Job:
     partials: Partials
     todo: Sequence[Unit]
     groups: Mapping[str, tuple[Unit, ...]]
-    scanned: Mapping[int, Scanned]
+    scanned: Mapping[int, ScanResult]
 
 
 class ExecutorError(ObstacleError):
@@ -101,7 +102,7 @@ class _Extremes:
     """The extremes of a set, gathered from its units by several threads."""
 
     def __init__(
-        self, members: tuple[Unit, ...], scanned: Mapping[int, Scanned], stop: threading.Event
+        self, members: tuple[Unit, ...], scanned: Mapping[int, ScanResult], stop: threading.Event
     ) -> None:
         self._stop = stop
         self._found = [scanned[unit.number] for unit in members if unit.number in scanned]
@@ -111,7 +112,7 @@ class _Extremes:
         if len(self._found) == self._count:
             self._complete.set()
 
-    def add(self, found: Scanned) -> None:
+    def add(self, found: ScanResult) -> None:
         """Take in one unit's."""
         with self._guard:
             self._found.append(found)
@@ -143,7 +144,7 @@ class _UnitTask(Task):
         self.unit = unit
         self.job = job
         self.extremes = extremes
-        self.result: Scanned | Done | None = None
+        self.result: ScanResult | UnitResult | None = None
 
 
 class _Scan(_UnitTask):

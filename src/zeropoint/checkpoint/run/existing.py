@@ -26,13 +26,13 @@ from .directory import Partials
 from .executor import Job, local
 from .manifest import last_files
 from .read_back import holds, unproven
+from .unit_results import UnitResult, UnitResults
 from .units import Units, groups
-from .work import Done, Results
 
 
 def done_already(
     plan: CheckpointPlan, units: Units, path: Place, on_progress: Progress | None
-) -> Results | None:
+) -> UnitResults | None:
     """Return a run's results if ``path`` holds its bytes, else None.
 
     Raises as a run does for data that cannot be quantized.
@@ -45,13 +45,13 @@ def done_already(
             return None
     except CheckpointError:  # one is missing, or cannot be read
         return None
-    done = Results(len(units))
+    done = UnitResults(len(units))
     nowhere = _Nowhere(path=Path(), needed=0)
     job = Job(plan=plan, partials=nowhere, todo=units, groups=groups(units), scanned={})
     total, finished = sum(unit.nbytes for unit in units), 0
     with closing(local(job)) as results:
         for result in results:
-            if isinstance(result, Done):
+            if isinstance(result, UnitResult):
                 done[result.number] = result
                 finished += units[result.number].nbytes
                 if on_progress is not None:

@@ -31,8 +31,8 @@ from .manifest import error_of
 from .run_document import run_document
 from .store_target import StoreTarget
 from .target import Target
+from .unit_results import UnitResult
 from .units import Units, left_of, units
-from .work import Done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -211,7 +211,7 @@ def _do(
             with contextlib.closing(executor(job)) as results:
                 for result in results:
                     target.add(result)
-                    if not isinstance(result, Done):
+                    if not isinstance(result, UnitResult):
                         continue
                     unit = all_units[result.number]
                     left -= unit.nbytes
@@ -219,7 +219,7 @@ def _do(
                         on_progress(total - left, total, unit.name)
 
 
-def outcomes(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -> Sequence[Outcome]:
+def outcomes(plan: CheckpointPlan, all_units: Units, done: Mapping[int, UnitResult]) -> Sequence[Outcome]:
     """Return the result for each weight in plan order, after all units.
 
     Only the errors are kept: the digests take most of the memory, and the manifest has them by now.

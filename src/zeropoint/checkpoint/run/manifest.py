@@ -39,21 +39,21 @@ from ..plan.config_and_index import MANIFEST
 from ..plan.identity import VERSION
 from ..plan.texts import Text
 from ..read.source import INDEX_SUFFIX
+from .unit_results import UnitResult
 from .units import Units
-from .work import Done
 
 FORMAT = 1
 
 
 def manifest(
-    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, UnitResult]
 ) -> Text:
     """Return the manifest text of a run with all units ``done``."""
     return Text.made(lambda: _sealed(_pieces(plan, identity, all_units, done)))
 
 
 def last_files(
-    plan: CheckpointPlan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+    plan: CheckpointPlan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, UnitResult]
 ) -> dict[str, Text]:
     """Return the closing files by name, the commit file last."""
     ends = (INDEX_SUFFIX, CONTAINERS[plan.codec.container].suffix)
@@ -72,7 +72,7 @@ def _sealed(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _pieces(
-    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, UnitResult]
 ) -> Iterator[str]:
     yield f'{{\n"format": {FORMAT},\n"zeropoint": {json.dumps(VERSION)},\n'
     yield from _section("identity", sorted(identity.items()))
@@ -106,7 +106,9 @@ def _kept(plan: CheckpointPlan) -> Iterator[tuple[str, str]]:
     yield from sorted((name, reason) for name, reason in found if reason is not None)
 
 
-def _about(plan: CheckpointPlan, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
+def _about(
+    plan: CheckpointPlan, number: int, all_units: Units, done: Mapping[int, UnitResult]
+) -> dict[str, Any]:
     weight = plan.weights[number]
     layer = weight.layer
     rule = layer.weight.scales[0].rule if layer.weight.scales else None
@@ -125,20 +127,22 @@ def _of_loss(loss: Loss) -> dict[str, Any]:
     return {"seen": loss.seen, "held_out": loss.held_out, "vectors": loss.vectors, "own": loss.own}
 
 
-def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorError:
+def error_of(weight: int, all_units: Units, done: Mapping[int, UnitResult]) -> TensorError:
     """Return the error of a weight, by number, over its units."""
     errors = (done[number].error for number in all_units.of_weight(weight))
     return TensorError.merge(error for error in errors if error is not None)
 
 
-def _tensors(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -> Iterator[tuple[str, Any]]:
+def _tensors(
+    plan: CheckpointPlan, all_units: Units, done: Mapping[int, UnitResult]
+) -> Iterator[tuple[str, Any]]:
     """Yield what is said of each output tensor, by name."""
     for at, placed in enumerate(plan.placements.by_name):
         parts = _parts(all_units, done, plan.placements.owner(at), tensor=placed.name)
         yield placed.name, {"file": placed.shard, "parts": parts}
 
 
-def _parts(all_units: Units, done: Mapping[int, Done], number: int, *, tensor: str) -> list[list[Any]]:
+def _parts(all_units: Units, done: Mapping[int, UnitResult], number: int, *, tensor: str) -> list[list[Any]]:
     """Return the parts of a tensor or plain file by unit."""
     return [
         [span.begin, span.size, digest]

@@ -16,14 +16,19 @@ from ..read.problems import ObstacleError
 from ..read.storage import OpenFile, Place, open_file, shown
 from .directory import OutputDirectory, partial_name
 from .hashes import SHA256, XXH3, Hash
+from .unit_results import UnitResult
 from .units import Span, Unit
-from .work import PIECE, Done
+from .work import PIECE
 
 
 def read_back(
-    done: Mapping[int, Done], directory: OutputDirectory, plan: CheckpointPlan, all_units: Sequence[Unit],
-    *, published: Container[str],
-) -> None:  # fmt: skip
+    done: Mapping[int, UnitResult],
+    directory: OutputDirectory,
+    plan: CheckpointPlan,
+    all_units: Sequence[Unit],
+    *,
+    published: Container[str],
+) -> None:
     """Raise ReadBackError unless every unpublished file holds the written bytes."""
     for shard in plan.shards:
         if shard.name not in published:
@@ -67,7 +72,11 @@ def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
 
 
 def unproven(
-    done: Mapping[int, Done], units: Sequence[Unit], plan: CheckpointPlan, *, where: Callable[[str], Place]
+    done: Mapping[int, UnitResult],
+    units: Sequence[Unit],
+    plan: CheckpointPlan,
+    *,
+    where: Callable[[str], Place],
 ) -> list[Unit]:
     """Return the units that are missing or fail their hashes."""
     failed = set(wrong(done, units, plan, where=where))
@@ -75,7 +84,11 @@ def unproven(
 
 
 def wrong(
-    done: Mapping[int, Done], units: Sequence[Unit], plan: CheckpointPlan, *, where: Callable[[str], Place]
+    done: Mapping[int, UnitResult],
+    units: Sequence[Unit],
+    plan: CheckpointPlan,
+    *,
+    where: Callable[[str], Place],
 ) -> list[int]:
     """Return the numbers of the finished units that fail their hashes."""
     first = next((unit for unit in units if unit.number in done), None)
@@ -94,7 +107,7 @@ _REMOTE_PIECE = 1 << 23
 class _Proof(Task):
     """Hash what a unit wrote, and compare."""
 
-    def __init__(self, unit: Unit, done: Done, place: Place) -> None:
+    def __init__(self, unit: Unit, done: UnitResult, place: Place) -> None:
         super().__init__(unit.name, unit.nbytes)
         self.unit = unit
         self.done = done

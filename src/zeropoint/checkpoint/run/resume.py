@@ -18,8 +18,8 @@ from ..read.storage import shown
 from . import read_back
 from .directory import OutputDirectory, partial_name
 from .journal import Journal, JournalHeader, require_output, texts
+from .unit_results import UnitResult, UnitResults
 from .units import Unit, groups
-from .work import Done, Results
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class State:
 
     journal: Journal
     identity: Mapping[str, str]
-    done: MutableMapping[int, Done]
+    done: MutableMapping[int, UnitResult]
     publishing: bool = False
     published: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ def begin(directory: OutputDirectory, plan: CheckpointPlan, units: Sequence[Unit
         directory.require_free(published=False)
     with directory.partials.io(JOURNAL):
         journal = Journal(path)
-    state = State(journal=journal, identity=identity(plan), done=Results(len(units)))
+    state = State(journal=journal, identity=identity(plan), done=UnitResults(len(units)))
     try:
         now = JournalHeader(identity=state.identity, stamps=stamps(plan), files=directory.names)
         if journal.records:
@@ -139,7 +139,7 @@ def _replay(state: State, header: JournalHeader, units: Sequence[Unit]) -> Mappi
     stamps = header.stamps
     for record in state.journal.records[1:]:
         if "unit" in record:
-            found = Done.parse(record, units)
+            found = UnitResult.parse(record, units)
             state.done[found.number] = found
         elif "publish" in record:
             _published(record)

@@ -43,8 +43,8 @@ from .folder import Folder
 from .journal import texts
 from .manifest import last_files
 from .read_back import holds, read_back, unproven
+from .unit_results import ScanResult, UnitResult, UnitResults
 from .units import Unit, Units, groups
-from .work import Done, Results, Scanned
 
 RECORDS = ".zeropoint"
 _IDENTITY = f"{RECORDS}/identity.json"
@@ -129,14 +129,14 @@ class StoreTarget:
     def __init__(self, plan: CheckpointPlan, all_units: Units, out: RemotePath, spool: Path | None) -> None:
         _require_apart(plan.source.root, out)
         self.path = out
-        self.done = Results(len(all_units))
+        self.done = UnitResults(len(all_units))
         self.notes: list[str] = []
         self._files = _files(plan, all_units)
         require_outputs((*(file.name for file in self._files), *plan.texts))
         self._plan, self._units = plan, all_units
         self._spool = _spool(out, spool)
         self._identity = identity(plan)
-        self._scanned: dict[int, Scanned] = {}
+        self._scanned: dict[int, ScanResult] = {}
         self._there: set[str] = set()
 
     def __enter__(self) -> StoreTarget:
@@ -203,13 +203,14 @@ class StoreTarget:
                     self._there.add(file.name)
                     self.done.update((unit.number, unit) for unit in done)
 
-    def _proven(self, file: _File) -> list[Done] | None:
+    def _proven(self, file: _File) -> list[UnitResult] | None:
         """Return the proven results of a file in the store, or None."""
         record, place = self._read(file.record), self.path / file.name
         listed = record.get("units")
         try:
             done = [
-                Done.parse(unit, self._units) for unit in (listed if isinstance(listed, list) else [record])
+                UnitResult.parse(unit, self._units)
+                for unit in (listed if isinstance(listed, list) else [record])
             ]
         except CheckpointError as error:
             raise self._no_record(file.record) from error
@@ -251,9 +252,9 @@ class StoreTarget:
             if under_way is not None:
                 under_way.result()
 
-    def add(self, result: Scanned | Done) -> None:
+    def add(self, result: ScanResult | UnitResult) -> None:
         """See :class:`Target`; what was done is recorded with its file."""
-        if isinstance(result, Scanned):
+        if isinstance(result, ScanResult):
             self._scanned[result.number] = result
         else:
             self.done[result.number] = result

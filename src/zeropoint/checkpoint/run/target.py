@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..read.storage import Place
 from .executor import Job
-from .work import Done, Scanned
+from .unit_results import ScanResult, UnitResult
 
 
 class Target(Protocol):
@@ -25,7 +25,7 @@ class Target(Protocol):
         """See above."""
 
     @property
-    def done(self) -> MutableMapping[int, Done]:
+    def done(self) -> MutableMapping[int, UnitResult]:
         """Results of units by number; complete once the run has begun."""
 
     @property
@@ -58,7 +58,7 @@ class Target(Protocol):
     def jobs(self) -> Generator[Job, None, None]:
         """Yield the jobs; each is complete before the next is asked for."""
 
-    def add(self, result: Scanned | Done) -> None:
+    def add(self, result: ScanResult | UnitResult) -> None:
         """Add a unit's result, and make it durable, now or later."""
 
     def publish(self) -> None:

@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import math
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from ...codecs.act_order import group_index, in_groups
 from ...codecs.protocol import ROWS, LayerScheme
-from ...columns import Blobs
 from ...errors import (
-    CheckpointError,
     NonFiniteError,
     UnsupportedError,
     ZeropointError,
@@ -44,152 +41,11 @@ from ..plan.placement import Files, Placed, Placement
 from ..read.storage import OpenFile, open_file, shown
 from .directory import Partials, copy_range, write_at
 from .hashes import Hashes
+from .unit_results import ScanResult, UnitResult
 from .units import Span, Unit
 
-_MOST, _PARTS = 1e300, 64
 PIECE = 1 << 20
 """Bytes that are hashed and copied at once: few enough to stay in cache between the two."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scanned:
-    """The extremes of the unit of this number.
-
-    scales: how many it has, where the mean is asked for. sum: of these, in parts, as :func:`exact_sum` gives
-    them.
-    """
-
-    number: int
-    low: float
-    high: float
-    scales: int = 0
-    sum: tuple[float, ...] = ()
-
-
-def mean_scale(found: Collection[Scanned]) -> float | None:
-    """Return the mean scale over a weight's units, rounded once, or None.
-
-    >>> mean_scale([Scanned(number=n, low=0.0, high=1.0, scales=2, sum=(n + 0.5,)) for n in (0, 1)])
-    0.5
-    """
-    number = sum(each.scales for each in found)
-    return math.fsum(part for each in found for part in each.sum) / number if number else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """The result of the unit of this number.
-
-    digests: SHA-256 of what it wrote into each of its spans, in hexadecimal. checks: XXH3 of the same, where
-    this process wrote it; empty for what a record says. error: what quantization did to it; None for a copy.
-    """
-
-    number: int
-    digests: tuple[str, ...]
-    checks: tuple[str, ...] = ()
-    error: TensorError | None
-
-    @staticmethod
-    def of(unit: Unit, hashes: Sequence[Hashes], error: TensorError | None = None) -> Done:
-        """Return the result of a unit from the hashes of its spans."""
-        digests, checks = zip(*(each.digests for each in hashes), strict=True)
-        return Done(number=unit.number, digests=digests, checks=checks, error=error)
-
-    def document(self) -> dict[str, Any]:
-        """Return the result as a JSON document; :meth:`parse` is the lossless inverse."""
-        error = None if self.error is None else asdict(self.error)
-        return {"unit": self.number, "sha256": list(self.digests), "error": error}
-
-    @staticmethod
-    def parse(document: object, units: Sequence[Unit]) -> Done:
-        """Return the result in a document; raises CheckpointError where no unit fits."""
-        match document:
-            case {"unit": int(number), "sha256": [*digests], "error": error} if 0 <= number < len(units):
-                if all(isinstance(digest, str) for digest in digests):
-                    return Done(
-                        number=number, digests=tuple(digests), error=_parsed_error(error, units[number])
-                    )  # fmt: skip
-        raise CheckpointError(f"a record of a unit says {printable(repr(document)[:80])}")
-
-
-def _parsed_error(found: object, unit: Unit) -> TensorError | None:
-    """Return the error in a document of :func:`dataclasses.asdict`; only weights have one."""
-    weight = unit.placement
-    if weight.to is None and found is None:
-        return None
-    match found:
-        case {
-            "values": int(values),
-            "squares": [*squares],
-            "errors": [*errors],
-            "largest": float(largest),
-            "clipped": int(clipped),
-            "zero_blocks": int(zero),
-            "lost_blocks": int(lost),
-        } if (
-            weight.to is not None
-            and values == unit.count * weight.line_values
-            and all(0 <= number <= values for number in (clipped, zero, lost))
-            and largest >= 0
-            and _is_sum(squares)
-            and _is_sum(errors)
-        ):
-            return TensorError(
-                values=values,
-                squares=tuple(squares),
-                errors=tuple(errors),
-                largest=largest,
-                clipped=clipped,
-                zero_blocks=zero,
-                lost_blocks=lost,
-            )
-    raise CheckpointError(f"a record of unit {unit.number} says of its error {printable(repr(found)[:80])}")
-
-
-def _is_sum(parts: list[object]) -> bool:
-    """Return whether parts are what :func:`exact_sum` gives of squares."""
-    if parts == [math.inf]:
-        return True
-    # Far from where sums of a few of them would overflow; squares of float32 stay below 1e78 each.
-    numbers = [part for part in parts if isinstance(part, float) and abs(part) < _MOST]
-    return len(numbers) == len(parts) <= _PARTS and math.fsum(numbers) >= 0
-
-
-class Results(MutableMapping[int, Done]):
-    """Results of units by number, packed into few bytes each."""
-
-    def __init__(self, count: int, found: Mapping[int, Done] | None = None) -> None:
-        self._packed = Blobs(count)
-        self.update(found or {})
-
-    def __getitem__(self, number: int) -> Done:
-        data = memoryview(self._packed[number])
-        digests, rest = _split(data[2:], data[0], 32)
-        checks, error = _split(rest, data[1], 16)
-        found = TensorError.unpack(bytes(error)) if error else None
-        return Done(number=number, digests=digests, checks=checks, error=found)
-
-    def __setitem__(self, number: int, done: Done) -> None:
-        hashes = b"".join(map(bytes.fromhex, (*done.digests, *done.checks)))
-        error = b"" if done.error is None else done.error.pack()
-        self._packed[number] = bytes([len(done.digests), len(done.checks)]) + hashes + error
-
-    def __delitem__(self, number: int) -> None:
-        del self._packed[number]
-
-    def __contains__(self, number: object) -> bool:
-        return number in self._packed
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._packed)
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-
-def _split(data: memoryview, count: int, size: int) -> tuple[tuple[str, ...], memoryview]:
-    """Return ``count`` hashes of ``size`` bytes, in hexadecimal, and the rest."""
-    return tuple(data[n * size : (n + 1) * size].hex() for n in range(count)), data[count * size :]
 
 
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
@@ -216,7 +72,7 @@ def _read(
     return dequantize(codes, out=out), codes
 
 
-def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
+def scan(unit: Unit, limits: Limits, scratch: Scratch) -> ScanResult:
     """Return the extremes of a unit, and its scale sum where needed.
 
     Raises NonFiniteError as :func:`do` does: other weights may share the scale that follows, and are not at
@@ -234,10 +90,12 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
             if means:
                 scales.extend(scales_in(x, of.layer.codec.known(of.layer, 0.0).weight))
     low, high = widest(found)
-    return Scanned(number=unit.number, low=low, high=high, scales=len(scales), sum=exact_sum(scales))
+    return ScanResult(number=unit.number, low=low, high=high, scales=len(scales), sum=exact_sum(scales))
 
 
-def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: LayerData = NO_DATA) -> Done:
+def do(
+    unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: LayerData = NO_DATA
+) -> UnitResult:
     """Process a unit into the partial files.
 
     data: of the weight that it is a part of. Raises NonFiniteError with tensor, file and first index;
@@ -255,9 +113,9 @@ def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: L
         if unit.placement.to is None:
             for tile in parts:
                 _restore_tile(unit, files, tile.rows, scratch.buffer, writers[0])
-            return Done.of(unit, [writers[0].hashes])
+            return UnitResult.of(unit, [writers[0].hashes])
         errors = [_quantize_tile(unit.placement, files, tile, (data, scratch), writers) for tile in parts]
-    return Done.of(unit, [writer.hashes for writer in writers], TensorError.merge(errors))
+    return UnitResult.of(unit, [writer.hashes for writer in writers], TensorError.merge(errors))
 
 
 class _Writer:
@@ -375,7 +233,7 @@ def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writ
     writer.write(x)
 
 
-def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
+def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> UnitResult:
     """Hash and copy source bytes, in the kernel where possible."""
     hashes, (span,) = Hashes(), unit.spans
     begin = unit.placement.source.begin + unit.start
@@ -390,15 +248,15 @@ def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
             copy_range(source, target, begin=begin + done, to=to, size=len(part))
         else:
             write_at(target, part, to)
-    return Done.of(unit, [hashes])
+    return UnitResult.of(unit, [hashes])
 
 
-def _add(unit: Unit, data: bytes, target: int) -> Done:
+def _add(unit: Unit, data: bytes, target: int) -> UnitResult:
     """Write and hash bytes that lie in no file."""
     hashes, (span,) = Hashes(), unit.spans
     hashes.update(memoryview(data))
     write_at(target, memoryview(data), span.begin)
-    return Done.of(unit, [hashes])
+    return UnitResult.of(unit, [hashes])
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.expert_stacks import with_stacks
 from ..choose.selection import is_fused_experts, module_of, not_a_weight
 from ..choose.tied import tied_copies
-from ..plan.origin import Floats, Origins
+from ..plan.float_view import Floats, Origins
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source

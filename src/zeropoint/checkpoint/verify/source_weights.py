@@ -17,7 +17,8 @@ from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.expert_stacks import with_stacks
 from ..choose.selection import WEIGHT, Why, is_fused_experts
 from ..plan.carried_scales import carried
-from ..plan.origin import Floats, Origin, as_floats
+from ..plan.float_view import Floats, as_floats
+from ..plan.origin import Origin
 from ..plan.rescaled import folds_of, folds_text, rescaled_floats
 from ..plan.rotated import rotated_floats, rotation_said
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
