@@ -16,8 +16,8 @@ from ..own_files import OwnFile
 from ..progress import Progress, bars
 from ..recipes import Recipe
 from ..shown import PAGE, with_page
-from .choose.asked import codec_for, require_blocks
 from .choose.recipe import RecipeText
+from .choose.requests import codec_for, require_blocks
 from .choose.selection import DequantizePolicy, Selection
 from .cluster.ray import RayExecutor
 from .plan.checkpoint_plan import CheckpointPlan, make_plan

@@ -27,8 +27,8 @@ from .call_options import (
     planned,
     selection_of,
 )
-from .choose.asked import codec_for
 from .choose.recipe import KEEP
+from .choose.requests import codec_for
 from .choose.selection import FLOATS, DequantizePolicy, Selection
 from .model.cache_scales import with_cache_scales
 from .model.distillation import Distillation, copying, distilled
@@ -36,7 +36,7 @@ from .model.gathered_statistics import StatisticsResult, gathered, merged, requi
 from .model.saved_solving import PooledGrams, require_gram
 from .model.solved_weights import folder_for
 from .model.statistics_file import SavedStatistics
-from .model.tokens import Windows, asked_windows
+from .model.tokens import Windows, requested_windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.file import write_plan
 from .plan.limits import Limits
@@ -418,7 +418,8 @@ def gather_statistics(
     parts, path = paths(statistics), Path(file)
     require_one(calibration=calibration, statistics=parts or None)
     require_ending(path, of_files=bool(parts))
-    data, limits = asked_windows(calibration, samples, length), Limits.default(workers, max_memory, device)
+    data = requested_windows(calibration, samples, length)
+    limits = Limits.default(workers, max_memory, device)
     limits.require_model(runs=data is not None)
     if data is None:
         if gram:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console as Console
 
     from ..bench.speeds import kernel_speeds as kernel_speeds
-    from ..checkpoint.choose.asked import codec_for as codec_for
-    from ..checkpoint.choose.asked import require_blocks as require_blocks
     from ..checkpoint.choose.recipe import RecipeText as RecipeText
+    from ..checkpoint.choose.requests import codec_for as codec_for
+    from ..checkpoint.choose.requests import require_blocks as require_blocks
     from ..checkpoint.choose.selection import FLOATS as FLOATS
     from ..checkpoint.plan.file import PlanFile as PlanFile
     from ..checkpoint.read.storage import place as place
@@ -90,7 +90,7 @@ _OWNERS = {
         ),
         "checkpoint.verbs",
     ),
-    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.choose.asked"),
+    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.choose.requests"),
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     "evaluate_checkpoint": "eval",
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),

@@ -39,15 +39,15 @@ def main(arguments: Sequence[str]) -> int:
         fail(app.usage(error), as_json=as_json)
         return 2
     except OptionError as error:
-        fail(said_by(error), as_json=as_json)
+        fail(message_of(error), as_json=as_json)
         return 2
     except Interrupted as interruption:
-        fail(said_by(interruption), as_json=as_json)
+        fail(message_of(interruption), as_json=as_json)
         return interruption.status
     except app.ReaderGoneError:
         return 128 + signal.SIGPIPE
     except (ZeropointError, OSError) as error:
-        fail(said_by(error), as_json=as_json)
+        fail(message_of(error), as_json=as_json)
         return 1
     except MemoryError:
         fail("out of memory; use --max-memory or fewer --workers", as_json=as_json)
@@ -80,7 +80,7 @@ def _where(error: Exception) -> str:
     return f"{said(error)}{place}"
 
 
-def said_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of an error, with its notes."""
     return "; ".join((str(error), *getattr(error, "__notes__", ())))
 

@@ -20,17 +20,17 @@ class Interrupted(BaseException):
     """Raised in the main thread by a signal; escapes ``except Exception``."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(_said(number))
+        super().__init__(_message(number))
         self.status = 128 + number
 
 
-def _said(number: int) -> str:
+def _message(number: int) -> str:
     return "interrupted" if number == signal.SIGINT else f"interrupted by {signal.Signals(number).name}"
 
 
 def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature is Python's)
     with contextlib.suppress(OSError):
-        os.write(2, f"error: {_said(number)}\n".encode())
+        os.write(2, f"error: {_message(number)}\n".encode())
     os._exit(128 + number)
 
 

@@ -14,7 +14,7 @@ import typer
 from ..errors import OptionError, ZeropointError, count
 from . import lazy
 from .arguments import parse_output, parse_path
-from .main import fail, said_by
+from .main import fail, message_of
 from .options import READ, Display
 from .output import note, show, show_json
 
@@ -79,7 +79,7 @@ def run_each(
         except (OptionError, typer.BadParameter):
             raise  # of the command line, which is the same for all
         except (ZeropointError, OSError) as error:
-            results[source] = said_by(error)
+            results[source] = message_of(error)
     seconds = time.perf_counter() - start
     if display.as_json:
         documents = [

@@ -333,7 +333,7 @@ class Bitsandbytes(Codec):
         """See :class:`Codec`: absmax is stored less its mean."""
         return _is_double(layer.weight)
 
-    def known(self, layer: LayerScheme, mean: float) -> LayerScheme:
+    def with_mean(self, layer: LayerScheme, mean: float) -> LayerScheme:
         """See :class:`Codec`: a first level as without double quantization, then the second."""
         if not _is_double(layer.weight):
             return layer

@@ -264,11 +264,11 @@ class Mlx(Codec):
         """See :class:`Codec`: the prevalent scheme for all, others by name."""
         layers = {module.name: module.layer for module in contents.modules() if module.layer is not None}
         (usual, _), *_ = Counter(layers.values()).most_common(1)
-        other = {_module(name): _said(layer) for name, layer in layers.items() if layer != usual}
-        clash = sorted(other.keys() & _said(usual).keys())
+        other = {_module(name): _layer_config(layer) for name, layer in layers.items() if layer != usual}
+        clash = sorted(other.keys() & _layer_config(usual).keys())
         if clash:
             raise CheckpointError(f"{printable(clash[0])} names a layer and a number of the configuration")
-        return Documents(section=_said(usual) | other, keys=KEYS)
+        return Documents(section=_layer_config(usual) | other, keys=KEYS)
 
 
 def _module(name: str) -> str:
@@ -277,7 +277,7 @@ def _module(name: str) -> str:
     return name if found is None else found[0]
 
 
-def _said(layer: LayerScheme) -> dict[str, Any]:
+def _layer_config(layer: LayerScheme) -> dict[str, Any]:
     """Return the configuration of a layer."""
     group = blocks(layer.weight)[COLUMNS]
     return {"group_size": group, "bits": layer.weight.bits, "mode": layer.layout}

@@ -98,7 +98,7 @@ class ModelFormat:
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """Return the stored form of a tensor, or None if unchanged.
 
-        The form is NO_PLACE where engines take no file with such a tensor and do without it.
+        The form is OMITTED where engines take no file with such a tensor and do without it.
 
         Args:
             name: of the tensor in the model.

@@ -326,7 +326,7 @@ class Codec(Protocol):
         """
         return False
 
-    def known(self, layer: LayerScheme, mean: float) -> LayerScheme:
+    def with_mean(self, layer: LayerScheme, mean: float) -> LayerScheme:
         """Return the scheme of parts under a known mean scale.
 
         Args:

@@ -162,7 +162,7 @@ class Reshaped(NamedTuple):
     to_model: Callable[[Shape], Shape]
 
 
-NO_PLACE = StoredForm("")
+OMITTED = StoredForm("")
 """Form of a tensor that files omit."""
-AS_MODEL = StoredForm("")
+MODEL_FORM = StoredForm("")
 """Form of unchanged values."""

@@ -12,7 +12,7 @@ from ..checkpoint.plan.output_shards import OutputShard, SharedScale
 from ..checkpoint.plan.placement import Placed, Placement
 from ..checkpoint.plan.tensor_parallel import WAYS, Indivisible, indivisible
 from ..checkpoint.plan.verdicts import Verdict, verdicts
-from ..checkpoint.run.advice import partly
+from ..checkpoint.run.advice import misfit_warnings
 from ..errors import size_of
 from .table_layout import Plain, plain
 from .tables import decision_table, folded, lines, once, times
@@ -37,7 +37,7 @@ def plan_report(plan: CheckpointPlan, *, everything: bool = False) -> Renderable
         parts.append(shared_table(plan.shared_scales, everything=everything))
     spaced = [part for table in parts for part in (table, Text())]
     return Group(
-        *lines(partly(plan), "warning: "),
+        *lines(misfit_warnings(plan), "warning: "),
         Text("\n".join((*plan.summary, plan.memory, ""))),
         engine_table(verdicts(plan)),
         Text(),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..checkpoint.run.advice import partly, rough
+from ..checkpoint.run.advice import error_warnings, misfit_warnings
 from ..checkpoint.run.loop import RunResult
 from ..codecs.engines import Loads
 from ..errors import count, size_of
@@ -35,7 +35,7 @@ def runs_report(results: Mapping[str, RunResult | str], *, seconds: float) -> Re
     warned = [
         f"{source}: warning: {said}"
         for source, found in written.items()
-        for said in (*partly(found.plan), *rough(found))
+        for said in (*misfit_warnings(found.plan), *error_warnings(found))
     ]
     warned += [
         f"{source}: note: {said}"

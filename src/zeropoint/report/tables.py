@@ -21,9 +21,9 @@ from ..checkpoint.measure.tensor_error import TensorError, worst
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.qualities import offered_quality
 from ..checkpoint.plan.verdicts import verdicts
-from ..checkpoint.run.advice import partly, rough
+from ..checkpoint.run.advice import error_warnings, misfit_warnings
 from ..checkpoint.run.expert_tokens import expert_tokens
-from ..checkpoint.run.keeping import keeping
+from ..checkpoint.run.keeping import keeping_cost
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection
@@ -62,14 +62,14 @@ def run_report(
     if result.outcomes:
         errors = [error_table(result.outcomes, everything=everything, order=order), *_kept(result), Text()]
     return Group(
-        *lines(partly(plan), "warning: "),
+        *lines(misfit_warnings(plan), "warning: "),
         decision_table(plan.decisions, everything=everything),
         Text(),
         *errors,
         *_experts(plan),
         *lines(once(result.notes, everything), "note: "),
         *lines([*offered_quality(plan), *doubts(plan)], "note: "),
-        *lines([*_losses(result.outcomes), *rough(result)], "warning: "),
+        *lines([*_losses(result.outcomes), *error_warnings(result)], "warning: "),
         Text("\n".join((f"{sizes} in {seconds:.1f} s", *facts))),
     )
 
@@ -121,7 +121,7 @@ def _add_worst(
 
 def _kept(result: RunResult) -> list[RenderableType]:
     """Return the cost of keeping the worst weights, and its option."""
-    found = keeping(result)
+    found = keeping_cost(result)
     if found is None:
         return []
     return [Text(str(found)), Text(f"  {found.option}", no_wrap=True, overflow="ignore")]

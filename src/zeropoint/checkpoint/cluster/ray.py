@@ -90,7 +90,7 @@ class _Run:
                 self._hand_out()
                 ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_POLL_SECONDS)
                 for handle in ready:
-                    yield from self._take_in(handle)
+                    yield from self._add_result(handle)
         finally:
             self._end()
         if self._failed:
@@ -105,7 +105,7 @@ class _Run:
                 return
             self._pending[self._remote.remote(self._request, batch)] = batch
 
-    def _take_in(self, handle: Any) -> Iterator[ScanResult | UnitResult]:
+    def _add_result(self, handle: Any) -> Iterator[ScanResult | UnitResult]:
         batch = self._pending.pop(handle)
         try:
             found = self._ray.get(handle)

@@ -35,7 +35,7 @@ from ..run.directory import Partials, partial_name
 from ..run.executor import ExecutorError
 from ..run.unit_results import ScanResult, UnitResult
 from ..run.units import Unit, units
-from ..run.work import buffer_bytes, do, scan
+from ..run.work import buffer_bytes, process, scan
 
 TOKEN_FILE = partial_name(MANIFEST)
 """Where the driver leaves its token: the hidden file of this run that is written last of all."""
@@ -119,7 +119,7 @@ def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPla
         return scan(unit, plan.limits, scratch)
     group = unit.group
     found = (None, None) if group is None else (batch.extremes[group], batch.means[group])
-    return do(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.placement, *found))
+    return process(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.placement, *found))
 
 
 @functools.lru_cache(maxsize=1)

@@ -47,7 +47,7 @@ from .empty_model import empty_model
 from .importance import weighted
 from .loading import Files, fill, read_tensor
 from .own_tokens import generate, require_memory
-from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
+from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .parts import input_tensors
 from .statistics_file import tokens_digest
 from .tokens import OWN, Given, Windows, windows_of
@@ -321,7 +321,7 @@ def _takes(method: str) -> bool:
 def _rows(root: nn.Module) -> list[WeightRows]:
     linears = {name: m.out_features for name, m in root.named_modules() if type(m) is nn.Linear}
     experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
-    return file_rows(root, stands_of(linears, experts))
+    return file_rows(root, model_weights(linears, experts))
 
 
 def _require_runnable(source: Source, remedy: str) -> None:

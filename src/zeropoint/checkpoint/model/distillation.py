@@ -33,7 +33,7 @@ from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import shard_fields
 from ..plan.limits import Limits
 from ..plan.new_tensor import NewTensor
-from ..plan.rotated import rotated_floats, rotation_said
+from ..plan.rotated import rotated_floats, saved_rotation
 from ..read.decoding import read_rows
 from ..read.quantized_layers import StoredLayer, configuration
 from ..read.source import Source
@@ -94,7 +94,7 @@ def distilled(
     scales that can be trained, and models that are not run here; CalibrationError for bad data.
     """
     source, quantized, limits = asked.source, asked.quantized, plan.limits
-    rotation = rotation_said(quantized) if rotation_said(source) is None else None
+    rotation = saved_rotation(quantized) if saved_rotation(source) is None else None
     seen = None if rotation is None else functools.partial(rotated_floats, rotation=rotation)
     with running(source, asked.given, limits, remedy=_REMEDY, seen=seen) as teacher, Files() as files:
         # What is free on a GPU is asked of the GPU, where the first model lies already.
@@ -118,7 +118,7 @@ def distilled(
                 teacher.batches, asked.steps, scales, progress=progress,
             )  # fmt: skip
             made = list(scales.tensors())
-            said = (*scales.said(), *notes)
+            said = (*scales.notes(), *notes)
     plan = plan_with(quantized, plan.codec, made, {}, limits, notes=said)
     return with_trained(plan, frozenset(scales.modules))
 
@@ -264,7 +264,7 @@ class _Scales:
             self._files[entry.file]  # which opens it
         return read_rows(stored, self._files, 0, stored.shape[0])
 
-    def said(self) -> Iterator[str]:
+    def notes(self) -> Iterator[str]:
         """Yield sentences about errors of blocks, and about weights whose scales stay."""
         blocks = len(self._errors)
         before, after = (math.fsum(pair[at] for pair in self._errors) / blocks for at in (0, 1))

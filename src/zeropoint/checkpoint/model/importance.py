@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ...codecs.model_format import WEIGHTED
-from ...codecs.stored_forms import NO_PLACE, StoredForm
+from ...codecs.stored_forms import OMITTED, StoredForm
 from ...errors import CalibrationError, near_misses, option, printable
 from ...methods import method_named
 from ...methods.rotate import of_rotated
@@ -139,7 +139,7 @@ def _stored_form(plan: CheckpointPlan, weight: Placement) -> StoredForm | None:
     """Return the form of a weight in the output files of llama.cpp."""
     name, config = f"{weight.module}.weight", plan.source.config or {}
     form = plan.codec.model_format.stored_form(name, weight.shape, config)
-    return None if form is NO_PLACE else form
+    return None if form is OMITTED else form
 
 
 def _statistics(values: Floats, name: str) -> Statistics:

@@ -36,7 +36,7 @@ from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place, open_file, shown
 from ..read.tensor_entries import TensorEntry
-from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
+from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .parts import layer_scheme_of, whole_scale
 
 
@@ -62,7 +62,7 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
         linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
         rows = {name: m.out_features for name, m in linears.items() if TRANSPOSED not in vars(m)}
-        where = file_rows(root, stands_of(rows, experts))
+        where = file_rows(root, model_weights(rows, experts))
         stored = _stored(source, where, linears)
         _load_floats(target, stored, files)
         made = _layers(linears, where, (source, stored), files)

@@ -36,7 +36,7 @@ class WeightRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
+class ModelWeight:
     """A quantized weight of a model: its layers and shape.
 
     layers: name and rows of each, in order. shape: with one number for each row.
@@ -46,14 +46,14 @@ class Stand:
     shape: tuple[int, ...]
 
 
-def stands_of(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) -> dict[str, Stand]:
+def model_weights(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) -> dict[str, ModelWeight]:
     """Return the weights that may be quantized, by their model names.
 
     layers: the rows of linear layers by name; experts' layers do not count. experts: by name.
     """
     inside = tuple(f"{name}." for name in experts)
     found = {
-        f"{name}{WEIGHT}".lstrip("."): Stand(layers=((name, rows),), shape=(rows, 1))
+        f"{name}{WEIGHT}".lstrip("."): ModelWeight(layers=((name, rows),), shape=(rows, 1))
         for name, rows in layers.items()
         if not name.startswith(inside)
     }
@@ -62,7 +62,7 @@ def stands_of(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) ->
             children = split.get_submodule(own).named_children()
             members = tuple((f"{name}.{own}.{key}", _rows(layer)) for key, layer in children)
             order = (1, members[0][1]) if split.rest.is_transposed else (members[0][1], 1)
-            found[f"{name}.{own}"] = Stand(layers=members, shape=(len(members), *order))
+            found[f"{name}.{own}"] = ModelWeight(layers=members, shape=(len(members), *order))
     return found
 
 
@@ -97,20 +97,20 @@ def file_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[WeightRows]:
+def file_rows(model: nn.Module, weights: Mapping[str, ModelWeight]) -> list[WeightRows]:
     """Return the places of quantized weights' rows in the model's files.
 
-    stands: by the names of the weights in the model. Raises UnsupportedError, which names the layer, where a
+    weights: by the names of the weights in the model. Raises UnsupportedError, which names the layer, where a
     file holds no matrix of rows of one layer.
     """
     columns, starts = {}, dict[int, tuple[str, int]]()
     count = 0
-    for name, stand in stands.items():
+    for name, weight in weights.items():
         begin = count
-        for layer, rows in stand.layers:
+        for layer, rows in weight.layers:
             starts[count] = layer, rows
             count += rows
-        columns[name] = torch.arange(begin, count).reshape(stand.shape)
+        columns[name] = torch.arange(begin, count).reshape(weight.shape)
     begins = torch.tensor(sorted(starts))
     config: Any = model.config if is_pretrained(model) else None
     interleaved = config is not None and expert_layout(config.to_dict()).interleaved

@@ -27,7 +27,7 @@ from ...models.dequantize import QUANTIZED, restore
 from ...recipes import Activation
 from ...tensor import QuantizedTensor
 from ...training import FakeQuantize
-from .parameter_names import WEIGHT, file_rows, file_tensors, stands_of
+from .parameter_names import WEIGHT, file_rows, file_tensors, model_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
         )
     skeleton = restore(skeleton, [module for module, _ in others.values()])
     experts = {n: m for n, m in skeleton.named_modules() if isinstance(m, SplitExperts)}
-    stands = stands_of({name: layer.out_features for name, layer in fits.items()}, experts)
+    weights = model_weights({name: layer.out_features for name, layer in fits.items()}, experts)
     gone = tuple(itertools.chain(
         (f"{name}.{part}" for name in fits for part in ("weight.", "input_quantizer.")),
         (f"{name}.{own}." for name, split in experts.items() for own in (split.up, split.down)),
@@ -98,7 +98,7 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
         if isinstance(value, torch.Tensor) and not name.startswith(gone)
     }  # fmt: skip
     floats, quantized, named = file_tensors(skeleton, state), {}, {}
-    for rows in file_rows(skeleton, stands):
+    for rows in file_rows(skeleton, weights):
         layer = skeleton.get_submodule(rows.layer)
         if isinstance(layer, QuantizedLinear):
             quantized[rows.module] = _quantized(layer, rows.index, codec)

@@ -121,7 +121,7 @@ def solved_from(
                 data = LayerData(statistics={GRAM: gram}, own=saved.sites[site].vectors)
                 _solve(todo, data, extremes, kept, files, workers=plan.limits.workers)
     tasks = [task for group in groups.values() for task, _ in group]
-    return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.said()))
+    return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.notes()))
 
 
 def require_gram(saved: SavedStatistics) -> None:

@@ -232,7 +232,7 @@ def _write(path: Path, parts: Parts, shards: _Shards, texts: Mapping[str, bytes]
             for name, data in texts.items():
                 directory.prepare(name, len(data), data)
             last = [n for n in texts if n.endswith(INDEX_SUFFIX) or n in (CONFIG, WEIGHTS_ONLY_CONFIG)]
-            directory.settle()
+            directory.sync()
             directory.publish(last)
         except BaseException:
             directory.discard()

@@ -160,7 +160,7 @@ def solved(
     if folds:
         plan = with_folds(plan, folds)
     notes = (
-        *plan.notes, *of_rescaling(kept.rescalings), *of_corrections(plan, kept.corrected), *kept.said(),
+        *plan.notes, *of_rescaling(kept.rescalings), *of_corrections(plan, kept.corrected), *kept.notes(),
         *outside_of_blocks(tasks, kept.losses),
     )  # fmt: skip
     return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
@@ -392,7 +392,7 @@ class SolvedFolder:
             found[task.name] = SolvedWeight(path, digest, self.losses[task.name])
         return found
 
-    def said(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[str, ...]:
         """Return sentences about the losses of all weights."""
         return tuple(of_losses(self.losses))
 

@@ -118,7 +118,7 @@ Given: TypeAlias = torch.Tensor | Path | str | Windows
 """Calibration data, with or without the number and length of windows."""
 
 
-def asked_windows(
+def requested_windows(
     given: torch.Tensor | Path | str | None, samples: int | None, length: int | None
 ) -> Windows | None:
     """Return the requested windows, or None; raises OptionError without data."""

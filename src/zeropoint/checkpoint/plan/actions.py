@@ -15,7 +15,7 @@ from ..choose.expert_matrices import matrices
 from ..choose.selection import Why
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
-from .carried_scales import NOTHING, Carried
+from .carried_scales import NOTHING, Replacements
 from .float_view import Floats
 from .origin import Origin
 
@@ -42,7 +42,7 @@ class Actions:
     @staticmethod
     def of(
         floats: Floats, decisions: Sequence[TensorDecision], tied: Mapping[str, str], *, every: bool,
-        more: Carried = NOTHING,
+        more: Replacements = NOTHING,
     ) -> Actions:  # fmt: skip
         """Return the actions for ``decisions``.
 
@@ -168,7 +168,7 @@ class Actions:
 
 def _folded(origin: Origin) -> str:
     """Return the description of a change to a tensor of floats."""
-    return "gathered" if origin.folded is None else origin.folded.said
+    return "gathered" if origin.folded is None else origin.folded.action
 
 
 def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> TensorDecision:

@@ -36,7 +36,7 @@ from .origin import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
+class Replacements:
     """Tensors that replace tensors of a source instead of copies.
 
     added: what is written. gone: what is not copied, with the reason. notes: sentences about that. cache:
@@ -48,21 +48,21 @@ class Carried:
     notes: tuple[str, ...] = ()
     cache: bool = False
 
-    def __or__(self, other: Carried) -> Carried:
+    def __or__(self, other: Replacements) -> Replacements:
         """Return both."""
-        return Carried(
+        return Replacements(
             added=self.added + other.added, gone={**self.gone, **other.gone}, notes=self.notes + other.notes,
             cache=self.cache or other.cache,
         )  # fmt: skip
 
 
-NOTHING = Carried()
+NOTHING = Replacements()
 _OF_CACHE = re.compile(r"(.+?)(?:\.[kv]_proj)?\.([kv]_scale)", re.DOTALL)
 
 
-def carried(
+def replacements(
     floats: Floats, decisions: Sequence[TensorDecision], codec: Codec, *, requantize: bool
-) -> Carried:
+) -> Replacements:
     """Return all that goes with the layers that ``decisions`` convert to ``codec``.
 
     requantize: whether numbers may be rounded that have another form there. Raises what
@@ -75,7 +75,7 @@ def carried(
     )
 
 
-def cache_scales(floats: Floats, codec: Codec) -> Carried:
+def cache_scales(floats: Floats, codec: Codec) -> Replacements:
     """Return the float8 cache scales in the layout of ``codec``.
 
     They are left out where the layout has no place for them, or for the cache format in the configuration; a
@@ -95,7 +95,7 @@ def cache_scales(floats: Floats, codec: Codec) -> Carried:
             f"{count(len(found), 'scale')} of a cache left out, such as {example}, which have no place in "
             f"{codec.title}{said}"
         )
-        return Carried(gone=dict.fromkeys(gone, "left out"), notes=(note,))
+        return Replacements(gone=dict.fromkeys(gone, "left out"), notes=(note,))
     added = []
     for entry in found:
         match = _OF_CACHE.fullmatch(entry.name)
@@ -104,10 +104,10 @@ def cache_scales(floats: Floats, codec: Codec) -> Carried:
         number = _number(entry)
         number = number.to(place.dtype or number.dtype).reshape(place.shape)
         added.append(NewTensor(f"{match[1]}.{own}", entry, number).origin)
-    return Carried(added=tuple(added), gone=gone, cache=True)
+    return Replacements(added=tuple(added), gone=gone, cache=True)
 
 
-def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Carried:
+def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Replacements:
     """Return the biases of fused experts, split as ``decisions`` split the weights."""
     added: list[Origin] = []
     gone: dict[str, str] = {}
@@ -119,7 +119,7 @@ def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Carried
         if bias is not None:
             added += _biases(bias, entry)
             gone[bias.name] = "split as its experts are"
-    return Carried(added=tuple(added), gone=gone)
+    return Replacements(added=tuple(added), gone=gone)
 
 
 def _biases(bias: TensorEntry, weight: TensorEntry) -> Iterator[Origin]:
@@ -135,7 +135,7 @@ def _biases(bias: TensorEntry, weight: TensorEntry) -> Iterator[Origin]:
         yield Origin(entry=entry, step=matrix.step)
 
 
-def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requantize: bool) -> Carried:
+def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requantize: bool) -> Replacements:
     """Return the static input parameters of converted layers in their codecs' layouts.
 
     requantize: whether a reciprocal may be rounded.
@@ -163,10 +163,10 @@ def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requant
             origin = floats.origins[name]
             for matrix in matrices(decision.entry, fused=decision.layer.codec.fuses(decision.layer)):
                 added += scales_of_matrix(origin, matrix, given, decision.layer, rounded=requantize)
-    return Carried(added=tuple(added), notes=tuple(_said(changed)))
+    return Replacements(added=tuple(added), notes=tuple(_changed_inputs(changed)))
 
 
-def _said(changed: Sequence[tuple[str, Activation, Activation | None]]) -> Iterator[str]:
+def _changed_inputs(changed: Sequence[tuple[str, Activation, Activation | None]]) -> Iterator[str]:
     """Yield a sentence for layers whose inputs change their quantization."""
     if changed:
         name, given, wanted = changed[0]

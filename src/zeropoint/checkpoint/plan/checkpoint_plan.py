@@ -38,7 +38,7 @@ from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import Source
 from ..read.storage import shown
 from .actions import Actions
-from .carried_scales import NOTHING, carried
+from .carried_scales import NOTHING, replacements
 from .config_and_index import MANIFEST, index_and_config
 from .cuts import tile_bytes, tile_shape
 from .file_heads import model_files
@@ -127,12 +127,12 @@ class CheckpointPlan(Result):
         return rescaled_floats(floats, self.folds)
 
     @property
-    def worked(self) -> Iterator[Placement]:
+    def processed(self) -> Iterator[Placement]:
         """All that is more than copied."""
         return itertools.chain(self.weights, self.restored)
 
     @property
-    def worked_bytes(self) -> int:
+    def processed_bytes(self) -> int:
         """Bytes of all processed and copied tensors, codes counted as floats."""
         return sum(item.extent * item.line_bytes for item in self.placements.all)
 
@@ -205,7 +205,7 @@ class CheckpointPlan(Result):
     @property
     def peak_memory(self) -> int:
         """Estimate of the largest memory of a run, interpreter and libraries included."""
-        kinds = kinds_of(self.worked)
+        kinds = kinds_of(self.processed)
         sizes = (tile_bytes(w, self.limits) for w in kinds)
         largest = max(sizes, default=0)
         return self.limits.base_memory + self.limits.workers * largest
@@ -267,8 +267,8 @@ def make_plan(
         require_unrotated(source)
         floats = rotated_floats(plain, rotation)
     floats = floats.in_pieces(codec, selection.floats)
-    placeless = floats.placeless(codec)
-    floats = rescaled_floats(floats.without(placeless), folds or {})
+    omitted = floats.omitted(codec)
+    floats = rescaled_floats(floats.without(omitted), folds or {})
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
@@ -279,7 +279,7 @@ def make_plan(
         decisions = conversions(
             floats.source, decisions, floats.quantized, codec, to=_only_layer(recipe, codec), requantize=anew
         )
-        more = carried(floats, decisions, codec, requantize=anew)
+        more = replacements(floats, decisions, codec, requantize=anew)
     merged = mixture is None and not MERGING.isdisjoint(codec.usual)
     split = split_sets(decisions) if merged else []
     if split and selection.strict:
@@ -312,11 +312,11 @@ def make_plan(
         notes=(
             *source.notes, *notes, *_notes(floats.source, decisions), *_of_configuration(texts), *split,
             *actions.notes(), *remarks, *remarks_of_files,
-            *_of_placeless(placeless, codec), *more.notes,
+            *_omission_notes(omitted, codec), *more.notes,
         ),
         companions={path: source.size_of(path) for path in companions},
     )  # fmt: skip
-    for weight in kinds_of(plan.worked):
+    for weight in kinds_of(plan.processed):
         tile_shape(weight, limits)
         require_order(weight)
     return plan
@@ -350,7 +350,7 @@ def _of_mixture(mixture: str, text: RecipeText, source: Source, codec: Codec) ->
     return text.of_types(types, codec).parse(codec)
 
 
-def _of_placeless(names: Collection[str], codec: Codec) -> list[str]:
+def _omission_notes(names: Collection[str], codec: Codec) -> list[str]:
     if not names:
         return []
     example, engine = printable(min(names)), codec.usual[0]

@@ -18,7 +18,7 @@ from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
 from ...codecs.records import Reader
 from ...codecs.safetensors_dtypes import FILE_DTYPES
-from ...codecs.stored_forms import NO_PLACE
+from ...codecs.stored_forms import OMITTED
 from ...errors import CheckpointError, UnsupportedError
 from ...recipes import Activation
 from ..choose.expert_matrices import has_one_scale_each
@@ -70,13 +70,11 @@ class Floats:
         """Return the checkpoint with a codec's tensors, converted floats in ``dtype``."""
         return in_pieces(self, codec, dtype)
 
-    def placeless(self, codec: Codec) -> set[str]:
+    def omitted(self, codec: Codec) -> set[str]:
         """Return the tensors that a codec's files omit, as engines do."""
         config = self.source.config or {}
         entries = self.source.entries.values()
-        return {
-            e.name for e in entries if codec.model_format.stored_form(e.name, e.shape, config) is NO_PLACE
-        }
+        return {e.name for e in entries if codec.model_format.stored_form(e.name, e.shape, config) is OMITTED}
 
     def without(self, names: Collection[str]) -> Floats:
         """Return the same checkpoint without some tensors."""

@@ -42,7 +42,7 @@ class Folded:
     one: what that norm adds to its weight.
     """
 
-    said: ClassVar[str] = "rotated"
+    action: ClassVar[str] = "rotated"
 
     inputs: RotatedSide | None = None
     outputs: RotatedSide | None = None
@@ -80,7 +80,7 @@ class Folded:
 class FoldedNorm:
     """Norm weight after folding: all ones, less the norm's own ``one``."""
 
-    said: ClassVar[str] = "folded into what reads it"
+    action: ClassVar[str] = "folded into what reads it"
     block_rows: ClassVar[int] = 1
     norm: ClassVar[TensorEntry | None] = None
 
@@ -98,7 +98,7 @@ class FoldedChannels:
     matrices: of each matrix, in order. height: rows of each. before: what is folded into the tensor first.
     """
 
-    said: ClassVar[str] = "its channels are rescaled"
+    action: ClassVar[str] = "its channels are rescaled"
 
     matrices: tuple[ChannelFold | None, ...]
     height: int

@@ -60,7 +60,7 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
     return fields
 
 
-def asked_of(plan: CheckpointPlan, data: str) -> str:
+def request_digest(plan: CheckpointPlan, data: str) -> str:
     """Return a digest of a plan before solving and its calibration data.
 
     data: their digest.

@@ -59,7 +59,7 @@ def solving_scheme(layer: LayerScheme) -> Scheme:
 
     Scales less their mean follow from all scales of a weight, and are made once it is solved.
     """
-    return layer.codec.known(layer, 0.0).weight if layer.codec.needs_mean(layer) else layer.weight
+    return layer.codec.with_mean(layer, 0.0).weight if layer.codec.needs_mean(layer) else layer.weight
 
 
 def require_statistics(plan: CheckpointPlan) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ...codecs.act_order import group_index
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...codecs.stored_forms import AS_MODEL, StoredForm, places
+from ...codecs.stored_forms import MODEL_FORM, StoredForm, places
 from ...errors import UnsupportedError, printable
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
@@ -74,12 +74,12 @@ class Origin:
     @property
     def stored_form(self) -> StoredForm:
         """How its rows lie in the file that is read."""
-        return (self.entry if self.layer is None else self.layer.codes).form or AS_MODEL
+        return (self.entry if self.layer is None else self.layer.codes).form or MODEL_FORM
 
     @property
     def same(self) -> bool:
         """Whether rows are wanted as they lie in the file."""
-        return self.stored_form.same_values(self.form or AS_MODEL)
+        return self.stored_form.same_values(self.form or MODEL_FORM)
 
     @property
     def copied(self) -> bool:
@@ -137,7 +137,7 @@ class Origin:
         """Row multiple at which parts can be read without other rows."""
         own = 1 if self.layer is None else alignment(self.layer)
         own = math.lcm(own, self.block_rows)
-        orders = (self.stored_form.rows, (self.form or AS_MODEL).rows)
+        orders = (self.stored_form.rows, (self.form or MODEL_FORM).rows)
         return (
             own if orders[0] == orders[1] else math.lcm(own, *(o.alignment for o in orders if o is not None))
         )
@@ -214,7 +214,7 @@ class Origin:
     def codes(self, files: Mapping[Place, OpenFile], rows: range) -> QuantizedTensor:
         """Return some rows of one matrix in codes, numbered over all matrices."""
         assert self.layer is not None
-        if self.stored_form.columns != (self.form or AS_MODEL).columns:
+        if self.stored_form.columns != (self.form or MODEL_FORM).columns:
             raise UnsupportedError(
                 f"{printable(self.entry.name)} has inputs in another order in files of the layout that is "
                 "written, and groups of codes stay as they are; quantize the original checkpoint"
@@ -243,14 +243,14 @@ class Origin:
 
     def _places(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the file positions of rows in the wanted order."""
-        return places(rows, self.stored_form.rows, (self.form or AS_MODEL).rows)
+        return places(rows, self.stored_form.rows, (self.form or MODEL_FORM).rows)
 
     def _convert(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
         """Fill ``out`` with rows from ``start`` on, converted in dtype and form."""
         plain = replace(self, entry=self.raw or self.entry, raw=None, form=self.stored_form)
         wanted = self._places(torch.arange(start, start + len(out)))
         x = read_rows_of(plain, files, wanted).to(self.dtype)
-        before, after = self.stored_form, self.form or AS_MODEL
+        before, after = self.stored_form, self.form or MODEL_FORM
         if not self.same:
             x = after.stored(before.restored(x))
         if before.columns != after.columns:

@@ -159,7 +159,7 @@ class Placement:
         if self.to is None:
             return self.origin.value_bytes
         skipped = (self.step - 1) * self.origin.value_bytes
-        part = self.layer.codec.known(self.layer, 0.0).weight
+        part = self.layer.codec.with_mean(self.layer, 0.0).weight
         quantizing = value_bytes(part, self.dtype) + method_named(self.method).value_bytes(part)
         return quantizing + self.origin.value_bytes - self.dtype.itemsize + skipped
 

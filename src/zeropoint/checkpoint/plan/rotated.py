@@ -59,7 +59,7 @@ def rotation_in(recipe: Recipe, text: RecipeText) -> ModelRotation | None:
 
 def require_unrotated(source: Source) -> None:
     """Raise CheckpointError for a checkpoint with a rotation file."""
-    done = rotation_said(source)
+    done = saved_rotation(source)
     if done is not None:
         raise CheckpointError(
             f"{shown(source.root)} is rotated already, as its {ROTATED} says ({done.name}); leave the step "
@@ -197,7 +197,7 @@ def rotation_text(rotation: ModelRotation) -> str:
     return json.dumps({"zeropoint_rotated": _VERSION, "rotation": rotation.name}, indent=1) + "\n"
 
 
-def rotation_said(source: Source) -> ModelRotation | None:
+def saved_rotation(source: Source) -> ModelRotation | None:
     """Return the rotation in the record file, or None.
 
     Raises CheckpointError for a damaged file.

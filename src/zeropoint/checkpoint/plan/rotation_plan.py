@@ -61,7 +61,7 @@ def rotation_plan(
         notes=(*source.notes, *rotation_notes(floats, before, rotation)),
         companions={path: source.size_of(path) for path in companions},
     )  # fmt: skip
-    for item in kinds_of(plan.worked):
+    for item in kinds_of(plan.processed):
         tile_shape(item, limits)
     return plan
 

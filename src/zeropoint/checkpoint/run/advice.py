@@ -40,7 +40,7 @@ class _Total:
         self.shapes.setdefault(entry.shape, entry)
 
 
-def partly(plan: CheckpointPlan) -> list[str]:
+def misfit_warnings(plan: CheckpointPlan) -> list[str]:
     """Return a sentence where a scheme fits only some shapes."""
     for layer in plan.layers:
         left, taken, reason = _Total(), _Total(), ""
@@ -82,7 +82,7 @@ def _partly(layer: LayerScheme, left: _Total, taken: _Total, reason: str) -> str
     )
 
 
-def rough(result: RunResult) -> list[str]:
+def error_warnings(result: RunResult) -> list[str]:
     """Return a sentence about large relative errors, with a finer scheme."""
     number, worst, most = 0, None, ROUGH
     for outcome in result.outcomes:

@@ -200,7 +200,7 @@ class OutputDirectory:
         if found is not None and not self.overwrite:
             self._ours[name] = _inode(found)
 
-    def settle(self, skip: Collection[str] = ()) -> dict[str, str]:
+    def sync(self, skip: Collection[str] = ()) -> dict[str, str]:
         """Sync all files except ``skip``; return the state of each, as text."""
         found = {}
         for name in self._sizes:

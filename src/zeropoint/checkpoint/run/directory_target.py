@@ -125,7 +125,7 @@ class DirectoryTarget:
             else:
                 directory.prepare(name, text.size)
                 _write(text, name, directory)
-        states = directory.settle(skip=state.published)
+        states = directory.sync(skip=state.published)
         with directory.partials.io("."):
             state.journal.append([{"publish": {} if directory.overwrite else states}])
         # A file without an index is what loaders look for: after companions, before what tells of it.

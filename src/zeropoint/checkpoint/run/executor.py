@@ -20,7 +20,7 @@ from ..read.problems import ObstacleError
 from .directory import Partials
 from .unit_results import ScanResult, UnitResult, mean_scale
 from .units import Unit
-from .work import buffer_bytes, do, scan
+from .work import buffer_bytes, process, scan
 
 Results = Generator[ScanResult | UnitResult, None, None]
 
@@ -168,4 +168,4 @@ class _Do(_UnitTask):
         of, plan = self.extremes, self.job.plan
         found = (None, None) if of is None else (of.wait(), of.mean())
         data = layer_data(plan, self.unit.placement, *found)
-        self.result = do(self.unit, self.job.partials, plan.limits, scratch, data)
+        self.result = process(self.unit, self.job.partials, plan.limits, scratch, data)

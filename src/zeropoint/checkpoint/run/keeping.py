@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class KeepingCost:
     """A run with the worst weights kept: patterns, added bytes, and error.
 
     weights: how many would be kept. whole: whether some of them are only kept because engines run them as
@@ -52,7 +52,7 @@ class Keeping:
         return option("ignore", list(self.patterns))
 
 
-def keeping(result: RunResult) -> Keeping | None:
+def keeping_cost(result: RunResult) -> KeepingCost | None:
     """Return the cost of keeping a run's worst weights, or None.
 
     None where no weight lost anything. None, too, where nothing else would be quantized.
@@ -74,7 +74,7 @@ def keeping(result: RunResult) -> Keeping | None:
     except ZeropointError:  # nothing is left to quantize, or codes that cannot stay in this layout
         return None
     rest = (o.error for o in result.outcomes if _together(o.weight) not in together)
-    return Keeping(
+    return KeepingCost(
         weights=number, whole=number > len(found), patterns=patterns, error=TensorError.merge(rest),
         nbytes=other.output_bytes - plan.output_bytes,
     )  # fmt: skip

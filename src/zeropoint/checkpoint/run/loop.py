@@ -204,7 +204,7 @@ def _do(
     plan: CheckpointPlan, all_units: Units, target: Target, executor: Executor, on_progress: Progress | None
 ) -> None:
     """Run the remaining units, a job of the target at a time."""
-    total = plan.worked_bytes + sum(plan.companions.values())
+    total = plan.processed_bytes + sum(plan.companions.values())
     left = sum(unit.nbytes for unit in left_of(all_units, target.done))
     with contextlib.closing(target.jobs()) as jobs:
         for job in jobs:

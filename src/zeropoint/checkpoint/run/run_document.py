@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ..measure.tensor_error import error_document, worst
 from ..plan.plan_document import decision_document, engine_documents, scheme_document
 from ..plan.qualities import offered_quality
-from .advice import partly, rough
+from .advice import error_warnings, misfit_warnings
 from .expert_tokens import expert_tokens
-from .keeping import Keeping, keeping
+from .keeping import KeepingCost, keeping_cost
 
 if TYPE_CHECKING:
     from ..plan.checkpoint_plan import CheckpointPlan
@@ -41,10 +41,10 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "weights": [_outcome(outcome, plan) for outcome in result.outcomes],
         "worst": [_outcome(outcome, plan) for outcome in worst(result.outcomes, lambda o: o.error)],
         "experts": [asdict(each) for each in expert_tokens(plan.solved)],
-        "keeping": _keeping(keeping(result)),
+        "keeping": _keeping(keeping_cost(result)),
         "engines": engine_documents(plan),
         "notes": [*result.notes, *offered_quality(plan)],
-        "warnings": [*partly(plan), *rough(result)],
+        "warnings": [*misfit_warnings(plan), *error_warnings(result)],
     }
 
 
@@ -59,7 +59,7 @@ def _outcome(outcome: Outcome, plan: CheckpointPlan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _keeping(found: Keeping | None) -> dict[str, Any] | None:
+def _keeping(found: KeepingCost | None) -> dict[str, Any] | None:
     """Return the cost of keeping the worst weights."""
     if found is None:
         return None

@@ -1,8 +1,8 @@
 """Process one unit tile by tile: read, quantize, measure, write and hash.
 
-Whatever runs the units, threads here or processes on other machines, calls :func:`do` and :func:`scan`. A
-tile is as many rows as the limits allow; tiles follow each other in order, so neither bytes nor hashes depend
-on their size.
+Whatever runs the units, threads here or processes on other machines, calls :func:`process` and :func:`scan`.
+A tile is as many rows as the limits allow; tiles follow each other in order, so neither bytes nor hashes
+depend on their size.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _read(
 def scan(unit: Unit, limits: Limits, scratch: Scratch) -> ScanResult:
     """Return the extremes of a unit, and its scale sum where needed.
 
-    Raises NonFiniteError as :func:`do` does: other weights may share the scale that follows, and are not at
-    fault.
+    Raises NonFiniteError as :func:`process` does: other weights may share the scale that follows, and are not
+    at fault.
     """
     of, found, scales = unit.placement, list[tuple[float, float]](), array("d")
     means = of.layer.codec.needs_mean(of.layer)
@@ -88,12 +88,12 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> ScanResult:
                 error = NonFiniteError(f"the extremes are {found[-1]}")
                 raise _named(error, of, files, tile, scratch.buffer)
             if means:
-                scales.extend(scales_in(x, of.layer.codec.known(of.layer, 0.0).weight))
+                scales.extend(scales_in(x, of.layer.codec.with_mean(of.layer, 0.0).weight))
     low, high = widest(found)
     return ScanResult(number=unit.number, low=low, high=high, scales=len(scales), sum=exact_sum(scales))
 
 
-def do(
+def process(
     unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: LayerData = NO_DATA
 ) -> UnitResult:
     """Process a unit into the partial files.
@@ -138,7 +138,7 @@ class _Writer:
             write_at(self._target, piece, self.span.begin + self._done)
             self._done += len(piece)
 
-    def take(self, part: torch.Tensor, first: int) -> None:
+    def buffer(self, part: torch.Tensor, first: int) -> None:
         """Buffer a band of columns; write when the last band arrives."""
         across = tuple(part.shape[1:])
         width = self.span.size // max(1, len(part) * part.itemsize) if across else 0
@@ -166,7 +166,7 @@ def _quantize_tile(
     (data, scratch), by_rows = means, weight.axis == ROWS
     first = tile.rows.start == tile.columns.start == 0
     x, codes = _read(weight, files, tile, scratch.buffer)
-    layer = weight.layer if data.mean is None else weight.layer.codec.known(weight.layer, data.mean)
+    layer = weight.layer if data.mean is None else weight.layer.codec.with_mean(weight.layer, data.mean)
     codec, index, given = layer.codec, group_index(layer), x
     order = {} if index is None else {index: weight.origin.groups(files)}
     if index is not None and codes is not None:
@@ -198,7 +198,7 @@ def _quantize_tile(
     for writer in writers:
         part = by_name.get(writer.span.tensor)
         if part is not None:
-            writer.write(part) if by_rows else writer.take(part, tile.rows.start)
+            writer.write(part) if by_rows else writer.buffer(part, tile.rows.start)
     return measured
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...codecs.containers.safetensors import DTYPE_BITS
 from ...codecs.known import CONFIG_KEYS
-from ...codecs.stored_forms import AS_MODEL
+from ...codecs.stored_forms import MODEL_FORM
 from ...errors import printable
 from ..choose.expert_matrices import matrices
 from ..choose.selection import WEIGHT_DTYPES, is_fused_experts, module_of
@@ -211,7 +211,7 @@ def _origin_of(entry: TensorEntry, original: Original) -> Origin | None:
     origin = original.floats.origins.get(entry.name)
     first = original.source.entries.get(entry.name)
     if origin is None and first is not None and first.dtype in WEIGHT_DTYPES and (entry.form or first.form):
-        formed = Origin(entry=first).in_form(entry.form or AS_MODEL)
+        formed = Origin(entry=first).in_form(entry.form or MODEL_FORM)
         origin = None if formed.copied else formed
     if origin is None or entry.dtype not in WEIGHT_DTYPES or entry.shape != origin.entry.shape:
         return None

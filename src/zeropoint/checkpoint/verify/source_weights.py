@@ -16,11 +16,11 @@ from ..choose.decisions import TensorDecision
 from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.expert_stacks import with_stacks
 from ..choose.selection import WEIGHT, Why, is_fused_experts
-from ..plan.carried_scales import carried
+from ..plan.carried_scales import replacements
 from ..plan.float_view import Floats, as_floats
 from ..plan.origin import Origin
 from ..plan.rescaled import folds_of, folds_text, rescaled_floats
-from ..plan.rotated import rotated_floats, rotation_said
+from ..plan.rotated import rotated_floats, saved_rotation
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place
@@ -84,15 +84,15 @@ class Original:
         if not made:
             return self
         codec = stored.layers[0].codec
-        more = carried(self.floats, list(made.values()), codec, requantize=True)
+        more = replacements(self.floats, list(made.values()), codec, requantize=True)
         floats = self.floats.without(more.gone)
         return replace(self, floats=floats, carried={origin.entry.name: origin for origin in more.added})
 
     def changed(self, source: Source) -> Original:
         """Return the original with the rotation and rescaling of ``source``."""
         floats, own = self.floats, self.source
-        rotation, folds = rotation_said(source), folds_of(source)
-        if rotation is not None and rotation_said(own) is None:
+        rotation, folds = saved_rotation(source), folds_of(source)
+        if rotation is not None and saved_rotation(own) is None:
             floats = rotated_floats(floats, rotation)
             own = replace(own, config=floats.source.config, config_text=floats.source.config_text)
         if folds and folds_text(folds) != folds_text(folds_of(self.source)):

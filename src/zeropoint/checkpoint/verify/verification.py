@@ -228,7 +228,7 @@ def _placed(original: Original, source: Source) -> Original:
     """Return an original with the tensors of files like ``source``."""
     codec = codec_of(source.container.name)
     floats = original.floats.in_pieces(codec)
-    return replace(original, floats=floats.without(floats.placeless(codec)))
+    return replace(original, floats=floats.without(floats.omitted(codec)))
 
 
 def _require_order(source: Source, original: Original) -> None:
@@ -347,7 +347,7 @@ class _Work:
         with contextlib.closing(tasks) as finished:
             for task in finished:
                 done += task.nbytes
-                self._take_in(task)
+                self._add_result(task)
                 if on_progress is not None:
                     on_progress(done, total, task.name)
 
@@ -384,7 +384,7 @@ class _Work:
             found += sum(entry.nbytes for entry in self._stored.others)
         return found
 
-    def _take_in(self, task: Check) -> None:
+    def _add_result(self, task: Check) -> None:
         self.problems += task.problems
         self.hashed += isinstance(task, Digest)
         if isinstance(task, LayerPart) and task.check.end():

@@ -15,7 +15,7 @@ from ...architectures import GATE_UP, MOST_EXPERTS, Config, model_type, text_con
 from ...errors import CheckpointError, printable
 from ...libraries import reading
 from ..divided_tensors import RowRun, TensorPiece, Whole
-from ..stored_forms import NO_PLACE, RowOrder, Shape, StoredForm
+from ..stored_forms import OMITTED, RowOrder, Shape, StoredForm
 from . import decoder_families, divided_families, expert_families, hybrid_families
 from .family import Change, Division, Family, halves_of, head_size, number_of
 
@@ -75,14 +75,14 @@ def _patterns(family: Family) -> tuple[re.Pattern[str], re.Pattern[str], re.Patt
 
 
 def form_of(family: Family, name: str, shape: Shape, config: Config) -> StoredForm:
-    """Return the stored form of a model tensor, or NO_PLACE.
+    """Return the stored form of a model tensor, or OMITTED.
 
     Raises CheckpointError for a name that is not one of the family, and for heads that are not whole.
     """
     pattern, _, left_out = _patterns(family)
     text, found = family.described(config), pattern.fullmatch(name)
     if left_out.search(name) or (found and int(found["n"] or 0) >= text["num_hidden_layers"]):
-        return NO_PLACE  # layers behind those that the model counts predict further tokens
+        return OMITTED  # layers behind those that the model counts predict further tokens
     stored, part = None, None
     if found is not None and found["n"] is None:
         stored = _renamed(family.modules, {}, found["rest"])

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...architectures import Config
 from ..containers.gguf import TYPES
 from ..model_format import WEIGHTED
-from ..stored_forms import NO_PLACE, StoredForm
+from ..stored_forms import OMITTED, StoredForm
 from .families import expert_count, form_of
 from .family import Family
 from .model_values import model_values
@@ -137,7 +137,7 @@ def types_of(
     found, places = {}, _places(family, forms.values(), config)
     for name, form in forms.items():
         *_, last, kind = ["", *form.name.split(".")]
-        if form is NO_PLACE or form.float32 or kind != "weight" or last in _FLOATS:
+        if form is OMITTED or form.float32 or kind != "weight" or last in _FLOATS:
             continue
         place, columns = places[form.name], shapes[name][-1]
         head = last == "output" or (tied and last in _EMBEDDINGS)
@@ -154,7 +154,7 @@ def types_of(
 
 def _places(family: Family, forms: Iterable[StoredForm], config: Config) -> dict[str, _Place]:
     """Return where the tensors of a file are, by name."""
-    names = sorted({form.name for form in forms if form is not NO_PLACE}, key=_in_file)
+    names = sorted({form.name for form in forms if form is not OMITTED}, key=_in_file)
     values = model_values(family, config)
     layers, heads, keys = (
         values.get(f"{family.architecture}.{key}")
