@@ -17,16 +17,14 @@ from zeropoint import __version__
 from ..errors import ZeropointError, count
 from . import lazy
 from .arguments import parse_path
-from .bench import bench
 from .compare import compare
 from .convert import convert
-from .demo import demo
 from .dequantize import dequantize
 from .distill import distill
-from .doctor import doctor
 from .eval import evaluate
 from .gather import statistics
 from .kv_scales import kv_scales
+from .machine_commands import bench, demo, doctor, warmup
 from .main import fail
 from .option_groups import GroupedCommands, GroupedOptions
 from .option_records import only, with_records
@@ -38,7 +36,6 @@ from .quantize import quantize
 from .report import report
 from .rotate import rotate
 from .search import search
-from .warmup import warmup
 
 # The base class of all errors about the command line. Newer versions of typer no longer take it from click.
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])

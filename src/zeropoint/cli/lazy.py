@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from ..report.page import page_of as page_of
     from ..report.page import report_checkpoint as report_checkpoint
     from ..report.plans import plan_report as plan_report
-    from ..report.several_runs import runs_report as runs_report
     from ..report.tables import Order as Order
     from ..report.tables import comparison_report as comparison_report
     from ..report.tables import inspection_report as inspection_report
     from ..report.tables import run_report as run_report
+    from ..report.tables import runs_report as runs_report
     from ..report.tables import verification_report as verification_report
     from ..schemes import PRESETS as PRESETS
     from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS

@@ -43,7 +43,10 @@ import torch
 
 from ..architectures import MOST_EXPERTS
 from ..errors import CheckpointError, UnsupportedError
-from ..layout.bit_places import Bits, Digits, Field, Struct, whole
+from ..layout.bit_places import Bits, Digits, Field, Struct, field_size, whole
+from ..ops.library import kernel
+from ..ops.registry import Op, Request
+from ..params import QuantizationParams
 from ..schemes import PRESETS, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import no_matrix
@@ -60,7 +63,6 @@ from .engines import (
     always,
     rules,
 )
-from .gguf_blocks import BlockType
 from .llama_cpp.families import family_of
 from .llama_cpp.gguf_format import LlamaCppFormat
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
@@ -277,6 +279,45 @@ class Gguf(Codec):
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`: the types of tensors say it all."""
         return Documents(section=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockType:
+    """A type of ggml.
+
+    Args:
+        scheme: what its blocks mean.
+        struct: where the numbers of a block lie.
+    """
+
+    scheme: Scheme
+    struct: Struct
+
+    @property
+    def block(self) -> int:
+        """Values in a block."""
+        return field_size(self.struct.codes)
+
+    def decode(
+        self, lines: torch.Tensor, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
+    ) -> QuantizedTensor:
+        """Return rows of blocks, uint8 (rows, bytes), in codes and levels."""
+        wanted = _request(Op.SPLIT_BLOCKS, lines, scheme, shape, dtype)
+        data, stored = kernel(wanted).run(self.struct, lines)
+        params = QuantizationParams.of(scheme, shape, dtype, stored)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def encode(self, q: QuantizedTensor) -> torch.Tensor:
+        """Return a matrix's blocks, uint8 (rows, bytes): inverse of :meth:`decode`."""
+        wanted = _request(Op.JOIN_BLOCKS, q.data, q.scheme, q.shape, q.dtype)
+        lines: torch.Tensor = kernel(wanted).run(self.struct, q.data, q.params.levels)
+        return lines
+
+
+def _request(
+    op: Op, stored: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
+) -> Request:
+    return Request(op=op, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype, device=stored.device)
 
 
 CODEC = Gguf()

@@ -22,8 +22,7 @@ from tests.oracles import synthetic_llama
 from zeropoint.checkpoint.measure.tensor_error import TensorError, exact_sum
 from zeropoint.checkpoint.plan.identity import stamps
 from zeropoint.checkpoint.plan.limits import Limits
-from zeropoint.checkpoint.run.hashes import Hashes
-from zeropoint.checkpoint.run.unit_results import UnitResult, UnitResults
+from zeropoint.checkpoint.run.unit_results import Hashes, UnitResult, UnitResults
 from zeropoint.checkpoint.run.units import groups, units
 
 

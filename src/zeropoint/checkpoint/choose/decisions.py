@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ...architectures import fused_set
 from ...codecs.block_extents import no_matrix, partial_group
 from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of
@@ -281,3 +282,23 @@ def nothing_selected(decisions: Sequence[TensorDecision]) -> str:
         f"{option('include')} "
         "PATTERN to quantize some of them"
     )
+
+
+def split_sets(decisions: Iterable[TensorDecision]) -> list[str]:
+    """Return a sentence for each fused set without one common scheme."""
+    sets: dict[str, dict[LayerScheme | None, str]] = {}
+    for decision in decisions:
+        entry = decision.entry
+        if len(entry.shape) == 2 or is_fused_experts(entry):
+            name = fused_set(module_of(entry.name))
+            if name is not None:
+                sets.setdefault(name, {}).setdefault(decision.layer, entry.name)
+    return [_split(members) for members in sets.values() if len(members) > 1]
+
+
+def _split(members: dict[LayerScheme | None, str]) -> str:
+    schemes = [
+        f"{printable(name)} is {'kept' if layer is None else f'quantized to {layer}'}"
+        for layer, name in members.items()
+    ]
+    return f"{' and '.join(schemes)}, but engines run them as one layer"

@@ -38,7 +38,7 @@ from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.float_view import Floats, as_floats
 from ..plan.learned_data import static_inputs
 from ..plan.limits import Limits
-from ..plan.new_tensor import NewTensor
+from ..plan.origin import NewTensor
 from ..plan.placement import Placement
 from ..read.source import Source
 from ..read.storage import shown

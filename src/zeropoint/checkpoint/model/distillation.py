@@ -32,7 +32,7 @@ from ..plan.additions import plan_with, with_trained
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import shard_fields
 from ..plan.limits import Limits
-from ..plan.new_tensor import NewTensor
+from ..plan.origin import NewTensor
 from ..plan.rotated import rotated_floats, saved_rotation
 from ..read.decoding import read_rows
 from ..read.quantized_layers import StoredLayer, configuration

@@ -6,20 +6,22 @@ follow each other; what is left at the end is dropped. Code of a checkpoint is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
+from ...codecs.registry import codec_of
 from ...declared_models import transformers_package
 from ...errors import CalibrationError, OptionError, UnsupportedError, count, option
 from ...libraries import quiet, reading
-from ..read.source import Source
-from ..read.storage import shown
+from ..read.source import CONFIG, Source
+from ..read.storage import read_small, shown
 from .data_files import TEXT_BYTES, TEXT_OF_IDS, as_ids, read_ids, read_text
-from .model_folder import model_folder
 
 WINDOW, MOST = 512, 128
 """Tokens of a window, and windows, as in llama.cpp's imatrix, and in GPTQ (arXiv:2210.17323)."""
@@ -225,3 +227,34 @@ def _ids(path: Path, source: Source, most: int) -> torch.Tensor:
         return read_ids(path, what="calibration", remedy=_REMEDY)
     text = read_text(path, what="calibration", remedy=_REMEDY, most=most)
     return torch.tensor(CheckpointTokenizer(source)(text, add_special_tokens=False)["input_ids"])
+
+
+@contextmanager
+def model_folder(source: Source) -> Iterator[Path]:
+    """Yield a directory with config.json and the tokenizer of a checkpoint.
+
+    It is the checkpoint's own directory; for a URL, and for files that embed both, such as GGUF, a temporary
+    one with their content, in which files next to the weights count more. Code is never among it.
+    """
+    indexed = source.container.indexed
+    if indexed and isinstance(source.root, Path):
+        yield source.root
+        return
+    said: Mapping[str, str] = {}
+    if not indexed:
+        said = codec_of(source.container.name).model_format.companions(source.metadata[source.shards[0]])
+    with tempfile.TemporaryDirectory(prefix="zeropoint-") as name:
+        folder = Path(name)
+        texts = {CONFIG: source.config_text or "{}", **said}
+        for file, text in texts.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        for path in source.companions:
+            if len(path.parts) == 1 and path.suffix in _READ:
+                (folder / path).write_bytes(read_small(source.root / path, limit=_LARGEST)[0])
+        yield folder
+
+
+_READ = frozenset((".json", ".txt", ".model", ".jinja"))
+"""Suffixes of the files that configurations and tokenizers consist of."""
+_LARGEST = 1 << 30
+"""Bytes of such a file at most; the largest tokenizers have a few dozen MB."""

@@ -26,7 +26,7 @@ from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, index_name, index_text, readable
 from .float_view import Floats
 from .limits import Limits
-from .new_tensor import NewTensor
+from .origin import NewTensor
 from .placement import Placements
 from .texts import Text
 

@@ -31,8 +31,7 @@ from ..choose.selection import is_fused_experts, module_of
 from ..read.storage import open_file
 from ..read.tensor_entries import TensorEntry
 from .float_view import Floats
-from .new_tensor import NewTensor
-from .origin import Origin
+from .origin import NewTensor, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

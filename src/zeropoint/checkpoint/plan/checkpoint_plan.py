@@ -27,12 +27,10 @@ from ...methods import OF_TABLES, ROTATING, Scope
 from ...methods.channels import kept_with_codes
 from ...recipes import Recipe
 from ...results import Result
-from ..choose.adapters import require_model
 from ..choose.converted_layers import conversions
-from ..choose.decisions import TensorDecision, decide, describe, remarks
-from ..choose.fused_layers import split_sets
+from ..choose.decisions import TensorDecision, decide, describe, remarks, split_sets
 from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, module_of
+from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, module_of, require_model
 from ..choose.tied import tied_copies, tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import Source

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from ...codecs.act_order import group_index
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from ...codecs.stored_forms import MODEL_FORM, StoredForm, places
 from ...errors import UnsupportedError, printable
-from ...schemes import Scheme
+from ...functional import dequantize
+from ...layout.packing import flat_bytes
+from ...params import QuantizationParams
+from ...schemes import Granularity, Scheme
 from ...tensor import QuantizedTensor
 from ..read.decoding import alignment, alignment_across, read_columns, read_rows
 from ..read.quantized_layers import StoredLayer
 from ..read.storage import OpenFile, Place, read_pieces
 from ..read.tensor_entries import TensorEntry
-from .decoded_rows import by_expert, bytes_of, decode
 from .folded import Folded, FoldedChannels, FoldedNorm
 from .gathered import Gathered, read_rows_of
 from .limits import decoding_bytes
-from .parts_of_codes import rows_of, under_one_scale
 
 _NARROW = ("BF16", "F16")
 _BAND_VALUES = 1 << 18
@@ -320,3 +322,65 @@ class Origin:
             part = self.read(files, rows[at], min(step, height - at), piece, step=rows.step)
             out[at : at + len(part)] = part[:, left : left + width]
         return out
+
+
+def bytes_of(out: torch.Tensor) -> memoryview:
+    """Return the bytes of rows, which are written through."""
+    return memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def by_expert(start: int, out: torch.Tensor, height: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield each expert from row ``start``, its first row, its output rows."""
+    done = 0
+    while done < len(out):
+        expert, first = divmod(start + done, height)
+        count = min(len(out) - done, height - first)
+        yield expert, first, out[done : done + count]
+        done += count
+
+
+def decode(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
+    """Fill ``out`` with the decoded rows from ``start`` on."""
+    height, step = layer.shape[0], alignment(layer)
+    for expert, first, part in by_expert(start, out, height):
+        begin, end = first // step * step, min(height, -(-(first + len(part)) // step) * step)
+        q = read_rows(layer, files, begin, end - begin, expert=expert)
+        if end - begin == len(part):
+            dequantize(q, out=part)
+        else:
+            part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + len(part)])
+
+
+def rows_of(q: QuantizedTensor, rows: torch.Tensor) -> QuantizedTensor:
+    """Return some rows of codes; raises UnsupportedError for shared parameters."""
+    if any(len(numbers) not in (1, q.shape[0]) for numbers in q.params.stored):
+        raise UnsupportedError(f"rows in another order than in the file share a scale in {q.scheme}")
+    stored = [numbers if len(numbers) == 1 else numbers[rows] for numbers in q.params.stored]
+    params = QuantizationParams.of(q.scheme, (len(rows), q.shape[1]), q.params.dtype, stored)
+    return replace(q, data=q.data[rows], params=params, shape=(len(rows), q.shape[1]))
+
+
+def under_one_scale(q: QuantizedTensor) -> QuantizedTensor:
+    """Replace the equal block scales of codes by one tensor scale."""
+    (level,) = q.scheme.scales
+    scheme = replace(q.scheme, scales=(replace(level, granularity=Granularity.tensor()),))
+    scale = q.params.stored[0].flatten()[:1].clone()
+    return replace(q, params=QuantizationParams.of(scheme, q.shape, q.params.dtype, [scale]))
+
+
+class NewTensor(NamedTuple):
+    """A new tensor: its name, the tensor before it, and its numbers."""
+
+    name: str
+    near: TensorEntry
+    value: torch.Tensor
+
+    @property
+    def origin(self) -> Origin:
+        """What writes it."""
+        value, near = self.value.detach().cpu().contiguous(), self.near
+        entry = TensorEntry(
+            name=self.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=near.begin,
+            nbytes=value.nbytes, file=near.file,
+        )  # fmt: skip
+        return Origin(entry=entry, data=flat_bytes(value).numpy().tobytes())

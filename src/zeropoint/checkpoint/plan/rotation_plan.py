@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from ...codecs.registry import DEFAULT
 from ...methods.rotate import STEP, ModelRotation
-from ..choose.adapters import require_model
 from ..choose.decisions import TensorDecision, compact
 from ..choose.recipe import RecipeText
 from ..choose.residual_stream import Role, Stream, stream_of
-from ..choose.selection import WEIGHT_DTYPES, Selection, Why
+from ..choose.selection import WEIGHT_DTYPES, Selection, Why, require_model
 from ..read.source import Source
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions

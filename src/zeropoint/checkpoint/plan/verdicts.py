@@ -17,7 +17,7 @@ from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...errors import CheckpointError, option
 from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters
-from ..choose.fused_layers import split_sets
+from ..choose.decisions import split_sets
 from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG

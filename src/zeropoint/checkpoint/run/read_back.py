@@ -15,8 +15,7 @@ from ..read.object_store import RemotePath
 from ..read.problems import ObstacleError
 from ..read.storage import OpenFile, Place, open_file, shown
 from .directory import OutputDirectory, partial_name
-from .hashes import SHA256, XXH3, Hash
-from .unit_results import UnitResult
+from .unit_results import SHA256, XXH3, Hash, UnitResult
 from .units import Span, Unit
 from .work import PIECE
 

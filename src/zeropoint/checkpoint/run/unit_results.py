@@ -1,11 +1,14 @@
-"""Results of units and scans, their journal records, and a compact table."""
+"""Results of units and scans: hashes, journal records, and a compact table."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import xxhash
 
 from ...columns import Blobs
 from ...errors import (
@@ -13,7 +16,6 @@ from ...errors import (
     printable,
 )
 from ..measure.tensor_error import TensorError
-from .hashes import Hashes
 from .units import Unit
 
 _MOST, _PARTS = 1e300, 64
@@ -158,3 +160,40 @@ class UnitResults(MutableMapping[int, UnitResult]):
 def _split(data: memoryview, count: int, size: int) -> tuple[tuple[str, ...], memoryview]:
     """Return ``count`` hashes of ``size`` bytes, in hexadecimal, and the rest."""
     return tuple(data[n * size : (n + 1) * size].hex() for n in range(count)), data[count * size :]
+
+
+class Hash(Protocol):
+    """A hash of bytes, such as ``hashlib`` has."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Hash some more bytes."""
+
+    def hexdigest(self) -> str:
+        """Return the hash of all bytes, in hexadecimal."""
+
+
+SHA256: Callable[[], Hash] = hashlib.sha256
+XXH3: Callable[[], Hash] = xxhash.xxh3_128
+
+
+class Hashes:
+    """Both hashes of the bytes of one span: SHA-256 for later, XXH3 for read-back.
+
+    SHA-256 goes into the journal and the manifest. XXH3 with 128 bits finds what memory or a disk garbles as
+    surely, at ten times the speed, so a run reads back with it what it has just written; it is kept in the
+    memory of that run alone, where nobody can forge it.
+    """
+
+    def __init__(self) -> None:
+        self._both = SHA256(), XXH3()
+
+    def update(self, data: memoryview) -> None:
+        """Hash some more bytes."""
+        for one in self._both:
+            one.update(data)
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        """SHA-256 and XXH3 of all bytes, in hexadecimal."""
+        sha256, xxh3 = (one.hexdigest() for one in self._both)
+        return sha256, xxh3

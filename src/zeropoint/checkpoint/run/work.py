@@ -40,8 +40,7 @@ from ..plan.limits import Limits
 from ..plan.placement import Files, Placed, Placement
 from ..read.storage import OpenFile, open_file, shown
 from .directory import Partials, copy_range, write_at
-from .hashes import Hashes
-from .unit_results import ScanResult, UnitResult
+from .unit_results import Hashes, ScanResult, UnitResult
 from .units import Span, Unit
 
 PIECE = 1 << 20
