@@ -31,7 +31,7 @@ def statistics(  # noqa: PLR0913 (arguments, and records of options)
 ) -> None:
     """Write statistics of the inputs of layers to a file.
 
-    A model runs on data for them, and is quantized from them. Mean squares are as in an importance matrix;
+    The model runs on data, and is then quantized from them. Mean squares are as in an importance matrix;
     Gram matrices take features squared times 4 bytes each. Files of several runs are added. An importance
     matrix of llama.cpp, .gguf or .dat, is made of such files.
 

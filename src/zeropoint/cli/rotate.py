@@ -40,7 +40,7 @@ def rotate(  # noqa: PLR0913 (arguments, and records of options)
 ) -> None:
     """Write a float checkpoint as the same model in a rotated space.
 
-    It is to be quantized from there. The residual stream and the values of heads are rotated by block
+    The result is then quantized. The residual stream and the values of heads are rotated by block
     Hadamard matrices with random signs, which are folded into the weights, as norms' weights are: engines
     load an ordinary model, whose logits are the same but for rounding. A head that is tied to the embedding
     is written apart. OUT is all or nothing: if the command is interrupted, run it again to resume.

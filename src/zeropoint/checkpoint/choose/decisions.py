@@ -19,6 +19,7 @@ from ...columns import Kinds, Made
 from ...errors import CheckpointError, RecipeError, count, option, printable
 from ...methods import NEAREST
 from ...recipes import Assignment, Quality, Recipe, Rule, Subject, picked, without_inputs
+from ..read.problems import listed
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
 from .expert_matrices import matrices
@@ -244,10 +245,9 @@ def _check_includes(selection: Selection, decisions: Sequence[TensorDecision]) -
 def _check_strict(decisions: Sequence[TensorDecision]) -> None:
     left = [d for d in decisions if d.kept_by_default]
     if left:
-        listed = "; ".join(describe(d) for d in left[:_LISTED])
-        more = f"; and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
+        names = listed([describe(d) for d in left], _LISTED, mark=";")
         raise CheckpointError(
-            f"{count(len(left), 'linear weight')} would stay unquantized: {listed}{more}; name them in "
+            f"{count(len(left), 'linear weight')} would stay unquantized: {names}; name them in "
             f"{option('ignore')} by "
             f"name, or leave out {option('strict', True)}"
         )

@@ -8,7 +8,7 @@ from types import NoneType
 
 from ...errors import CheckpointError, ZeropointError, printable
 
-_LISTED = 50
+MOST_LISTED = 50
 """So many names of each kind are spelled out in one message."""
 
 
@@ -29,10 +29,15 @@ class Problem:
         return f"{printable(self.where)}: {self.what}"
 
 
-def listed(items: Sequence[str]) -> str:
-    """Return the first items in a row, and the number of others."""
-    rest = len(items) - _LISTED
-    return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+def listed(items: Sequence[str], most: int = MOST_LISTED, *, mark: str = ",") -> str:
+    """Return the first items in a row, and the number of others.
+
+    >>> listed(["a", "b", "c"], 2), listed(["a", "b", "c"], 2, mark=";")
+    ('a, b and 1 more', 'a; b; and 1 more')
+    """
+    rest = len(items) - most
+    more = f"{'' if mark == ',' else mark} and {rest} more" if rest > 0 else ""
+    return f"{mark} ".join(items[:most]) + more
 
 
 class ObstacleError(CheckpointError):

@@ -22,7 +22,7 @@ from pathlib import Path
 from ...errors import CheckpointError, option, size_of
 from ..read.file_names import JOURNAL, require_outputs
 from ..read.object_store import RemotePath
-from ..read.problems import ObstacleError
+from ..read.problems import ObstacleError, listed
 from ..read.source import folders_of
 from ..read.storage import OpenFile, Place, shown
 from .folder import Folder
@@ -315,11 +315,9 @@ class OutputDirectory:
         # Folders of companions may be left by a killed run; they hold nothing but its files.
         found = [name for name in found if not self._only_own(self.path / name)]
         if found:
-            listed = ", ".join(map(shown, found[:3])) + (
-                f" and {len(found) - 3} more" if len(found) > 3 else ""
-            )
             raise CheckpointError(
-                f"output {shown(self._given)} holds {listed}; choose an empty directory, or add "
+                f"output {shown(self._given)} holds {listed([*map(shown, found)], 3)}; choose an empty "
+                "directory, or add "
                 f"{option('overwrite', True)}"
             )
 

@@ -34,7 +34,7 @@ from ..plan.texts import Text
 from ..read import object_store
 from ..read.file_names import require_outputs
 from ..read.object_store import RemotePath
-from ..read.problems import ObstacleError, is_of_data
+from ..read.problems import ObstacleError, is_of_data, listed
 from ..read.source import MAX_JSON_BYTES
 from ..read.storage import Place, read_small, shown
 from .directory import OutputDirectory, partial_name
@@ -175,11 +175,8 @@ class StoreTarget:
 
     def _require_only(self, found: set[str], own: set[str]) -> None:
         if found - own:
-            listed = ", ".join(map(shown, sorted(found - own)[:3]))
-            rest = f" and {len(found - own) - 3} more" if len(found - own) > 3 else ""
-            raise CheckpointError(
-                f"output {shown(self.path)} holds {listed}{rest}; remove them, or write elsewhere"
-            )
+            names = listed([*map(shown, sorted(found - own))], 3)
+            raise CheckpointError(f"output {shown(self.path)} holds {names}; remove them, or write elsewhere")
 
     def _resume(self, found: set[str], state: Mapping[str, str]) -> None:
         begun = self._read(_IDENTITY)

@@ -177,7 +177,7 @@ XXH3: Callable[[], Hash] = xxhash.xxh3_128
 
 
 class Hashes:
-    """Both hashes of the bytes of one span: SHA-256 for later, XXH3 for read-back.
+    """Hashes of one span: SHA-256 for later, XXH3 for read-back.
 
     SHA-256 goes into the journal and the manifest. XXH3 with 128 bits finds what memory or a disk garbles as
     surely, at ten times the speed, so a run reads back with it what it has just written; it is kept in the

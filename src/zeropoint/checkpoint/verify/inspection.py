@@ -252,7 +252,7 @@ _LEAST = 2.0 ** math.floor(math.log2(_USUAL / _ROOM))
 
 
 def room_left(stored: StoredLayers) -> str | None:
-    """Return a sentence for NVFP4 scales with four over six's room, or None.
+    """Return a sentence for NVFP4 scales by four over six, or None.
 
     Below a scale for the tensor that is fitted to the largest magnitude, the block of that magnitude has the
     largest scale of the format. Four over six (arXiv:2512.02010) leaves room for scales that are half as

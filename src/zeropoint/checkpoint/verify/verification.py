@@ -67,7 +67,6 @@ from .source_weights import Original, open_original
 if TYPE_CHECKING:  # it loads statistics
     from .outputs import OutputChecks
 
-_LISTED = 50
 _CHUNK = 1 << 23
 """Most bytes of a file that are looked at together where no rows are: long enough for the disk, in cache."""
 
@@ -142,11 +141,9 @@ class Verification(Result):
     def require(self) -> None:
         """Raise CheckpointError, with every problem, unless all is well."""
         if self.problems:
-            listed = "; ".join(map(str, self.problems[:_LISTED]))
-            rest = len(self.problems) - _LISTED
-            more = f"; and {rest} more" if rest > 0 else ""
+            problems = listed([*map(str, self.problems)], mark=";")
             remedy = "copy the files or quantize the original again"
-            raise CheckpointError(f"{len(self.problems)} problems: {listed}{more}; {remedy}")
+            raise CheckpointError(f"{len(self.problems)} problems: {problems}; {remedy}")
 
 
 def verify(

@@ -65,7 +65,7 @@ def check_metadata(metadata: object, path: object) -> Mapping[str, str]:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether `text` has a UTF-8 form: no half of a surrogate pair."""
+    """Return whether `text` has a UTF-8 form: no half surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
