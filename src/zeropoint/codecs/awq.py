@@ -62,7 +62,7 @@ from .words import (
     with_scales,
     word_record,
     words_of_rows,
-)  # fmt: skip
+)
 
 QUANT_METHOD = "awq"
 _BITS, _HALF = 4, 8

@@ -219,16 +219,18 @@ class BitsandbytesReader(Reader):
         """See :class:`Reader`."""
         kind, _, nested = layer.layout.partition(" ")
         found = {
-            "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": bool(nested),
+            "bnb_4bit_quant_type": kind,
+            "bnb_4bit_use_double_quant": bool(nested),
             "bnb_4bit_quant_storage": "uint8",
-        }  # fmt: skip
+        }
         return next(
             (
                 f"{key} of the configuration is {self._said[key]!r:.40}, but its tensors have {value!r}"
-                for key, value in found.items() if self._said[key] not in (None, value)
+                for key, value in found.items()
+                if self._said[key] not in (None, value)
             ),
             None,
-        )  # fmt: skip
+        )
 
 
 def _values(fmt: Format) -> torch.Tensor:
@@ -313,10 +315,11 @@ class Bitsandbytes(Codec):
         """See :class:`Codec`."""
         weight, block = layer.weight, blocks(layer.weight)[COLUMNS]
         kinds = [
-            kind for kind, element in TYPES.items()
+            kind
+            for kind, element in TYPES.items()
             if block in BLOCKS
             and replace(weight, dialect=_DIALECT) in (plain(element, block), _double(element, block))
-        ]  # fmt: skip
+        ]
         if not kinds:
             raise UnsupportedError(
                 f"scheme {weight} is not what bitsandbytes stores; use nf4 or fp4_bnb, with g64 to g4096, "

@@ -66,7 +66,7 @@ from .engines import (
     fused_alike,
     rules,
     with_humming,
-)  # fmt: skip
+)
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES

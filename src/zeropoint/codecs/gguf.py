@@ -83,12 +83,52 @@ _TERNARY, _TERNARY_64 = (
 """Two bits have a fourth code, which llama.cpp never writes, and reads as 2."""
 _K_SCALES = tuple(
     (
-        Bits(at, 4, 4, 4, shifts=(0,)), Bits(12, 4, 4, 4, shifts=(high,), first=4),
+        Bits(at, 4, 4, 4, shifts=(0,)),
+        Bits(12, 4, 4, 4, shifts=(high,), first=4),
         Bits(at, 4, 4, 2, shifts=(4, 6), low=4),
     )
     for at, high in ((4, 0), (8, 4))
-)  # fmt: skip
+)
 """Of Q4_K and Q5_K: scales, then offsets. Four whole ones, and four of which others hold the highest bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockType:
+    """A type of ggml.
+
+    Args:
+        scheme: what its blocks mean.
+        struct: where the numbers of a block lie.
+    """
+
+    scheme: Scheme
+    struct: Struct
+
+    @property
+    def block(self) -> int:
+        """Values in a block."""
+        return field_size(self.struct.codes)
+
+    def decode(
+        self, lines: torch.Tensor, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
+    ) -> QuantizedTensor:
+        """Return rows of blocks, uint8 (rows, bytes), in codes and levels."""
+        wanted = _request(Op.SPLIT_BLOCKS, lines, scheme, shape, dtype)
+        data, stored = kernel(wanted).run(self.struct, lines)
+        params = QuantizationParams.of(scheme, shape, dtype, stored)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def encode(self, q: QuantizedTensor) -> torch.Tensor:
+        """Return a matrix's blocks, uint8 (rows, bytes): inverse of :meth:`decode`."""
+        wanted = _request(Op.JOIN_BLOCKS, q.data, q.scheme, q.shape, q.dtype)
+        lines: torch.Tensor = kernel(wanted).run(self.struct, q.data, q.params.levels)
+        return lines
+
+
+def _request(
+    op: Op, stored: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
+) -> Request:
+    return Request(op=op, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype, device=stored.device)
 
 
 def _half(at: int) -> Field:
@@ -279,45 +319,6 @@ class Gguf(Codec):
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`: the types of tensors say it all."""
         return Documents(section=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockType:
-    """A type of ggml.
-
-    Args:
-        scheme: what its blocks mean.
-        struct: where the numbers of a block lie.
-    """
-
-    scheme: Scheme
-    struct: Struct
-
-    @property
-    def block(self) -> int:
-        """Values in a block."""
-        return field_size(self.struct.codes)
-
-    def decode(
-        self, lines: torch.Tensor, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
-    ) -> QuantizedTensor:
-        """Return rows of blocks, uint8 (rows, bytes), in codes and levels."""
-        wanted = _request(Op.SPLIT_BLOCKS, lines, scheme, shape, dtype)
-        data, stored = kernel(wanted).run(self.struct, lines)
-        params = QuantizationParams.of(scheme, shape, dtype, stored)
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
-
-    def encode(self, q: QuantizedTensor) -> torch.Tensor:
-        """Return a matrix's blocks, uint8 (rows, bytes): inverse of :meth:`decode`."""
-        wanted = _request(Op.JOIN_BLOCKS, q.data, q.scheme, q.shape, q.dtype)
-        lines: torch.Tensor = kernel(wanted).run(self.struct, q.data, q.params.levels)
-        return lines
-
-
-def _request(
-    op: Op, stored: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
-) -> Request:
-    return Request(op=op, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype, device=stored.device)
 
 
 CODEC = Gguf()

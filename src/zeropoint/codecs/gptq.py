@@ -104,9 +104,10 @@ class GptqReader(Reader):
         shape = (codes.shape[1], codes.shape[0] * WORD // weight.bits)
         version = self._settings.version
         codec = replace(
-            self._codec, version="" if version == _written_version(weight) else version,
+            self._codec,
+            version="" if version == _written_version(weight) else version,
             ordered=GROUPS in tensors and self._out_of_order(tensors[GROUPS], weight, shape[1]),
-        )  # fmt: skip
+        )
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
         return word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
 

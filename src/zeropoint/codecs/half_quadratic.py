@@ -257,7 +257,7 @@ class Hqq(Codec):
             ),
             *(TensorSpec(suffix=part, dtype=own, shape=(groups, 1), lines=line) for part in (SCALE, ZERO)),
             *_descriptions(weight.bits, dtype),
-        )  # fmt: skip
+        )
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
@@ -276,9 +276,10 @@ class Hqq(Codec):
         texts = {PACKING: _PACKINGS[bits], UNPACKED: str(word), COMPUTE: str(params.dtype)}
         return {
             **{part: torch.tensor(number, dtype=torch.int32) for part, number in numbers.items()},
-            SHAPE: torch.tensor(shape), **{part: _text(text) for part, text in texts.items()},
+            SHAPE: torch.tensor(shape),
+            **{part: _text(text) for part, text in texts.items()},
             **{part: torch.tensor(flag, dtype=torch.uint8) for part, flag in _FLAGS.items()},
-        }  # fmt: skip
+        }
 
     def decode(
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],

@@ -57,7 +57,7 @@ from .engines import (
     always,
     not_read,
     rules,
-)  # fmt: skip
+)
 from .mlx_experts import MlxFormat, expert_count, stacked
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of

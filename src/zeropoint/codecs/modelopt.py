@@ -107,9 +107,8 @@ def algorithm_of(weight: Scheme, given: Activation | None) -> str:
     """
     fits = bool(weight.scales) and weight.dialect.tensor_scale is TensorScale.DIRECT
     weights = [
-        name for name, known in ALGORITHMS.items()
-        if fits and _plain(weight) == Scheme.parse(known.weight)
-    ]  # fmt: skip
+        name for name, known in ALGORITHMS.items() if fits and _plain(weight) == Scheme.parse(known.weight)
+    ]
     if not weights:
         raise UnsupportedError(
             f"scheme {weight} is not what ModelOpt stores, whose tensor scales are factors; use "

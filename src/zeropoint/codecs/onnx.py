@@ -305,12 +305,10 @@ class Onnx(Codec):
         group = weight.granularity.block_shape(shape)[axis]
         scale = TensorSpec(
             suffix=SCALE, dtype=_scale_dtype(weight, 0, dtype), shape=grid, axis=axis, per=group
-        )  # fmt: skip
+        )
         fold = self._folded(layer)
         folded = (grid[0] // fold, grid[1] * fold)
-        zero = TensorSpec(
-            suffix=ZERO, dtype=kind, shape=folded, axis=axis, per=group * fold, across=(1, per)
-        )  # fmt: skip
+        zero = TensorSpec(suffix=ZERO, dtype=kind, shape=folded, axis=axis, per=group * fold, across=(1, per))
         for spec in (scale,) if weight.zero_point is ZeroPoint.NONE else (scale, zero):
             whole = weight.granularity == Granularity.tensor()
             specs.append(replace(spec, shape=(), axis=None, per=1) if whole else spec)

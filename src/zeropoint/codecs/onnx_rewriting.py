@@ -114,9 +114,10 @@ def module_name(each: Initializer) -> str:
 
 
 def rewritten(
-    contents: Contents, operators: int,
+    contents: Contents,
+    operators: int,
     replace: Callable[[Rewriting, Initializer, LayerScheme, tuple[int, int]], None],
-) -> Documents:  # fmt: skip
+) -> Documents:
     """Return the model of a result as its only document.
 
     operators: the least set of operators that it needs. replace: puts what a weight became in its place.

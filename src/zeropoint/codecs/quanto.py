@@ -313,13 +313,12 @@ class Quanto(Codec):
         lines, each = -(-groups * bits // _BYTE), groups // shape[0]
         shift = own if weight.offsets else "U8"
         return (
-            TensorSpec(
-                suffix=PACKED, dtype="U8", shape=(lines, shape[1] // each), lines=lines, per=shape[0]
-            ),
+            TensorSpec(suffix=PACKED, dtype="U8", shape=(lines, shape[1] // each), lines=lines, per=shape[0]),
             TensorSpec(suffix=SCALE, dtype=own, shape=(groups, 1), lines=each),
             TensorSpec(suffix=SHIFT, dtype=shift, shape=(groups, 1), lines=each),
-            TensorSpec(suffix=SIZE, dtype="I64", shape=(2,), axis=None), *ends,
-        )  # fmt: skip
+            TensorSpec(suffix=SIZE, dtype="I64", shape=(2,), axis=None),
+            *ends,
+        )
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""

@@ -230,9 +230,9 @@ _CLASSES = MappingProxyType({
     "MXDynamicActivation": (MX,), "NVFP4": (NVFP4,), "Int4WeightOnly": (INT4,),
 })  # fmt: skip
 """How names of configurations begin, and the classes of the tensors that they give."""
-_DTYPES = MappingProxyType({
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)
-})  # fmt: skip
+_DTYPES = MappingProxyType(
+    {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+)
 
 
 def _text(kind: str, data: Mapping[str, Any], shape: tuple[int, int], *, symmetric: bool) -> str:

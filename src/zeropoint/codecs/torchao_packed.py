@@ -147,9 +147,10 @@ def encode(layer: LayerScheme, q: QuantizedTensor, *, swizzle: bool) -> dict[str
     if layer.layout == INT4:
         # A code of zeropoint is the four bits of the integer, and so is it here.
         return {
-            CODES: q.data.view(torch.int8), SCALE: stored[0].t().contiguous(),
+            CODES: q.data.view(torch.int8),
+            SCALE: stored[0].t().contiguous(),
             ZEROS: stored[1].t().contiguous(),
-        }  # fmt: skip
+        }
     data = q.data if q.scheme.bits < 8 else q.data.view(storage_dtype(q.scheme.element))
     scale = stored[0].view(torch.float8_e8m0fnu if layer.layout == MX else torch.float8_e4m3fn)
     return {CODES: data, SCALE: swizzled(scale) if swizzle else scale}

@@ -62,14 +62,15 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
     yield Part("Candidates", (DataTable(heads, tuple(rows)),))
     cells = tuple(
         (
-            text_cell(choice.layer.name), text_cell(choice.candidate),
+            text_cell(choice.layer.name),
+            text_cell(choice.candidate),
             number_cell(choice.nbytes, size_of(choice.nbytes)),
             number_cell(choice.bits, f"{choice.bits:.3f}"),
             number_cell(choice.relative, f"{choice.relative:.4f}"),
             number_cell(choice.loss, f"{choice.loss:.4g}"),
         )
         for choice in sorted(result.chosen, key=lambda choice: -choice.loss)[:_LAYERS]
-    )  # fmt: skip
+    )
     of_layers = ("layers that run as one", "scheme", "size", "bits", "relative error", "loss")
     yield Part("What each layer got", (DataTable(of_layers, cells, sortable=True),), long=True)
     yield Part("The recipe", (FactList((("recipe", result.recipe.text),)),), folded=True, long=True)

@@ -225,13 +225,14 @@ def _errors(title: str, head: str, found: Iterable[tuple[str, TensorError]]) -> 
     known = sorted(found, key=lambda pair: -pair[1].relative)
     rows = (
         (
-            text_cell(name), number_cell(error.relative, f"{error.relative:.4f}"),
+            text_cell(name),
+            number_cell(error.relative, f"{error.relative:.4f}"),
             number_cell(error.sqnr_db, decibels(error.sqnr_db)),
             number_cell(error.largest, f"{error.largest:.3g}"),
             number_cell(error.clipped_share, share(error.clipped_share)),
         )
         for name, error in known
-    )  # fmt: skip
+    )
     return _folded(title, (head, "rel.err", "SQNR dB", "largest", "clipped"), rows, len(known))
 
 

@@ -78,8 +78,9 @@ class CheckpointReport(Result):
         found = [result for result in (self.search, self.evaluation) if result is not None]
         return (
             *(line for run in self.runs for line in run.lines),
-            *(line for result in found for line in result.lines), *where,
-        )  # fmt: skip
+            *(line for result in found for line in result.lines),
+            *where,
+        )
 
     def on_screen(self) -> RenderableType:
         """Return the page's summary for rich: sizes, errors, kept tensors."""

@@ -116,15 +116,15 @@ def side_by_side(runs: Sequence[Overview]) -> Iterator[Node]:
     """Yield the nodes about several checkpoints."""
     rows = tuple(
         (
-            text_cell(run.name), number_cell(run.inspection.nbytes, size_of(run.inspection.nbytes)),
+            text_cell(run.name),
+            number_cell(run.inspection.nbytes, size_of(run.inspection.nbytes)),
             number_cell(run.inspection.bits_per_value, _bits(run.inspection.bits_per_value)),
-            number_cell(run.relative, relative(run.relative)), number_cell(len(run.layers)),
-            text_cell(
-                ", ".join(dict.fromkeys(short_scheme(each.scheme) for each in run.layers)) or "floats"
-            ),
+            number_cell(run.relative, relative(run.relative)),
+            number_cell(len(run.layers)),
+            text_cell(", ".join(dict.fromkeys(short_scheme(each.scheme) for each in run.layers)) or "floats"),
         )
         for run in runs
-    )  # fmt: skip
+    )
     heads = ("checkpoint", "size", "bits a value", "relative error", "quantized layers", "schemes")
     yield Part("Side by side", (DataTable(heads, rows),))
     yield from layers_part(runs)
@@ -188,14 +188,15 @@ def _kinds(layers: Sequence[LayerFacts]) -> Iterator[Node]:
     """Yield sizes and errors of each kind of layer."""
     rows = tuple(
         (
-            text_cell(kind.name), number_cell(kind.layers),
+            text_cell(kind.name),
+            number_cell(kind.layers),
             number_cell(kind.nbytes, size_of(kind.nbytes)),
             number_cell(8 * kind.nbytes / max(1, kind.values), _bits(8 * kind.nbytes / max(1, kind.values))),
             number_cell(kind.relative, relative(kind.relative)),
             number_cell(kind.worst, relative(kind.worst)),
         )
         for kind in kinds_of(layers)
-    )  # fmt: skip
+    )
     if rows:
         heads = ("kind of layer", "layers", "size", "bits a value", "relative error", "largest")
         yield Part("Error by kind of layer", (DataTable(heads, rows[:ROWS]),))

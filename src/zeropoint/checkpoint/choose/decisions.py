@@ -66,7 +66,7 @@ class TensorDecision:
 
 def decide(
     source: Source, recipe: Recipe, selection: Selection, codec: Codec, *, quality: Quality | None = None
-) -> Sequence[TensorDecision]:  # fmt: skip
+) -> Sequence[TensorDecision]:
     """Return the decision about every tensor of ``source``, in order.
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what

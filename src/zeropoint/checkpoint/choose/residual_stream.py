@@ -135,9 +135,10 @@ def stream_of(entries: Entries, config: Mapping[str, Any]) -> Stream:
     width, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
     head = width // heads if config.get("head_dim") is None else _number(config, "head_dim")
     norms = {
-        f"model.layers.{n}.{norm}{WEIGHT}" for n in range(_number(config, "num_hidden_layers"))
+        f"model.layers.{n}.{norm}{WEIGHT}"
+        for n in range(_number(config, "num_hidden_layers"))
         for norm in family.readers
-    }  # fmt: skip
+    }
     needed = {f"{EMBEDDING}{WEIGHT}", *norms, *(role.norm for role in roles.values() if role.norm)}
     for name in sorted(needed - entries.keys()):
         raise CheckpointError(f"tensor {printable(name)} is missing; pass the whole model")

@@ -159,9 +159,10 @@ def _observed(
     seen = {own.module: found.statistics.get(own.layer) for own in rows}
     return _Observed(
         statistics={module: needs for module, needs in seen.items() if needs is not None},
-        inputs={own.module: found.params.get(f"{own.layer}.input") for own in rows}, missing=tuple(missing),
+        inputs={own.module: found.params.get(f"{own.layer}.input") for own in rows},
+        missing=tuple(missing),
         borrowed=tuple(own.module for own in rows if own.layer in found.borrowed),
-    )  # fmt: skip
+    )
 
 
 def _scales_of_inputs(
@@ -391,7 +392,7 @@ class _Weights:
 
     def __init__(
         self, model: nn.Module, floats: Floats, files: Files, remedy: str, device: torch.device
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._floats, self._files, self._remedy = model, floats, files, remedy
         self._root, self._device = model, device
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}

@@ -86,7 +86,7 @@ def copying(asked: Distillation, limits: Limits) -> CheckpointPlan:
 
 def distilled(
     asked: Distillation, plan: CheckpointPlan, folder: Path, *, progress: bool = False
-) -> CheckpointPlan:  # fmt: skip
+) -> CheckpointPlan:
     """Return the plan that writes a checkpoint with trained scales.
 
     plan: what :func:`copying` gives. folder: keeps scales. progress: whether to show a bar, on a terminal.

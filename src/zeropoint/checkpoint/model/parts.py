@@ -94,9 +94,10 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
         (f"{name}.{own}." for name, split in experts.items() for own in (split.up, split.down)),
     ))  # fmt: skip
     state = {
-        name: value for name, value in skeleton.state_dict().items()
+        name: value
+        for name, value in skeleton.state_dict().items()
         if isinstance(value, torch.Tensor) and not name.startswith(gone)
-    }  # fmt: skip
+    }
     floats, quantized, named = file_tensors(skeleton, state), {}, {}
     for rows in file_rows(skeleton, weights):
         layer = skeleton.get_submodule(rows.layer)

@@ -183,12 +183,13 @@ class SavedStatistics:
         self.has_gram = all(grams)
         self.sites = {
             name: SiteRecord(
-                readers=site.readers, features=site.features,
+                readers=site.readers,
+                features=site.features,
                 vectors=sum(sites[name].vectors for sites, _ in found),
                 left_out=sum(sites[name].left_out for sites, _ in found),
             )
             for name, site in first.items()
-        }  # fmt: skip
+        }
         self.owners = {reader: name for name, site in self.sites.items() for reader in site.readers}
 
     def __enter__(self) -> SavedStatistics:
@@ -214,10 +215,11 @@ class SavedStatistics:
                 name: SiteRecord(
                     readers=tuple(map(str, said["readers"])),
                     features=head.table[f"{name}.{_SQUARES}"].shape[0],
-                    vectors=_whole(said["vectors"]), left_out=_whole(said["left_out"]),
+                    vectors=_whole(said["vectors"]),
+                    left_out=_whole(said["left_out"]),
                 )
                 for name, said in json.loads(str(texts["sites"])).items()
-            }  # fmt: skip
+            }
             tokens = [str(digest) for digest in json.loads(str(texts["tokens"]))]
             wanted = {f"{name}.{_SQUARES}": (site.features,) for name, site in sites.items()}
             if len(head.table) > len(wanted):
@@ -251,9 +253,10 @@ class SavedStatistics:
 
     def _counts(self, site: SiteRecord) -> State:
         return {
-            "vectors": torch.tensor(site.vectors), "seen": torch.tensor(site.vectors * site.features),
+            "vectors": torch.tensor(site.vectors),
+            "seen": torch.tensor(site.vectors * site.features),
             "left_out": torch.tensor(site.left_out),
-        }  # fmt: skip
+        }
 
     def squares(self, name: str) -> State:
         """Return a site's mean-square state; raises CheckpointError for bad numbers."""

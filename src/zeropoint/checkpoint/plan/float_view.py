@@ -112,7 +112,8 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
     origins = Origins(source, stored, dtype or (None if source.graph else _declared_dtype(source)))
     entries = _float_entries(source, origins)
     floats = replace(
-        source, entries=entries,
+        source,
+        entries=entries,
         metadata={
             # What it says of tensors, under their names and in a list of these, is not said of the floats.
             name: {k: v for k, v in found.items() if k not in entries and k != "tensor_names"}
@@ -121,7 +122,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
         companions=tuple(path for path in source.companions if str(path) not in _OF_QUANTIZATION),
         config=source.config and {k: v for k, v in source.config.items() if k not in CONFIG_KEYS},
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
-    )  # fmt: skip
+    )
     require_unquantized(floats.entries.values(), floats.config, place)
     return Floats(source=with_stacks(floats), origins=origins, config=config, reader=stored.reader)
 

@@ -66,9 +66,10 @@ class Limits:
 
     @staticmethod
     def default(
-        workers: int | None = None, max_memory: int | str | None = None,
+        workers: int | None = None,
+        max_memory: int | str | None = None,
         device: torch.device | str | None = None,
-    ) -> Limits:  # fmt: skip
+    ) -> Limits:
         """Return limits; by default every core, 2 GiB, and the CPU.
 
         max_memory: bytes, or a text such as ``"1G"``, for which OptionError is raised where it is no size.

@@ -87,7 +87,7 @@ class Placement:
         )
         return Placement(
             module=placed.name, origin=origin, shape=(values // max(1, columns), columns), outputs=(placed,)
-        )  # fmt: skip
+        )
 
     @staticmethod
     def of_file(name: str, place: Place, size: int) -> Placement:

@@ -101,9 +101,7 @@ def _origin(origin: Origin, folds: tuple[ChannelFold | None, ...]) -> Origin:
     return replace(origin, folded=FoldedChannels(matrices=folds, height=height, before=before))
 
 
-def folds_text(
-    folds: Mapping[str, ChannelFold], notes: Iterable[str] = (), *, refused: str = ""
-) -> str:  # fmt: skip
+def folds_text(folds: Mapping[str, ChannelFold], notes: Iterable[str] = (), *, refused: str = "") -> str:
     """Return the text of the file."""
     tensors: dict[str, dict[str, Any]] = {
         name: {"rows": _packed(fold.rows), "columns": _packed(fold.columns), "one": fold.one}

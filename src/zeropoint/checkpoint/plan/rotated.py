@@ -151,8 +151,9 @@ def _folded(
     return Folded(
         inputs=of_stream if role.reads else values if role.writes else None,
         outputs=of_stream if role.writes else values,
-        norm=None if role.norm is None else entries[role.norm], one=stream.one,
-    )  # fmt: skip
+        norm=None if role.norm is None else entries[role.norm],
+        one=stream.one,
+    )
 
 
 def _members(stream: Stream, config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:

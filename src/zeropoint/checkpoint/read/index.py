@@ -69,9 +69,10 @@ class IndexMap:
         file, maps, names = open_file(self.path), 0, 0
         try:
             stream = JsonStream(
-                pieces(file, 0, file.stamp.size), object_pairs_hook=unique_keys,
+                pieces(file, 0, file.stamp.size),
+                object_pairs_hook=unique_keys,
                 parse_constant=_refuse_constant,
-            )  # fmt: skip
+            )
             for key in _keys(stream):
                 if key != "weight_map" or not stream.is_object:
                     metadata = stream.value(_MAX_VALUE)

@@ -78,7 +78,7 @@ class UnitResult:
                 if all(isinstance(digest, str) for digest in digests):
                     return UnitResult(
                         number=number, digests=tuple(digests), error=_parsed_error(error, units[number])
-                    )  # fmt: skip
+                    )
         raise CheckpointError(f"a record of a unit says {printable(repr(document)[:80])}")
 
 

@@ -79,8 +79,9 @@ class Original:
             made[weight.origin.entry.name] = TensorDecision(
                 entry=self.floats.source.entries[weight.origin.entry.name],
                 layer=replace(layer.layer, input=wanted if static else None),
-                why=Why.LINEAR, reason="",
-            )  # fmt: skip
+                why=Why.LINEAR,
+                reason="",
+            )
         if not made:
             return self
         codec = stored.layers[0].codec
@@ -154,7 +155,7 @@ class Original:
     def _weight(self, entry: TensorEntry, matrix: WeightMatrix) -> OriginalWeight:
         return OriginalWeight(
             origin=self.floats.origin(entry), shape=matrix.shape, first=matrix.first, step=matrix.step
-        )  # fmt: skip
+        )
 
 
 OF_EXPERT = re.compile(r"(?:(?P<holder>.*)\.)?\d+\.(?P<part>[^.]+)", re.DOTALL)

@@ -346,9 +346,10 @@ _OTHER_ARGUMENTS = ("input_activations", "output_activations")
 def weight_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the groups with weights; others quantize inputs alone."""
     return [
-        group for group in config["config_groups"].values()
+        group
+        for group in config["config_groups"].values()
         if group.get("weights") is not None or not any(map(group.get, _OTHER_ARGUMENTS))
-    ]  # fmt: skip
+    ]
 
 
 def read_config(

@@ -36,7 +36,7 @@ from ..engines import (
     decoded_first,
     fused_alike,
     rules,
-)  # fmt: skip
+)
 from ..protocol import LayerScheme
 from .layout import SMALL, Layout, strategy
 from .tested import tested

@@ -130,7 +130,5 @@ def by_group_index(q: QuantizedTensor, groups: torch.Tensor) -> QuantizedTensor:
         return q
     at = groups.long()
     zero = None if q.zero_point is None else q.zero_point[:, at]
-    params = replace(
-        q.params, scheme=by_column(q.scheme), scales=(q.scales[0][:, at],), zero_point=zero
-    )  # fmt: skip
+    params = replace(q.params, scheme=by_column(q.scheme), scales=(q.scales[0][:, at],), zero_point=zero)
     return replace(q, params=params)

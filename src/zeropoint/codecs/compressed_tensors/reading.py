@@ -79,7 +79,7 @@ class CompressedTensorsReader(Reader):
             layout=layout if stored_otherwise(layout, weight) else None,
             apart=weight.element.is_integer and fields_apart(layout, weight.bits, width, shape[1]),
             indexed=G_IDX in tensors and weight.element.is_integer,
-        )  # fmt: skip
+        )
 
     def _require_groups(self, entry: Entry, group: Group, columns: int) -> None:
         """Raise CheckpointError for absent groups, or act-order without its flag."""

@@ -63,9 +63,10 @@ def _scaled_queries(largest: int) -> Derived:
 
     def read(values: Mapping[str, Any]) -> dict[str, Any]:
         sizes = {
-            "num_hidden_layers": values.get("block_count"), "hidden_size": values.get("embedding_length"),
+            "num_hidden_layers": values.get("block_count"),
+            "hidden_size": values.get("embedding_length"),
             "num_attention_heads": values.get("attention.head_count"),
-        }  # fmt: skip
+        }
         whole = all(type(size) is int and size > 0 for size in sizes.values())
         sizes["head_dim"] = values.get("attention.key_length")
         return {"query_pre_attn_scalar": scaled(sizes)} if whole else {}
@@ -84,7 +85,7 @@ def _attention_factor(text: Config) -> Values:
     return {
         "rope.scaling.attn_factor": float(rope.get("attention_factor") or usual),
         "rope.scaling.original_context_length": int(short),
-    }  # fmt: skip
+    }
 
 
 _GEMMA3 = Family(

@@ -156,12 +156,13 @@ def _gate_up_bias(shape: Shape, text: Config) -> Sequence[TensorPiece]:
     experts, rows = shape
     return [
         TensorPiece(
-            _interleaved(f"{name}_bias"), (experts, rows // 2), (RowRun(at, (experts, rows // 2), (rows,
-            2)),),
+            _interleaved(f"{name}_bias"),
+            (experts, rows // 2),
+            (RowRun(at, (experts, rows // 2), (rows, 2)),),
             single=True,
         )
         for at, name in enumerate(PROJECTIONS[:2])
-    ]  # fmt: skip
+    ]
 
 
 def _down(shape: Shape, text: Config) -> Sequence[TensorPiece]:

@@ -250,6 +250,7 @@ def halves_of(first: str, second: str) -> Division:
 def renamed_to(name: str) -> Division:
     """Return the division into one piece under another name."""
     return Division(
-        (name,), lambda shape, _: [TensorPiece(name, shape, (RowRun(0, shape[:-1], (shape[-2], 1)),))],
+        (name,),
+        lambda shape, _: [TensorPiece(name, shape, (RowRun(0, shape[:-1], (shape[-2], 1)),))],
         lambda shapes, _: shapes[0],
-    )  # fmt: skip
+    )

@@ -109,8 +109,9 @@ _RULES: tuple[tuple[str, str, Callable[[_Place], bool], str], ...] = (
 _PLAIN_RULES = (("mostly_iq4_nl mostly_iq4_xs", _DOWN, _first_part(8), "q5_k"),)
 """Likewise, without an importance matrix."""
 _WEIGHTED_RULES = (
-    ("mostly_q4_0", _DOWN, _first_part(8), "q4_1"), ("mostly_q5_0", _DOWN, _first_part(8), "q5_1"),
-)  # fmt: skip
+    ("mostly_q4_0", _DOWN, _first_part(8), "q4_1"),
+    ("mostly_q5_0", _DOWN, _first_part(8), "q5_1"),
+)
 """Likewise, with one."""
 SMALLER = MappingProxyType({
     "iq4_xs": "iq4_nl", "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0",
