@@ -74,7 +74,7 @@ def plan_checkpoint(
 ) -> CheckpointPlan:  # fmt: skip
     """Return the plan of :func:`quantize_checkpoint`, from the headers alone.
 
-    It has actions, sizes and memory. This is ``zeropoint plan``.
+    This is ``zeropoint plan``: actions, sizes and memory.
 
     Args:
         source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
@@ -187,8 +187,7 @@ def dequantize_checkpoint(
 ) -> RunResult:  # fmt: skip
     """Write a quantized checkpoint as floats.
 
-    That is fp8 blocks, GGUF, or anything that zeropoint writes. This is ``zeropoint dequantize``. The
-    configuration loses what it says of quantization and keeps all else.
+    This is ``zeropoint dequantize``. The configuration loses its quantization and keeps all else.
 
     Args:
         source: a quantized checkpoint's directory, one file, or the URL of either.
@@ -225,7 +224,7 @@ def rotate_checkpoint(
 ) -> RunResult:  # fmt: skip
     """Write a float checkpoint as the same model in a rotated space.
 
-    Any engine loads it as before. This is ``zeropoint rotate``. The residual stream is rotated by a block
+    This is ``zeropoint rotate``. Any engine loads it as before. The residual stream is rotated by a block
     Hadamard matrix with random signs (QuaRot, SpinQuant R1), and so are the values of heads (R2); both are
     folded into the matrices on their sides, with the weights of norms. Logits equal the source's but for
     rounding, and outliers are spread over their block before the result is quantized. A head that is tied to
@@ -330,11 +329,10 @@ def distill_checkpoint(
 ) -> RunResult:  # fmt: skip
     """Train the scales of a quantized checkpoint against the float model.
 
-    Its blocks come closer to the model's. This is ``zeropoint distill``. Both models run on data, a block in
-    memory at a time. Codes stay, and so do names, dtypes and shapes of all tensors, and the configuration:
-    engines load the result as they load ``quantized``. Scales are trained as they are stored; of the scales
-    of a block those with the least error of its output on windows that are held out are kept, the ones of
-    ``quantized`` among them.
+    This is ``zeropoint distill``. Both models run on data, a block in memory at a time. Codes stay, and so do
+    names, dtypes and shapes of all tensors, and the configuration: engines load the result as they load
+    ``quantized``. Scales are trained as they are stored; of the scales of a block those with the least error
+    of its output on windows that are held out are kept, the ones of ``quantized`` among them.
 
     Args:
         source: the float checkpoint that was quantized: a directory, or the URL of one.

@@ -102,10 +102,16 @@ _OWNERS = {
     **dict.fromkeys(("page_of", "report_checkpoint"), "report.page"),
     "plan_report": "report.plans",
     **dict.fromkeys(
-        ("Order", "comparison_report", "inspection_report", "run_report", "verification_report"),
+        (
+            "Order",
+            "comparison_report",
+            "inspection_report",
+            "run_report",
+            "runs_report",
+            "verification_report",
+        ),
         "report.tables",
     ),
-    "runs_report": "report.several_runs",
     "PRESETS": "schemes",
     "inspect_checkpoint": "checkpoint.verify.inspection",
     "OF_LAYOUTS": "schemes.presets",

@@ -25,9 +25,10 @@ from ..checkpoint.call_options import (
 )
 from ..checkpoint.choose.requests import codec_for
 from ..checkpoint.choose.selection import Selection
-from ..checkpoint.model.calibration import calibrated, tokens_digest_of
+from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.graph_export import graph_of
 from ..checkpoint.model.importance import with_importance
+from ..checkpoint.model.running_model import tokens_digest_of
 from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.short_run import compared
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved

@@ -23,8 +23,8 @@ from ..read.quantized_layers import configuration
 from ..read.source import Source
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
-from .calibration import RunningModel, running
 from .parameter_names import WEIGHT
+from .running_model import RunningModel, running
 from .tokens import OWN, Given, Windows
 
 _REMEDY = "calibrate it with the tool that wrote it"

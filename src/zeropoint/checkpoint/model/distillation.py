@@ -38,9 +38,9 @@ from ..read.decoding import read_rows
 from ..read.quantized_layers import StoredLayer, configuration
 from ..read.source import Source
 from ..read.storage import shown
-from .calibration import RunningModel, running
 from .loading import Files
 from .rounded_inputs import rounded_inputs
+from .running_model import RunningModel, running
 from .solved_weights import SolvedFolder, windows_at_once
 from .tokens import Given
 

@@ -23,10 +23,10 @@ from ...ops.devices import CPU
 from ..plan.limits import Limits
 from ..read.source import Source
 from ..read.storage import shown
-from .calibration import Batches, RunningModel, running
 from .loading import Files
 from .parameter_names import WeightRows
 from .rounded_inputs import rounded_inputs
+from .running_model import Batches, RunningModel, running
 
 _REMEDY = "it is not evaluated here"
 
@@ -77,7 +77,7 @@ def opened(
 
     Inputs are quantized where it says so. It gives the model, and sentences about inputs. dtype: of weights
     and activations. Raises CalibrationError for tokens that the model does not know, and what
-    :func:`~.calibration.running` raises.
+    :func:`~.running_model.running` raises.
     """
     with Files() as files, ExitStack() as stack:
         model = stack.enter_context(running(source, batches, limits, remedy=_REMEDY, dtype=dtype))
@@ -104,8 +104,8 @@ def forward_pass(
 ) -> Iterator[ForwardPass]:  # fmt: skip
     """Return a context with the outputs of a model on batches.
 
-    batches: see :data:`~.calibration.Batches`. dtype: of weights and activations. progress: whether to show a
-    bar, on a terminal. known: where that is known already, takes the width of the model and gives what the
+    batches: see :data:`~.running_model.Batches`. dtype: of weights and activations. progress: whether to show
+    a bar, on a terminal. known: where that is known already, takes the width of the model and gives what the
     last block does, one value a batch. Raises what :func:`opened` raises.
     """
     with opened(source, batches, limits, dtype=dtype) as (model, notes):

@@ -15,8 +15,8 @@ from ...results import Result
 from ..plan.limits import Limits
 from ..read.source import Source
 from ..read.storage import shown
-from .calibration import running
 from .imatrix_writing import GGUF_ENDING, imatrix_pieces
+from .running_model import running
 from .statistics_file import STATISTICS, SavedStatistics, SiteRecord, StatisticsDraft, mark_of, tokens_digest
 from .tokens import Given
 

@@ -26,7 +26,7 @@ from ...libraries import reading
 from ..plan.limits import Limits
 from ..read.source import Source, open_source
 from ..read.storage import Place, read_small, shown
-from .calibration import whole_model
+from .running_model import whole_model
 from .solved_weights import folder_for
 
 _REMEDY = "export it by hand, with torch.onnx.export or optimum-cli export onnx, and pass the .onnx file"

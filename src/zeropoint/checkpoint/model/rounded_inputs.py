@@ -14,8 +14,8 @@ from ...errors import count
 from ...models.dynamic_quantize import as_module
 from ..read.source import Source
 from ..read.storage import OpenFile, Place
-from .calibration import RunningModel
 from .loading import input_quantizer
+from .running_model import RunningModel
 
 
 @contextmanager

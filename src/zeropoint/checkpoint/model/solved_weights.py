@@ -44,9 +44,9 @@ from ..plan.limits import Limits, give_back
 from ..plan.placement import Placement
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
-from .calibration import RunningModel, running
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
 from .parameter_names import BIAS, WEIGHT, WeightRows, file_names
+from .running_model import RunningModel, running
 from .tokens import Given
 
 _RECORD = "zeropoint_solved.json"

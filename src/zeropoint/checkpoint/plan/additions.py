@@ -27,7 +27,7 @@ from .config_and_index import MANIFEST, graph_texts, index_name, index_text, rea
 from .float_view import Floats
 from .limits import Limits
 from .origin import NewTensor
-from .placement import Placements
+from .placements import Placements
 from .texts import Text
 
 

@@ -9,30 +9,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...architectures import is_expert, is_transposed
 from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CheckpointError, UnsupportedError, count, option, printable, size_of
+from ...errors import CheckpointError, UnsupportedError, count, option, size_of
 from ...formats import RoundingMode
-from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
 from ...methods import OF_TABLES, ROTATING, Scope
 from ...methods.channels import kept_with_codes
 from ...recipes import Recipe
 from ...results import Result
 from ..choose.converted_layers import conversions
-from ..choose.decisions import TensorDecision, decide, describe, remarks, split_sets
+from ..choose.decisions import TensorDecision, decide, split_sets
 from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, module_of, require_model
-from ..choose.tied import tied_copies, tied_heads
-from ..read.config_text import WEIGHTS_ONLY_CONFIG
+from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, require_model
+from ..choose.tied import tied_copies
 from ..read.source import Source
 from ..read.storage import shown
 from .actions import Actions
@@ -44,8 +41,10 @@ from .float_view import Floats, as_floats, unquantized
 from .gathered import require_order
 from .limits import Limits
 from .output_shards import OutputShard, SharedScale
-from .placement import Placement, Placements
+from .placement import Placement
+from .placements import Placements
 from .plan_document import plan_document
+from .plan_notes import configuration_notes, omission_notes, source_notes
 from .rescaled import RESCALED, changed_by, folds_text, rescaled_floats
 from .rotated import ROTATED, require_unrotated, rotated_floats, rotation_in, rotation_notes, rotation_text
 from .texts import Text
@@ -308,9 +307,9 @@ def make_plan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
         placements=placements, texts=texts, limits=limits, rotation=rotation, folds=folds or {},
         notes=(
-            *source.notes, *notes, *_notes(floats.source, decisions), *_of_configuration(texts), *split,
-            *actions.notes(), *remarks, *remarks_of_files,
-            *_omission_notes(omitted, codec), *more.notes,
+            *source.notes, *notes, *source_notes(floats.source, decisions), *configuration_notes(texts),
+            *split, *actions.notes(), *remarks, *remarks_of_files, *omission_notes(omitted, codec),
+            *more.notes,
         ),
         companions={path: source.size_of(path) for path in companions},
     )  # fmt: skip
@@ -346,13 +345,6 @@ def _of_mixture(mixture: str, text: RecipeText, source: Source, codec: Codec) ->
     types = codec.model_format.mixture(mixture, shapes, source.config or {})
     assert types is not None
     return text.of_types(types, codec).parse(codec)
-
-
-def _omission_notes(names: Collection[str], codec: Codec) -> list[str]:
-    if not names:
-        return []
-    example, engine = printable(min(names)), codec.usual[0]
-    return [f"{count(len(names), 'tensor')} left out, for which {engine} has no place, such as {example}"]
 
 
 def conversion_plan(
@@ -440,46 +432,3 @@ def _require_streaming(recipe: Recipe) -> None:
                 f"{weight} draws random bits by the place in a tensor, but weights are quantized in parts; "
                 "use half_even"
             )
-
-
-def _notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
-    notes = []
-    heads = tied_heads(source)
-    if heads:
-        notes.append(f"the head ({', '.join(heads)}) is tied to the embedding and stays as that is")
-    if (source.config or {}).get("tie_word_embeddings") is True:
-        notes += [
-            f"{printable(d.entry.name)} is quantized, but config.json ties it to the embedding"
-            for d in decisions
-            if d.quantized and module_of(d.entry.name).endswith("lm_head")
-        ]
-    family = source.config or {}
-    transposed = [d for d in decisions if d.quantized and is_transposed(module_of(d.entry.name), family)]
-    if transposed:
-        notes.append(
-            f"{len(transposed)} weights are stored transposed, and their blocks run along the outputs, such "
-            "as "
-            f"{describe(transposed[0])}"
-        )
-    unknown = unknown_names(family)
-    if unknown is not None and any(not d.quantized for d in decisions):
-        notes.append(
-            f"layers that are kept have the names of the files alone in the configuration: {unknown}"
-        )
-    alone = next((n for n in (d.entry.name for d in decisions) if _is_lost(n, family)), None)
-    if alone is not None and not any(d.quantized for d in decisions):
-        notes.append(
-            f"transformers does not load {printable(alone)}: it takes the experts of this family as one "
-            "tensor, and here they are single matrices"
-        )
-    return [*notes, *remarks(decisions)]
-
-
-def _is_lost(name: str, family: Mapping[str, Any]) -> bool:
-    """Return whether transformers has no module for a single expert."""
-    return is_expert(name) and loaded_parameters(name, family) == (name,) and lacks_single_experts(family)
-
-
-def _of_configuration(texts: Collection[str]) -> Iterator[str]:
-    if WEIGHTS_ONLY_CONFIG in texts:
-        yield f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}"

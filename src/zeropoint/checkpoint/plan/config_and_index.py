@@ -23,7 +23,7 @@ from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
 from ..read.tensor_entries import Entries
 from .float_view import Floats
-from .placement import Placements
+from .placements import Placements
 from .texts import Text
 
 MANIFEST = "zeropoint_manifest.json"

@@ -24,7 +24,7 @@ from .config_and_index import MANIFEST, index_and_config
 from .cuts import tile_shape
 from .float_view import unquantized
 from .limits import Limits
-from .placement import Placements
+from .placements import Placements
 from .rotated import require_unrotated, rotated_floats, rotation_notes, sides_of
 
 
