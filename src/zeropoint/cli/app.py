@@ -27,7 +27,7 @@ from .kv_scales import kv_scales
 from .machine_commands import bench, demo, doctor, warmup
 from .main import fail
 from .option_groups import GroupedCommands, GroupedOptions
-from .option_records import only, with_records
+from .option_records import given, only, with_records
 from .options import READ, AsJson, Display, Machine
 from .output import ReaderGoneError as ReaderGoneError
 from .output import show, show_json
@@ -161,7 +161,7 @@ def verify(
         against,
         statistics=statistics or (),
         require_manifest=require_manifest,
-        **machine.keywords(),
+        **given(machine),
         progress=True,
     )
     seconds = time.perf_counter() - start

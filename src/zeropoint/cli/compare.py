@@ -12,7 +12,7 @@ from ..errors import count
 from . import lazy
 from .arguments import parse_path
 from .main import fail
-from .option_records import only, with_records
+from .option_records import given, only, with_records
 from .options import READ, Display, Machine
 from .output import show, show_json
 
@@ -47,7 +47,7 @@ def compare(
       zeropoint compare MODEL model-Q4_K_M.gguf --all --json
     """  # noqa: D301
     start = time.perf_counter()
-    found = lazy.compare_checkpoints(a, b, **machine.keywords(), progress=True)
+    found = lazy.compare_checkpoints(a, b, **given(machine), progress=True)
     seconds = time.perf_counter() - start
     if display.as_json:
         show_json({**found.to_dict(), "seconds": seconds})

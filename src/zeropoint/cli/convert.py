@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import lazy
-from .option_records import only, with_records
+from .option_records import given, only, with_records
 from .options import Content, Display, Existing, Machine
 from .writing import Sources, Target, run_each
 
@@ -48,10 +48,9 @@ def convert(  # noqa: PLR0913 (arguments, and records of options)
         return lazy.convert_checkpoint(
             one,
             target,
-            **content.keywords(),
+            **given(content),
             allow_requantize=allow_requantize,
-            **existing.keywords(),
-            **machine.keywords(),
+            **given(existing, machine),
             report=display.report,
             progress=True,
         )

@@ -8,7 +8,7 @@ import typer
 
 from . import lazy
 from .arguments import parse_float_dtype
-from .option_records import only, with_records
+from .option_records import given, only, with_records
 from .options import Display, Existing, Machine
 from .writing import Sources, Target, run_each
 
@@ -46,8 +46,6 @@ def dequantize(
     """  # noqa: D301
 
     def write(one: str, target: str) -> RunResult:
-        return lazy.dequantize_checkpoint(
-            one, target, dtype=dtype, **existing.keywords(), **machine.keywords(), progress=True
-        )
+        return lazy.dequantize_checkpoint(one, target, dtype=dtype, **given(existing, machine), progress=True)
 
     run_each(source, out, write, display)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,9 +9,9 @@ import typer
 
 from . import lazy
 from .arguments import parse_path
-from .option_records import OptionRecord, only, with_records
+from .option_records import OptionRecord, given, only, with_records
 from .options import Checkpoint, Display, Existing, Machine, Quantization
-from .writing import Target, parent_noted, show_run
+from .writing import Target, run_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +60,10 @@ def distill(  # noqa: PLR0913 (arguments, and records of options)
       zeropoint distill Llama-3.2-1B Llama-3.2-1B-W4A16 OUT --calibration TEXT.txt
       zeropoint distill SRC QUANTIZED OUT --calibration ids.safetensors --steps 100 --max-memory 8G
     """  # noqa: D301
-    start = time.perf_counter()
-    with parent_noted(out):
-        result = lazy.distill_checkpoint(
-            source,
-            quantized,
-            out,
-            **training.keywords(),
-            **windows.keywords(),
-            **existing.keywords(),
-            **machine.keywords(),
-            progress=True,
-        )
-    show_run(result, start, display)
+    run_one(
+        out,
+        lambda: lazy.distill_checkpoint(
+            source, quantized, out, **given(training, windows, existing, machine), progress=True
+        ),
+        display,
+    )

@@ -11,7 +11,7 @@ import typer
 
 from . import lazy
 from .arguments import parse_path
-from .option_records import OptionRecord, only, with_records
+from .option_records import OptionRecord, given, only, with_records
 from .options import READ, AsJson, Machine
 from .output import show, show_json
 
@@ -87,15 +87,7 @@ def evaluate(  # noqa: PLR0913 (arguments, and records of options)
       zeropoint eval OUT --against MODEL --text wiki.txt --cloze brown.txt --windows 32 --json
     """  # noqa: D301
     start = time.perf_counter()
-    found = lazy.evaluate_checkpoint(
-        models,
-        against,
-        text,
-        **measures.keywords(),
-        **page.keywords(),
-        **machine.keywords(),
-        progress=True,
-    )
+    found = lazy.evaluate_checkpoint(models, against, text, **given(measures, page, machine), progress=True)
     seconds = time.perf_counter() - start
     if as_json:
         show_json({**found.to_dict(), "seconds": seconds})

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from . import lazy
-from .option_records import only, with_records
+from .option_records import given, only, with_records
 from .options import AsJson, Checkpoint, Machine, Quantization
 from .output import show, show_json
 
@@ -43,13 +43,7 @@ def statistics(  # noqa: PLR0913 (arguments, and records of options)
       zeropoint quantize MODEL OUT --to w4a16 --method gptq --statistics gram.safetensors
     """  # noqa: D301
     result = lazy.gather_statistics(
-        source,
-        file,
-        **data.keywords(),
-        gram=gram,
-        **machine.keywords(),
-        overwrite=overwrite,
-        progress=True,
+        source, file, **given(data), gram=gram, **given(machine), overwrite=overwrite, progress=True
     )
     if as_json:
         show_json(result.to_dict())

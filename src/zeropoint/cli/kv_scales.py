@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
 from . import lazy
 from .arguments import parse_path
-from .option_records import only, with_records
+from .option_records import given, only, with_records
 from .options import Checkpoint, Display, Existing, Machine, Quantization
-from .writing import Target, parent_noted, show_run
+from .writing import Target, run_one
 
 
 @with_records
@@ -45,15 +44,10 @@ def kv_scales(  # noqa: PLR0913 (arguments, and records of options)
       zeropoint kv-scales Llama-3.2-1B-W4A16 OUT --calibration TEXT.txt
       zeropoint kv-scales SRC OUT --calibration ids.safetensors --max-memory 8G
     """  # noqa: D301
-    start = time.perf_counter()
-    with parent_noted(out):
-        result = lazy.add_kv_scales(
-            source,
-            out,
-            calibration,
-            **windows.keywords(),
-            **existing.keywords(),
-            **machine.keywords(),
-            progress=True,
-        )
-    show_run(result, start, display)
+    run_one(
+        out,
+        lambda: lazy.add_kv_scales(
+            source, out, calibration, **given(windows, existing, machine), progress=True
+        ),
+        display,
+    )

@@ -14,14 +14,15 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 class OptionRecord:
     """Base of the records, whose fields are annotated as command parameters."""
 
-    def keywords(self) -> dict[str, Any]:
-        """Return the given options as keyword arguments of a ``zeropoint`` function."""
-        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        return {
-            name: value.value if isinstance(value, enum.Enum) else value
-            for name, (value, default) in values.items()
-            if value != default
-        }
+
+def given(*records: OptionRecord) -> dict[str, Any]:
+    """Return the given options as keyword arguments of a ``zeropoint`` function."""
+    return {
+        each.name: value.value if isinstance(value, enum.Enum) else value
+        for record in records
+        for each in fields(record)
+        if (value := getattr(record, each.name)) != each.default
+    }
 
 
 @dataclass(frozen=True)

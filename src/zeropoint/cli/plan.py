@@ -9,7 +9,7 @@ import typer
 
 from ..errors import require_one
 from . import lazy
-from .option_records import only, with_records
+from .option_records import given, only, with_records
 from .options import Checkpoint, Content, Display, Machine, Quantization
 from .output import show, show_json
 
@@ -62,9 +62,7 @@ def plan(  # noqa: PLR0913 (arguments, and records of options)
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
     require_one(to=content.to, recipe=content.recipe)
     content.require_meaning()
-    found = lazy.plan_checkpoint(
-        source, out=out, **content.keywords(), **quantization.keywords(), **machine.keywords()
-    )
+    found = lazy.plan_checkpoint(source, out=out, **given(content, quantization, machine))
     if display.as_json:
         show_json(found.to_dict())
     else:

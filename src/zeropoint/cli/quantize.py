@@ -11,7 +11,7 @@ from ..architectures import PIPELINE_INDEX
 from ..errors import require_one
 from . import lazy
 from .arguments import candidates_in, require_no_data
-from .option_records import with_records
+from .option_records import given, with_records
 from .options import Content, Display, Existing, LayerBudget, Machine, Quantization
 from .writing import Sources, Target, run_each, run_pipeline
 
@@ -70,11 +70,7 @@ def quantize(  # noqa: PLR0913 (arguments, and records of options)
         return lazy.quantize_checkpoint(
             one,
             target,
-            **content.keywords(),
-            **quantization.keywords(),
-            **budget.keywords(),
-            **existing.keywords(),
-            **machine.keywords(),
+            **given(content, quantization, budget, existing, machine),
             report=display.report,
             progress=True,
         )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
 from . import lazy
 from .arguments import parse_float_dtype
-from .option_records import only, with_records
+from .option_records import given, only, with_records
 from .options import Checkpoint, Display, Existing, Machine
-from .writing import Target, parent_noted, show_run
+from .writing import Target, run_one
 
 
 @with_records
@@ -50,16 +49,10 @@ def rotate(  # noqa: PLR0913 (arguments, and records of options)
       zeropoint rotate Llama-3.2-1B Llama-rotated
       zeropoint rotate SRC OUT --seed 7 --block 256 --dtype float32
     """  # noqa: D301
-    start = time.perf_counter()
-    with parent_noted(out):
-        result = lazy.rotate_checkpoint(
-            source,
-            out,
-            seed=seed,
-            block=block,
-            dtype=dtype,
-            **existing.keywords(),
-            **machine.keywords(),
-            progress=True,
-        )
-    show_run(result, start, display)
+    run_one(
+        out,
+        lambda: lazy.rotate_checkpoint(
+            source, out, seed=seed, block=block, dtype=dtype, **given(existing, machine), progress=True
+        ),
+        display,
+    )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from . import lazy
-from .option_records import OptionRecord, only, with_records
+from .option_records import OptionRecord, given, only, with_records
 from .options import Checkpoint, Content, Display, LayerBudget, Machine, Quantization
 from .output import note, show, show_json
 
@@ -67,13 +67,7 @@ def search(  # noqa: PLR0913 (arguments, and records of options)
       zeropoint quantize MODEL OUT --recipe recipe.yaml
     """  # noqa: D301
     result = lazy.search_checkpoint(
-        source,
-        **budget.keywords(),
-        **content.keywords(),
-        **quantization.keywords(),
-        **machine.keywords(),
-        **files.keywords(),
-        progress=True,
+        source, **given(budget, content, quantization, machine, files), progress=True
     )
     if display.as_json:
         show_json(result.to_dict())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,26 +31,24 @@ Target = Annotated[
 ]
 
 
-@contextlib.contextmanager
-def parent_noted(out: str) -> Iterator[None]:
-    """Note a parent directory that the block creates, perhaps by mistake."""
-    target = lazy.place(out)
+def run_one(out: str, call: Callable[[], RunResult], display: Display) -> None:
+    """Write one output, and show the report of the run.
+
+    A parent directory that the run creates is noted: a mistake would look the same.
+    """
+    start, target = time.perf_counter(), lazy.place(out)
     absent = isinstance(target, Path) and not target.parent.exists()
-    yield
+    result = call()
     if absent and isinstance(target, Path):
         note(f"the directory {str(target.parent)!r} did not exist and was created")
-
-
-def show_run(result: RunResult, start: float, display: Display) -> None:
-    """Show the report of a run begun at ``start`` of ``time.perf_counter``."""
     seconds = time.perf_counter() - start
     if display.as_json:
         show_json({**result.to_dict(), "seconds": seconds})
-    else:
-        order = lazy.Order(display.sort)
-        show(lazy.run_report(result, seconds=seconds, everything=display.everything, order=order))
-        if result.page is not None and sys.stdout.isatty():
-            note(f"{result.page} has the report")
+        return
+    order = lazy.Order(display.sort)
+    show(lazy.run_report(result, seconds=seconds, everything=display.everything, order=order))
+    if result.page is not None and sys.stdout.isatty():
+        note(f"{result.page} has the report")
 
 
 def run_each(
@@ -62,12 +59,10 @@ def run_each(
     call: what writes a source to an output. Several go to ``out``, each under its own name; one that fails
     does not stop the others, and the exit status is 1 then.
     """
-    start = time.perf_counter()
     if len(sources) == 1:
-        with parent_noted(out):
-            result = call(sources[0], out)
-        show_run(result, start, display)
+        run_one(out, lambda: call(sources[0], out), display)
         return
+    start = time.perf_counter()
     for source in sources:
         if "://" not in source and not Path(source).exists():
             raise typer.BadParameter(f"{source!r} does not exist; check the path", param_hint="'SRC'")

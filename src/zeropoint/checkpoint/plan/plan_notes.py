@@ -17,7 +17,7 @@ from ..read.source import Source
 
 
 def omission_notes(names: Collection[str], codec: Codec) -> list[str]:
-    """Return a note on tensors that files of a codec omit, if any."""
+    """Return a note on tensors that a codec's files omit, if any."""
     if not names:
         return []
     example, engine = printable(min(names)), codec.usual[0]
