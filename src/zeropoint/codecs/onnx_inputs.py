@@ -33,7 +33,7 @@ from .safetensors_dtypes import FILE_DTYPES
 
 INPUTS = InputNames(INPUT_SCALE, INPUT_ZERO, INPUT_SCALE, shape=(), signed=False)
 _OF_PRODUCT = {"Conv": (0,), "ConvTranspose": (0,), "Gemm": (0,), "MatMul": (1, 0)}
-"""Which input of a node is its data: the first, or the one that is not the weight."""
+"""Data input of a node: the first, or the one that is not the weight."""
 _PASSES = frozenset(("Identity", "Cast", "Transpose"))
 
 

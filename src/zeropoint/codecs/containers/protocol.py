@@ -22,7 +22,7 @@ class Value(Protocol):
 
 Scalar: TypeAlias = str | bool | int | float
 Metadata: TypeAlias = Mapping[str, Scalar | Sequence[Scalar] | Value]
-"""What a file says of a model besides its tensors, by key; safetensors hold texts alone."""
+"""Metadata of a file by key; safetensors hold texts alone."""
 Read = Callable[[int, int], bytes]
 """From an offset and a number of bytes to these bytes of a file."""
 
@@ -49,7 +49,7 @@ class Head(NamedTuple):
 
 
 class Use(NamedTuple):
-    """What a file's graph says of a tensor, where it has one.
+    """Use of a tensor in a file's graph, if it has one.
 
     kind: what recipes call the type of its layer. operators: of the nodes that it is an input of. reason: why
     it is no weight of such a layer, or None. transposed: whether inputs come before outputs; its row has
