@@ -14,7 +14,7 @@ from ...methods import method_named
 from ...params import QuantizationParams
 from ...progress import counted
 from ...stats import MinMax, Observer
-from ..plan.new_tensor import NewTensor
+from ..plan.origin import NewTensor
 from ..plan.placement import Placement
 from ..read.safetensors_file import parse_header
 from ..read.source import Source

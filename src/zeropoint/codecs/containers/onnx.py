@@ -1,4 +1,4 @@
-"""ONNX models: a file with the graph, and the numbers of its tensors in it or in files next to it.
+"""ONNX models: a graph file, with tensor data inside or nearby.
 
 Layout of what is written:
 
@@ -34,7 +34,7 @@ from .protocol import Container, Found, GraphFiles, Head, Metadata, Read, Row, U
 
 
 class _DataType(NamedTuple):
-    """A type of tensors: its number in TensorProto, and the bits of a value."""
+    """A tensor type: its number in TensorProto, and bits per value."""
 
     number: int
     bits: int
@@ -68,7 +68,7 @@ class OnnxFiles(Container):
     has_graph = True
 
     def files(self, shards: Sequence[str]) -> list[str]:
-        """See :class:`Container`: one file has all numbers; the graph's comes first among shards."""
+        """See :class:`Container`: one data file; the graph's shard comes first."""
         return [f"{shards[0]}.data"] * len(shards)
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
@@ -82,7 +82,7 @@ class OnnxFiles(Container):
         return 0
 
     def graph(self, read: Read, size: int) -> bytes:
-        """See :class:`Container`: the model, with the places of numbers in place of all that are many.
+        """See :class:`Container`: the model without its large tensor data.
 
         Local functions are inlined, so that what they multiply with is a weight, too.
         """
@@ -106,13 +106,13 @@ class OnnxFiles(Container):
             raise CheckpointError(f"{error}; {_AGAIN}") from error
 
     def inside(self, graph: bytes) -> list[str]:
-        """See :class:`Container`: tensors of few numbers, or in fields one by one, and those of nodes."""
+        """See :class:`Container`: small or inline tensors, and node tensors."""
         model = parsed(graph)
         held = [each.name for each in initializers(model)[0] if each.tensor.data_location != 1]
         return held + [name for name, _ in constants(model)]
 
     def load_error(self, file: Path) -> str | None:
-        """See :class:`Container`: that of onnxruntime."""
+        """See :class:`Container`: the load error of onnxruntime."""
         return session_error(file)
 
     def layer_inputs(
@@ -134,7 +134,7 @@ ONNX = OnnxFiles()
 
 
 def _inline(tensor: Any) -> tuple[int, int]:
-    """Return where the numbers of a tensor lie in its own file, and how many bytes they have, or none."""
+    """Return offset and length of a tensor's data in its own file."""
     data = {entry.key: entry.value for entry in tensor.external_data if tensor.data_location == 1}
     if data.get("location") != INLINE:
         return 0, 0
@@ -151,7 +151,7 @@ def _restore(tensor: Any, read: Read) -> None:
 
 
 def _number(data: Mapping[str, str], key: str, default: str = "") -> int:
-    """Return a number of bytes that external data say; raises CheckpointError for another text."""
+    """Return a byte count in external data; raises CheckpointError otherwise."""
     text = data.get(key, default)
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(_MAX_BYTES))):
         raise CheckpointError(f"has the {key} {printable(repr(text))}, but it must be a number of bytes")
@@ -159,7 +159,7 @@ def _number(data: Mapping[str, str], key: str, default: str = "") -> int:
 
 
 def _found(each: Initializer, size: int) -> Found:
-    """Return where the numbers of an initializer of a file of ``size`` bytes lie."""
+    """Return the place of an initializer's data in a file."""
     try:
         dtype = DATA_NAMES.get(each.tensor.data_type)
         if dtype is None:
@@ -182,7 +182,7 @@ def _found(each: Initializer, size: int) -> Found:
 
 
 def shape_of(dims: tuple[int, ...], use: Use) -> tuple[int, ...]:
-    """Return the shape that a tensor of the graph has here: that of a weight is (outputs, inputs)."""
+    """Return the shape of a tensor here; weights are (outputs, inputs)."""
     if use.reason is not None or use.kind == "Other":
         return dims
     sides = math.prod(dims[: use.axis + use.transposed]), math.prod(dims[use.axis + use.transposed :])

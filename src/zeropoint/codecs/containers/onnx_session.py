@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime, where it is installed: whether it loads a model, and what the model gives."""
+"""Sessions of onnxruntime, if installed: load checks and outputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(model: bytes | str, folder: Path | None = None) -> Any:
 
 
 def session_error(file: Path) -> str | None:
-    """Return why onnxruntime does not load the model of a file, or None."""
+    """Return why onnxruntime does not load a model file, or None."""
     if not has_runtime():
         return None
     try:

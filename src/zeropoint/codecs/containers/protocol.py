@@ -1,4 +1,4 @@
-"""What a container answers: how a file begins, where each tensor lies in it, and what it says of them.
+"""Container protocol: file headers, tensor offsets, and metadata.
 
 A container knows bytes and names; it opens no file, and knows neither codecs nor which tensors are quantized.
 """
@@ -31,7 +31,7 @@ Read = Callable[[int, int], bytes]
 
 
 class Row(NamedTuple):
-    """A tensor of a file: its name, its dtype as the container spells it, its shape, and its count of bytes.
+    """A tensor of a file: name, dtype, shape, and byte count.
 
     data: these bytes, of a tensor that follows from the configuration and is written with the head.
     """
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 class Head(NamedTuple):
-    """How a file begins, and the absolute offset of each tensor, in their order; size: of the whole file."""
+    """A file header, tensor offsets in order, and the file size."""
 
     data: bytes
     begins: Sequence[int]
@@ -74,7 +74,7 @@ class Use(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A tensor of a file that was read: its row, and the absolute offset of its bytes.
+    """A tensor of a read file: its row, and its absolute offset.
 
     file: name of the file next to it that holds them, or nothing for itself. use: what its graph says.
     """
@@ -111,19 +111,19 @@ class Container(Protocol):
     has_graph: bool = False
 
     def files(self, shards: Sequence[str]) -> list[str]:
-        """Return the file in which the tensors of each shard of the source come out."""
+        """Return the output file of each source shard."""
         ...
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        """Return the bytes of a tensor; raises CheckpointError for a dtype that it cannot hold."""
+        """Return a tensor's bytes; raises CheckpointError for a foreign dtype."""
         ...
 
     def order(self, dtype: str) -> int:
-        """Return where tensors of a dtype come among those of others; equal ones lie by name."""
+        """Return the rank of a dtype; equal ranks lie by name."""
         ...
 
     def parse(self, read: Read, size: int) -> tuple[list[Found], Metadata]:
-        """Return the tensors of a file in the order of their bytes, and its metadata.
+        """Return the tensors of a file in byte order, and its metadata.
 
         read: bytes of the file, which has ``size``. Raises CheckpointError for a file that is not
         well-formed. Safetensors are read as a stream (checkpoint/read/safetensors_file.py).
@@ -131,7 +131,7 @@ class Container(Protocol):
         raise UnsupportedError(f"{self.name} files are read as a stream; use read_header")
 
     def graph(self, read: Read, size: int) -> bytes:
-        """Return what a file says besides its tensors, from which codecs write that of a result.
+        """Return a file's graph, without tensors, from which codecs write.
 
         read: bytes of the file, which has ``size``. Raises CheckpointError for a file that is not
         well-formed.
@@ -139,11 +139,11 @@ class Container(Protocol):
         return b""
 
     def inside(self, graph: bytes) -> list[str]:
-        """Return the tensors that are part of what :meth:`graph` gave, and stay as they are."""
+        """Return the tensors inside a graph, which stay as they are."""
         return []
 
     def load_error(self, file: Path) -> str | None:
-        """Return why the engine of such files does not load one, or None where it does or is not installed.
+        """Return why the containers' engine rejects a file, or None.
 
         file: on this machine, with all that belongs to it.
         """
@@ -161,7 +161,7 @@ class Container(Protocol):
         raise UnsupportedError(f"{self.name} files have no graph that is run here")
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
-        """Return how a file of these tensors begins; raises CheckpointError for what it cannot hold.
+        """Return the header for tensors; raises CheckpointError where it cannot.
 
         rows: those with data come first.
         """
