@@ -17,17 +17,20 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
+
 from ...errors import CheckpointError, near_misses, printable
 from .onnx_graph import Initializer, constants, initializers, inlined, lifted, parsed
+from .onnx_running import layer_inputs
 from .onnx_session import session_error
 from .onnx_wire import INLINE, without_numbers
-from .protocol import Container, Found, Head, Metadata, Read, Row, Use
+from .protocol import Container, Found, GraphFiles, Head, Metadata, Read, Row, Use
 
 
 class _DataType(NamedTuple):
@@ -111,6 +114,12 @@ class OnnxFiles(Container):
     def load_error(self, file: Path) -> str | None:
         """See :class:`Container`: the load error of onnxruntime."""
         return session_error(file)
+
+    def layer_inputs(
+        self, files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """See :class:`Container`: onnxruntime runs the model."""
+        return layer_inputs(files, modules, samples)
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """See :class:`Container`: numbers alone."""

@@ -18,23 +18,18 @@ def has_runtime() -> bool:
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def opened_in(model: bytes, folder: Path) -> Any:
-    """Return a session for a model with tensor data in a folder."""
-    return opened(model, **{_FOLDER: str(folder)})
+def opened(model: bytes | str, folder: Path | None = None) -> Any:
+    """Return a host session for an unoptimized model.
 
-
-def opened(model: bytes | str, **entries: str) -> Any:
-    """Return a CPU session for a model's bytes or file, without optimizations.
-
-    entries: of onnxruntime's session configuration.
+    model: its bytes or file. folder: of the files with its numbers, if the bytes have none.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
+    if folder is not None:
+        options.add_session_config_entry(_FOLDER, str(folder))
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -5,11 +5,14 @@ A container knows bytes and names; it opens no file, and knows neither codecs no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ...errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Value(Protocol):
@@ -82,6 +85,17 @@ class Found(NamedTuple):
     use: Use | None = None
 
 
+class GraphFiles(NamedTuple):
+    """A model with a graph on a disk.
+
+    graph: its file's bytes besides tensors. files: of each tensor, in the folder.
+    """
+
+    graph: bytes
+    folder: Path
+    files: Mapping[str, str]
+
+
 class Container(Protocol):
     """A kind of file.
 
@@ -134,6 +148,17 @@ class Container(Protocol):
         file: on this machine, with all that belongs to it.
         """
         return None
+
+    def layer_inputs(
+        self, files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield modules, each with its float32 input of a batch.
+
+        samples: (samples, ...) for each input of the graph by name, or one without a name for the only input.
+        Raises CalibrationError for samples that are no inputs of the graph; UnsupportedError where no engine
+        runs it here, and for a module whose inputs are not seen.
+        """
+        raise UnsupportedError(f"{self.name} files have no graph that is run here")
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """Return the header for tensors; raises CheckpointError where it cannot.
