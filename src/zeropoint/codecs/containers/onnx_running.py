@@ -69,7 +69,7 @@ def layer_inputs(
 def _data_names(
     found: Iterable[Initializer], modules: Collection[str], graph: Any
 ) -> Iterator[tuple[str, set[str]]]:
-    """Yield modules with the data names of their products in the main graph."""
+    """Yield modules with the data names of their main-graph products."""
     for each in found:
         module = each.name.removesuffix(".weight")
         if module in modules and each.use.kind == "Linear":
