@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -12,9 +11,8 @@ import torch
 from ...formats import FloatFormat, IntFormat
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import lowering
-from ...ops.lowering import THRESHOLDS, Kind, ScaleBy, ZeroPlace, code_order
+from ...ops.lowering import Kind, ScaleBy, ZeroPlace, code_order
 from ...ops.registry import Request
-from ...params.arithmetic import tensor_rule
 from ...params.effective import over_reciprocal
 from ...schemes import Arithmetic, Granularity, Scheme, ZeroPoint
 
@@ -68,14 +66,13 @@ class Constants(NamedTuple):
     """Constants of compilation.
 
     element, rule: records of :mod:`zeropoint.ops.lowering`, of plain numbers. ``unsigned_below`` is the bits
-    of a float32, as a subnormal constant would make float64 of what it meets; ``thresholds`` are padded with
-    Inf. inverse_divisor: ``RN(1 / rule.divisor)``. held: how scales are stored. chosen: whether the kernel
-    chooses them. outer: the rule of the tensor's scale above those, or None. cut: the part of a cut that is
-    compiled in. order: of a codebook the codes of all ranks,
-    four bits each, int64. width: bits of a code. group: codes that fill whole bytes together. multiply:
-    whether values are multiplied by factors. native: whether a GPU runs the kernel, rather than the
-    interpreter. fused: whether quotients may be made of fused multiplications and additions, see
-    :func:`.programs.element_codes.fused`. short: whether they may be of two operations, see
+    of a float32, as a subnormal constant would make float64 of what it meets. inverse_divisor: ``RN(1 /
+    rule.divisor)``. held: how scales are stored. chosen: whether the kernel chooses them. outer: the rule of
+    the tensor's scale above those, or None. cut: the part of a cut that is compiled in. order: of a codebook
+    the codes of all ranks, four bits each, int64. width: bits of a code. group: codes that fill whole bytes
+    together. multiply: whether values are multiplied by factors. native: whether a GPU runs the kernel,
+    rather than the interpreter. fused: whether quotients may be made of fused multiplications and additions,
+    see :func:`.programs.element_codes.fused`. short: whether they may be of two operations, see
     :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has. rounding:
     which neighbor quotients go to; but for half to even, quotients are IEEE's to the last bit. most: largest
     factor under which fused ones are. extent: of :func:`zeropoint.ops.row_errors.code_extent`, if errors are
@@ -116,15 +113,15 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
         element = element._replace(zero_place=ZeroPlace.PRODUCT)
     if request.code_range is not None:
         element = element._replace(low=request.code_range[0], high=request.code_range[1])
-    padding = (math.inf,) * (THRESHOLDS - len(element.thresholds))
     unsigned = int(np.float32(element.unsigned_below).view(np.int32))
-    plain = _plain(element)._replace(unsigned_below=unsigned, thresholds=element.thresholds + padding)
+    plain = _plain(element)._replace(unsigned_below=unsigned)
+    outer = lowering.outer_rule_of(scheme, dtype) if chosen else None
     native, rounding = request.device.type == "cuda", _rounded(scheme)
     even = rounding is Rounded.HALF_EVEN
     return Constants(
         element=plain, rule=_plain(rule), inverse_divisor=float(np.float32(1) / np.float32(rule.divisor)),
         held=held_of(scheme, dtype) or _factors(scheme), chosen=chosen,
-        outer=_outer(scheme, dtype) if chosen else None, cut=cut, order=_order(scheme),
+        outer=None if outer is None else _plain(outer), cut=cut, order=_order(scheme),
         width=scheme.bits, group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
         fused=native and element.scaling is ScaleBy.DIVIDE and _boundaries_are_large(element),
         short=even and _is_short(element, request.dtype),
@@ -182,15 +179,6 @@ def of_extremes(cut: Any, device: torch.device) -> Constants:
         element=None, rule=None, inverse_divisor=1.0, held=None, chosen=False, outer=None, cut=cut, order=0,
         width=8, group=1, multiply=False, native=device.type == "cuda", fused=False, short=False, hardware=0,
     )  # fmt: skip
-
-
-def _outer(scheme: Scheme, dtype: torch.dtype) -> Any:
-    """Return the rule of a tensor scale, its dtype as a plain number, or None."""
-    rule = tensor_rule(scheme, dtype) if len(scheme.scales) == 2 else None
-    if rule is None:
-        return None
-    narrow: Any = int(lowering.narrow_of(rule.narrow))
-    return rule._replace(narrow=narrow)
 
 
 def _hardware(scheme: Scheme, element: lowering.Element) -> Hardware:

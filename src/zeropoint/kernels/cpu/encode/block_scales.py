@@ -1,6 +1,6 @@
 """Scales of blocks inside a kernel: :mod:`zeropoint.params.arithmetic` again, fused, bit for bit."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -147,15 +147,37 @@ def affine(low: Any, high: Any, rule: Any) -> Any:
     return s, offset, fits and abs(offset) < INFINITE
 
 
+class BlockStatistics(NamedTuple):
+    """Bits of the largest magnitude of each block, uint32, and its extremes, float32."""
+
+    amax: Any
+    lows: Any
+    highs: Any
+
+
+class ScaleArrays(NamedTuple):
+    """Scales of all blocks, float32 or codes, and zero points: as they are stored."""
+
+    scales: Any
+    codes: Any
+    zeros: Any
+
+
+class BlockFactors(NamedTuple):
+    """Float32 divisors (or multipliers) of the blocks of a span, and their zero points."""
+
+    factors: Any
+    offsets: Any
+
+
 @device
-def block_scales(
-    amax: Any, lows: Any, highs: Any, count: Any, rule: Any, multiply: Any, at: Any, scales: Any, codes: Any,
-    zeros: Any, factors: Any, offsets: Any,
-) -> Any:  # fmt: skip
+def block_scales(found: Any, count: Any, rule: Any, multiply: Any, at: Any, stored: Any, used: Any) -> Any:
     """Choose the scales of ``count`` blocks and store them from index ``at`` on.
 
-    factors: what each block is divided by, or multiplied by where ``multiply``. Returns OK or BAD_SCALE.
+    found: :class:`BlockStatistics`. stored: :class:`ScaleArrays`. used: :class:`BlockFactors`, multipliers
+    where ``multiply``. Returns OK or BAD_SCALE.
     """
+    (amax, lows, highs), (scales, codes, zeros), (factors, offsets) = found, stored, used
     state = OK
     if rule.unsigned:
         for b in range(count):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Chain
 from ..machine.descriptor import (
     BAD_SCALE,
     BAD_VALUE,
@@ -19,7 +20,6 @@ from ..machine.descriptor import (
     OFFSET_OF_ROUNDED,
     OFFSET_TRUNCATED,
     OK,
-    record_type,
 )
 from ..machine.intrinsics import (
     bits32,
@@ -28,6 +28,7 @@ from ..machine.intrinsics import (
     inlined,
     scratch,
 )
+from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE, fetch_ahead, load, ordered
 from ..machine.vector import (
     WHOLE,
@@ -44,11 +45,13 @@ from ..machine.vector import (
     values_of,
     words_of,
 )
+from .block_scales import BlockFactors
 from .chained_steps import MODERATE, block_shift, encode_blocks, largest_bits
 from .elements import INFINITE, is_identity
 from .group_extremes import GROUP, can_group, group_extremes, keys_of
-from .level_numbers import keep_numbers, level_of, misfits, round_numbers, store_numbers
+from .level_numbers import keep_numbers, misfits, round_numbers, store_numbers, unpack_level
 from .rows import PACKED, encode_span, tile_span
+from .step_access import Elements
 from .steps import can_encode_steps
 
 BLOCKS = 2048
@@ -63,36 +66,21 @@ ZERO, ONE, LANES = np.uint64(0), np.uint64(1), np.uint64(16)
 _LEAST_NORMAL = np.float32(2.0**-126)
 
 
-class Chain(NamedTuple):
-    """:class:`zeropoint.ops.chain_levels.Chain` in the types of the machine."""
-
-    scale_from: np.uint8
-    under_zero: np.uint8
-    zeroed: np.uint8
-    steps: np.float64
-    divisor: np.float32
-    end: np.float32
-    quiet: np.float32
-    blank: np.float32
-    least: np.float32
-    step: np.float32
-    scales: np.uint64
-    offsets: np.uint64
-    run: np.uint64
+unpack_chain = unpacker(Chain)
 
 
-CHAIN = record_type(Chain)
+class LevelArrays(NamedTuple):
+    """Levels as kernels take them.
 
+    chain: packed :class:`zeropoint.ops.lowering.Chain`. levels: packed :class:`zeropoint.ops.lowering.Level`
+    records, finest first. ladder: arrays of keys, values and codes; see
+    :class:`zeropoint.ops.chain_levels.Rungs`. outs: bytes of each of :data:`LEVELS` levels, scales first.
+    """
 
-@inlined
-def unpack_chain(packed: Any) -> Any:
-    """Return a chain from its record."""
-    r = packed.view(CHAIN)[0]
-    return Chain(
-        scale_from=r["scale_from"], under_zero=r["under_zero"], zeroed=r["zeroed"], steps=r["steps"],
-        divisor=r["divisor"], end=r["end"], quiet=r["quiet"], blank=r["blank"], least=r["least"],
-        step=r["step"], scales=r["scales"], offsets=r["offsets"], run=r["run"],
-    )  # fmt: skip
+    chain: Any
+    levels: Any
+    ladder: Any
+    outs: Any
 
 
 @inlined
@@ -216,20 +204,21 @@ def _spread(factors: Any, count: Any, blocks: Any, level: Any, above: Any, outer
 
 @device
 def _store_levels(
-    numbers: Any, blocks: Any, chain: Any, levels: Any, offsets: Any, ladder: Any, outs: Any, place: Any,
-    room: Any,
-) -> Any:  # fmt: skip
+    numbers: Any, blocks: Any, chain: Any, arrays: Any, offsets: Any, place: Any, room: Any
+) -> Any:
     """Store numbers of blocks level by level, and change them to what encodes elements; return the state.
 
-    offsets: whether they are offsets. place: of the first block: its row, the finest blocks of a row, and
-    how many of its row come before it. room: (4 * BLOCKS + 16,) floats.
+    arrays: :class:`LevelArrays`. offsets: whether they are offsets. place: of the first block: its row, the
+    finest blocks of a row, and how many of its row come before it. room: (4 * BLOCKS + 16,) floats.
     """
+    _, levels, ladder, outs = arrays
     row, width, before = place
     begin, count = (chain.scales, chain.offsets) if offsets else (ZERO, chain.scales)
     values, ideal, largest, outer = (
         room[:BLOCKS], room[BLOCKS : 2 * BLOCKS], room[2 * BLOCKS : 3 * BLOCKS], room[3 * BLOCKS :]
     )  # fmt: skip
-    fine, own = level_of(levels, begin), np.int64(begin)
+    own = np.int64(begin)
+    fine = unpack_level(levels, own)
     if count == ONE:
         state = _single(numbers, blocks, fine, chain, offsets, ladder, values)
         store_numbers(values, blocks, fine, ladder, outs[own], row * width + before)
@@ -238,7 +227,7 @@ def _store_levels(
     state, above = OK, False
     for down in range(ONE, count):
         index = begin + count - down
-        level = level_of(levels, index)
+        level = unpack_level(levels, np.int64(index))
         coarse = _largest_of(numbers, outer, above, blocks, level, largest)
         blank = min(filler, level.high)
         for c in range(coarse):
@@ -339,10 +328,10 @@ def _read(x: Any, at: Any, span: Any, layout: Any, chain: Any, tile: Any, ends: 
 
 @device
 def _choose(
-    blocks: Any, chain: Any, levels: Any, element: Any, rule: Any, ladder: Any, outs: Any, place: Any,
-    ends: Any, numbers: Any, more: Any, room: Any,
-) -> Any:  # fmt: skip
-    """Choose and store the levels of blocks: scales to ``numbers``, zero points or offsets to ``more``."""
+    blocks: Any, chain: Any, arrays: Any, desc: Any, place: Any, ends: Any, found: Any, room: Any
+) -> Any:
+    """Choose and store the levels of blocks; found: takes scales, and zero points or offsets."""
+    (numbers, more), element, rule = found, desc.element, desc.rule
     lows, highs = ends
     if chain.scale_from == FROM_RANGE:
         _range_numbers(lows, highs, blocks, chain, numbers)
@@ -357,13 +346,13 @@ def _choose(
     if chain.zeroed:
         for b in range(blocks):
             highs[b] = numbers[b]
-    state = _store_levels(numbers, blocks, chain, levels, False, ladder, outs, place, room)
+    state = _store_levels(numbers, blocks, chain, arrays, False, place, room)
     if chain.zeroed:
         _zero_points(lows, numbers, highs, blocks, element, rule, more)
     elif chain.offsets > ZERO:
         for b in range(blocks):
             more[b] = (lows[b] - chain.end * numbers[b]) + np.float32(0)  # without a sign of zero
-        state = max(state, _store_levels(more, blocks, chain, levels, True, ladder, outs, place, room))
+        state = max(state, _store_levels(more, blocks, chain, arrays, True, place, room))
     return state
 
 
@@ -388,26 +377,37 @@ def _move_tile(tile: Any, blocks: Any, block: Any, offsets: Any) -> Any:
 
 
 @device
-def _encode_tile(
-    tile: Any, part: Any, layout: Any, element: Any, order: Any, known: Any, scales: Any, zeros: Any,
-    room: Any, out: Any, byte_at: Any,
-) -> Any:  # fmt: skip
+def _encode_tile(source: Any, desc: Any, order: Any, used: Any, room: Any, out: Any, byte_at: Any) -> Any:
     """Write the codes of a tile; compiled once, whatever the source is."""
-    return encode_span(tile, ZERO, part, layout, element, order, known, scales, zeros, room, out, byte_at)
+    return encode_span(source, desc, order, used, room, out, byte_at)
+
+
+class ChainedArrays(NamedTuple):
+    """What :func:`chained_rows` reads and writes.
+
+    x: float32, uint16 bits of bfloat16, or int16 bits of float16. order: the code of each rank of a codebook.
+    levels: fields of :class:`LevelArrays`. zeros: float32 zero points, written where there are some. out:
+    packed codes.
+    """
+
+    x: Any
+    order: Any
+    levels: Any
+    zeros: Any
+    out: Any
 
 
 @device
-def chained_rows(
-    x: Any, layout: Any, element: Any, rule: Any, order: Any, chain: Any, levels: Any, ladder: Any,
-    outs: Any, zeros: Any, out: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under levels chosen in the same pass.
+def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
+    """Quantize rows ``first`` to ``last``, whole blocks, under levels chosen in the same pass.
 
-    x: float32, uint16 bits of bfloat16, or int16 bits of float16. levels: records of
-    :class:`.level_numbers.Level`. ladder: (keys, values, codes). outs: bytes of each of :data:`LEVELS`
-    levels, scales first. zeros: float32 zero points, written where there are some. out: packed codes.
-    Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean nothing.
+    arrays: :class:`ChainedArrays`. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
+    nothing.
     """
+    x, order, of_levels, zeros, out = arrays
+    layout, element, _rule = desc
+    levels = LevelArrays(*of_levels)
+    chain = unpack_chain(levels.chain)
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
     integers = scratch(2048, np.float32), room[1], room[2]
@@ -432,9 +432,7 @@ def chained_rows(
             most = max(largest_bits(ends[0], blocks), largest_bits(ends[1], blocks))
             if most >= NOT_FINITE:
                 return BAD_VALUE
-            found = _choose(
-                blocks, chain, levels, element, rule, ladder, outs, place, ends, numbers, more, work
-            )
+            found = _choose(blocks, chain, levels, desc, place, ends, (numbers, more), work)
             state = max(state, found)
             for b in range(blocks):
                 numbers[b] = INFINITE if numbers[b] == np.float32(0) else numbers[b]
@@ -444,38 +442,36 @@ def chained_rows(
             byte_at, left, own = r * layout.row_bytes + done * layout.bits // np.uint64(8), span, ZERO
             done += span
             if shift > ZERO and span % WHOLE == ZERO and max(most, largest_bits(more, blocks)) < MODERATE:
-                encode_blocks(x, at, span, numbers, more, shift, element, layout.bits, integers, out, byte_at)
+                source, target = Elements(x, at, span), (layout.bits, out, byte_at)
+                encode_blocks(source, numbers, more, shift, element, integers, target)
                 continue
             while left > ZERO:
                 part = tile_span(block, left)
                 load(x, at + span - left, part, layout.kind, tile)
                 if moves and _move_tile(tile, part // block, block, more[own:]) >= NOT_FINITE:
                     state = max(state, BAD_VALUE)
-                byte_at = _encode_tile(
-                    tile, part, layout, element, order, known, numbers[own:], more[own:], room, out, byte_at
-                )
+                used = BlockFactors(numbers[own:], more[own:])
+                byte_at = _encode_tile(Elements(tile, ZERO, part), desc, order, used, room, out, byte_at)
                 left -= part
                 own += part // block
     return state
 
 
 @device
-def stored_rows(
-    numbers: Any, chain: Any, levels: Any, keys: Any, values: Any, codes: Any, one: Any, two: Any, three: Any,
-    four: Any, five: Any, six: Any, center: Any, width: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
+def stored_rows(numbers: Any, of_levels: Any, center: Any, width: Any, first: Any, last: Any) -> Any:
     """Store the scales of blocks minus their center, level by level; elements use the scales as they are.
 
-    The arguments are those of :func:`chained_rows`; runs ``first`` to ``last`` are ``width`` numbers each, up
-    to BLOCKS. Returns OK or BAD_SCALE.
+    of_levels: fields of :class:`LevelArrays`; runs ``first`` to ``last`` are ``width`` numbers each, up to
+    BLOCKS. Returns OK or BAD_SCALE.
     """
     own, work, state = scratch(2048, np.float32), scratch(8208, np.float32), OK
-    found, ladder, outs = unpack_chain(chain), (keys, values, codes), (one, two, three, four, five, six)
+    levels = LevelArrays(*of_levels)
+    chain = unpack_chain(levels.chain)
     for r in range(np.uint64(first), np.uint64(last)):
         at = r * width
         count = min(width, np.uint64(numbers.size) - at)
         for b in range(count):
             own[b] = numbers[at + b] - center
         place = r, width, ZERO
-        state = max(state, _store_levels(own, count, found, levels, False, ladder, outs, place, work))
+        state = max(state, _store_levels(own, count, chain, levels, False, place, work))
     return state

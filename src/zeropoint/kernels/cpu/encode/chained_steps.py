@@ -37,8 +37,8 @@ from ..machine.vector import (
     words_of,
 )
 from .elements import INFINITE, MAGIC
-from .step_access import factors_at, octets_in_order, put_words, values_at
-from .steps import LEAST_FIELD, MOST_FIELD, STRIP
+from .step_access import Elements, StepTarget, factors_at, octets_in_order, put_words, values_at
+from .steps import LEAST_FIELD, MOST_FIELD, STRIP, StepFactors
 
 MODERATE = np.uint32(0x7E800000)
 """Bits of 2 ** 126: the difference of two numbers below is finite."""
@@ -91,11 +91,10 @@ def _of_blocks(x: Any, numbers: Any, shift: Any, i: Any) -> Any:
 
 
 @inlined
-def _strip(
-    x: Any, at: Any, strip: Any, factors: Any, offsets: Any, shift: Any, element: Any, inverted: Any,
-    bits: Any, scratch: Any, out: Any, byte_at: Any,
-) -> Any:  # fmt: skip
+def _strip(source: Any, strip: Any, blocks: Any, element: Any, target: Any) -> Any:
     """Write codes of elements ``strip`` of a tile; return how far products are from whole numbers at most."""
+    x, at = source.x, source.at
+    factors, offsets, shift, inverted = blocks
     low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
     magnitude, worst = words_of(_MAGNITUDE), words_of(np.uint32(0))
     for i in range(strip[0], strip[1], WHOLE):
@@ -112,7 +111,7 @@ def _strip(
         if inverted:
             off = larger_bits(bits_of(a - (p - magic)) & magnitude, bits_of(b - (q - magic)) & magnitude)
             worst = larger_bits(worst, off)
-        put_words(x, bits_of(p), bits_of(q), i, bits, scratch, out, byte_at)
+        put_words(x, bits_of(p), bits_of(q), i, target)
     return worst
 
 
@@ -124,13 +123,13 @@ def _counted(x: Any, thresholds: Any) -> Any:
 
 
 @device
-def _few_values(
-    x: Any, at: Any, count: Any, factors: Any, offsets: Any, shift: Any, element: Any, codes: Any
-) -> None:
-    """Write codes of up to four values as bytes; factors: reciprocals where the element has them."""
+def _few_values(source: Any, blocks: Any, element: Any, codes: Any) -> None:
+    """Write codes of up to four values as bytes; factors are reciprocals where the element has them."""
+    x, at = source.x, source.at
+    factors, offsets, shift, _inverted = blocks
     t, none = element.thresholds, words_of(np.uint32(0))
     thresholds = floats_of(t[0]), floats_of(t[1]), floats_of(t[2])
-    for i in range(np.uint64(0), count, WHOLE):
+    for i in range(np.uint64(0), source.count, WHOLE):
         a, b = values_at(x, at + i)
         f, g = _of_blocks(x, factors, shift, i)
         y, z = _of_blocks(x, offsets, shift, i)
@@ -145,36 +144,34 @@ def _few_values(
 
 @device
 def encode_blocks(
-    x: Any, at: Any, span: Any, scales: Any, offsets: Any, shift: Any, element: Any, bits: Any, room: Any,
-    out: Any, byte_at: Any,
-) -> None:  # fmt: skip
-    """Write the codes of ``(x[at : at + span] - offset) / scale``, whole steps of blocks ``i >> shift``.
+    source: Any, scales: Any, offsets: Any, shift: Any, element: Any, room: Any, target: Any
+) -> None:
+    """Write the codes of ``(x - offset) / scale``, whole steps of blocks ``i >> shift``.
 
-    Differences must be finite. room: floats for reciprocals, bytes for the codes of a tile and for these
-    packed.
+    source: :class:`.step_access.Elements`, whose differences must be finite. room: floats for reciprocals,
+    bytes for the codes of a tile and for these packed. target: their width, array and place.
     """
+    (x, at, span), (bits, out, byte_at) = source, target
     reciprocals, codes, packed = room
     inverted = _reciprocals(scales, (span + (np.uint64(1) << shift) - np.uint64(1)) >> shift, reciprocals)
     most = max(abs(element.low), abs(element.high)) + np.float32(1)
     middle = bits_of(floats_of(np.float32(0.5) - most * _OFF))
     for begin in range(np.uint64(0), span, np.uint64(TILE)):
         n, first = min(np.uint64(TILE), span - begin), begin >> shift
-        own, products, moved = scales[first:], reciprocals[first:], offsets[first:]
+        tile, moved = Elements(x, at + begin, n), offsets[first:]
+        exact = StepFactors(scales[first:], moved, shift, False)
+        near = StepFactors(reciprocals[first:], moved, shift, True)
         if element.kind == CODEBOOK:
-            factors = products if element.scaling == RECIPROCAL else own
-            _few_values(x, at + begin, n, factors, moved, shift, element, codes)
+            _few_values(tile, near if element.scaling == RECIPROCAL else exact, element, codes)
             emit_packed(codes, n, bits, packed, out, byte_at)
             byte_at += n * bits // np.uint64(8)
             continue
+        place = StepTarget(bits, codes, out, byte_at)
         for start in range(np.uint64(0), n, STRIP):
             strip = start, min(start + STRIP, n)
-            if inverted:
-                off = _strip(
-                    x, at + begin, strip, products, moved, shift, element, True, bits, codes, out, byte_at
-                )
-                if not any_below(middle, off):
-                    continue
-            _strip(x, at + begin, strip, own, moved, shift, element, False, bits, codes, out, byte_at)
+            if inverted and not any_below(middle, _strip(tile, strip, near, element, place)):
+                continue
+            _strip(tile, strip, exact, element, place)
         if bits != np.uint64(8) and bits != np.uint64(4):
             emit_packed(codes, n, bits, packed, out, byte_at)
         byte_at += n * bits // np.uint64(8)

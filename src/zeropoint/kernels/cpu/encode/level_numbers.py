@@ -1,22 +1,23 @@
 """The numbers of one level of a chain: rounded to its format, and stored."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..machine.descriptor import AS_BFLOAT16, AS_FLOAT16, AS_INTEGER, AS_LADDER, record_type
+from ....ops.lowering import Level
+from ..machine.descriptor import AS_BFLOAT16, AS_FLOAT16, AS_INTEGER, AS_LADDER
 from ..machine.intrinsics import (
     add32,
     and32,
     bits32,
     device,
     float32_of,
-    inlined,
     narrow_half,
     scratch,
     shr32,
     widen_half,
 )
+from ..machine.named_records import unpacker
 from ..machine.tile import ordered
 from ..machine.vector import (
     HALF,
@@ -37,36 +38,7 @@ CLIMBERS = 256
 """Numbers that are searched for together."""
 
 
-class Level(NamedTuple):
-    """:class:`zeropoint.ops.chain_levels.Level` in the types of the machine."""
-
-    blocks: np.uint64
-    held: np.uint8
-    signed: np.uint8
-    late: np.uint8
-    mask: np.uint32
-    low: np.float32
-    high: np.float32
-    least: np.float32
-    most: np.float32
-    tiny: np.float32
-    span: np.float64
-    first: np.uint64
-    rungs: np.uint64
-
-
-LEVEL = record_type(Level)
-
-
-@inlined
-def level_of(levels: Any, index: Any) -> Any:
-    """Return a level from its record."""
-    r = levels.view(LEVEL)[np.int64(index)]
-    return Level(
-        blocks=r["blocks"], held=r["held"], signed=r["signed"], late=r["late"], mask=r["mask"], low=r["low"],
-        high=r["high"], least=r["least"], most=r["most"], tiny=r["tiny"], span=r["span"], first=r["first"],
-        rungs=r["rungs"],
-    )  # fmt: skip
+unpack_level = unpacker(Level)
 
 
 @device

@@ -6,11 +6,13 @@ A block of columns is eliminated on the diagonal, then in the rows above, then f
 Packed are ``minus[i / HIGH][k][i]``, -m, and ``kept[i / WIDE][k][i]``, h_ik as it is divided, k descending.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import UInt64
 from ..machine.intrinsics import device, scratch
+from ..machine.named_records import unpacker
 from ..machine.vector import doubles_of, load_lanes, store_lanes
 from .register_tiles import HIGH, WIDE, add_products
 
@@ -23,14 +25,25 @@ _COLUMNS = BLOCK * WIDE
 ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 
 
+class EliminatedBlock(NamedTuple):
+    """A block of columns that is eliminated: columns of the matrix, first of the block, end of the block."""
+
+    columns: UInt64
+    begin: UInt64
+    end: UInt64
+
+
+unpack_block = unpacker(EliminatedBlock)
+
+
 @device
 def factor_diagonal(h: Any, sizes: Any, d: Any, corner: Any, first: Any, last: Any) -> Any:
     """Eliminate the columns of a block in its own rows; return 0, or one more than a pivot not above 0.
 
-    h: flat, changed to m. sizes: (3,) uint64, columns of h, first of the block, end of the block. d: pivots.
+    h: flat, changed to m. sizes: packed :class:`EliminatedBlock`. d: pivots.
     corner: (BLOCK * BLOCK,), set to ``corner[k][l]``, h_lk as it is divided. first, last: of one row.
     """
-    pitch, begin, end = sizes[0], sizes[1], sizes[2]
+    pitch, begin, end = unpack_block(sizes)
     width = end - begin
     for step in range(width):
         k = width - ONE - step
@@ -54,7 +67,8 @@ def factor_rows(
     h: Any, sizes: Any, d: Any, corner: Any, minus: Any, kept: Any, first: Any, last: Any
 ) -> None:
     """Eliminate the columns of a block in rows above it, WIDE rows each from ``first`` to ``last``."""
-    pitch, begin, width = sizes[0], sizes[1], sizes[2] - sizes[1]
+    pitch, begin, end = unpack_block(sizes)
+    width = end - begin
     columns = scratch(_COLUMNS, np.float64)
     for group in range(first, last):
         top = group * _WIDE
@@ -95,7 +109,8 @@ def factor_rest(h: Any, sizes: Any, minus: Any, kept: Any, first: Any, last: Any
     ``first`` to ``last`` are pairs of ROWS rows, one from the top and one from the bottom, which together
     have the same number of columns.
     """
-    pitch, end, width = sizes[0], sizes[1], sizes[2] - sizes[1]
+    pitch, end, behind = unpack_block(sizes)
+    width = behind - end
     groups = (end + _ROWS - ONE) // _ROWS
     for pair in range(first, last):
         _subtract_rows(h, pitch, end, width, minus, kept, pair * _ROWS)

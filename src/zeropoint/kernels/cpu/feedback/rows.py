@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, UInt64
 from ..machine.intrinsics import device, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.vector import doubles_of, load_lanes, store_lanes
 from .register_tiles import HIGH, WIDE, add_products
 
@@ -33,20 +35,66 @@ class GridRounding(NamedTuple):
     """How numbers are rounded.
 
     kind: of those above. narrow: whether values are computed in float32. top: power of two, at most the
-    number of bounds, or 0. levels, bounds: float64; a number takes the level after all bounds below it.
-    scales, offsets, zeros: float64, ``[panel][block][row]``. blocks: of a row. block_of: of each column.
+    number of bounds, or 0. blocks: of a row. levels, bounds: float64; a number takes the level after all
+    bounds below it. scales, offsets, zeros: float64, ``[panel][block][row]``. block_of: of each column.
     """
 
-    kind: Any
-    narrow: Any
-    top: Any
+    kind: UInt64
+    narrow: Flag
+    top: UInt64
+    blocks: UInt64
     levels: Any
     bounds: Any
     scales: Any
     offsets: Any
     zeros: Any
-    blocks: Any
     block_of: Any
+
+
+class ColumnBlock(NamedTuple):
+    """A block of columns.
+
+    columns: of the matrix. begin, end: of the block. pitch: columns in whole tiles. skipped: tiles that are
+    not packed.
+    """
+
+    columns: UInt64
+    begin: UInt64
+    end: UInt64
+    pitch: UInt64
+    skipped: UInt64 = 0
+
+
+unpack_rounding, unpack_columns = unpacker(GridRounding), unpacker(ColumnBlock)
+
+
+class FeedArrays(NamedTuple):
+    """What :func:`feed_rows` reads and writes, all ``[panel][column][row]`` but for the last three.
+
+    weight: from which errors are counted; zeros for a triangular system. numbers: what is rounded. values:
+    results. losses: (panels * WIDE,). packed: rows of the matrix. d: of each column.
+    """
+
+    weight: Any
+    numbers: Any
+    values: Any
+    losses: Any
+    packed: Any
+    d: Any
+
+
+class MoveArrays(NamedTuple):
+    """What :func:`move_rows` reads and writes.
+
+    products: of the errors and the matrix. values: as they are. Both ``[panel][column][row]``. counts:
+    (panels,) uint64, to which those that moved are added. packed, diagonal: of a symmetric matrix.
+    """
+
+    products: Any
+    values: Any
+    counts: Any
+    packed: Any
+    diagonal: Any
 
 
 @inlined
@@ -97,9 +145,10 @@ def _round(numbers: Any, at: Any, rounding: Any, panel: Any, column: Any, out: A
 def pack_rows(m: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
     """Pack tiles ``first`` to ``last`` of columns of a block of rows; what lies behind the last is zero.
 
-    m: float64, flat and square. sizes: see :func:`feed_rows`; tiles count from the first that is packed.
+    m: float64, flat and square. sizes: packed :class:`ColumnBlock`; tiles count from the first that is
+    packed.
     """
-    columns, begin, end, skipped = sizes[0], sizes[1], sizes[2], sizes[4]
+    columns, begin, end, _pitch, skipped = unpack_columns(sizes)
     for top in range(first + skipped, last + skipped, _PART):
         bottom = min(top + _PART, last + skipped)
         for k in range(end - begin):
@@ -124,12 +173,10 @@ def _add_block(
 
 
 @device
-def _feed_panel(
-    panel: Any, sizes: Any, weight: Any, numbers: Any, packed: Any, d: Any, rounding: Any, values: Any,
-    losses: Any, errors: Any, own: Any,
-) -> None:  # fmt: skip
+def _feed_panel(panel: Any, block: Any, arrays: Any, rounding: Any, errors: Any, own: Any) -> None:
     """Process the columns of a block of a panel."""
-    begin, end, pitch = sizes[1], sizes[2], sizes[3] * _WIDE
+    weight, numbers, values, losses, packed, d = arrays
+    begin, end, pitch = block.begin, block.end, block.pitch * _WIDE
     base = panel * pitch
     for left in range(begin, end, _HIGH):
         tile = left // _HIGH
@@ -151,37 +198,30 @@ def _feed_panel(
 
 
 @device
-def feed_rows(
-    weight: Any, numbers: Any, packed: Any, d: Any, rounding: Any, sizes: Any, values: Any, losses: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
+def feed_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> None:
     """Process a block of columns of panels ``first`` to ``last``, and add their errors to those behind.
 
-    weight: from which errors are counted; zeros for a triangular system. numbers: what is rounded. values:
-    results. All ``[panel][column][row]``. losses: (panels * WIDE,). sizes: (5,) uint64, columns, first of the
-    block, end of the block, columns in whole tiles, tiles that are not packed.
+    arrays: :class:`FeedArrays`. rounding: :class:`GridRounding`. block: :class:`ColumnBlock`.
     """
     errors = scratch(_ERRORS, np.float64)
-    pitch, steps, size = sizes[3] * _WIDE, sizes[2] - sizes[1], _BLOCK * _WIDE
-    behind, tiles = (sizes[2] + _HIGH - ONE) // _HIGH, sizes[3] // _HIGH
+    pitch, steps, size = block.pitch * _WIDE, block.end - block.begin, _BLOCK * _WIDE
+    behind, tiles = (block.end + _HIGH - ONE) // _HIGH, block.pitch // _HIGH
     for top in range(first, last, _GROUP):
         bottom = min(top + _GROUP, last)
         for p in range(top, bottom):
             own = (p - top) * size
-            _feed_panel(p, sizes, weight, numbers, packed, d, rounding, values, losses, errors, own)
+            _feed_panel(p, block, arrays, rounding, errors, own)
         for part in range(behind, tiles, _PART):
             for p in range(top, bottom):
                 for tile in range(part, min(part + _PART, tiles)):
-                    _add_block(numbers, p, pitch, packed, errors, (p - top) * size, tile, steps)
+                    _add_block(arrays.numbers, p, pitch, arrays.packed, errors, (p - top) * size, tile, steps)
 
 
 @device
-def _move_panel(
-    panel: Any, sizes: Any, products: Any, packed: Any, diagonal: Any, rounding: Any, values: Any, moves: Any,
-    own: Any,
-) -> Any:  # fmt: skip
+def _move_panel(panel: Any, block: Any, arrays: Any, rounding: Any, moves: Any, own: Any) -> Any:
     """Move the values of the columns of a block of a panel; return how many moved."""
-    begin, end, pitch = sizes[1], sizes[2], sizes[3] * _WIDE
+    products, values, _counts, packed, diagonal = arrays
+    begin, end, pitch = block.begin, block.end, block.pitch * _WIDE
     base, wanted, moved = panel * pitch, scratch(_WANTED, np.float64), ZERO
     for left in range(begin, end, _HIGH):
         tile, right = left // _HIGH, min(left + _HIGH, end)
@@ -206,21 +246,17 @@ def _move_panel(
 
 
 @device
-def move_rows(
-    products: Any, packed: Any, diagonal: Any, rounding: Any, sizes: Any, values: Any, counts: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
+def move_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> None:
     """Move the values of a block of columns of panels ``first`` to ``last`` towards less error.
 
-    products: of the errors and the matrix. values: as they are. Both ``[panel][column][row]``. counts:
-    (panels,) uint64, to which those that moved are added. sizes: as those of :func:`feed_rows`; packed: of a
-    symmetric matrix.
+    arrays: :class:`MoveArrays`. rounding: :class:`GridRounding`. block: :class:`ColumnBlock`.
     """
+    products, packed = arrays.products, arrays.packed
     moves = scratch(_MOVES, np.float64)
-    begin, end, pitch = sizes[1] // _HIGH, (sizes[2] + _HIGH - ONE) // _HIGH, sizes[3] * _WIDE
-    steps, tiles = sizes[2] - sizes[1], sizes[3] // _HIGH
+    begin, end, pitch = block.begin // _HIGH, (block.end + _HIGH - ONE) // _HIGH, block.pitch * _WIDE
+    steps, tiles = block.end - block.begin, block.pitch // _HIGH
     for p in range(first, last):
-        counts[p] += _move_panel(p, sizes, products, packed, diagonal, rounding, values, moves, ZERO)
+        arrays.counts[p] += _move_panel(p, block, arrays, rounding, moves, ZERO)
         for tile in range(begin, end):
             done = min((tile - begin + ONE) * _HIGH, steps)
             to, at = p * pitch + tile * _HIGH * _WIDE, (tile * _BLOCK + done) * _HIGH
@@ -236,11 +272,12 @@ def add_errors(
 ) -> None:
     """Add products of errors of a block of columns and the matrix to panels ``first`` to ``last``."""
     errors = scratch(_MOVES, np.float64)
-    begin, end, pitch = sizes[1], sizes[2], sizes[3] * _WIDE
+    block = unpack_columns(sizes)
+    begin, end, pitch = block.begin, block.end, block.pitch * _WIDE
     for p in range(first, last):
         for column in range(begin, end):
             at = p * pitch + column * _WIDE
             error = load_lanes(weight, at) - load_lanes(values, at)
             store_lanes(errors, (column - begin) * _WIDE, error)
-        for tile in range(sizes[3] // _HIGH):
+        for tile in range(block.pitch // _HIGH):
             _add_block(products, p, pitch, packed, errors, ZERO, tile, end - begin)

@@ -16,6 +16,7 @@ from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ....layout import packing
 from ....layout.blocks import blocks_of_blocks
 from ....ops import reference
+from ....ops.lowering import HeldAs
 from ....ops.row_errors import code_extent
 from ....ops.threads import share
 from ....params.effective import effective_offset, effective_scale, over_reciprocal
@@ -23,9 +24,11 @@ from ....params.stored import IEEE, load_scale
 from ....params.tensors import Params, require_parameters, zero_point_of
 from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from .. import entries
-from ..decode.level_products import TABLE
-from ..machine import descriptor as k
-from ..machine.descriptor import RowLayout, pack
+from ..decode.fake import GradientBounds
+from ..decode.level_products import TABLE, LevelPairKinds
+from ..machine.descriptor import Descriptor, RowLayout
+from ..machine.named_records import pack
+from ..statistics.error_sums import ClipExtent
 from . import memory
 from .views import KINDS, stored_rule
 
@@ -33,7 +36,7 @@ NO_FLOATS = np.zeros(1, np.float32)
 NO_BYTES = np.zeros(1, np.uint8)
 """Placeholders for arrays that a kernel does not use."""
 LEVEL_PAIR = 2
-HELD = {torch.float32: k.AS_FLOAT32, torch.bfloat16: k.AS_BFLOAT16, torch.float16: k.AS_FLOAT16}
+HELD = {torch.float32: HeldAs.FLOAT32, torch.bfloat16: HeldAs.BFLOAT16, torch.float16: HeldAs.FLOAT16}
 """How numbers of levels are kept that are no bytes."""
 
 
@@ -52,10 +55,9 @@ def rows_of(shape: tuple[int, ...], dtype: torch.dtype, granularity: Granularity
     block = min(granularity.block_shape(shape)[-1], cols) if shape else 1
     width = -(-cols // block)
     layout = RowLayout(
-        cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(width), row_bytes=np.uint64(0),
-        bits=np.uint64(8), kind=KINDS[dtype], row_div=np.uint64(1), row_mod=np.uint64(1),
-    )  # fmt: skip
-    return Rows(rows=math.prod(shape[:-1]), width=width, descriptor=pack(layout))
+        cols=cols, block=block, row_blocks=width, row_bytes=0, bits=8, kind=KINDS[dtype], row_div=1, row_mod=1
+    )
+    return Rows(rows=math.prod(shape[:-1]), width=width, descriptor=pack(Descriptor(layout)))
 
 
 _ELEMENTS = {
@@ -147,10 +149,10 @@ def block_offsets(
 
 
 class Levels(NamedTuple):
-    """Two levels as a kernel takes them: values of bytes, kinds of numbers and blocks of a coarse one."""
+    """Two levels: values of bytes, how numbers are stored, and the number of coarse blocks."""
 
     tables: Any
-    sizes: Any
+    kinds: LevelPairKinds
     coarse: int
 
 
@@ -173,7 +175,7 @@ def _products(
     grid = scheme.granularity.grid(shape)
     out = torch.empty(grid, dtype=torch.float32, device="cpu")
     fine, coarse = (flat_array(tensor).view(np.uint8) for tensor in tensors[:LEVEL_PAIR])
-    args = fine, coarse, found.tables, found.sizes, flat_array(out)
+    args = (fine, coarse, found.tables), pack(found.kinds), flat_array(out)
     share(entries.products_of_levels, args, found.coarse, out.numel())
     return out
 
@@ -202,9 +204,10 @@ def _levels(
             tables[n * TABLE : n * TABLE + len(codes)] = load_scale(codes, fmt, torch.float32).numpy()
         elif native not in HELD:
             return None
-        kinds.append(HELD.get(native, k.AS_LADDER))
-    sizes = np.array([*kinds, per], np.uint64)
-    return Levels(tables=tables, sizes=sizes, coarse=math.prod(grid) // per)
+        kinds.append(HELD.get(native, HeldAs.LADDER))
+    fine_kind, coarse_kind = kinds
+    pair = LevelPairKinds(fine=fine_kind, coarse=coarse_kind, per=per)
+    return Levels(tables=tables, kinds=pair, coarse=math.prod(grid) // per)
 
 
 class Stored(NamedTuple):
@@ -235,14 +238,15 @@ def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_d
 
 @functools.lru_cache(maxsize=256)
 def value_bounds(scheme: Scheme) -> Any:
-    """Return (low, high, closed) of scaled values that are not clipped; 0 for integers, which need none."""
+    """Packed bounds of scaled values that are not clipped; 0 for integers, which need none."""
     low, high, closed = (
         (0.0, 0.0, True) if isinstance(scheme.element, IntFormat) else reference.float_bounds(scheme)
     )
-    return np.array((low, high, closed), np.float32)
+    return pack(GradientBounds(low=low, high=high, closed=closed))
 
 
 @functools.lru_cache(maxsize=256)
 def clip_extent(scheme: Scheme) -> Any:
-    """Return :func:`zeropoint.ops.row_errors.code_extent` in steps of codes."""
-    return np.array([number / float(code_step(scheme)) for number in code_extent(scheme)], np.float32)
+    """Packed :func:`zeropoint.ops.row_errors.code_extent`, in steps of codes."""
+    middle, reach = (number / float(code_step(scheme)) for number in code_extent(scheme))
+    return pack(ClipExtent(middle=middle, reach=reach))

@@ -18,15 +18,20 @@ from ....errors import ShapeError
 from ....formats import FloatFormat
 from ....layout import packing
 from ....ops import lowering, reference
-from ....ops.lowering import How, code_order, value_table
+from ....ops.lowering import How, code_order, needs_range, value_table
 from ....ops.lowering_refusals import rule_refusal
 from ....ops.threads import WORTH_A_THREAD, parts_for, share
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Granularity, Scheme
 from .. import entries, lookup_entries
+from ..decode.fake import BackwardArrays, FakeQuantizeArrays
+from ..decode.level_products import LevelPairArrays
+from ..decode.rows import DequantizeArrays
 from ..encode.boundaries import ROOM
+from ..encode.rows import QuantizeArrays
 from ..machine import descriptor as k
-from ..machine.descriptor import pack, with_coarse
+from ..machine.descriptor import Descriptor, with_coarse
+from ..machine.named_records import pack
 from . import window_ends
 from .arrays import NO_BYTES, NO_FLOATS, Levels, Stored, code_step, flat_array, levels_of
 from .views import View, rows_of_levels, stored_rule, view_of
@@ -62,11 +67,13 @@ class GivenCall:
         self.rows, self.count = view.rows, math.prod(shape)
         self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
         self.order, self.table = code_order(scheme), value_table(scheme)
-        self.descriptor = pack(view.layout, element, lowering.GIVEN)
+        self.descriptor = pack(Descriptor(view.layout, element))
         rule = stored_rule(scheme, own_dtype)
-        self._stored_descriptor = self.descriptor if rule is None else pack(view.layout, element, rule)
+        self._stored_descriptor = (
+            self.descriptor if rule is None else pack(Descriptor(view.layout, element, rule))
+        )
         moved = element._replace(zero_place=lowering.ZeroPlace.PRODUCT)
-        self._moved_descriptor = pack(view.layout, moved, lowering.GIVEN)
+        self._moved_descriptor = pack(Descriptor(view.layout, moved))
 
     def descriptor_of(self, stored: Stored) -> Any:
         """Return the descriptor for a kernel that reads scales as they are stored."""
@@ -83,8 +90,16 @@ class GivenCall:
         if self.count == 0:
             return
         target = flat_bytes(data, self._bytes)
-        args = flat_array(x), self.descriptor, self.order, factors, NO_BYTES, zeros, target, NO_BYTES
-        if share(entries.quantize, args, self.rows, self.count) == k.BAD_VALUE:
+        arrays = QuantizeArrays(
+            x=flat_array(x),
+            order=self.order,
+            scales=factors,
+            scale_codes=NO_BYTES,
+            zeros=zeros,
+            out=target,
+            kept=NO_BYTES,
+        )
+        if share(entries.quantize, (self.descriptor, *arrays), self.rows, self.count) == k.BAD_VALUE:
             reference.require_finite(x)
 
     def dequantize(
@@ -95,16 +110,32 @@ class GivenCall:
             return
         zeros = stored.zeros if offset is None else flat_array(offset)
         descriptor = self.descriptor_of(stored) if offset is None else self._moved_descriptor
-        scales = stored.factors, stored.codes, zeros
-        args = self.codes_in(data), descriptor, self.table, *scales, flat_array(out)
-        share(entries.dequantize, args, self.rows, self.count)
+        arrays = DequantizeArrays(
+            source=self.codes_in(data),
+            table=self.table,
+            scales=stored.factors,
+            scale_codes=stored.codes,
+            zeros=zeros,
+            out=flat_array(out),
+        )
+        share(entries.dequantize, (descriptor, *arrays), self.rows, self.count)
 
-    def fake_quantize(self, x: torch.Tensor, factors: Any, back: Any, zeros: Any, out: torch.Tensor) -> None:
+    def fake_quantize(
+        self, x: torch.Tensor, divisors: Any, multipliers: Any, zeros: Any, out: torch.Tensor
+    ) -> None:
         """Write the values of the codes of ``x``; see :func:`..decode.fake.fake_quantize_rows`."""
         if self.count == 0:
             return
-        args = flat_array(x), self.descriptor, self.order, self.table, factors, back, zeros, flat_array(out)
-        share(entries.fake_quantize, args, self.rows, self.count)
+        arrays = FakeQuantizeArrays(
+            x=flat_array(x),
+            order=self.order,
+            table=self.table,
+            divisors=divisors,
+            multipliers=multipliers,
+            zeros=zeros,
+            out=flat_array(out),
+        )
+        share(entries.fake_quantize, (self.descriptor, *arrays), self.rows, self.count)
 
     def fake_quantize_backward(
         self, grad: torch.Tensor, x: torch.Tensor, bounds: Any, factors: Any, zeros: Any, out: torch.Tensor
@@ -112,8 +143,10 @@ class GivenCall:
         """Write the straight-through gradient; see :func:`..decode.fake.fake_quantize_backward_rows`."""
         if self.count == 0:
             return
-        args = flat_array(grad), flat_array(x), self.descriptor, bounds, factors, zeros, flat_array(out)
-        share(entries.fake_quantize_backward, args, self.rows, self.count)
+        arrays = BackwardArrays(
+            grad=flat_array(grad), x=flat_array(x), divisors=factors, zeros=zeros, out=flat_array(out)
+        )
+        share(entries.fake_quantize_backward, (self.descriptor, bounds, *arrays), self.rows, self.count)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -129,14 +162,14 @@ class LevelsCall:
     """Calls that decode codes under two levels of scales; the kernel multiplies the levels."""
 
     def __init__(self, scheme: Scheme, levels: Levels, call: GivenCall) -> None:
-        self._levels, self._call = levels, call
-        self._unit = np.array([code_step(scheme)], np.float32)
+        self._tables, self._call = levels.tables, call
+        self._kinds = pack(levels.kinds._replace(unit=float(code_step(scheme))))
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor) -> None:
         """Write the values of packed codes."""
         call, (fine, coarse) = self._call, (flat_array(level).view(np.uint8) for level in params)
-        levels = fine, coarse, self._levels.tables, self._levels.sizes, self._unit
-        args = call.codes_in(data), call.descriptor, call.table, *levels, flat_array(out)
+        levels = LevelPairArrays(fine=fine, coarse=coarse, tables=self._tables)
+        args = call.codes_in(data), call.descriptor, call.table, (*levels,), self._kinds, flat_array(out)
         share(lookup_entries.dequantize_levels, args, call.rows, call.count)
 
 
@@ -148,7 +181,7 @@ def levels_call(
     levels, view = levels_of(scheme, shape, own_dtype), view_of(scheme, shape, dtype)
     if levels is None or not isinstance(view, View) or not view.one_pass:
         return None
-    blocks = int(levels.sizes[-1])
+    blocks = levels.kinds.per
     rows = None if scheme.granularity.grid(shape)[-1] % blocks else rows_of_levels(scheme, shape, blocks)
     return (
         None if rows is None else LevelsCall(scheme, levels, given_call(scheme, rows, dtype, own_dtype, None))
@@ -160,6 +193,7 @@ class OnePass:
 
     searched: the kernel that searches scales, where they are searched, and what says which it tries; see
     :mod:`.window_ends`. two_levels: whether the scales are relative to one of the whole tensor.
+    chooses_outer: whether a kernel chooses that one, too.
     """
 
     def __init__(
@@ -169,10 +203,14 @@ class OnePass:
         self._searched = searched
         rule = lowering.rule_of(scheme, dtype)
         multiply = rule.how is How.POWER and isinstance(scheme.element, FloatFormat)
-        self._descriptor = pack(view.layout, lowering.element_of(scheme, dtype, multiply=multiply), rule)
+        element = lowering.element_of(scheme, dtype, multiply=multiply)
+        self._descriptor = pack(Descriptor(view.layout, element, rule))
         self._order = code_order(scheme)
         self._rows, self._count = view.rows, math.prod(shape)
         self.two_levels = len(scheme.scales) > 1
+        ranged = needs_range(scheme) or searched is not None
+        outer = None if ranged else lowering.outer_rule_of(scheme, dtype)
+        self._outer, self.chooses_outer = None if outer is None else pack(outer), outer is not None
         self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
         self.scales = ChosenScales(scheme, shape, dtype)
         few = multiply and scheme.bits == FOUR_BITS and dtype is not torch.float32
@@ -188,13 +226,19 @@ class OnePass:
         self, x: torch.Tensor, data: torch.Tensor, params: Params, memory: ScaleMemory,
         coarse: float | None = None,
     ) -> int:  # fmt: skip
-        """Write codes, the finest scales and zero points; coarse: the scale of the whole tensor.
+        """Write codes, scales and zero points; coarse: the scale of the whole tensor unless chosen here.
 
         Returns OK, BAD_VALUE or BAD_SCALE; after the latter two what was written means nothing.
         """
         scales, codes = memory.arrays(params)
         source, target, zeros = flat_array(x), flat_bytes(data, self._bytes), memory.zeros
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
+        if self._outer is not None and coarse is None:
+            descriptor = descriptor.copy()
+            bits = share(entries.largest_bits, (source, descriptor), self._rows, self._count)
+            state: int = entries.choose_outer(bits, self._outer, descriptor, flat_array(params[1]))
+            if state != k.OK:
+                return state
         if self._searched is not None:
             search, *tried = self._searched
             written = scales if self.scales.floats else codes
@@ -203,8 +247,8 @@ class OnePass:
             memory.store(params)
             return state
         kept = self._take_tables()
-        args = source, descriptor, self._order, scales, codes, zeros, target, kept
-        state = share(entries.quantize, args, self._rows, self._count)
+        arrays = QuantizeArrays(source, self._order, scales, codes, zeros, target, kept)
+        state = share(entries.quantize, (descriptor, *arrays), self._rows, self._count)
         if self._tables is not None and kept is not NO_BYTES:
             self._tables.append(kept)
         memory.store(params)
@@ -243,8 +287,9 @@ def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OneP
         return OnePass(scheme, shape, dtype, view)
     windows, fits = window_ends.candidates(scheme, view, dtype), window_ends.fitting(scheme, view, dtype)
     if windows is not None:
-        return OnePass(scheme, shape, dtype, view, (entries.search_windows, *windows))
-    return None if fits is None else OnePass(scheme, shape, dtype, view, (entries.search_fits, *fits))
+        return OnePass(scheme, shape, dtype, view, (entries.search_windows, pack(windows)))
+    searched = None if fits is None else (entries.search_fits, pack(fits), fits.ratios)
+    return None if searched is None else OnePass(scheme, shape, dtype, view, searched)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -265,19 +310,18 @@ class ChosenScales:
     """What the finest scales and zero points are that calls on tensors of ``shape`` choose.
 
     floats: whether the kernel writes them as float32 rather than bytes; direct: whether that is how they are
-    stored. blocks: their number. zeroed: whether there are zero points.
+    stored. blocks: their number. zeroed: whether there are zero points. packed_shape: of the codes.
     """
 
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        made = parameter_tensors(scheme, shape, dtype)
-        # Of two levels, the other is not of blocks.
-        self._made = made[0], *made[len(scheme.scales) :]
+        self._made = made = parameter_tensors(scheme, shape, dtype)
+        self.packed_shape = packing.packed_shape(shape, scheme.bits)
         self.floats = lowering.rule_of(scheme, dtype).how in (How.LINEAR, How.AFFINE)
         self.direct = self.floats and made[0][1] == torch.float32
-        self.blocks, self.zeroed = math.prod(made[0][0]), len(self._made) > 1
+        self.blocks, self.zeroed = math.prod(made[0][0]), len(made) > len(scheme.scales)
 
     def empty(self) -> list[torch.Tensor]:
-        """Return memory for scales and zero points."""
+        """Allocate scales of all levels and zero points."""
         return [torch.empty(grid, dtype=dtype, device="cpu") for grid, dtype in self._made]
 
 

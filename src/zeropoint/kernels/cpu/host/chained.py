@@ -34,9 +34,10 @@ from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from ....schemes.dialects import ZEROPOINT
 from ....schemes.scale_rules import Pick
 from .. import entries
-from ..encode.chained_rows import BLOCKS, RUN
+from ..encode.chained_rows import BLOCKS, RUN, ChainedArrays
 from ..machine import descriptor as k
-from ..machine.descriptor import pack
+from ..machine.descriptor import Descriptor
+from ..machine.named_records import pack
 from ..machine.tile import TILE
 from . import memory
 from .arrays import NO_FLOATS, flat_array
@@ -135,7 +136,7 @@ class FusedCall:
         offset = Offset[scheme.dialect.zero_points.formula.name]
         rule = lowering.GIVEN._replace(offset=offset, formula=scheme.formula_zero_point)
         element = lowering.element_of(single, torch.float32, multiply=False)
-        self._descriptor, self._order = pack(view.layout, element, rule), code_order(scheme)
+        self._descriptor, self._order = pack(Descriptor(view.layout, element, rule)), code_order(scheme)
         self._records = ChainRecords(found)
         self._made = parameter_tensors(scheme, shape, dtype)
         self._zeroed = scheme.zero_point is not ZeroPoint.NONE
@@ -150,8 +151,14 @@ class FusedCall:
         """Write codes and parameters; after another state than OK they mean nothing."""
         data, params = out
         zeros = np.empty(params[-1].numel(), np.float32) if self._zeroed else NO_FLOATS
-        args = flat_array(x), self._descriptor, self._order, *self._records.arguments(params)
-        state = share(entries.quantize_chained, (*args, zeros, flat_array(data)), self._rows, x.numel())
+        arrays = ChainedArrays(
+            x=flat_array(x),
+            order=self._order,
+            levels=self._records.arguments(params),
+            zeros=zeros,
+            out=flat_array(data),
+        )
+        state = share(entries.quantize_chained, (self._descriptor, *arrays), self._rows, x.numel())
         if self._zeroed:
             params[-1].view(-1).copy_(torch.from_numpy(zeros))
         return state

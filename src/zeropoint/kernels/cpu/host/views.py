@@ -6,7 +6,6 @@ import functools
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ....ops.lowering import How, LoweredRule, row_mapping, rule_of
@@ -15,7 +14,7 @@ from ....schemes import Scheme, ZeroPoint
 from ..machine.descriptor import RowLayout
 from ..machine.tile import BFLOAT16, FEW, FLOAT16, FLOAT32, TILE
 
-KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
+KINDS = {torch.bfloat16: int(BFLOAT16), torch.float16: int(FLOAT16), torch.float32: int(FLOAT32)}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -42,7 +41,7 @@ class View:
     @property
     def one_pass(self) -> bool:
         """Whether every block lies in one row; others take a pass of their own for statistics."""
-        return int(self.layout.row_div) == 1 and int(self.layout.row_mod) >= self.rows
+        return self.layout.row_div == 1 and self.layout.row_mod >= self.rows
 
 
 @functools.lru_cache(maxsize=1024)
@@ -63,11 +62,16 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
     return View(
         rows=rows,
         layout=RowLayout(
-            cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(row_blocks),
-            row_bytes=np.uint64(-(-cols * scheme.bits // 8)), bits=np.uint64(scheme.bits), kind=KINDS[dtype],
-            row_div=np.uint64(div), row_mod=np.uint64(mod),
+            cols=cols,
+            block=block,
+            row_blocks=row_blocks,
+            row_bytes=-(-cols * scheme.bits // 8),
+            bits=scheme.bits,
+            kind=KINDS[dtype],
+            row_div=div,
+            row_mod=mod,
         ),
-    )  # fmt: skip
+    )
 
 
 def rows_of_levels(scheme: Scheme, shape: tuple[int, ...], blocks: int) -> tuple[int, int] | None:

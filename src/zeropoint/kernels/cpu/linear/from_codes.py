@@ -13,12 +13,13 @@ computed in one order, so that neither changes it.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from ..encode.rows import quantize_rows
+from ....ops.lowering import Flag, UInt64
+from ..encode.rows import QuantizeArrays, quantize_rows
 from ..machine.descriptor import GIVEN, OK
+from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.vector import (
     STEP,
     bits_of,
@@ -63,29 +64,69 @@ class Matrix(NamedTuple):
     grouped: whether sums are scaled group by group, as those of several groups and of floats are.
     """
 
-    rows: np.uint64
-    cols: np.uint64
-    row_bytes: np.uint64
-    bits: np.uint64
-    group: np.uint64
-    groups: np.uint64
-    signed: np.uint8
-    grouped: np.uint8
+    rows: UInt64
+    cols: UInt64
+    row_bytes: UInt64
+    bits: UInt64
+    group: UInt64
+    groups: UInt64
+    signed: Flag
+    grouped: Flag
+
+
+class Slots(NamedTuple):
+    """Rows of a layer and of a tile, cut into slots of one thread each; along: by rows of the input."""
+
+    input_rows: UInt64
+    weight_rows: UInt64
+    along: Flag
+    height: UInt64
+    slots: UInt64
+
+
+unpack_matrix, unpack_slots = unpacker(Matrix), unpacker(Slots)
 
 
 class Input(NamedTuple):
-    """How the input is quantized; ``layout`` is for any number of rows, one block each or one for all."""
+    """How the input is quantized; the layout is for any number of rows, one block each or one for all.
 
-    layout: Any
-    element: Any
-    rule: Any
+    desc: descriptor. order: code of each rank. signed: whether codes have a sign. scale, zero: given float32,
+    (1,) each, unread where the rule chooses them.
+    """
+
+    desc: Any
     order: Any
-    signed: np.uint8
+    signed: Any
+    scale: Any
+    zero: Any
+
+
+class Weights(NamedTuple):
+    """Packed weight: bytes, (rows * groups,) float32 scales, and (rows,) float32 bias or an empty one."""
+
+    codes: Any
+    matrix: Any
+    scales: Any
+    bias: Any
+
+
+class RowCodes(NamedTuple):
+    """Codes of rows of the input.
+
+    starts: what sums begin with. moves: (rows,) uint32, what is missing in every code of a row, the codes of
+    a row of ones then following the others; empty where nothing is. factors: float32 scales of the rows, or
+    one of all.
+    """
+
+    codes: Any
+    starts: Any
+    moves: Any
+    factors: Any
 
 
 def work_bytes(rows: int, matrix: Matrix) -> int:
     """Return the bytes of workspace for ``rows`` rows of input."""
-    cols, groups = int(matrix.cols), int(matrix.groups)
+    cols, groups = matrix.cols, matrix.groups
     chunk = max(QUADS.chunk // cols, PANEL)
     unpacked = chunk * cols if matrix.bits < 8 else 0
     panel = PANEL * (cols + 4 * groups) if rows >= int(MANY) else 0
@@ -95,12 +136,8 @@ def work_bytes(rows: int, matrix: Matrix) -> int:
 
 @inlined
 def slot_of(work: Any, cut: Any, slot: Any) -> Any:
-    """Return the workspace, the rows and the columns of one of ``cut[4]`` slots.
-
-    cut: (5,) uint64, rows of the input, rows of the weight, 1 where slots are rows of the input, rows of a
-    tile, slots. work: as much for each slot.
-    """
-    count, width, along, height, slots = cut[0], cut[1], cut[2], cut[3], cut[4]
+    """Return the workspace, the rows and the columns of one of the slots of :class:`Slots`."""
+    count, width, along, height, slots = cut
     whole = count if along else width
     tiles, size = (whole + height - ONE) // height, np.uint64(len(work)) // slots
     part = tiles * slot // slots * height, min(tiles * (slot + ONE) // slots * height, whole)
@@ -269,13 +306,13 @@ def multiply_panels(
 
 @device
 def finish_row(
-    out: Any, at: Any, count: Any, matrix: Any, scales: Any, first: Any, scale: Any, bias: Any, move: Any,
-    sums: Any,
-) -> None:  # fmt: skip
+    out: Any, at: Any, count: Any, weights: Any, first: Any, scale: Any, move: Any, sums: Any
+) -> None:
     """Turn ``count`` sums, with or without their weight's scale, into results.
 
     move: times ``sums``, what is to be added to sums of integers; none where ``sums`` is empty.
     """
+    matrix, scales, bias = weights.matrix, weights.scales, weights.bias
     whole, lanes = count - count % np.uint64(LANES), np.uint64(LANES)
     biased, raw, moved = len(bias) > 0, not matrix.grouped, len(sums) > 0
     factor = floats_of(scale)
@@ -301,48 +338,42 @@ def finish_row(
         out[at + i] = t + bias[first + i] if biased else t
 
 
-def _multiply_rows(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
+@inlined
+def _multiply_plainly(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
     """Multiply ``count`` rows as :func:`multiply_block` does, in panels where these are for the codes.
 
     target: the output, where in it results begin, the pitch of its rows; bytes for a panel.
     """
+    out, begin, pitch, _ = target
+    multiply_block(operands, (ZERO, count), columns, base, out, begin, pitch)
 
 
-@overload(_multiply_rows, inline="always")
-def _multiply_rows_overload(
-    codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any
-) -> Any:
-    def plain(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
-        out, begin, pitch, _ = target
-        multiply_block(operands, (ZERO, count), columns, base, out, begin, pitch)
+@inlined
+def _multiply_in_panels(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
+    out, begin, pitch, space = target
+    high, whole = count - count % FOUR, (columns[1] - columns[0]) // WIDE * WIDE
+    if count < MANY:
+        high = ZERO
+    middle, place = columns[0] + whole, base + whole * operands.matrix.cols
+    multiply_panels(operands, high, (columns[0], middle), base, out, begin, pitch, space)
+    multiply_block(operands, (ZERO, high), (middle, columns[1]), place, out, begin + whole, pitch)
+    multiply_block(operands, (high, count), columns, base, out, begin + high * pitch, pitch)
 
-    def in_panels(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
-        out, begin, pitch, space = target
-        high, whole = count - count % FOUR, (columns[1] - columns[0]) // WIDE * WIDE
-        if count < MANY:
-            high = ZERO
-        middle = columns[0] + whole
-        multiply_panels(operands, high, (columns[0], middle), base, out, begin, pitch, space)
-        multiply_block(
-            operands, (ZERO, high), (middle, columns[1]), base + whole * operands.matrix.cols, out,
-            begin + whole, pitch,
-        )  # fmt: skip
-        multiply_block(operands, (high, count), columns, base, out, begin + high * pitch, pitch)
 
-    return in_panels if codes.dtype == types.int8 else plain
+_multiply_rows = by_dtype(int8=_multiply_in_panels, int16=_multiply_plainly, float32=_multiply_plainly)
 
 
 @device
 def multiply_chunks(
-    codes: Any, starts: Any, count: Any, moves: Any, weight: Any, matrix: Any, scales: Any, factors: Any,
-    bias: Any, space: Any, out: Any, top: Any, columns: Any,
-) -> None:  # fmt: skip
+    inputs: Any, count: Any, weights: Any, space: Any, out: Any, top: Any, columns: Any
+) -> None:
     """Compute rows of the output from ``top`` on from ``count`` rows of codes, chunk by chunk of the weight.
 
-    moves: (count,) uint32, what is missing in every code of a row, the codes of a row of ones then following
-    the others; empty where nothing is. factors: float32 scales of the rows, or one of all. space: bytes for a
-    chunk's sums and unpacked codes, and for a panel.
+    inputs: :class:`RowCodes`. weights: :class:`Weights`. space: bytes for a chunk's sums and unpacked codes,
+    and for a panel.
     """
+    codes, starts, moves, factors = inputs
+    weight, matrix, scales, _bias = weights
     cols = matrix.cols
     chunk = max(chunk_of(codes) // cols // WIDE, ONE) * WIDE
     sums, space = space[: FOUR * chunk].view(np.float32), space[FOUR * chunk :]
@@ -363,59 +394,48 @@ def multiply_chunks(
             at, factor = begin + r * matrix.rows, factors[r if len(factors) > 1 else ZERO]
             if len(moves) > 0:
                 move = moves[r]
-            finish_row(out, at, last - first, matrix, scales, first, factor, bias, move, moved)
+            finish_row(out, at, last - first, weights, first, factor, move, moved)
 
 
 @device
 def quantize_block(x: Any, source: Any, scales: Any, zeros: Any, codes: Any, top: Any, count: Any) -> Any:
     """Write the codes of ``count`` rows of ``x`` from ``top`` on, and return the state."""
-    nothing = scratch(LANES, np.uint8)
-    return quantize_rows(
-        x[top * source.layout.cols :], source.layout, source.element, source.rule, source.order, scales,
-        nothing, zeros, codes, nothing, ZERO, count,
-    )  # fmt: skip
+    nothing, rows = scratch(LANES, np.uint8), x[top * source.desc.layout.cols :]
+    arrays = QuantizeArrays(rows, source.order, scales, nothing, zeros, codes, nothing)
+    return quantize_rows(arrays, source.desc, ZERO, count)
 
 
 @device
-def pair_rows(
-    x: Any, source: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any,
-    rows: Any, columns: Any,
-) -> Any:  # fmt: skip
+def pair_rows(x: Any, source: Any, weights: Any, work: Any, out: Any, rows: Any, columns: Any) -> Any:
     """Compute rows ``rows[0]`` to ``rows[1]`` and columns ``columns[0]`` to ``columns[1]`` of the output.
 
-    x: (M * cols,), as for :func:`..encode.rows.quantize_rows`. given: float32 scale and zero point of the
-    input, (1,) each, unread where the rule chooses them. weight: packed bytes. scales: (rows * groups,)
-    float32. bias: (rows,) float32, or empty. work: bytes of :func:`work_bytes`. out: (M * rows,) float32.
-    Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the output means nothing.
+    x: (M * cols,), as for :func:`..encode.rows.quantize_rows`. source: :class:`Input`. weights:
+    :class:`Weights`. work: bytes of :func:`work_bytes`. out: (M * rows,) float32. Returns OK, BAD_VALUE or
+    BAD_SCALE; after the latter two the output means nothing.
     """
     own_scales, own_zeros = scratch(PAIR_ROWS, np.float32), scratch(PAIR_ROWS, np.float32)
     starts, moves = scratch(1, np.int32), scratch(1, np.uint32)
-    block, cols = min(np.uint64(PAIR_ROWS), rows[1] - rows[0]), matrix.cols
+    block, cols = min(np.uint64(PAIR_ROWS), rows[1] - rows[0]), weights.matrix.cols
     wide = work[: TWO * block * cols].view(np.int16)
     codes, space = work[TWO * block * cols : THREE * block * cols], work[FOUR * block * cols :]
-    known = source.rule.how == GIVEN
-    used_scales, used_zeros = given if known else (own_scales, own_zeros)
+    known = source.desc.rule.how == GIVEN
+    used_scales, used_zeros = (source.scale, source.zero) if known else (own_scales, own_zeros)
     state = OK
     for top in range(rows[0], rows[1], block):
         count = min(block, rows[1] - top)
         state = max(state, quantize_block(x, source, used_scales, used_zeros, codes, top, count))
         for r in range(count):
             shift = np.int16(0)
-            if source.element.zero_place:
+            if source.desc.element.zero_place:
                 shift = np.int16(used_zeros[ZERO if known else r])
             widen_codes(codes, r * cols, cols, source.signed, shift, wide[r * cols :])
-        multiply_chunks(
-            wide, starts, count, moves[:0], weight, matrix, scales, used_scales, bias, space, out, top,
-            columns,
-        )  # fmt: skip
+        inputs = RowCodes(wide, starts, moves[:0], used_scales)
+        multiply_chunks(inputs, count, weights, space, out, top, columns)
     return state
 
 
 @device
-def quad_rows(
-    x: Any, source: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any,
-    rows: Any, columns: Any,
-) -> Any:  # fmt: skip
+def quad_rows(x: Any, source: Any, weights: Any, work: Any, out: Any, rows: Any, columns: Any) -> Any:
     """Do what :func:`pair_rows` does, on codes in 8 bits, for rows and groups of whole steps.
 
     Codes without sign are moved down by 128 to fit. What all codes of a row then lack, their zero point
@@ -424,14 +444,15 @@ def quad_rows(
     """
     own_scales, own_zeros = scratch(QUAD_ROWS, np.float32), scratch(QUAD_ROWS, np.float32)
     missing = scratch(QUAD_ROWS, np.uint32)
+    matrix = weights.matrix
     block, cols, groups = min(np.uint64(QUAD_ROWS), rows[1] - rows[0]), matrix.cols, matrix.groups
     begun = (block + ONE) * cols
     space = begun + (block + ONE) * groups * START * FOUR
     octets, starts = work[:begun], work[begun:space].view(np.int32)
     codes = octets.view(np.int8)
-    known, low = source.rule.how == GIVEN, np.uint8(0 if source.signed else SHIFT)
-    used_scales, used_zeros = given if known else (own_scales, own_zeros)
-    moves = missing[: block if low or source.element.zero_place else ZERO]
+    known, low = source.desc.rule.how == GIVEN, np.uint8(0 if source.signed else SHIFT)
+    used_scales, used_zeros = (source.scale, source.zero) if known else (own_scales, own_zeros)
+    moves = missing[: block if low or source.desc.element.zero_place else ZERO]
     steps = matrix.cols // groups // lanes_of(codes)
     state = OK
     for top in range(rows[0], rows[1], block):
@@ -439,46 +460,40 @@ def quad_rows(
         state = max(state, quantize_block(x, source, used_scales, used_zeros, octets, top, count))
         for r in range(count):
             missing[r] = np.uint32(low)
-            if source.element.zero_place:
+            if source.desc.element.zero_place:
                 missing[r] -= np.uint32(np.int32(used_zeros[ZERO if known else r]))
             for i in range(r * cols, r * cols + cols):
                 octets[i] ^= low
         octets[count * cols : count * cols + cols] = np.uint8(1)
         for g in range((count + ONE) * groups):
             start_sums(codes, g * steps * lanes_of(codes), steps, starts, g * START)
-        multiply_chunks(
-            codes, starts, count, moves, weight, matrix, scales, used_scales, bias, work[space:], out, top,
-            columns,
-        )  # fmt: skip
+        inputs = RowCodes(codes, starts, moves, used_scales)
+        multiply_chunks(inputs, count, weights, work[space:], out, top, columns)
     return state
 
 
-def code_rows(like: Any, args: Any) -> Any:
+@inlined
+def _quad_rows(like: Any, args: Any) -> Any:
     """Call :func:`quad_rows` or :func:`pair_rows`: codes of the input are kept in the dtype of ``like``."""
+    return quad_rows(*args)
 
 
-@overload(code_rows, inline="always")
-def _code_rows_overload(like: Any, args: Any) -> Any:
-    def quads(like: Any, args: Any) -> Any:
-        return quad_rows(*args)
+@inlined
+def _pair_rows(like: Any, args: Any) -> Any:
+    return pair_rows(*args)
 
-    def pairs(like: Any, args: Any) -> Any:
-        return pair_rows(*args)
 
-    return quads if like.dtype == types.int8 else pairs
+code_rows = by_dtype(int8=_quad_rows, int16=_pair_rows)
 
 
 @device
-def float_rows(
-    x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, rows: Any, columns: Any
-) -> None:
+def float_rows(x: Any, weights: Any, work: Any, out: Any, rows: Any, columns: Any) -> None:
     """Compute rows and columns of the output as :func:`pair_rows` does, from float32 ``x`` as it is.
 
     Rows of the weight are whole steps, and ``matrix.grouped`` is set.
     """
     starts, moves, factors = scratch(1, np.int32), scratch(1, np.uint32), scratch(1, np.float32)
     factors[0] = np.float32(1)
-    values, count = x[rows[0] * matrix.cols :], rows[1] - rows[0]
-    multiply_chunks(
-        values, starts, count, moves[:0], weight, matrix, scales, factors, bias, work, out, rows[0], columns
-    )
+    values, count = x[rows[0] * weights.matrix.cols :], rows[1] - rows[0]
+    inputs = RowCodes(values, starts, moves[:0], factors)
+    multiply_chunks(inputs, count, weights, work, out, rows[0], columns)

@@ -15,8 +15,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ..decode.rows import dequantize_rows
+from ....ops.lowering import UInt64
+from ..decode.rows import DequantizeArrays, dequantize_rows
 from ..machine.intrinsics import F32, I64, address, device, primitive, x86_has
+from ..machine.named_records import unpacker
 from ..machine.vector import load_lanes, store_lanes
 from .panels import LANES, PANEL, VECTORS, columns_at, spread
 from .products import HIGH, add_product, zeroed
@@ -32,17 +34,28 @@ WIDE, STEP = np.uint64(PANEL), np.uint64(LANES)
 ZERO, ONE, FOUR = np.uint64(0), np.uint64(1), np.uint64(HIGH)
 
 
-class Packed(NamedTuple):
-    """A packed weight as :func:`..decode.rows.dequantize_rows` takes it."""
+class PackedValues(NamedTuple):
+    """Packed weight: descriptor, and arrays of :class:`..decode.rows.DequantizeArrays` but for the output."""
 
+    desc: Any
     source: Any
-    layout: Any
-    element: Any
-    rule: Any
     table: Any
     scales: Any
     scale_codes: Any
     zeros: Any
+
+
+class Panels(NamedTuple):
+    """Shape of a layer: rows of its input, columns, rows and panels of its weight, and slots of threads."""
+
+    input_rows: UInt64
+    cols: UInt64
+    rows: UInt64
+    panels: UInt64
+    slots: UInt64
+
+
+unpack_panels = unpacker(Panels)
 
 
 def work_floats(cols: int) -> int:
@@ -126,10 +139,9 @@ def fill_panel(weight: Any, cols: Any, first: Any, last: Any, values: Any, panel
         for i in range((end - begin) * cols, STEP * cols):
             values[i] = np.float32(0)
         if begin < end:
-            dequantize_rows(
-                weight.source, weight.layout, weight.element, weight.rule, weight.table, weight.scales,
-                weight.scale_codes, weight.zeros, values, begin, False, begin, end,
-            )  # fmt: skip
+            desc, source, table, scales, scale_codes, zeros = weight
+            arrays = DequantizeArrays(source, table, scales, scale_codes, zeros, values)
+            dequantize_rows(arrays, desc, begin, False, begin, end)
         for k in range(ZERO, whole, STEP):
             pack_values(values, k, cols, panel, k * WIDE + lane)
         for k in range(whole, cols):
@@ -156,14 +168,14 @@ def finish_block(
 
 @device
 def value_panels(
-    x: Any, weight: Any, count: Any, cols: Any, rows: Any, bias: Any, work: Any, out: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
+    x: Any, weight: Any, shape: Any, bias: Any, work: Any, out: Any, first: Any, last: Any
+) -> None:
     """Compute panels ``first`` to ``last`` of the output.
 
-    x: (count * cols,) float32. weight: of ``rows`` rows. bias: (rows,) float32, or empty. work: float32, as
-    many as :func:`work_floats` says. out: (count * rows,) float32.
+    x: (count * cols,) float32. weight: :class:`PackedValues`. shape: :class:`Panels`. bias: (rows,) float32,
+    or empty. work: float32, as many as :func:`work_floats` says. out: (count * rows,) float32.
     """
+    count, cols, rows = shape.input_rows, shape.cols, shape.rows
     values, panel, sums = work[: STEP * cols], work[STEP * cols :], work[(STEP + WIDE) * cols :]
     for p in range(first, last):
         begin = p * WIDE

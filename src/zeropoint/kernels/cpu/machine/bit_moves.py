@@ -5,13 +5,14 @@ the next one does, 32 bytes at once where it has as many: shifts are less than a
 from a neighbor lies outside of the mask.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from ....ops.lowering import Flag, Int64, UInt64
 from .byte_vectors import (
     load_bytes,
     load_four_bytes,
@@ -23,6 +24,7 @@ from .byte_vectors import (
 )
 from .emit import emit_packed
 from .intrinsics import I8, I16, I32, I64, address, device, inlined, load64, primitive, scratch, store64
+from .named_records import record_type, unpacker
 from .pack import apart, load_codes, steps_of, together
 from .tile import fetch_ahead
 from .vector import HALF, in_all_lanes, load_lanes, longs_of, octets_of, store_lanes, words_of
@@ -30,13 +32,6 @@ from .vector import HALF, in_all_lanes, load_lanes, longs_of, octets_of, store_l
 # It has no types.
 _tools: Any = cgutils
 
-MOVE = 8
-"""Numbers of a move: its field, then those of Move in layout/bit_places.py.
-
-Of one whose size is 0, 8 numbers follow one another bit by bit, or 32 of one bit each: its mask is how many
-bits each has, and its flip those of all. Of one whose mask is 0, numbers are digits: its shift is how many of
-a byte are numbers.
-"""
 LEVELS = 4
 """Most levels of a type."""
 _TILE, _BLOCKS, _WHOLE = 8192, np.uint64(64), np.uint64(8)
@@ -270,25 +265,62 @@ def _clear(target: Any, begin: Any, count: Any) -> None:
         target[i] = np.uint8(0)
 
 
+class BitMove(NamedTuple):
+    """Move of the numbers of field ``n``; see :class:`zeropoint.layout.bit_places.Move`.
+
+    Of one whose size is 0, 8 numbers follow one another bit by bit, or 32 of one bit each: its mask is how
+    many bits each has, and its flip those of all. Of one whose mask is 0, numbers are digits: its shift is
+    how many of a byte are numbers.
+    """
+
+    n: Int64
+    at: UInt64
+    first: UInt64
+    size: UInt64
+    shift: UInt64
+    low: UInt64
+    mask: UInt64
+    flip: UInt64
+
+
+class BlockBytes(NamedTuple):
+    """Blocks of bytes.
+
+    joins: whether they are joined, rather than split. bits: of a code, or 0 of codes of five digits. nbytes:
+    of a block. block, one, two, three, four: its values, and bytes of its numbers of each level. zero: the
+    digit of zero.
+    """
+
+    joins: Flag
+    bits: UInt64
+    nbytes: UInt64
+    block: UInt64
+    one: UInt64
+    two: UInt64
+    three: UInt64
+    four: UInt64
+    zero: UInt64
+
+
+unpack_blocks, unpack_move = unpacker(BlockBytes), unpacker(BitMove)
+_MOVE = record_type(BitMove).itemsize
+
+
 @device
-def move_rows(
-    data: Any, one: Any, two: Any, three: Any, four: Any, lines: Any, moves: Any, sizes: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
+def move_rows(data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, first: Any, last: Any) -> None:
     """Join blocks ``first`` to ``last``, or split them.
 
-    data: packed codes. one to four: bytes of the levels. lines: of the blocks. sizes: whether they are
-    joined, bits of a code or 0 of codes of five digits, bytes of a block, then its values and bytes of its
-    numbers of each level, and the digit of zero.
+    data: packed codes. levels: bytes of each. lines: of the blocks. sizes: packed :class:`BlockBytes`.
     """
     room, packed = scratch(_ROOM, np.uint8), scratch(_ROOM, np.uint8)
-    joins, bits, nbytes, block = sizes[0] != 0, sizes[1], sizes[2], sizes[3]
+    joins, bits, nbytes, block, one, two, three, four, zero = unpack_blocks(sizes)
+    pitches = block, one, two, three, four
     whole, digits = bits == _WHOLE, bits == np.uint64(0)
     codes = (block + FIVE - np.uint64(1)) // FIVE
     per = min(np.uint64(_TILE) // block, _BLOCKS)
     for start in range(first, last, per):
         count = min(per, last - start)
-        fields = data if whole else room, one, two, three, four
+        fields = data if whole else room, levels[0], levels[1], levels[2], levels[3]
         if joins:
             _clear(lines, start * nbytes, count * nbytes)
             if digits:
@@ -298,14 +330,12 @@ def move_rows(
         else:
             fetch_ahead(lines, (start + per) * nbytes, count * nbytes)
             for field in range(5):
-                begin = np.uint64(0) if field == 0 and not whole else start * sizes[3 + field]
-                _clear(fields[field], begin, count * sizes[3 + field])
-        for m in range(0, len(moves), MOVE):
-            move = moves[m : m + MOVE]
-            n = np.int64(move[0])  # with an index of uint64, Numba's sum would be a float
-            size, shift, low, mask, flip = move[3], move[4], move[5], move[6], move[7]
-            at, pitch = start * nbytes + move[1], sizes[3 + n]
-            begin = (np.uint64(0) if n == 0 and not whole else start * pitch) + move[2]
+                begin = np.uint64(0) if field == 0 and not whole else start * pitches[field]
+                _clear(fields[field], begin, count * pitches[field])
+        for m in range(len(moves) // _MOVE):
+            n, place, number, size, shift, low, mask, flip = unpack_move(moves, m)
+            at, pitch = start * nbytes + place, pitches[n]
+            begin = (np.uint64(0) if n == 0 and not whole else start * pitch) + number
             if mask == 0 and joins:
                 _join_digits(fields[n], begin, pitch, lines, at, nbytes, (size, shift), count)
             elif mask == 0:
@@ -323,6 +353,6 @@ def move_rows(
             else:
                 _move(lines, at, nbytes, fields[n], begin, pitch, (size, shift, low, mask, flip), count)
         if not joins and digits:
-            emit_digits(room, count, block, sizes[8], data, start * codes)
+            emit_digits(room, count, block, zero, data, start * codes)
         elif not joins and not whole:
             emit_packed(room, count * block, bits, packed, data, start * block * bits // _WHOLE)

@@ -37,6 +37,8 @@ from numba.core.serialize import dumps
 _dumps: Any = dumps
 _Environment: Any = Environment
 _OTHERS_WRITE = 0o022
+GENERATED = "__generated_source__"
+"""Attribute of a function without a file: the source that its kept machine code must have been made of."""
 
 
 def compiled_sources(package: Path) -> list[Path]:
@@ -121,6 +123,7 @@ class KernelCache(FunctionCache):
     ) -> None:
         self._py_func, self._folder, self._rebuild = function, folder, rebuild
         self._stem = f"{function.__module__}.{function.__qualname__}"
+        self._generated: str = getattr(function, GENERATED, "")
 
     def __repr__(self) -> str:
         return f"KernelCache({self._stem}, {self._folder})"
@@ -171,5 +174,5 @@ class KernelCache(FunctionCache):
         if self._folder is None:
             return None
         own: Any = self
-        key = repr(own._index_key(sig, codegen)).encode()
+        key = repr((own._index_key(sig, codegen), self._generated)).encode()
         return self._folder / f"{self._stem}-{hashlib.sha256(key).hexdigest()[:24]}"

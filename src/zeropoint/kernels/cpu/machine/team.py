@@ -15,6 +15,7 @@ from numba.core import cgutils
 from .intrinsics import I8, I32, I64, primitive, x86_has
 
 _tools: Any = cgutils  # has no types
+_BaseTuple: Any = types.BaseTuple
 _FLUSH = 0x8040
 """Bits of MXCSR: subnormal results, and subnormal inputs, are zero."""
 
@@ -53,8 +54,20 @@ def run_parts(typingctx: Any, function: Any, args: Any) -> Any:
     integer without sign, or None. Threads take runs as long as there are any, so that fewer threads than runs
     are as good.
     """
-    count = len(args.types) - 4
-    own = (*args.types[:count], types.uint64, types.uint64)
+    return _parts(typingctx, function, args, bundled=False)
+
+
+@primitive
+def run_bundled(typingctx: Any, function: Any, args: Any) -> Any:
+    """Call ``function(others, begin, end)``, the others in one tuple, as :func:`run_parts` does."""
+    return _parts(typingctx, function, args, bundled=True)
+
+
+def _parts(typingctx: Any, function: Any, args: Any, *, bundled: bool) -> Any:
+    """Signature and code of a call for runs of rows; bundled: whether the function takes a tuple."""
+    others = args.types[: len(args.types) - 4]
+    count, bundle = len(others), _BaseTuple.from_types(others)
+    own = (*((bundle,) if bundled else others), types.uint64, types.uint64)
     sig = function.get_call_type(typingctx, own, {})
     compiled = function.dispatcher.get_compile_result(sig)
 
@@ -63,6 +76,8 @@ def run_parts(typingctx: Any, function: Any, args: Any) -> Any:
         numbers = [I64, I64, I64, I64, I64]  # ticket, largest result, first, last, parts
         given = [builder.extract_value(values[1], n) for n in range(len(args.types))]
         items, rows, team = given[:count], given[count:-1], given[-1]
+        if bundled:
+            items = [context.make_tuple(builder, bundle, items)]
         shared = ir.LiteralStructType([*numbers, *(item.type for item in items)])
         box = _tools.alloca_once(builder, shared)
         for n, value in enumerate([I64(0), I64(0), *rows, *items]):

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float64, UInt64
 from ..encode.block_scales import rounded
 from ..machine.intrinsics import device, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.tile import load
 from ..machine.vector import (
     above,
@@ -43,8 +45,7 @@ from .lanes import (
 )
 from .windows import ONES, load_columns
 
-_EIGHT, _THREE = np.uint64(8), np.uint64(3)
-_CHUNK = np.uint64(128)
+_EIGHT, _THREE, _CHUNK = np.uint64(8), np.uint64(3), np.uint64(128)
 """Vectors of which float32 adds codes, and squares of codes, of up to 8 bits exactly."""
 _GAIN, _PRODUCT, _SQUARE, _MEAN = (np.uint64(n * 16) for n in range(4))
 """Where sums of the best codes lie; see :class:`zeropoint.ops.affine_fits.Sums`."""
@@ -57,21 +58,25 @@ class AffineFitting(NamedTuple):
 
     widths: float64. least, most: of the format of scales. inverse: the largest reciprocal of a scale. places:
     binary ones. steps: places of each width. pitch: how many weights lie between two rows. row: whether the
-    numbers of one block fill all lanes.
+    numbers of one block fill all lanes. slots: of blocks that do.
     """
 
+    least: Float64
+    most: Float64
+    inverse: Float64
+    places: UInt64
+    steps: UInt64
+    patience: UInt64
+    fits: UInt64
+    real: Flag
+    weighted: Flag
+    pitch: UInt64
+    row: Flag
+    slots: UInt64
     widths: Any
-    least: Any
-    most: Any
-    inverse: Any
-    places: Any
-    steps: Any
-    patience: Any
-    fits: Any
-    real: Any
-    weighted: Any
-    pitch: Any
-    row: Any
+
+
+unpack_affine = unpacker(AffineFitting)
 
 
 class _Room(NamedTuple):
@@ -439,14 +444,12 @@ def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, 
 
 
 @device
-def affine_rows(
-    x: Any, layout: Any, element: Any, rule: Any, weights: Any, fitting: Any, scales: Any, zeros: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
+def affine_rows(x: Any, desc: Any, weights: Any, fitting: Any, starts: Any, first: Any, last: Any) -> None:
     """Replace scales and zero points of rows ``first`` to ``last`` of ``x``, whole blocks, by better ones.
 
-    weights: float64, of errors, by rows of ``fitting.pitch``. scales, zeros: float32, of a start.
+    weights: float64, of errors, by rows of ``fitting.pitch``. starts: float32 scales and zero points.
     """
+    (scales, zeros), (layout, element, rule) = starts, desc
     room = _Room(
         scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32),
         scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(SUMS, np.float64),
@@ -469,14 +472,13 @@ def affine_rows(
 
 @device
 def long_affine_blocks(
-    x: Any, layout: Any, element: Any, rule: Any, weights: Any, fitting: Any, scales: Any, zeros: Any,
-    memory: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
+    x: Any, desc: Any, weights: Any, fitting: Any, starts: Any, memory: Any, first: Any, last: Any
+) -> None:
     """Do what :func:`affine_rows` does with blocks ``first`` to ``last``, of any length, one at a time.
 
     memory: float32 and float64, of three and five times the numbers of a block.
     """
-    floats, doubles = memory
+    (scales, zeros), (layout, element, rule), (floats, doubles) = starts, desc, memory
     n, best = layout.block, scratch(32, np.float32)
     two, four = n + n, n + n + n + n
     room = _Room(

@@ -32,12 +32,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..encode.block_scales import rounded
+from ....ops.lowering import Float32, Float64, UInt64
+from ..encode.block_scales import BlockFactors, ScaleArrays, rounded
 from ..encode.elements import MAGIC
 from ..encode.rows import PACKED, encode_span, tile_span
-from ..encode.steps import can_encode_steps
+from ..encode.step_access import Elements
 from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
+from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE
 from ..machine.vector import (
     above,
@@ -75,27 +77,22 @@ class Fitting(NamedTuple):
 
     ratios: float32, an even number of them. reach: amax over a scale is below this. smallest, largest: of
     the format of scales. fits: how often codes are taken under the scale that fits the best ones. apart: how
-    many steps lie between the scales that are tried first, a power of two.
+    many steps lie between the scales that are tried first, a power of two. slots: of long blocks.
     """
 
-    places: Any
-    first: Any
+    places: UInt64
+    first: Float32
+    least: Float64
+    reach: Float32
+    smallest: Float64
+    largest: Float64
+    fits: UInt64
+    apart: UInt64
+    slots: UInt64
     ratios: Any
-    least: Any
-    reach: Any
-    smallest: Any
-    largest: Any
-    fits: Any
-    apart: Any
 
 
-@inlined
-def fitting_of(ratios: Any, numbers: Any, counts: Any) -> Any:
-    """Return what is tried from arrays: float32, (5,) float64 and uint64."""
-    return Fitting(
-        counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
-        counts[1], counts[2],
-    )  # fmt: skip
+unpack_fitting = unpacker(Fitting)
 
 
 @device
@@ -395,13 +392,13 @@ def _stored(found: Any, lanes: Any, b: Any, fitting: Any, to: Any) -> Any:
 
 @device
 def _search_blocks(
-    x: Any, at: Any, blocks: Any, layout: Any, element: Any, to: Any, fitting: Any, room: Any, scales: Any,
-    factors: Any,
-) -> None:  # fmt: skip
+    x: Any, at: Any, blocks: Any, desc: Any, fitting: Any, room: Any, scales: Any, factors: Any
+) -> None:
     """Replace the scales of up to 16 blocks of ``x[at:]``, all finite, where others have less error.
 
-    scales, factors: of the blocks, as their starts gave them. to: what scales are rounded to.
+    scales, factors: of the blocks, as their starts gave them.
     """
+    layout, element, rule = desc
     columns, parts, lanes, found, squares, tries = room
     size, starts, tried, better = layout.block, lanes[64:80], lanes[80:96], lanes[96:112]
     # Rows of blocks are read through the room of a part.
@@ -410,7 +407,7 @@ def _search_blocks(
     _fit(parts, size, element, fitting, lanes, found, tries)
     for b in range(LANES):
         starts[b] = scales[b] if b < blocks else np.float32(1)
-        s = _stored(found, lanes, b, fitting, to)
+        s = _stored(found, lanes, b, fitting, rule.stored)
         tried[b] = s if s > np.float32(0) and b < blocks else starts[b]
     if not _decide_plainly(columns, size, starts, tried, element, better):
         _squared_errors(columns, size, starts, element, squares)
@@ -426,13 +423,13 @@ def _search_blocks(
 
 @device
 def fitted_rows(
-    x: Any, layout: Any, element: Any, rule: Any, fitting: Any, order: Any, scales: Any, out: Any, first: Any,
-    last: Any,
-) -> Any:  # fmt: skip
+    x: Any, desc: Any, fitting: Any, order: Any, scales: Any, out: Any, first: Any, last: Any
+) -> Any:
     """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under the scales that fit codes best.
 
     Arguments and results are those of :func:`..encode.rows.quantize_rows`; fitting: :class:`Fitting`.
     """
+    layout, element, _rule = desc
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
     parts = scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32)
@@ -444,23 +441,20 @@ def fitted_rows(
     )  # fmt: skip
     amax, none, nothing = scratch(TILE, np.uint32), scratch(1, np.float32), scratch(1, np.uint8)
     per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
-    known, block = can_encode_steps(element), layout.block
+    block, stored = layout.block, ScaleArrays(scales, nothing, none)
     at, end = first * layout.cols, last * layout.cols
     block_at, byte_at = first * layout.row_blocks, first * layout.row_bytes
     while at < end:
         span = tile_span(block, end - at)
         blocks = span // block
-        magnitude, found = start_scales(
-            x, at, span, layout, element, rule, block_at, scales, nothing, amax, per_block
-        )
+        magnitude, found = start_scales(x, at, span, desc, block_at, stored, amax, per_block)
         worst, state = max(worst, magnitude), max(state, found)
         if worst < NOT_FINITE and state == OK and element.kind == INTEGER:
             for b in range(np.uint64(0), blocks, LANES):
-                _search_blocks(
-                    x, at + b * block, min(LANES, blocks - b), layout, element, rule.stored, fitting,
-                    search_room, scales[block_at + b : block_at + blocks], per_block[b:blocks],
-                )  # fmt: skip
-        byte_at = encode_span(x, at, span, layout, element, order, known, per_block, none, room, out, byte_at)
+                some, own = min(LANES, blocks - b), scales[block_at + b : block_at + blocks]
+                _search_blocks(x, at + b * block, some, desc, fitting, search_room, own, per_block[b:blocks])
+        used = BlockFactors(per_block, none)
+        byte_at = encode_span(Elements(x, at, span), desc, order, used, room, out, byte_at)
         at += span
         block_at += blocks
     return BAD_VALUE if worst >= NOT_FINITE else state

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.intrinsics import device
 from ..machine.vector import above, floats_of, larger, load_lanes, smaller, store_lanes, words_of
 from .lanes import LANES, LEAST, divided, magnitudes, negative, rounded, rounded_within, where
@@ -19,11 +20,11 @@ _TENTH, ONE = np.float32(0.1), np.float32(1)
 class Tries(NamedTuple):
     """The inverse scales that are tried; see :class:`zeropoint.ops.ggml.searches.Line`."""
 
-    top: Any
-    first: Any
-    step: Any
-    steps: Any
-    magnitudes: Any
+    top: Float32
+    first: Float32
+    step: Float32
+    steps: UInt64
+    magnitudes: Flag
 
 
 @device

@@ -149,10 +149,9 @@ def _error(columns: Any, size: Any, scale: Any, element: Any, rule: Any, room: A
 
 
 @device
-def _fit_block(
-    x: Any, n: Any, layout: Any, element: Any, rule: Any, fitting: Any, scales: Any, columns: Any, room: Any
-) -> None:
+def _fit_block(x: Any, n: Any, desc: Any, fitting: Any, scales: Any, columns: Any, room: Any) -> None:
     """Replace the scale of block ``n`` by a better one, else by 0."""
+    layout, element, rule = desc
     size = layout.block // LANES
     load(x, n * layout.block, layout.block, layout.kind, columns)
     scale = _fitted(columns, room[0], size, element, rule, fitting)
@@ -165,14 +164,14 @@ def _fit_block(
 
 @device
 def long_fitted_slots(
-    x: Any, layout: Any, element: Any, rule: Any, fitting: Any, slots: Any, scales: Any, floats: Any,
-    doubles: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
+    x: Any, desc: Any, fitting: Any, scales: Any, floats: Any, doubles: Any, first: Any, last: Any
+) -> None:
     """Replace the scales of blocks of ``x`` by better ones, others by 0, in slots ``first`` to ``last``.
 
     fitting: :class:`.integer_scales.Fitting`. scales: float32, of a start. floats, doubles: room for two
-    blocks in each of ``slots``.
+    blocks in each of the slots.
     """
+    layout, slots = desc.layout, fitting.slots
     block, blocks = layout.block, np.uint64(scales.size)
     for slot in range(first, last):
         own, more = floats[slot * (block + block) :], doubles[slot * (block + block) :]
@@ -181,4 +180,4 @@ def long_fitted_slots(
         for i in range(block):
             ones[i] = np.float64(1)
         for n in range(blocks * slot // slots, blocks * (slot + _ONE) // slots):
-            _fit_block(x, n, layout, element, rule, fitting, scales, own[:block], room)
+            _fit_block(x, n, desc, fitting, scales, own[:block], room)

@@ -4,11 +4,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.descriptor import OK
 from ..machine.intrinsics import device, scratch
+from ..machine.named_records import unpacker
 from ..machine.vector import floats_of, load_lanes, store_lanes, words_of
 from .lanes import LANES, SUPER, is_zero, magnitudes, root, rounded, where
-from .line_search import fit_minima
+from .line_search import Tries, fit_minima
 from .scale_codes import by_largest, search_positive
 from .super_block import ZERO, important_weights, load_group, sums_of, write_codes, write_level
 
@@ -24,14 +26,17 @@ class MinimaKind(NamedTuple):
     squares. bits: of a code.
     """
 
-    size: Any
-    line: Any
-    top: Any
-    factor: Any
-    stored: Any
-    columns: Any
-    weighted: Any
-    bits: Any
+    size: UInt64
+    line: Tries
+    top: Float32
+    factor: Float32
+    stored: UInt64
+    columns: UInt64
+    weighted: Flag
+    bits: UInt64
+
+
+unpack_minima = unpacker(MinimaKind)
 
 
 class MinimaLevels(NamedTuple):
@@ -95,9 +100,8 @@ def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, fi
         at, blocks = start * SUPER, min(group, last - start)
         state = max(state, load_group(x, at, blocks * SUPER, size, own, values))
         if kind.weighted:
-            important_weights(
-                values, own, importance, at % kind.columns, size, SUPER, kind.factor, kind.columns, weights
-            )
+            row = importance, at % kind.columns, kind.columns
+            important_weights(values, own, row, size, SUPER, kind.factor, weights)
             sums_of(weights, size, sums)
         else:
             plain_weights(values, size, line.magnitudes, weights)

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.descriptor import OK
 from ..machine.intrinsics import bits32, device, float32_of, narrow_half, scratch
+from ..machine.named_records import unpacker
 from ..machine.vector import (
     above,
     bits_of,
@@ -35,6 +37,8 @@ from .super_block import ZERO, load_group, load_importance
 SYMMETRIC, AFFINE, EIGHT_BITS, TERNARY, MXFP4, NVFP4, TABLE = (np.uint64(n) for n in range(7))
 """Kinds of types."""
 _LONG, _WORDS = 256 * 16, 16 * 16
+_LINE: Any = np.float32(-0.9), np.float32(0.05), np.uint64(36), np.uint8(0)
+"""First try, step, number of steps and kind of error of affine types; see :class:`.line_search.Tries`."""
 
 
 class PlainKind(NamedTuple):
@@ -44,12 +48,15 @@ class PlainKind(NamedTuple):
     code. columns: of a row. weighted: whether codes are searched by importance.
     """
 
-    kind: Any
-    size: Any
-    top: Any
-    bits: Any
-    columns: Any
-    weighted: Any
+    kind: UInt64
+    size: UInt64
+    top: Float32
+    bits: UInt64
+    columns: UInt64
+    weighted: Flag
+
+
+unpack_plain = unpacker(PlainKind)
 
 
 class Numbers(NamedTuple):
@@ -218,7 +225,7 @@ def plain_rows(
     own, values, codes = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
     ends, found, tried = scratch(48, np.float32), scratch(64, np.float32), scratch(_LONG, np.float32)
     words = scratch(_WORDS, np.uint32)
-    line = Tries(kind.top, np.float32(-0.9), np.float32(0.05), np.uint64(36), False)
+    line = Tries(kind.top, *_LINE)
     state = OK
     for start in range(first, last, LANES):
         count = min(LANES, last - start)

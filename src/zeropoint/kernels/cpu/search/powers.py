@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.intrinsics import device, inlined
 from ..machine.vector import (
     bits_of,
@@ -47,10 +48,10 @@ LEAST_SUM = np.float64(2.0**-80)
 class Power(NamedTuple):
     """A power: float32; how many squares, whether there is one factor more, and 1024ths past whole ones."""
 
-    exponent: Any
-    squares: Any
-    odd: Any
-    part: Any
+    exponent: Float32
+    squares: UInt64
+    odd: Flag
+    part: UInt64
 
 
 @inlined

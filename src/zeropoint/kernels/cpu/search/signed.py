@@ -4,10 +4,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, UInt64
 from ..encode.elements import MAGIC
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, load64, narrow_half, scratch, store64, widen_half
+from ..machine.named_records import unpacker
 from ..machine.vector import (
     above,
     any_lane,
@@ -65,9 +67,12 @@ class SignedKind(NamedTuple):
     importance.
     """
 
-    bits: Any
-    columns: Any
-    weighted: Any
+    bits: UInt64
+    columns: UInt64
+    weighted: Flag
+
+
+unpack_signed = unpacker(SignedKind)
 
 
 @device
@@ -319,9 +324,8 @@ def three_bit_rows(
             at, own_values = (start + n) * SUPER, values[n * SUPER :]
             state = max(state, load_group(x, at, SUPER, _SIZE, own, own_values))
             column = at % kind.columns
-            important_weights(
-                own_values, own, importance, column, _SIZE, SUPER, factor, kind.columns, weights
-            )
+            row = importance, column, kind.columns
+            important_weights(own_values, own, row, _SIZE, SUPER, factor, weights)
             sums_of(weights, _SIZE, sums)
             fit_signed(own_values, weights, _SIZE, top, found[n * two :])
             for i in range(_SIZE):

@@ -48,13 +48,14 @@ def load_importance(importance: Any, column: Any, size: Any, columns: Any, weigh
 
 @device
 def important_weights(
-    values: Any, own: Any, importance: Any, column: Any, size: Any, run: Any, factor: Any, columns: Any,
-    weights: Any,
-) -> None:  # fmt: skip
+    values: Any, own: Any, row: Any, size: Any, run: Any, factor: Any, weights: Any
+) -> None:
     """Write ``i * sqrt(m + x^2)`` to ``weights``, m from runs of ``run`` neighbors of ``own``.
 
-    column: of the first number; the next row begins after ``columns``.
+    row: importance of columns, the column of the first number, and the columns after which the next row
+    begins.
     """
+    importance, column, columns = row
     load_importance(importance, column, size, columns, weights)
     means, count = scratch(16, np.float32), run // size
     for first in range(ZERO, LANES, count):

@@ -98,7 +98,7 @@ def _weights(
 ) -> None:
     """Write the weights of 16 blocks from ``at`` on: squares, or importance over means of ``run`` values."""
     if weighted:
-        important_weights(values, own, importance, at % columns, _SIZE, run, _TWO, columns, weights)
+        important_weights(values, own, (importance, at % columns, columns), _SIZE, run, _TWO, weights)
         return
     for i in range(_SIZE):
         value = load_lanes(values, i * LANES)
@@ -133,9 +133,8 @@ def table_rows(
 
 @device
 def table_super_rows(
-    x: Any, importance: Any, columns: Any, weighted: Any, packed: Any, scales: Any, halves: Any, first: Any,
-    last: Any,
-) -> Any:  # fmt: skip
+    x: Any, importance: Any, kind: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
+) -> Any:
     """Quantize super-blocks ``first`` to ``last`` of ``x``, float32, to IQ4_XS.
 
     scales: takes their codes, 8 bytes a super-block.
@@ -147,7 +146,7 @@ def table_super_rows(
     for start in range(first, last, group):
         at, count = start * SUPER, min(group, last - start)
         state = max(state, load_group(x, at, count * SUPER, _SIZE, own, values))
-        _weights(values, own, importance, at, SUPER, columns, weighted, weights)
+        _weights(values, own, importance, at, SUPER, kind.columns, kind.weighted, weights)
         _fit_table(values, weights, found)
         for n in range(count):
             begin = n * _BLOCKS

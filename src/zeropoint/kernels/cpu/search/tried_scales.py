@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, Float64, UInt64
 from ..machine.intrinsics import device, float64_of, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.tile import load
 from ..machine.vector import (
     above,
@@ -30,6 +32,7 @@ from .lane_errors import LONGEST, SUMS, add_clipped, add_errors, add_fits, decod
 from .lanes import LANES, magnitudes, most_lane, narrowed, where
 from .powers import (
     LEAST_SUM,
+    Power,
     add_clipped_powers,
     add_near_clipped_powers,
     add_near_powers,
@@ -63,32 +66,36 @@ class ScaleTries(NamedTuple):
     a scale that is taken. end: largest magnitude of a value. safe: outweighs roundings. top: as halving.
     least, largest: of the format of scales. coarse, over: the scale above, and whether it divides. checked:
     after how many steps it is asked whether all else clips too much. largest_clips: whether the largest
-    number alone says so. row: whether the numbers of one block fill all lanes, which then agree. power: of
-    errors, :class:`.powers.Power`; others than the second are without weights.
+    number alone says so. row: whether the numbers of one block fill all lanes, which then agree. slots: of
+    blocks that do. power: of errors, :class:`.powers.Power`; others than the second are without weights.
     """
 
+    doubled: UInt64
+    halving: Float32
+    empty: Float32
+    doubling: Float32
+    reach: Float32
+    end: Float64
+    safe: Float64
+    top: Float64
+    least: Float64
+    largest: Float64
+    coarse: Float32
+    over: Flag
+    checked: UInt64
+    largest_clips: Flag
+    row: Flag
+    weighted: Flag
+    pitch: UInt64
+    slots: UInt64
+    power: Power
     parts: Any
     table: Any
     halved: Any
-    doubled: Any
     values: Any
-    halving: Any
-    empty: Any
-    doubling: Any
-    reach: Any
-    end: Any
-    safe: Any
-    top: Any
-    least: Any
-    largest: Any
-    coarse: Any
-    over: Any
-    checked: Any
-    largest_clips: Any
-    row: Any
-    weighted: Any
-    pitch: Any
-    power: Any
+
+
+unpack_tries = unpacker(ScaleTries)
 
 
 class _Room(NamedTuple):
@@ -292,12 +299,13 @@ def _differ(room: Any, first: Any, second: Any) -> Any:
 
 @inlined
 def _less(
-    room: Any, size: Any, scales: Any, errors: Any, asked: Any, element: Any, rule: Any, tries: Any, near: Any
+    room: Any, size: Any, places: Any, asked: Any, element: Any, rule: Any, tries: Any, near: Any
 ) -> Any:
     """Return for which blocks of ``asked`` the first of two scales has less error than the second.
 
-    scales, errors: where both lie. Where near errors do not say, both are measured exactly.
+    places: of both scales, and of both errors. Where near errors do not say, both are measured exactly.
     """
+    scales, errors = places
     first, second = load_lanes(room.errors, errors[0]), load_lanes(room.errors, errors[1])
     less = asked & above_doubles(second, first)
     if near and any_lane(asked & _is_unsure(first, second, tries.power)):
@@ -323,7 +331,7 @@ def _fit(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -
     _measure(room, size, _TRIED, element, rule, tries, near)
     store_lanes(room.errors, _FOUND, load_lanes(room.sums, _NONE))
     places = (_TRIED, _BEST), (_FOUND, _ERROR)
-    better = _less(room, size, places[0], places[1], asked, element, rule, tries, near)
+    better = _less(room, size, places, asked, element, rule, tries, near)
     store_lanes(room.sums, _NONE, load_lanes(room.errors, _FOUND))
     _keep(room, asked, better)
 
@@ -355,7 +363,7 @@ def _search_from(room: Any, size: Any, element: Any, rule: Any, tries: Any, near
         for _ in range(2):
             _fit(room, size, element, rule, tries, near)
     asked = some & _differ(room, _BEST, _START)
-    better = _less(room, size, (_BEST, _START), (_ERROR, _LIMIT), asked, element, rule, tries, near)
+    better = _less(room, size, ((_BEST, _START), (_ERROR, _LIMIT)), asked, element, rule, tries, near)
     store_lanes(scales, _BEST, where(better, load_lanes(scales, _BEST), zero))
     return True
 
@@ -375,13 +383,12 @@ def _search_blocks(room: Any, size: Any, element: Any, rule: Any, tries: Any) ->
 
 
 @device
-def tried_rows(
-    x: Any, layout: Any, element: Any, rule: Any, weights: Any, tries: Any, scales: Any, first: Any, last: Any
-) -> None:
+def tried_rows(x: Any, desc: Any, weights: Any, tries: Any, scales: Any, first: Any, last: Any) -> None:
     """Replace the scales of rows ``first`` to ``last`` of ``x``, whole blocks, by better ones, others by 0.
 
     weights: float64, of errors, by rows of ``tries.pitch``. scales: float32, of a start, the level's own.
     """
+    layout, element, rule = desc
     room = _Room(
         scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float64),
         scratch(LONGEST, np.float64), scratch(SUMS, np.float64), scratch(FLOATS_OF_BLOCKS, np.float32),
@@ -401,14 +408,13 @@ def tried_rows(
 
 @device
 def long_rows(
-    x: Any, layout: Any, element: Any, rule: Any, weights: Any, tries: Any, scales: Any, memory: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
+    x: Any, desc: Any, weights: Any, tries: Any, scales: Any, memory: Any, first: Any, last: Any
+) -> None:
     """Do what :func:`tried_rows` does with blocks ``first`` to ``last``, one at a time.
 
     memory: float32 and float64, of twice and thrice the numbers of a block.
     """
-    floats, doubles = memory
+    (floats, doubles), (layout, element, rule) = memory, desc
     size = layout.block
     room = _Room(
         floats[:size], floats[size:], doubles[:size], doubles[size : size + size], doubles[size + size :],

@@ -20,7 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Float32, UInt32
 from ..encode.block_scales import (
+    BlockFactors,
+    BlockStatistics,
+    ScaleArrays,
     block_scales,
     combined,
     inverse_power_of,
@@ -29,10 +33,10 @@ from ..encode.block_scales import (
 )
 from ..encode.elements import EXPONENT, INFINITE, MAGIC
 from ..encode.rows import PACKED, encode_span, tile_span
-from ..encode.step_access import values_in_order
-from ..encode.steps import can_encode_steps
+from ..encode.step_access import Elements, values_in_order
 from ..machine.descriptor import BAD_VALUE, FLOAT, INTEGER, MULTIPLY, OK, POWER
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
+from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE, block_amax, load
 from ..machine.vector import (
     WHOLE,
@@ -80,13 +84,16 @@ class Candidates(NamedTuple):
     which, and of all above it, half is a scale.
     """
 
-    halving: Any
-    empty: Any
-    doubling: Any
-    most: Any
-    last: Any
-    doubled: Any
-    normal: Any
+    halving: Float32
+    empty: Float32
+    doubling: Float32
+    most: Float32
+    last: UInt32
+    doubled: UInt32
+    normal: UInt32
+
+
+unpack_candidates = unpacker(Candidates)
 
 
 @device
@@ -368,13 +375,13 @@ def load_columns(
 
 @device
 def search_blocks(
-    x: Any, at: Any, blocks: Any, layout: Any, element: Any, rule: Any, window: Any, room: Any, codes: Any,
-    factors: Any,
-) -> None:  # fmt: skip
+    x: Any, at: Any, blocks: Any, desc: Any, window: Any, room: Any, codes: Any, factors: Any
+) -> None:
     """Replace the scales of up to 16 blocks of ``x[at:]``, all finite, by those of least error.
 
     codes, factors: of the blocks, as their starts gave them.
     """
+    layout, element, rule = desc
     own, columns, lanes, squares = room
     starts, found = lanes[: np.uint64(32)], lanes[np.uint64(32) :]
     size = layout.block
@@ -405,33 +412,32 @@ def search_blocks(
 
 @device
 def start_scales(
-    x: Any, at: Any, span: Any, layout: Any, element: Any, rule: Any, block_at: Any, scales: Any, codes: Any,
-    amax: Any, factors: Any,
-) -> Any:  # fmt: skip
+    x: Any, at: Any, span: Any, desc: Any, block_at: Any, stored: Any, amax: Any, factors: Any
+) -> Any:
     """Write the scales that searches of the blocks of ``x[at : at + span]`` start from, and their factors.
 
-    amax: room. Returns the bits of the largest magnitude, and OK or BAD_SCALE.
+    stored: :class:`..encode.block_scales.ScaleArrays`. amax: room. Returns the bits of the largest magnitude,
+    and OK or BAD_SCALE.
     """
+    layout, element, rule = desc
     blocks, worst, none = span // layout.block, np.uint32(0), scratch(1, np.float32)
     block_amax(x, at, span, layout.block, layout.kind, amax)
     for b in range(blocks):
         worst = max(worst, amax[b])
-    state = block_scales(
-        amax, none, none, blocks, rule, element.scaling == MULTIPLY, block_at, scales, codes, none, factors,
-        none,
-    )  # fmt: skip
+    found, used = BlockStatistics(amax, none, none), BlockFactors(factors, none)
+    state = block_scales(found, blocks, rule, element.scaling == MULTIPLY, block_at, stored, used)
     return worst, state
 
 
 @device
 def searched_rows(
-    x: Any, layout: Any, element: Any, rule: Any, window: Any, order: Any, scale_codes: Any, out: Any,
-    first: Any, last: Any,
-) -> Any:  # fmt: skip
+    x: Any, desc: Any, window: Any, order: Any, scale_codes: Any, out: Any, first: Any, last: Any
+) -> Any:
     """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under scales of least squared error.
 
     Arguments and results are those of :func:`..encode.rows.quantize_rows`; window: :class:`Candidates`.
     """
+    layout = desc.layout
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
     search_room = (
@@ -440,23 +446,20 @@ def searched_rows(
     )  # fmt: skip
     amax, none = scratch(TILE, np.uint32), scratch(1, np.float32)
     per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
-    known, block = can_encode_steps(element), layout.block
+    block, stored = layout.block, ScaleArrays(none, scale_codes, none)
     at, end = first * layout.cols, last * layout.cols
     block_at, byte_at = first * layout.row_blocks, first * layout.row_bytes
     while at < end:
         span = tile_span(block, end - at)
         blocks = span // block
-        magnitude, found = start_scales(
-            x, at, span, layout, element, rule, block_at, none, scale_codes, amax, per_block
-        )
+        magnitude, found = start_scales(x, at, span, desc, block_at, stored, amax, per_block)
         worst, state = max(worst, magnitude), max(state, found)
         if worst < NOT_FINITE and state == OK:
             for b in range(np.uint64(0), blocks, LANES):
-                search_blocks(
-                    x, at + b * block, min(LANES, blocks - b), layout, element, rule, window, search_room,
-                    scale_codes[block_at + b : block_at + blocks], per_block[b:blocks],
-                )  # fmt: skip
-        byte_at = encode_span(x, at, span, layout, element, order, known, per_block, none, room, out, byte_at)
+                some, codes = min(LANES, blocks - b), scale_codes[block_at + b : block_at + blocks]
+                search_blocks(x, at + b * block, some, desc, window, search_room, codes, per_block[b:blocks])
+        used = BlockFactors(per_block, none)
+        byte_at = encode_span(Elements(x, at, span), desc, order, used, room, out, byte_at)
         at += span
         block_at += blocks
     return BAD_VALUE if worst >= NOT_FINITE else state

@@ -6,12 +6,12 @@ bound by one load, addition and store for each number, on counters that stay in 
 count into counters of their own, so that a number that repeats does not wait for its predecessor.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
+from ....ops.lowering import UInt8, UInt64
+from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import (
     LINE,
     bits32,
@@ -21,6 +21,7 @@ from ..machine.intrinsics import (
     prefetch_far,
     scratch,
 )
+from ..machine.named_records import unpacker
 from ..machine.tile import NOTHING, TILE, bits_at, load, ordered, run_keys
 from ..machine.vector import (
     larger_bits,
@@ -43,37 +44,40 @@ PANEL = np.uint64(64)
 """Neighbors of different blocks that are taken together: whole cache lines, counters that fit a cache."""
 
 
-def _widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    """Widen where needed."""
+class RunShape(NamedTuple):
+    """Runs of a tensor; see :mod:`.count`. kind: its dtype. shift: mantissa bits that bins leave out."""
+
+    kind: UInt8
+    outer: UInt64
+    blocks: UInt64
+    inner: UInt64
+    shift: UInt64 = 0
+    slots: UInt64 = 0
 
 
-@overload(_widened, inline="always")
-def _widened_overload(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    if x.dtype == types.float32:
-
-        def widen(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-            return x, at
-
-    else:
-
-        def widen(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-            load(x, at, count, kind, tile)
-            return tile, np.uint64(0)
-
-    return widen
+unpack_runs = unpacker(RunShape)
 
 
 @inlined
-def widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+def _as_it_is(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
     """Return an array of float32 and where ``x[at : at + count]`` begins in it: ``x``, or the filled tile."""
-    return _widened(x, at, count, kind, tile)
+    return x, at
+
+
+@inlined
+def _as_tile(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+    load(x, at, count, kind, tile)
+    return tile, np.uint64(0)
+
+
+widened = by_dtype(float32=_as_it_is, uint16=_as_tile, int16=_as_tile)
 
 
 @device
-def extreme_keys(
-    x: Any, outer: Any, blocks: Any, inner: Any, lows: Any, highs: Any, first: Any, last: Any
-) -> None:
+def extreme_keys(x: Any, runs: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
     """Set the smallest and largest key of blocks ``first`` to ``last``, int32; NaN and Inf are outermost."""
+    shape = unpack_runs(runs)
+    outer, blocks, inner = shape.outer, shape.blocks, shape.inner
     for b in range(first, last):
         low, high = NOTHING
         for o in range(outer):
@@ -126,10 +130,9 @@ def start_columns(lows: Any, highs: Any, first: Any, last: Any) -> None:
 
 
 @device
-def take_columns(
-    x: Any, begin: Any, end: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any
-) -> None:
-    """Widen the extremes of columns ``first`` to ``last`` by rows ``begin`` to ``end``."""
+def take_columns(x: Any, rows: Any, blocks: Any, lanes: Any, ends: Any, first: Any, last: Any) -> None:
+    """Widen the keys of columns ``first`` to ``last``, lows and highs, by the rows between two ``rows``."""
+    (begin, end), (lows, highs) = rows, ends
     step = np.uint64(LINE // x.itemsize)
     whole = first + (last - first) // step * step
     done = begin + (end - begin) // ROWS * ROWS
@@ -150,17 +153,15 @@ def finish_columns(blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, l
 
 
 @device
-def column_keys(
-    x: Any, outer: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any
-) -> None:
+def column_keys(x: Any, runs: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
     """Set the keys of columns, blocks of single neighbors: cache lines ``first`` to ``last`` of them.
 
     lanes: (ENDS * blocks,) of x's dtype, the first row of x that often.
     """
-    step = np.uint64(LINE // x.itemsize)
-    begin, end = first * step, min(last * step, blocks)
+    shape, step = unpack_runs(runs), np.uint64(LINE // x.itemsize)
+    begin, end, blocks = first * step, min(last * step, shape.blocks), shape.blocks
     start_columns(lows, highs, begin, end)
-    take_columns(x, np.uint64(0), outer, blocks, lanes, lows, highs, begin, end)
+    take_columns(x, (np.uint64(0), shape.outer), blocks, lanes, (lows, highs), begin, end)
     finish_columns(blocks, lanes, lows, highs, begin, end)
 
 
@@ -200,15 +201,14 @@ def move_counts(table: Any, bins: Any, counts: Any, at: Any) -> None:
 
 
 @device
-def count_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, table: Any, counts: Any, lows: Any,
-    highs: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
+def count_runs(x: Any, runs: Any, table: Any, counts: Any, ends: Any, first: Any, last: Any) -> None:
     """Count blocks ``first`` to ``last`` in bins, and find their extremes.
 
-    shift: mantissa bits that bins leave out. table: (2**(32 - shift) * LANES,) uint32, zero before and after.
-    counts: (blocks * 2 * bins,) int64.
+    runs: :class:`RunShape`. table: (2**(32 - shift) * LANES,) uint32, zero before and after. counts:
+    (blocks * 2 * bins,) int64. ends: keys, smallest and largest.
     """
+    (lows, highs), kind, outer, blocks = ends, runs.kind, runs.outer, runs.blocks
+    inner, shift = runs.inner, runs.shift
     tile = scratch(TILE, np.float32)
     bins = FINITE << (FRACTION_BITS - shift)
     for b in range(first, last):
@@ -241,10 +241,10 @@ def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
 
 
 @device
-def count_short_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, counts: Any, first: Any, last: Any
-) -> None:
+def count_short_runs(x: Any, runs: Any, counts: Any, first: Any, last: Any) -> None:
     """Count blocks ``first`` to ``last`` that are smaller than their bins, without counters in between."""
+    shape = unpack_runs(runs)
+    kind, outer, blocks, inner, shift = shape.kind, shape.outer, shape.blocks, shape.inner, shape.shift
     tile = scratch(TILE, np.float32)
     bins = FINITE << (FRACTION_BITS - shift)
     panel = max(PANEL // inner, np.uint64(1))

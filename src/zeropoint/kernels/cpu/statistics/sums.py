@@ -9,10 +9,9 @@ tensor is ``outer`` times ``blocks`` runs of ``inner`` neighbors, as in :mod:`.c
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from ..encode.block_scales import power_of
+from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import bits32, device, inlined, prefetch_far, scratch
 from ..machine.tile import FLOAT32, NOTHING, TILE, run_keys, value_of_key
 from ..machine.vector import (
@@ -31,7 +30,7 @@ from ..machine.vector import (
     wide_floats,
     words_of,
 )
-from .count import FINITE, FRACTION_BITS, PANEL, widened
+from .count import FINITE, FRACTION_BITS, PANEL, unpack_runs, widened
 
 FRACTION = np.uint64(0x7FFFFF)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -182,42 +181,29 @@ def add_halves(x: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any
     return total
 
 
-def _as_added(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+@inlined
+def _as_halves(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
     """Return where numbers are added from, bfloat16 as they are and others as float32, and their reach."""
+    return x, at, REACH_OF_HALVES
 
 
-@overload(_as_added, inline="always")
-def _as_added_overload(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    def as_they_are(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-        return x, at, REACH_OF_HALVES
-
-    def as_words(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-        words, start = widened(x, at, count, kind, tile)
-        return words, start, REACH if kind == FLOAT32 else ANY_REACH
-
-    return as_they_are if x.dtype == types.uint16 else as_words
+@inlined
+def _as_words(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+    words, start = widened(x, at, count, kind, tile)
+    return words, start, REACH if kind == FLOAT32 else ANY_REACH
 
 
-def _add_numbers(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-    """Call :func:`add_halves` or :func:`add_words`."""
-
-
-@overload(_add_numbers, inline="always")
-def _add_numbers_overload(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-    def of_halves(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-        return add_halves(source, at, count, far, limbs, b)
-
-    def of_words(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-        return add_words(source, at, count, far, limbs, b)
-
-    return of_halves if source.dtype == types.uint16 else of_words
+_as_added = by_dtype(uint16=_as_halves, float32=_as_words, int16=_as_words)
+_add_numbers = by_dtype(uint16=add_halves, float32=add_words)
 
 
 @device
-def add_piece(
-    x: Any, at: Any, count: Any, largest: Any, kind: Any, tile: Any, limbs: Any, counts: Any, b: Any
-) -> None:
-    """Add ``x[at : at + count]``, at most a piece, to block ``b``; largest: bits of the largest magnitude."""
+def add_piece(x: Any, at: Any, count: Any, largest: Any, kind: Any, tile: Any, sums: Any, b: Any) -> None:
+    """Add ``x[at : at + count]``, at most a piece, to block ``b``.
+
+    largest: bits of the largest magnitude. sums: limbs, and counts of finite numbers.
+    """
+    limbs, counts = sums
     e = np.uint32(largest >> np.uint32(23))
     if np.uint64(e) < FINITE:
         source, start, reach = _as_added(x, at, count, kind, tile)
@@ -233,13 +219,15 @@ def add_piece(
 
 @device
 def sum_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, limbs: Any, counts: Any, lows: Any,
-    highs: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
+    x: Any, runs: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any, last: Any
+) -> None:
     """Sum blocks ``first`` to ``last``, and find their extremes.
 
-    limbs: (blocks * LIMBS,) int64, of 32 bits each. counts: (blocks,) int64, of finite numbers.
+    runs: packed :class:`.count.RunShape`. limbs: (blocks * LIMBS,) int64, of 32 bits each. counts: (blocks,)
+    int64, of finite numbers.
     """
+    shape = unpack_runs(runs)
+    kind, outer, blocks, inner = shape.kind, shape.outer, shape.blocks, shape.inner
     tile = scratch(PIECE, np.float32)
     for b in range(first, last):
         lows[b], highs[b] = NOTHING
@@ -253,15 +241,15 @@ def sum_runs(
                     low, high = run_keys(x, at, at + n, *NOTHING)
                     lows[b], highs[b] = min(lows[b], low), max(highs[b], high)
                     largest = max(size_of(low, kind), size_of(high, kind))
-                    add_piece(x, at, n, largest, kind, tile, limbs, counts, b)
+                    add_piece(x, at, n, largest, kind, tile, (limbs, counts), b)
                 carry(limbs, b)
 
 
 @device
-def sum_short_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, limbs: Any, counts: Any, first: Any, last: Any
-) -> None:
+def sum_short_runs(x: Any, runs: Any, limbs: Any, counts: Any, first: Any, last: Any) -> None:
     """Sum blocks ``first`` to ``last`` of few neighbors, those of many blocks in the order of memory."""
+    shape = unpack_runs(runs)
+    kind, outer, blocks, inner = shape.kind, shape.outer, shape.blocks, shape.inner
     tile = scratch(TILE, np.float32)
     panel = max(PANEL // inner, np.uint64(1))
     for p in range(first, last, panel):
