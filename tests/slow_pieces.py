@@ -35,7 +35,7 @@ FRESH = 200
 """Commits after which a piece should run again."""
 MINUTES = 30
 """Longest run of a piece on two idle cores."""
-MARKS = "slow or crossed"
+MARKS = "slow or crossed or rotating"
 """A crossed test runs whole, also those of its cases that quick runs of this commit take."""
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit statuses of pytest: after others not all tests have run."""

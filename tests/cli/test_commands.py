@@ -150,6 +150,7 @@ def test_all_shows_every_tensor(call: Call, model: Path, tmp_path: Path) -> None
     assert "*" not in called.out
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("scheme", [name for name, preset in CODEC.presets.items() if not preset.static])
 def test_every_preset_is_quantized_and_proven(call: Call, model: Path, tmp_path: Path, scheme: str) -> None:
     made = document(call("quantize", model, tmp_path / "out", "--to", scheme, "--json"))
@@ -281,6 +282,7 @@ def test_formats_lists_formats_and_presets(call: Call) -> None:
     assert [p["name"] for p in found["presets"]] == list(PRESETS)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "name", [*CATALOG, "e4m3", "e3m4", "uint5", *PRESETS, "codebook[1,2,3]", "int4:g64:asym"]
 )

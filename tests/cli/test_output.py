@@ -50,6 +50,7 @@ def frames(width: int, done: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", text) if "quan" in line]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("width", [50, 60, 80, 99, 100, 140])
 def test_the_bar_shows_its_share_and_the_time_left_whole_in_every_width(
     width: int, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,8 @@ from zeropoint import __version__
 from zeropoint.checkpoint.read.file_names import JOURNAL
 from zeropoint.cli.main import main
 
+pytestmark = pytest.mark.rotating
+
 # The real command, but each part of a weight takes so long that there is time for a signal.
 SLOW = """
 import sys, time

@@ -18,6 +18,8 @@ from zeropoint.codecs.mlx import affine
 from zeropoint.codecs.mlx_experts import MlxFormat, stacked
 from zeropoint.errors import CheckpointError, NonFiniteError, ZeropointError
 
+pytestmark = pytest.mark.rotating
+
 EXPERTS, INNER, HIDDEN = 3, 64, 128
 BLOCKS = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),

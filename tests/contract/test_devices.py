@@ -16,6 +16,8 @@ from zeropoint.ops import linear
 from zeropoint.ops.registry import Op, Request, explain, kernel_of
 from zeropoint.ops.row_errors import RowErrors
 
+pytestmark = pytest.mark.rotating
+
 SCHEMES = (
     "int8:channel", "int8:token:narrow", "int8:tensor", "int8:channel1", "int8:g32", "uint8:channel:asym",
     "int4:g32", "float8_e4m3fn:channel", "mxfp4", "nvfp4", "nf4:g32", "int8:channel:dialect=torch",

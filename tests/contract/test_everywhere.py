@@ -39,6 +39,7 @@ def rows_for(scheme: str) -> torch.Tensor:
 
 # torch.compile (2.13) makes an object of an autograd function itself, of which torch warns.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.rotating
 @pytest.mark.parametrize("scheme", [*PRESETS, *KINDS])
 def test_schemes_given_as_text_are_compiled(scheme: str) -> None:
     x = rows_for(scheme)
@@ -60,6 +61,7 @@ def test_schemes_are_exported(scheme: str) -> None:
     assert torch.equal(found, zp.fake_quantize(x, scheme))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("scheme", [*PRESETS, *KINDS])
 def test_tensors_without_elements_have_codes_without_elements(scheme: str) -> None:
     for shape in [(0, 256), (256, 0), (3, 0, 64)]:

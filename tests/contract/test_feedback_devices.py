@@ -13,6 +13,8 @@ import zeropoint as zp
 from zeropoint.ops import feedback
 from zeropoint.ops.feedback import Grid
 
+pytestmark = pytest.mark.rotating
+
 ROWS, COLUMNS = 5, 40
 
 

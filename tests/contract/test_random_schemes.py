@@ -26,6 +26,8 @@ from zeropoint.formats.torch_dtypes import dtype_of
 from zeropoint.ops import library
 from zeropoint.schemes import ScaleLevel, Scheme
 
+pytestmark = pytest.mark.rotating
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = 8
 """Parts of a sweep, each with a seed of its own: what fails is found again in an eighth of the time."""

@@ -12,6 +12,8 @@ import torch
 import zeropoint as zp
 from zeropoint.ops.threads import thread_limit
 
+pytestmark = pytest.mark.rotating
+
 WIDE = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "e3m4", "e5m2")
 POWERS = ("mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "int4:g64:scale=e8m0")
 V2 = "+cx16,+popcnt,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3"
@@ -198,6 +200,7 @@ X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="
 
 
 @X86
+@pytest.mark.slow
 def test_another_processor_gives_the_same_bytes(tmp_path: Path) -> None:
     """It has no conversions of float16, for which LLVM calls functions that are not there."""
     code, said, errors = equal_on("x86-64-v2", "float16", (), tmp_path)

@@ -102,7 +102,14 @@ def test_the_pages_of_each_kind_have_examples() -> None:
     assert folders >= {"start", "how-to", "concepts", "methods", "reference"}
 
 
-@pytest.mark.parametrize(("page", "title"), [(page, title) for page in PAGES for title in sections(page)])
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        pytest.param(page, title, marks=[] if page == "README.md" else pytest.mark.rotating)
+        for page in PAGES
+        for title in sections(page)
+    ],
+)
 def test_every_block_of_a_section_runs_and_prints_what_is_shown(
     page: str,
     title: str,

@@ -10,6 +10,8 @@ from tests.faults.calls import Call
 from tests.faults.replay import Disk, State, make, on_disk, until_byte
 from tests.faults.stage import Stage
 
+pytestmark = pytest.mark.rotating
+
 
 def survived(stage: Stage, calls: Sequence[Call], start: State, counts: Iterable[int]) -> int:
     """Put the disk to how it was when so many bytes were written, and run the same command."""

@@ -14,6 +14,8 @@ from tests.faults.calls import Fault
 from tests.faults.children import Children, Ended
 from tests.faults.stage import INDEX, Stage
 
+pytestmark = pytest.mark.rotating
+
 REFUSALS = ("is being written by another run", "choose an empty directory, or add --overwrite")
 
 

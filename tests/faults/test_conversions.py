@@ -26,6 +26,8 @@ from tests.faults.test_power import recorded as with_disk
 from tests.faults.test_signals import interrupted_twice, moments, signaled
 from tests.faults.tiny import CONFIG, HIDDEN, write_tiny
 
+pytestmark = pytest.mark.rotating
+
 TARGETS = {"gptq": "int4:g32:scale=bfloat16", "gguf": "q4_0"}
 """Layouts, one of which cuts weights along their inputs, with the schemes that hold the source."""
 SIZES = {

@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from tests.faults.stage import Stage, digests, run_here
 from tests.faults.tiny import SHARDS, shard_name
 
+pytestmark = pytest.mark.rotating
+
 NAMES = [shard_name(number) for number in range(len(SHARDS))]
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.faults.calls import TAKES_SPACE, Call, Fault
 from tests.faults.stage import Stage
 
+pytestmark = pytest.mark.rotating
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 BROKEN = (errno.EIO, errno.EROFS)
 ERRORS: dict[str, tuple[int, ...]] = {

@@ -15,6 +15,8 @@ from tests.faults.tiny import write_tiny
 
 from zeropoint.checkpoint.run.journal import Journal
 
+pytestmark = pytest.mark.rotating
+
 NAME = f"out/{JOURNAL}"
 
 

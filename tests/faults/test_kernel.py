@@ -12,7 +12,7 @@ from tests.faults.kernel import Seen, injected, traced, why_not
 from tests.faults.stage import Ran, Stage
 from tests.faults.test_errors import MAY_PASS
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [pytest.mark.skipif(why_not() is not None, reason=str(why_not())), pytest.mark.rotating]
 
 
 def witnessed(children: Children, stage: Stage, log: Path) -> list[Seen]:

@@ -11,6 +11,8 @@ from tests.faults.calls import WRITES, Fault
 from tests.faults.children import Children
 from tests.faults.stage import INDEX, JOURNAL, Stage
 
+pytestmark = pytest.mark.rotating
+
 
 def killed(children: Children, stage: Stage, fault: Fault, plant: str | None = None) -> None:
     """Kill a run, and check what stays and what the same command makes of it."""

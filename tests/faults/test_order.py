@@ -12,6 +12,8 @@ from tests.faults.stage import Stage, digests
 from zeropoint.checkpoint.run.commit import Commit
 from zeropoint.cli.main import main
 
+pytestmark = pytest.mark.rotating
+
 
 def delayed(stage: Stage, workers: int, seed: int, *, plant: str | None = None) -> None:
     """Run with a random pause in front of each call."""

@@ -13,6 +13,8 @@ from tests.faults.replay import State, make, on_disk
 from tests.faults.stage import Stage, digests
 from tests.faults.test_power import checked, disk_states, recorded, survived
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture
 def standing(stage: Stage) -> tuple[Stage, State]:

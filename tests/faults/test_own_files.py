@@ -20,6 +20,8 @@ from tests.faults.test_errors import ERRORS, MAY_PASS
 from tests.oracles import tiny_models
 from tests.oracles.tiny_tokenizers import TEXT
 
+pytestmark = pytest.mark.rotating
+
 SEARCH = ("--budget", "9bpw", "--candidates", "int4:g32,int8:channel", "--workers", "1", "--json")
 EVAL = ("--context", "16", "--windows", "2", "--continuations", "1", "--no-noise-floor", "--json")
 SAFE_TO_FAIL = (*MAY_PASS, "flock")

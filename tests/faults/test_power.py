@@ -11,6 +11,8 @@ from tests.faults.calls import Call, Fault, Layer
 from tests.faults.replay import Disk, State, fingerprint, make, on_disk
 from tests.faults.stage import LOCK, Stage
 
+pytestmark = pytest.mark.rotating
+
 
 def disk_states(
     calls: Sequence[Call], start: State, *, mixes: int, seed: int = 0

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from tests.faults.children import Children
 from tests.faults.stage import INDEX, Stage, digests, run_here
 
+pytestmark = pytest.mark.rotating
+
 
 def test_few_descriptors_are_enough_for_many_shards(children: Children, stage: Stage) -> None:
     source = stage.work / "many"

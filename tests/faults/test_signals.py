@@ -14,6 +14,8 @@ from tests.faults.calls import Fault
 from tests.faults.children import Children
 from tests.faults.stage import Stage
 
+pytestmark = pytest.mark.rotating
+
 CAUGHT = {signal.SIGINT: 130, signal.SIGTERM: 143}
 DEADLY = (signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL)
 # Python leaves these to the call that meets the condition, which then fails.

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.faults.stage import NEIGHBOR, Stage
 
+pytestmark = pytest.mark.rotating
+
 PAGE = 4096
 
 

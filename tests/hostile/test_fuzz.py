@@ -12,6 +12,8 @@ from tests.hostile.target import Target, in_directory
 
 from zeropoint.errors import CheckpointError
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.mark.parametrize("make", TARGETS, ids=lambda make: make.__name__)
 def test_a_parser_refuses_or_accepts_whatever_it_is_given(make: object, tmp_path: Path) -> None:

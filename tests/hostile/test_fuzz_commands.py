@@ -12,6 +12,8 @@ from tests.hostile.command_subjects import Subject, Subjects
 from tests.hostile.fuzz_commands import fuzz
 from tests.hostile.mutations import mutate
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:

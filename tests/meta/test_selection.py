@@ -1,4 +1,4 @@
-"""Cases that quick runs take of a crossed test hold all pairs, and a tenth of the others by the commit."""
+"""Quick runs take covers of crossed tests, a tenth of their other cases, and a fifth of rotating tests."""
 
 from __future__ import annotations
 
@@ -21,6 +21,23 @@ def test_a_product(a, b, c, d):
 def test_alone():
     pass
 """
+ROTATING = """
+import pytest
+
+pytestmark = pytest.mark.rotating
+
+@pytest.mark.parametrize("n", range(200))
+def test_many(n):
+    pass
+
+def test_one():
+    pass
+
+@pytest.mark.slow
+def test_always_slow():
+    pass
+"""
+MARKS = "[pytest]\nmarkers =\n slow: s\n crossed: c\n rotating: r\n"
 pytest_plugins = ["pytester"]
 
 
@@ -47,7 +64,7 @@ def test_quick_and_slow_runs_take_every_case_between_them(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(CROSSED)
-    pytester.makeini("[pytest]\nmarkers =\n slow: s\n crossed: c\n")
+    pytester.makeini(MARKS)
     taken = {}
     for commit in ("first", "second"):
         monkeypatch.setattr(selection, "commit", lambda commit=commit: commit)
@@ -62,6 +79,23 @@ def test_quick_and_slow_runs_take_every_case_between_them(
         assert "test_alone" in taken[commit, "not slow"]
         assert 20 <= len(taken[commit, "not slow"]) <= 32
     assert taken["first", "not slow"] != taken["second", "not slow"]
+
+
+def test_rotating_tests_are_quick_in_one_commit_of_five(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(ROTATING)
+    pytester.makeini(MARKS)
+    taken: list[set[str]] = []
+    for turn in range(selection.TURNS):
+        commit = next(str(n) for n in range(1000) if selection.part_of(str(n), selection.TURNS) == turn)
+        monkeypatch.setattr(selection, "commit", lambda commit=commit: commit)
+        passed, _, _ = pytester.inline_run("-m", "not slow", plugins=[selection]).listoutcomes()
+        taken.append({report.nodeid.partition("::")[2] for report in passed})
+    assert sum(map(len, taken)) == len(set[str]().union(*taken)) == 201
+    assert max(map(len, taken)) < 60
+    passed, _, _ = pytester.inline_run("-m", "not slow", "--every-turn", plugins=[selection]).listoutcomes()
+    assert len(passed) == 201
 
 
 def test_without_a_repository_the_choice_is_fixed(

@@ -129,7 +129,7 @@ def test_the_command_names_files_marks_and_shard(monkeypatch: pytest.MonkeyPatch
     )
     words = slow_pieces.command(SMALL, "ops", 1, tmp_path / "report.xml", 3)
     assert words[0].endswith("/bin/python")
-    assert {"slow or crossed", "-n", "3", "--shard=2/2"} <= set(words)
+    assert {"slow or crossed or rotating", "-n", "3", "--shard=2/2"} <= set(words)
     assert words[-1:] == ["tests/ops/test_two.py"]
 
 

@@ -23,6 +23,8 @@ from zeropoint.models.solving import solve
 from zeropoint.recipes import Assignment, Recipe, Rule
 from zeropoint.schemes import Scheme
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from zeropoint.ops.linear import LONGEST, linear_request
 from zeropoint.ops.registry import Request, choose, kernel_of
 from zeropoint.ops.threads import thread_limit
 
+pytestmark = pytest.mark.rotating
+
 ROWS, COLS, OUT = (1, 2, 3, 4, 6, 65), (1, 15, 16, 17, 33, 64, 160, 192), (1, 2, 3, 7, 66)
 ENDS = {"int8:channel": (-128, 127), "int4:channel": (-8, 7), "uint4:channel": (0, 15)}
 

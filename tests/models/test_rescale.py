@@ -22,6 +22,8 @@ from zeropoint.models.solving import solve
 from zeropoint.models.unfuse import unfused
 from zeropoint.schemes import Scheme
 
+pytestmark = pytest.mark.rotating
+
 SMALL: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0,

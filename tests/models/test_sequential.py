@@ -19,6 +19,8 @@ from zeropoint.models import Calibration, calibrate, quantize_model
 from zeropoint.models.sequential import Steps, blocks_of, calibrate_sequential
 from zeropoint.recipes import parse_recipe
 
+pytestmark = pytest.mark.rotating
+
 STATIC = "w8a8_static"
 BOTH = parse_recipe("rules: [{type: Linear, weight: int8:channel:narrow, input: int8:tensor static, "
                     "output: int8:tensor static}]")  # fmt: skip

@@ -25,6 +25,8 @@ from zeropoint.models.solving import solve
 from zeropoint.models.unfuse import unfused
 from zeropoint.schemes import Scheme
 
+pytestmark = pytest.mark.rotating
+
 Readers = Callable[[str], bool]
 
 

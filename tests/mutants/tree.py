@@ -102,6 +102,7 @@ class Tree:
             "tests.mutants.watch",
             "-p",
             "no:cacheprovider",
+            "--every-turn",
         ]
         if only:
             chosen.write_text(json.dumps(list(only)), encoding="utf-8")

@@ -47,6 +47,8 @@ from zeropoint.formats import (
 )
 from zeropoint.formats.exact import Number, Special, decode, encode
 
+pytestmark = pytest.mark.crossed
+
 ML_DTYPES = {
     name: np.dtype(getattr(ml_dtypes, name))
     for name in (

@@ -16,6 +16,8 @@ from tests.prepared.memory import held_bytes, python_bytes, tensor_bytes
 import zeropoint as zp
 from zeropoint.prepared import Plan, plan
 
+pytestmark = pytest.mark.rotating
+
 OPS = ("quantize", "dequantize", "fake_quantize", "fake_quantize_backward")
 SCHEMES = (
     "int8:channel-1", "uint4:g32:asym", "uint4:g32:asym:scale=float16", "float8_e4m3fn:block4x8", "mxfp4",

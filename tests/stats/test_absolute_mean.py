@@ -9,6 +9,8 @@ import torch
 from zeropoint import Granularity, RangeError, quantize
 from zeropoint.stats import AbsoluteMean
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_mean_is_the_exact_sum_divided_once(dtype: torch.dtype) -> None:

@@ -14,6 +14,8 @@ from zeropoint.layout.runs import Runs, runs_of
 from zeropoint.ops.library import counter_for
 from zeropoint.stats import AbsoluteMean, Histogram, MinMax, MovingAverage, Statistic
 
+pytestmark = pytest.mark.rotating
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CASES = [
     (Granularity.tensor(), (1,)),

@@ -17,6 +17,8 @@ from tests.stores.s3_server import S3Server
 from zeropoint.checkpoint.read.file_names import REPORT
 from zeropoint.cli.main import main
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture
 def url(s3: S3Server, bucket: str, tmp_path: Path) -> str:

@@ -24,6 +24,8 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
 
+pytestmark = pytest.mark.rotating
+
 _NUMBERS = itertools.count()
 
 

@@ -21,6 +21,8 @@ from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
 
+pytestmark = pytest.mark.rotating
+
 PREFIX = "deep/er/model"
 
 

@@ -15,6 +15,8 @@ from tests.stores.s3_server import S3Server
 
 from zeropoint.cli.main import main
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture
 def url(s3: S3Server, bucket: str, tmp_path: Path) -> str:

@@ -25,6 +25,8 @@ from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.cli.main import main
 from zeropoint.errors import CheckpointError
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

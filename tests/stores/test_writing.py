@@ -21,6 +21,8 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import RunResult, run
 from zeropoint.errors import CheckpointError, NonFiniteError
 
+pytestmark = pytest.mark.rotating
+
 PREFIX = "quantized/tiny"
 
 

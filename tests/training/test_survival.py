@@ -15,6 +15,8 @@ from tests.training import ddp_run
 import zeropoint as zp
 from zeropoint.training import FakeQuantize, LearnedScale, LearnedThreshold, Pact, Quantizer, ThresholdRule
 
+pytestmark = pytest.mark.rotating
+
 SHAPE = (4, 32)
 
 

@@ -30,6 +30,8 @@ from zeropoint.checkpoint.run.work import Done
 from zeropoint.cli.main import main
 from zeropoint.errors import NonFiniteError
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture(scope="module")
 def connected(session_cluster: Any) -> Iterator[None]:

@@ -19,6 +19,8 @@ from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.rescaled import RESCALED, folds_text, parsed_folds
 from zeropoint.methods.channels import ChannelFold
 
+pytestmark = pytest.mark.rotating
+
 __all__ = ["stopping"]
 
 SIZES = {

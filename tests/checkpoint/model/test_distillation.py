@@ -15,6 +15,8 @@ from tests.peers import transformers
 import zeropoint as zp
 from zeropoint.checkpoint.model import distillation
 
+pytestmark = pytest.mark.rotating
+
 
 def ids(windows: int = 8, length: int = 24) -> torch.Tensor:
     return torch.randint(0, 512, (windows, length), generator=torch.Generator().manual_seed(0))

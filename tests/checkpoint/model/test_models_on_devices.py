@@ -29,6 +29,8 @@ from zeropoint.checkpoint.plan import limits
 from zeropoint.models import solving
 from zeropoint.ops.devices import CPU, device_named
 
+pytestmark = pytest.mark.rotating
+
 SIZES = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 64, "max_position_embeddings": 128,

@@ -16,6 +16,8 @@ from zeropoint.checkpoint.plan.qualities import offered_quality
 from zeropoint.recipes import Quality
 from zeropoint.recipes.quality import LADDER
 
+pytestmark = pytest.mark.rotating
+
 GOOD = next((alone, with_inputs) for own, alone, with_inputs in LADDER if own is Quality.GOOD)
 
 

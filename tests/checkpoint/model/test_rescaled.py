@@ -17,6 +17,8 @@ from tests.peers import transformers
 import zeropoint as zp
 from zeropoint.checkpoint.plan.rescaled import RESCALED, folds_text, parsed_folds
 
+pytestmark = pytest.mark.rotating
+
 __all__ = ["stopping"]
 
 

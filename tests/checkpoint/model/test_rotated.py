@@ -26,6 +26,8 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 
+pytestmark = pytest.mark.rotating
+
 __all__ = ["stopping"]
 
 BIASED, TIED, EXPERTS = "llama with biases", "qwen2 with a tied head", "mixtral"

@@ -27,6 +27,8 @@ from zeropoint.models import block_rounding
 from zeropoint.recipes import Assignment, Recipe, Rule
 from zeropoint.report.tables import run_report
 
+pytestmark = pytest.mark.rotating
+
 
 def ids(windows: int = 8, length: int = 24) -> torch.Tensor:
     return torch.randint(0, 512, (windows, length), generator=torch.Generator().manual_seed(0))

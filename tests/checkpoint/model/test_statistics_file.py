@@ -21,6 +21,8 @@ from zeropoint.checkpoint.model.statistics_file import SavedStatistics
 from zeropoint.checkpoint.read.imatrix_file import read_imatrix
 from zeropoint.checkpoint.read.source import open_source
 
+pytestmark = pytest.mark.rotating
+
 Q = "model.layers.0.self_attn.q_proj"
 
 

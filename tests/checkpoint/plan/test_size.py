@@ -16,6 +16,8 @@ from zeropoint.checkpoint.plan.plan_document import plan_document
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.report.plans import plan_report
 
+pytestmark = pytest.mark.rotating
+
 ROWS, COLUMNS, EXPERTS = 64, 128, 8
 RECIPES = {
     "one scheme": "default: nvfp4a16",

@@ -26,6 +26,8 @@ from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.schemes import ZeroPoint
 from zeropoint.tensor import QuantizedTensor
 
+pytestmark = pytest.mark.rotating
+
 LAYER = "model.layers.0"
 SHAPES = {
     f"{LAYER}.self_attn.q_proj.weight": (256, 256),

@@ -20,7 +20,7 @@ from zeropoint.checkpoint.run import executor
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.run.work import Done
 
-pytestmark = pytest.mark.usefixtures("small_units")
+pytestmark = [pytest.mark.usefixtures("small_units"), pytest.mark.rotating]
 
 WAYS = (
     Limits(workers=1),

@@ -17,6 +17,8 @@ import zeropoint as zp
 from zeropoint.checkpoint.model import saved_solving, solved_weights
 from zeropoint.checkpoint.run import existing
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

@@ -22,6 +22,8 @@ from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError
 
+pytestmark = pytest.mark.rotating
+
 FEW, MANY = 6, 24
 ONE = Limits(workers=1)
 MOST_BYTES = 3500

@@ -28,6 +28,8 @@ from zeropoint.checkpoint.run.units import units as units_of
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, NonFiniteError
 
+pytestmark = pytest.mark.rotating
+
 compressors = Peer("compressed_tensors.compressors")
 converters = Peer("compressed_tensors.entrypoints.convert")
 

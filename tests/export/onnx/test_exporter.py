@@ -17,6 +17,8 @@ from zeropoint.models import calibrate, prepare, quantize_model
 from zeropoint.models.graph import calibrate_graph, prepare_graph, quantize_graph, to_program
 from zeropoint.recipes import parse_recipe
 
+pytestmark = pytest.mark.rotating
+
 BATCH = [{0: Dim.AUTO}]
 
 

@@ -26,6 +26,8 @@ from zeropoint.kernels.cpu.machine.compilers import rebuilt_device, rebuilt_kern
 from zeropoint.kernels.cpu.machine.intrinsics import device, kernel
 from zeropoint.kernels.cpu.machine.named_records import pack, reader
 
+pytestmark = pytest.mark.rotating
+
 ROOMS = ("machine", "encode", "decode", "statistics", "linear")
 
 

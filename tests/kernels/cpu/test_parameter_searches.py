@@ -11,6 +11,8 @@ from zeropoint.ops.registry import Op
 from zeropoint.ops.threads import gradual_underflow, thread_limit
 from zeropoint.schemes import Scheme
 
+pytestmark = pytest.mark.rotating
+
 SCHEMES = (
     "int4:g128:asym", "uint4:g64:asym=real", "int8:g48:asym", "uint3:g16:asym=real:scale=float16",
     "uint4:g32:asym=real:dialect=compressed-tensors", "int4:g128", "nf4:g64", "nvfp4a16", "mxfp8",

@@ -18,6 +18,8 @@ from zeropoint.kernels.triton import backend
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, explain
 
+pytestmark = pytest.mark.rotating
+
 LARGEST = torch.finfo(torch.float32).max
 
 

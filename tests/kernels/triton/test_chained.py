@@ -14,6 +14,8 @@ from zeropoint.kernels.triton import BACKEND
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op
 
+pytestmark = pytest.mark.rotating
+
 QUICK = ("q4_k", "q6_k", "q4_1", "iq4_nl")
 OTHERS = (
     "q2_k", "q3_k", "q5_k", "q4_0", "q5_0", "q5_1", "q8_0", "iq4_xs", "int4:g16:scale=signed",

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.kernels.triton.compiled import ptx_of
 
+pytestmark = pytest.mark.rotating
+
 QUICK = "nvfp4"
 SLOW = (
     "uint4:g32:asym",

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 CODE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.kernels.triton.compiled import ptx_of
 
+pytestmark = pytest.mark.rotating
+
 TYPES = {
     "out": "*bf16", "data": "*u8", "tables": "*fp32", "coarse": "*fp32", "zeros": "*fp32", "values": "*fp32",
     "bias": "*bf16", "x_scales": "*fp32", "x_zeros": "*i32",

@@ -18,6 +18,8 @@ from zeropoint.ops import feedback, feedback_reference
 from zeropoint.ops.feedback import Grid
 from zeropoint.ops.registry import dense
 
+pytestmark = pytest.mark.rotating
+
 WHOLE = torch.arange(18, dtype=torch.float64)
 Results = tuple[torch.Tensor, ...]
 

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 import zeropoint as zp
 from zeropoint.kernels.triton import starts
 
+pytestmark = pytest.mark.rotating
+
 SCHEMES = (
     "int8:channel", "int8:tensor", "float8_e4m3fn:tensor", "int4:g128", "uint4:g32:asym", "mxfp8_e4m3",
     "mxfp4", "nvfp4", "nvfp4:dialect=modelopt", "nf4:g64",

@@ -19,6 +19,8 @@ from zeropoint.kernels.triton.specialization import Constants, constants_of
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op
 
+pytestmark = pytest.mark.rotating
+
 Floats = npt.NDArray[np.float32]
 
 

@@ -21,6 +21,8 @@ from zeropoint.ops.reference import float_bounds
 from zeropoint.ops.registry import Op, kernel_of
 from zeropoint.params.tensors import Params
 
+pytestmark = pytest.mark.rotating
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -18,6 +18,8 @@ from zeropoint.layout.word_lines import WordLines
 from zeropoint.ops import structs
 from zeropoint.ops.registry import Op, Request
 
+pytestmark = pytest.mark.rotating
+
 TAKEN = [name for name, kind in BLOCKS.items() if kind.scheme.element.per_code == 1]
 SCHEME = zp.Scheme.parse("uint4")
 

@@ -19,6 +19,8 @@ from zeropoint.ops import library, registry
 from zeropoint.ops.linear import linear_request
 from zeropoint.ops.registry import Op, Request
 
+pytestmark = pytest.mark.rotating
+
 QUICK = ("int4:g128", "nvfp4", "uint4:g32:asym")
 SLOW = (
     "int8:channel", "uint8:channel:asym", "int8:tensor", "int3:g8", "int2:channel", "int4:g24", "int4:g1",

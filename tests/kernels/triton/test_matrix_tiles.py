@@ -19,6 +19,8 @@ from zeropoint.kernels.triton.tile_cuts import contiguous_strides, tiles_of
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, kernel_of
 
+pytestmark = pytest.mark.rotating
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCKS = (
     "float8_e4m3fn:block16x32", "float8_e4m3fn:block128x128", "int8:block32x1", "mxfp4:block16x16",

@@ -27,6 +27,8 @@ from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op
 from zeropoint.schemes import Rounding
 
+pytestmark = pytest.mark.rotating
+
 SHAPES = ((4, 256), (3, 5, 70), (17,))
 QUICK = ("int8:channel", "mxfp4")
 OTHERS = (

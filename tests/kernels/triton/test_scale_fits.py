@@ -13,6 +13,8 @@ from tests.tensors import same_bytes
 
 import zeropoint as zp
 
+pytestmark = pytest.mark.rotating
+
 SCHEMES = ("int4:g128", "int8:g32", "int3:g16:scale=float16", "int4:g64:scale=bfloat16")
 MORE = ("int4:g32:scale=input", "int2:g8", "int5:g64", "int8:g128", "int4:g32:narrow")
 

@@ -18,6 +18,8 @@ from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, kernel_of
 from zeropoint.params.tensors import Params
 
+pytestmark = pytest.mark.rotating
+
 SCHEMES = ("nvfp4", "mxfp4", "mxfp8", "int4:g32:scale=ue4m3", "mxint8", "nf4:g64:scale=e8m0", "nvfp4a16")
 MORE = (
     "int8_mx:g32:scale=e8m0", "e2m3:g32:scale=ue5m3", "e3m0:g32:scale=e8m0", "int4:g16:scale=ue4m3",

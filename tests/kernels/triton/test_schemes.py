@@ -18,6 +18,8 @@ from zeropoint.kernels.triton import BACKEND
 from zeropoint.ops.library import request
 from zeropoint.ops.registry import Op, kernel_of
 
+pytestmark = pytest.mark.rotating
+
 SHAPES = ((4, 256), (3, 5, 70), (1, 2061), (17,), ())
 QUICK = (
     "int8:channel", "int4:g128", "int3:g32", "uint4:g32:asym", "uint8:token:asym=real", "mxfp4", "nvfp4",

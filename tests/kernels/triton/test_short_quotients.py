@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 SOURCE = Path(__file__).with_name("short_quotients.c")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 CODE = """
 import importlib, json, sys
 from dataclasses import replace

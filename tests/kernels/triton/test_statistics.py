@@ -19,6 +19,8 @@ from zeropoint.ops.registry import Op, kernel_of
 from zeropoint.schemes import Granularity
 from zeropoint.stats import AbsoluteMean, Histogram, MinMax, Statistic
 
+pytestmark = pytest.mark.rotating
+
 CUTS = (
     ((9000,), Granularity.tensor()), ((96, 70), Granularity.channel(1)), ((6, 96), Granularity.block(1, 32)),
     ((3, 5, 5, 5), Granularity.channel(1)), ((3, 5000), Granularity.channel(0)),
