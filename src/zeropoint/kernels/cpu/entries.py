@@ -1,4 +1,4 @@
-"""The kernels as Python calls them: numbers come as packed records, rows as plain integers.
+"""Kernel entry points: numbers come as packed records, rows as integers.
 
 See :mod:`.machine.named_records` for records, :mod:`.machine.descriptor` for the one of most calls, and for
 the rest the function of the same name, ``..._rows``; of the kernels that count, :mod:`.statistics.count` and
@@ -23,15 +23,7 @@ from .decode.rows import DequantizeArrays, dequantize_rows
 from .encode.chained_rows import ChainedArrays, chained_rows
 from .encode.outer_scale import largest_bits_of_rows, outer_scale, unpack_outer
 from .encode.rows import QuantizeArrays, amax_rows, quantize_rows, range_rows
-from .linear.from_codes import (
-    Input,
-    Weights,
-    code_rows,
-    float_rows,
-    slot_of,
-    unpack_matrix,
-    unpack_slots,
-)
+from .linear.from_codes import Input, Weights, code_rows, float_rows, slot_of, unpack_matrix, unpack_slots
 from .linear.from_values import ONE, PackedValues, unpack_panels, value_panels
 from .machine.descriptor import OK, set_coarse, unpack
 from .machine.intrinsics import device, kernel
@@ -65,7 +57,7 @@ def _largest(x: Any, desc: Any, first: Any, last: Any) -> Any:
 
 @kernel
 def largest_bits(*args: Any) -> Any:
-    """Find the bits of the largest magnitude of a tensor: data, and a descriptor."""
+    """Largest magnitude of a tensor, as bits: data, and a descriptor."""
     return run_parts(_largest, args)
 
 
@@ -254,7 +246,7 @@ def _count_slots(
 
 @kernel
 def count_runs(*args: Any) -> Any:
-    """Count long blocks in bins. Rows are slots, a table and some blocks each."""
+    """Count long blocks in bins. Rows are slots: a table, blocks."""
     return run_parts(_count_slots, args)
 
 
@@ -345,7 +337,7 @@ def _affine(args: Any, first: Any, last: Any) -> None:
 
 @kernel
 def search_affine(*args: Any) -> Any:
-    """Search scales and zero points from those of a start; see :func:`.search.affine_scales.affine_rows`.
+    """Improve start scales and zero points; see :func:`.search.affine_scales.affine_rows`.
 
     What is tried is :class:`.search.affine_scales.AffineFitting`, and its widths. The last two arrays are
     room for a long block in each slot.
@@ -370,7 +362,7 @@ def _tried(args: Any, first: Any, last: Any) -> None:
 
 @kernel
 def search_scales(*args: Any) -> Any:
-    """Search scales from those of a start; see :func:`.search.tried_scales.tried_rows`.
+    """Improve start scales; see :func:`.search.tried_scales.tried_rows`.
 
     What is tried is :class:`.search.tried_scales.ScaleTries`, and its arrays. The last two arrays are room
     for a long block in each slot.
@@ -386,5 +378,5 @@ def fit_tables(*args: Any) -> Any:
 
 @kernel
 def turn_words(*args: Any) -> Any:
-    """Transpose words; rows are panels of those of a row. See :func:`.machine.transposition.turn_panels`."""
+    """Transpose words; rows are panels of words. See :func:`.machine.transposition.turn_panels`."""
     return run_parts(turn_panels, args)

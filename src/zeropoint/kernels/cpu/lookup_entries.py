@@ -1,4 +1,4 @@
-"""The kernels of elements that few formats have, as Python calls them; see :mod:`.entries`."""
+"""Kernel entry points of elements that few formats have; see :mod:`.entries`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What kernels are compiled for: the numbers of a format and of a layout, in one record."""
+"""Compile-time constants of kernels: format and layout, in one record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LARGEST_FACTORS = {torch.float32: 2.0**-2, torch.bfloat16: 2.0**10, torch.float
 
 
 class Hardware(IntEnum):
-    """Formats that a GPU converts to and from, half to even and saturating, as the reference does."""
+    """GPU float conversions like the reference's: half to even, saturating."""
 
     NONE = 0
     E4M3 = 1
@@ -100,7 +100,7 @@ class Constants(NamedTuple):
 
 
 def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = False) -> Constants:
-    """Return what the kernels of a request are compiled for.
+    """Derive compile-time constants of a request's kernels.
 
     cut: the part of its cut that is compiled in. chosen: whether they choose scales. dividing: whether values
     are divided by powers of two, too.
@@ -145,7 +145,7 @@ def by_powers(scheme: Scheme, dtype: torch.dtype) -> bool:
 
 
 def _factors(scheme: Scheme) -> Held:
-    """Return the layout of factors that the host computes, one float32 a block."""
+    """Layout of factors from the host, one float32 a block."""
     return Held(bytes=False, power=False, coarse=False, inverse=False, unit=_unit(scheme))
 
 
@@ -154,7 +154,7 @@ def _unit(scheme: Scheme) -> float:
 
 
 def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
-    """Return how given scales are stored, or None if the host computes float32 factors from them."""
+    """Storage of given scales; None: the host computes float32 factors."""
     formats, unit = [level.format_for(format_of(dtype)) for level in scheme.scales], _unit(scheme)
     alone = scheme.center is None and not scheme.offsets and scheme.element.per_scale == 1
     if not alone or not 1 <= len(formats) <= 2:
@@ -174,7 +174,7 @@ def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
 
 
 def of_extremes(cut: Any, device: torch.device) -> Constants:
-    """Return what the kernel that finds extremes is compiled for, whatever the format."""
+    """Derive compile-time constants of the extremes kernel, for any format."""
     return Constants(
         element=None, rule=None, inverse_divisor=1.0, held=None, chosen=False, outer=None, cut=cut, order=0,
         width=8, group=1, multiply=False, native=device.type == "cuda", fused=False, short=False, hardware=0,
@@ -182,7 +182,7 @@ def of_extremes(cut: Any, device: torch.device) -> Constants:
 
 
 def _hardware(scheme: Scheme, element: lowering.Element) -> Hardware:
-    """Return the format whose conversion a GPU has; signs are those of quotients there."""
+    """GPU conversion format; signs follow the quotients there."""
     if element.kind is not Kind.FLOAT or element.unsigned_below >= 0:
         return Hardware.NONE
     found = dtype_of(scheme.element)
@@ -204,7 +204,7 @@ def _boundaries_are_large(element: lowering.Element) -> bool:
 
 
 def _is_short(element: lowering.Element, dtype: torch.dtype) -> bool:
-    """Return whether values and boundaries between codes have the few bits that short quotients need."""
+    """Whether values and code boundaries are short enough for short quotients."""
     few = element.kind is not Kind.CODEBOOK and element.zero_place is not ZeroPlace.INSIDE
     return few and dtype in (torch.bfloat16, torch.float16)
 

@@ -1,4 +1,4 @@
-"""Fake quantization, one pass over memory each way: values in cache, straight-through gradients."""
+"""Fake quantization in one pass each way; straight-through gradients."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from .rows import decode, emit_values
 
 @device
 def fill_blocks(values: Any, base: Any, column: Any, count: Any, block: Any, out: Any) -> None:
-    """Set ``out[i] = values[base + (column + i) // block]`` without a division an element."""
+    """Spread ``values[base + (column + i) // block]`` without divisions."""
     at = np.uint64(0)
     while at < count:
         b = (column + at) // block
@@ -29,7 +29,7 @@ def fill_blocks(values: Any, base: Any, column: Any, count: Any, block: Any, out
 
 @device
 def fake_integers(tile: Any, factors: Any, zeros: Any, count: Any, element: Any) -> None:
-    """Replace a tile of scaled values by ``(clamp(rint(t) + z) - z) * s`` without going through codes.
+    """Replace scaled values by ``(clamp(rint(t) + z) - z) * s`` directly.
 
     Clamping before rounding is exact: bounds and zero points are integers below 2 ** 22.
     """
@@ -62,7 +62,7 @@ def fake_integers(tile: Any, factors: Any, zeros: Any, count: Any, element: Any)
 
 @device
 def signed_zero(x: Any) -> Any:
-    """Return zero with the sign of ``x``: what multiplying a finite slope by a mask of 0 gives."""
+    """Zero with the sign of ``x``: a finite slope times 0."""
     return float32_of(and32(bits32(x), np.uint32(0x80000000)))
 
 
@@ -95,11 +95,7 @@ def fake_quantize_rows(arrays: Any, desc: Any, first: Any, last: Any) -> None:
     for b in range(np.uint64(len(scales))):
         lossy |= scales[b] == INFINITE
     step = np.uint64(TILE)
-    tile, factors, offsets = (
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-    )
+    tile, factors, offsets = (scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32))
     codes = scratch(TILE, np.uint8)
     for r in range(first, last):
         base = parameter_row(layout, r)
@@ -138,7 +134,7 @@ def fake_quantize_rows(arrays: Any, desc: Any, first: Any, last: Any) -> None:
 
 @device
 def gate_integers(tile: Any, zeros: Any, count: Any, element: Any, grad: Any) -> None:
-    """Zero the gradient where the rounded quotient in ``tile`` lies outside the codes; NaN is outside."""
+    """Zero gradients where the rounded quotient is no code; NaN is none."""
     low, high = element.low, element.high
     one = np.float32(1)
     if element.zero_place == ZERO_INSIDE:
@@ -172,7 +168,7 @@ def gate_bounds(tile: Any, count: Any, bounds: Any, grad: Any) -> None:
 
 
 class GradientBounds(NamedTuple):
-    """Scaled values that are not clipped, of formats other than integers; closed: whether the ends belong."""
+    """Scaled values that non-integer formats do not clip; closed: with ends."""
 
     low: Float32
     high: Float32
@@ -194,18 +190,14 @@ class BackwardArrays(NamedTuple):
 
 @device
 def fake_quantize_backward_rows(arrays: Any, desc: Any, bounds: Any, first: Any, last: Any) -> None:
-    """Set ``out = grad`` where the rounded ``x`` lies within the codes and 0 elsewhere.
+    """Pass ``grad`` where the rounded ``x`` is within the codes, else 0.
 
     Rows ``first`` to ``last`` of :class:`BackwardArrays`. bounds: :class:`GradientBounds`.
     """
     grad, x, scales, zeros, out = arrays
     layout, element, _rule = desc
     step = np.uint64(TILE)
-    tile, factors, offsets = (
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-    )
+    tile, factors, offsets = (scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32))
     slope = scratch(TILE, np.float32)
     clear(offsets)
     for r in range(first, last):

@@ -1,4 +1,4 @@
-"""Scales of blocks under two levels: the scale of a block times the scale of its coarse block.
+"""Block scales under two levels: fine scale times coarse scale.
 
 A few rows are decoded at a time, so that the products stay in the cache; for small blocks they take more
 memory than the codes.
@@ -9,12 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import Float32, UInt8, UInt64
-from ..machine.descriptor import (
-    AS_BFLOAT16,
-    AS_FLOAT16,
-    AS_FLOAT32,
-    unpack,
-)
+from ..machine.descriptor import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, unpack
 from ..machine.intrinsics import device, float32_of, scratch, shl32, widen_half
 from ..machine.named_records import unpacker
 from ..machine.tile import FEW, TILE, spread
@@ -26,7 +21,7 @@ _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
 class LevelPairKinds(NamedTuple):
-    """How numbers of two levels are stored, fine blocks of a coarse one, and the step of integer codes."""
+    """Storage of two levels, fine blocks per coarse one, integer step."""
 
     fine: UInt8
     coarse: UInt8
@@ -38,7 +33,7 @@ unpack_kinds = unpacker(LevelPairKinds)
 
 
 class LevelPairArrays(NamedTuple):
-    """Bytes of both levels, and (2 * TABLE,) float32, the values of bytes of each."""
+    """Bytes of both levels, and (2 * TABLE,) float32, their bytes' values."""
 
     fine: Any
     coarse: Any
@@ -67,7 +62,7 @@ def _values(stored: Any, kind: Any, table: Any, at: Any, count: Any, out: Any, t
 
 @device
 def _products(levels: Any, kinds: Any, out: Any, origin: Any, first: Any, last: Any) -> None:
-    """Write the products of the blocks in coarse blocks ``first`` to ``last``, the first at ``origin``."""
+    """Multiply the levels of coarse blocks ``first`` to ``last``, from ``origin``."""
     own, factors, per = scratch(TILE, np.float32), scratch(TILE, np.float32), kinds.per
     step = max(np.uint64(TILE) // per, _ONE)
     for c in range(first, last, step):
@@ -97,7 +92,7 @@ def level_products(levels: Any, kinds: Any, out: Any, first: Any, last: Any) -> 
 def level_rows(
     source: Any, desc: Any, table: Any, levels: Any, kinds: Any, out: Any, first: Any, last: Any
 ) -> None:
-    """Decode rows ``first`` to ``last``, of whole coarse blocks and of at most FEW values each.
+    """Decode rows of whole coarse blocks, at most FEW values each.
 
     desc: packed, for given scales. levels, kinds: as in :func:`level_products`.
     """

@@ -1,4 +1,4 @@
-"""Values that are looked up: runs of neighbors, tables of blocks, grids that a sign chooses; and offsets."""
+"""Looked-up values: runs of neighbors, block tables, grids by sign; offsets."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from .rows import emit_values
 from .steps import put_picked
 
 SHARED, OF_BLOCK, OF_SIGN = np.uint64(0), np.uint64(1), np.uint64(2)
-"""Whose a table is: that of all blocks, of each block, or the second of two where a factor is negative."""
+"""Whose a table is: all blocks', each block's, or one of two by the sign of the factor."""
 LONGEST = 16
 """Most values of a code."""
 _ROOM = TILE + LONGEST
@@ -24,7 +24,7 @@ _ONE, _EIGHT = np.uint64(1), np.uint64(8)
 
 @device
 def _codes_at(source: Any, row: Any, bit: Any, count: Any, bits: Any, codes: Any) -> None:
-    """Unpack ``count`` codes from a bit of the row that begins at byte ``row`` on."""
+    """Unpack ``count`` codes from a bit of the row at byte ``row``."""
     if bit % _EIGHT == 0:
         load_codes(source, row + bit // _EIGHT, count, bits, codes)
         return
@@ -69,7 +69,7 @@ class Tables(NamedTuple):
 
 @inlined
 def _table_at(tables: Any, numbers: Any, b: Any) -> Any:
-    """Return the index of the first entry of the table of block ``b``."""
+    """Index of the first entry of the table of block ``b``."""
     if tables.whose == OF_BLOCK:
         return b * numbers
     second = tables.whose == OF_SIGN and bits32(tables.factors[b]) >= np.uint32(0x80000000)
@@ -78,9 +78,10 @@ def _table_at(tables: Any, numbers: Any, b: Any) -> Any:
 
 @device
 def _take(codes: Any, first: Any, count: Any, tables: Any, base: Any, per: Any, tile: Any) -> None:
-    """Write the values of codes to a tile; a code of several values stores a whole vector, past its end.
+    """Look values up into a tile; vectors may end past the last.
 
-    Codes of two values have a loop of their own: it is 1.6 times as fast.
+    A code of several values stores a whole vector. Codes of two values have a loop of their own: it is 1.6
+    times as fast.
     """
     if per == _ONE:
         for c in range(first, first + count):
@@ -97,7 +98,7 @@ def _take(codes: Any, first: Any, count: Any, tables: Any, base: Any, per: Any, 
 
 @device
 def _decode_run(codes: Any, n: Any, per: Any, block: Any, tables: Any, b: Any, own: Any, tile: Any) -> None:
-    """Write ``n`` values times their factors to a tile: whole blocks from ``b`` on, or part of one block."""
+    """Write ``n`` values times factors: whole blocks, or part of one."""
     step = n if tables.whose == SHARED else min(block, n)
     for start in range(np.uint64(0), n, step):
         base, size = _table_at(tables, tables.numbers, b + start // block), min(step, n - start)
@@ -111,7 +112,7 @@ def _decode_run(codes: Any, n: Any, per: Any, block: Any, tables: Any, b: Any, o
 def _pick_blocks(
     source: Any, byte_at: Any, count: Any, block: Any, tables: Any, b: Any, out: Any, at: Any
 ) -> None:
-    """Write ``count`` values of 4-bit codes; blocks have 16 elements, or a multiple of 32."""
+    """Write values of 4-bit codes; blocks of 16, or multiples of 32."""
     pair = np.uint64(1) if block < WHOLE else np.uint64(0)
     run = max(block, WHOLE)
     for start in range(np.uint64(0), count, run):
@@ -125,7 +126,7 @@ def _pick_blocks(
 
 @device
 def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, first: Any, last: Any) -> None:
-    """Decode rows ``first`` to ``last``: ``tables[table of b, code, j] * factors[b]``, in float32.
+    """Decode rows by ``tables[table of b, code, j] * factors[b]``, in float32.
 
     sizes: packed :class:`LookupRows`. tables: float32, ``values of a code << bits`` numbers of each, and
     LONGEST more entries of padding where codes have several values.

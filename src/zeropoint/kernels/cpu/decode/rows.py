@@ -1,4 +1,4 @@
-"""Codes to values, one tile at a time, and the driver that dequantizes in one pass over memory."""
+"""Codes to values: tiles, and the one-pass driver of rows."""
 
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ def decode_int_zero(codes: Any, count: Any, sign: Any, zeros: Any, factors: Any,
 
 @device
 def decode_float(codes: Any, count: Any, element: Any, factors: Any, tile: Any) -> None:
-    """Set ``tile[i] = value(code) * factors[i]`` with value = n * 2**k from the code's integer fields.
+    """Decode floats as n * 2**k from integer fields, times factors.
 
     With e the exponent field, k follows max(e, 1) and n is the significand with its hidden bit: no lookup,
     and no subnormal float32 on the way, so flush-to-zero modes cannot change it.
@@ -78,7 +78,7 @@ def decode_table(codes: Any, count: Any, table: Any, factors: Any, tile: Any) ->
 
 @device
 def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros: Any, tile: Any) -> None:
-    """Write the values of codes times ``factors`` to a tile; add ``zeros`` where they are offsets.
+    """Decode codes times ``factors`` into a tile; offsets in ``zeros`` are added.
 
     A table serves codebooks and the formats with NaN or Inf codes, which arithmetic would take for numbers.
     """
@@ -99,7 +99,7 @@ def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros
 
 @device
 def has_special(codes: Any, count: Any, element: Any) -> Any:
-    """Return whether a code is NaN or Inf: past the largest finite one, or in the place of negative zero."""
+    """Whether a code is NaN or Inf, also in negative zero's place."""
     mask, limit = np.uint8(element.magnitude), np.uint8(element.max_code)
     if limit == mask and not element.negative_nan:
         return False
@@ -116,7 +116,7 @@ def has_special(codes: Any, count: Any, element: Any) -> Any:
 
 @device
 def narrow(tile: Any, count: Any, kind: Any, halves: Any) -> None:
-    """Round the tile to bfloat16 or float16 bits, half to even; NaN must be canonical."""
+    """Round a tile to bfloat16 or float16 bits; NaN must be canonical."""
     if kind == BFLOAT16:
         for i in range(count):
             halves[i] = np.uint16(shr32(near_bfloat16(tile[i]), np.uint32(16)))
@@ -127,7 +127,7 @@ def narrow(tile: Any, count: Any, kind: Any, halves: Any) -> None:
 
 @device
 def _emit_floats(target: Any, at: Any, tile: Any, count: Any, kind: Any) -> None:
-    """Round a float32 tile to the target's dtype and write it to ``target[at:]``."""
+    """Round a float32 tile to the target's dtype and store it."""
     stream_floats(tile, count, target, at)
 
 
@@ -141,7 +141,7 @@ emit_values = by_dtype(float32=_emit_floats, uint16=_emit_halves, int16=_emit_ha
 
 @device
 def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: Any) -> None:
-    """Set ``out[b]`` to the factor of block ``at + b``; byte 0 of E8M0 is 2 ** -127, byte 255 NaN."""
+    """Factors of stored scales; E8M0 byte 0: 2 ** -127, 255: NaN."""
     if rule.how == POWER:
         for b in range(count):
             x = np.uint32(codes[at + b])
@@ -157,7 +157,7 @@ def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: 
 
 @device
 def normal_products(element: Any, factors: Any, count: Any) -> Any:
-    """Return whether values of codes times ``factors`` are zero or normal numbers far below the largest."""
+    """Whether values times ``factors`` are zero or normal, far below the largest."""
     smallest, largest = np.float32(1), np.float32(256)
     if element.kind == FLOAT:
         last_place = float32_of(shl32(np.uint32(np.uint32(127) - element.mantissa), np.uint32(23)))
@@ -188,7 +188,7 @@ class DequantizeArrays(NamedTuple):
 
 @device
 def dequantize_rows(arrays: Any, desc: Any, origin: Any, stream: Any, first: Any, last: Any) -> None:
-    """Dequantize rows ``first`` to ``last`` in one pass over memory: ``(value(code) - zero) * scale``.
+    """Dequantize rows in one pass: ``(value(code) - zero) * scale``.
 
     Of offsets, ``value(code) * scale + zero``. Computed in float32. arrays: :class:`DequantizeArrays`,
     ``out`` from row ``origin`` on. stream: whether it is not read again soon.
@@ -196,11 +196,7 @@ def dequantize_rows(arrays: Any, desc: Any, origin: Any, stream: Any, first: Any
     source, table, scales, scale_codes, zeros, out = arrays
     layout, element, rule = desc
     step = np.uint64(TILE)
-    tile, factors, offsets = (
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-    )
+    tile, factors, offsets = (scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32))
     codes = scratch(TILE, np.uint8)
     per_block, zero_points = scratch(TILE, np.float32), scratch(TILE, np.float32)
     flat = layout.row_div == np.uint64(1) and layout.row_mod >= last

@@ -1,4 +1,4 @@
-"""Whole steps of 32 codes to values on explicit vectors: the way of the common cases.
+"""SIMD fast path from codes to values, whole steps of 32.
 
 Codes of up to 4 bits are looked up: a block has sixteen values, whatever the format, so they are computed
 once and picked by byte shuffles. Small floats of more bits become float16 by moving their fields, with the
@@ -78,9 +78,9 @@ def float_bits(element: Any) -> Any:
 
 
 class PackedSteps(NamedTuple):
-    """Whole steps of ``count`` codes: 8 and 4 bits in ``source[byte_at:]``, others as bytes in ``scratch``.
+    """Codes in whole steps, packed if 8 or 4 bits, else bytes.
 
-    ahead: prefetch distance in elements.
+    Packed codes begin at ``source[byte_at]``. ahead: prefetch distance in elements.
     """
 
     source: Any
@@ -92,7 +92,7 @@ class PackedSteps(NamedTuple):
 
 
 class StepScales(NamedTuple):
-    """Factors and zero points of the blocks of steps: element i has those of block ``i >> shift``."""
+    """Factors and zero points: element i has block ``i >> shift``'s."""
 
     factors: Any
     zeros: Any
@@ -160,13 +160,13 @@ _put_values = by_dtype(float32=_put_floats, uint16=_put_bfloat16, int16=_put_flo
 
 @inlined
 def put_values(a: Any, b: Any, i: Any, target: Any) -> None:
-    """Write a step of values, none of them NaN, ``i`` past the target's place."""
+    """Write a step of values without NaN, ``i`` past the target's place."""
     _put_values(target.out, target.at + i, a, b, target.stream, target.exact)
 
 
 @device
 def decode_ints(source: Any, element: Any, blocks: Any, target: Any) -> None:
-    """Write ``code * factor`` of integers, plus ``zero`` where that is an offset."""
+    """Write ``code * factor`` of integers, plus ``zero`` if an offset."""
     sign, moved = words_of(element.sign), element.zero_place == ZERO_OF_PRODUCT
     zeros, shift = blocks.zeros, blocks.shift
     for i in range(np.uint64(0), source.count, WHOLE):
@@ -182,7 +182,7 @@ def decode_ints(source: Any, element: Any, blocks: Any, target: Any) -> None:
 
 @inlined
 def worse(worst: Any, codes: Any, element: Any) -> Any:
-    """Return lane by lane the larger magnitude of ``worst`` and the codes; 255 for a NaN in place of -0."""
+    """Lane-wise larger magnitude of codes; 255 for NaN in place of -0."""
     if element.negative_nan:
         negative_zero = octets_of(np.uint8(element.magnitude + np.uint32(1)))
         return worst | (octets_of(np.uint8(0xFF)) - unequal(codes, negative_zero))
@@ -191,7 +191,10 @@ def worse(worst: Any, codes: Any, element: Any) -> Any:
 
 @device
 def decode_floats(source: Any, element: Any, blocks: Any, target: Any) -> Any:
-    """Write ``value(code) * factor`` of small floats; False when a code is NaN or Inf, all lost then."""
+    """Write ``value(code) * factor`` of small floats; False on NaN, Inf.
+
+    All is lost then.
+    """
     width = float_bits(element)
     exponent_bits = np.uint32(width - np.uint32(1) - element.mantissa)
     left = halves_of(np.uint16(np.uint32(16) - width))
@@ -211,7 +214,7 @@ def decode_floats(source: Any, element: Any, blocks: Any, target: Any) -> Any:
 
 @inlined
 def _pick_floats(out: Any, at: Any, a: Any, b: Any, codes: Any) -> None:
-    """Write a step: values of ``a`` by its first 16 codes, below 16, and of ``b`` by the others, rounded."""
+    """Write a looked-up step: a table each for the halves, rounded."""
     store_picked(out, at, bits_of(a), bits_of(b), codes)
 
 
@@ -230,7 +233,7 @@ put_picked = by_dtype(float32=_pick_floats, uint16=_pick_bfloat16, int16=_pick_f
 
 @inlined
 def _moved(values: Any, factor: Any, zero: Any, element: Any) -> Any:
-    """Return ``(value - zero) * factor``, or ``value * factor + zero`` where that is an offset."""
+    """Compute ``(value - zero) * factor``; offsets: ``value * factor + zero``."""
     factor, zero = floats_of(factor), floats_of(zero)
     if element.zero_place == ZERO_OF_PRODUCT:
         return values * factor + zero
@@ -255,7 +258,7 @@ def decode_by_table(source: Any, element: Any, table: Any, blocks: Any, target: 
 
 @inlined
 def _exponents_of_step(blocks: Any, i: Any) -> Any:
-    """Exponents of the factors of step ``i``, powers of two, as increments of bfloat16 bits."""
+    """Exponents of a step's power-of-two factors, as bfloat16 bit increments."""
     factors, shift, one = blocks.factors, blocks.shift, np.uint32(127 << 7)
     first = np.uint16(shr32(bits32(factors[i >> shift]), np.uint32(16)) - one)
     second = np.uint16(shr32(bits32(factors[(i + HALF) >> shift]), np.uint32(16)) - one)
@@ -264,7 +267,7 @@ def _exponents_of_step(blocks: Any, i: Any) -> Any:
 
 @device
 def decode_by_exponent(source: Any, table: Any, blocks: Any, target: Any) -> None:
-    """Write bfloat16 of codes of up to 4 bits times powers of two: one table for all, exponents added."""
+    """Decode 4-bit codes times powers of two: one table, exponents added."""
     words = bits_of(load_lanes(table, np.uint64(0)))
     values = high_halves(words, words)
     for i in range(np.uint64(0), source.count, WHOLE):
@@ -275,10 +278,10 @@ def decode_by_exponent(source: Any, table: Any, blocks: Any, target: Any) -> Non
 
 @device
 def decode_fields(source: Any, element: Any, table: Any, blocks: Any, target: Any) -> Any:
-    """Write bfloat16 of floats with up to 3 mantissa bits; False when a code is NaN or Inf, all lost then.
+    """Decode floats of up to 3 mantissa bits; False on NaN, Inf.
 
-    Codes with exponent fields 0 and 1 are looked up, and what the field is above 1 is added to the exponent.
-    Exact factors are powers of two, which are added too; otherwise each serves many steps.
+    All is lost then. Codes with exponent fields 0 and 1 are looked up, and what the field is above 1 is added
+    to the exponent. Exact factors are powers of two, which are added too; otherwise each serves many steps.
     """
     factors, shift, exact, count = blocks.factors, blocks.shift, target.exact, source.count
     implicit = np.uint8(shl32(np.uint32(1), element.mantissa))
@@ -308,7 +311,7 @@ def decode_fields(source: Any, element: Any, table: Any, blocks: Any, target: An
 
 @device
 def decode_steps(source: Any, element: Any, table: Any, blocks: Any, target: Any, safe: Any) -> Any:
-    """Write the values of codes, whole steps; False when some code is no number.
+    """Write the values of codes; False when some code is no number.
 
     source: :class:`PackedSteps`. blocks: :class:`StepScales`. target: :class:`ValueTarget`. safe: whether
     products with factors are normal numbers.

@@ -1,4 +1,4 @@
-"""From 16-bit floats to 4-bit floats with scales of 8 bits, by tables: integers only, on the source's lanes.
+"""16-bit floats to 4-bit floats with 8-bit scales, by integer tables.
 
 A block's scale follows from its largest magnitude, of which a tensor of 16-bit floats has few; under one
 scale, the code of a magnitude is the number of boundaries below it, seven magnitudes of the source. Both are
@@ -6,7 +6,7 @@ found in the general way when they are first met, so that whatever a dialect doe
 eighth boundary is the largest magnitude whose code has no sign.
 
 Gain that keeps it, whole second passes over 4096 x 4096 numbers on one AVX-512 thread: 1.5 times the speed of
-:mod:`.steps` on nvfp4, and 3.8 times that of :mod:`.elements` on mxfp4 from float16.
+:mod:`.steps` on nvfp4, and 3.8 times the speed of :mod:`.elements` on mxfp4 from float16.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ WORTH = np.uint64(1 << 19)
 ROOM = MAGNITUDES + SCALES + 2 * TABLE + 4
 """Bytes of tables that calls share, all zero before the first; see :func:`tables_of`."""
 BOUNDARIES, SIGN = np.uint64(8), np.uint64(7)
-"""In a row, and which of them is that of the sign."""
+"""Boundaries of a row, and the number of the sign's."""
 PROBES = np.uint64(STEP // 8)
 """Magnitudes that are tried at once for each boundary."""
 MOST_BFLOAT16, MOST_FLOAT16 = np.int64(0x7F7F), np.int64(0x7BFF)
@@ -64,7 +64,7 @@ def can_encode_boundaries(x: Any, desc: Any, worth: Any) -> Any:
 
 
 def _finder(lane: Any) -> Any:
-    """Build the search of boundaries for 16-bit floats, whose bits are ``lane`` in an array."""
+    """Build the boundary search for 16-bit floats, ``lane`` in an array."""
 
     @device
     def find(x: Any, factor: Any, kind: Any, element: Any, order: Any, row: Any) -> None:
@@ -136,7 +136,7 @@ def clear_tables(room: Any) -> None:
 
 @device
 def find_scale(x: Any, magnitude: Any, desc: Any, order: Any, tables: Any) -> Any:
-    """Return the code of the scale of a block with this largest magnitude, its row of boundaries found."""
+    """Scale code for a largest magnitude, with its row of boundaries found."""
     kind, element = desc.layout.kind, desc.element
     scale_of, table, found, state = tables
     amax, codes = scratch(1, np.uint32), scratch(1, np.uint8)
@@ -175,7 +175,7 @@ halves_at = by_dtype(uint16=_load, int16=_load, float32=_nothing)
 def put_codes(
     x: Any, at: Any, table: Any, first: Any, second: Any, signed: Any, out: Any, byte_at: Any
 ) -> None:
-    """Write the packed codes of a step; first, second: the scales of its halves."""
+    """Write the packed codes of a step; first, second: scales of halves."""
     u = halves_at(x, at)
     magnitude = u & halves_of(np.uint16(0x7FFF))
     sign = (u >> halves_of(np.uint16(12))) & halves_of(np.uint16(8))
@@ -189,7 +189,7 @@ def put_codes(
 def encode_boundaries(
     source: Any, desc: Any, order: Any, tables: Any, scales: Any, out: Any, byte_at: Any
 ) -> Any:
-    """Write the scales and packed codes of a span, whole blocks and whole steps.
+    """Write scales and packed codes of whole blocks and whole steps.
 
     source: :class:`.step_access.Elements`. tables: see :func:`tables_of`. scales: codes of its blocks.
     Returns OK, BAD_VALUE or BAD_SCALE.

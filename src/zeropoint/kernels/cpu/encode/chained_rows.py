@@ -1,4 +1,4 @@
-"""Levels that follow from each other, and codes under them: :mod:`zeropoint.params.chains` again, fused.
+"""Chained levels and codes under them: :mod:`zeropoint.params.chains`, fused.
 
 A run is as many whole blocks of the coarsest level as a tile holds, or one. The extremes of its blocks give a
 number for each, the levels take turns to store these, coarsest first, and the numbers as they are stored
@@ -21,13 +21,7 @@ from ..machine.descriptor import (
     OFFSET_TRUNCATED,
     OK,
 )
-from ..machine.intrinsics import (
-    bits32,
-    device,
-    float32_of,
-    inlined,
-    scratch,
-)
+from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE, fetch_ahead, load, ordered
 from ..machine.vector import (
@@ -91,7 +85,7 @@ def _float_of_key(key: Any) -> Any:
 
 @device
 def _tile_extremes(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
-    """Write the smallest and largest number of each block of a tile; -0 is less than 0."""
+    """Extremes of each block of a tile; -0 is less than 0."""
     for b in range(blocks):
         least = most = np.int32(ordered(tile[b * block]))
         for i in range(b * block + ONE, (b + ONE) * block):
@@ -113,7 +107,7 @@ def _first_of(numbers: Any, magnitude: Any) -> Any:
 def _signed_numbers(
     x: Any, at: Any, blocks: Any, layout: Any, lows: Any, highs: Any, tile: Any, numbers: Any
 ) -> None:
-    """Write the number of largest magnitude of each block, the first of equals."""
+    """Find the number of largest magnitude of each block, first of equals."""
     magnitude = words_of(np.uint32(0x7FFFFFFF))
     for first in range(ZERO, blocks, LANES):
         low, high = bits_of(load_lanes(lows, first)), bits_of(load_lanes(highs, first))
@@ -129,7 +123,7 @@ def _signed_numbers(
 
 @device
 def _largest_lane_of(numbers: Any, at: Any, signed: Any) -> Any:
-    """Return the number with the largest magnitude of 16, the first of ties; unsigned: the magnitude."""
+    """Find the largest of 16 by magnitude, first of ties; unsigned: magnitude."""
     if not signed:
         return float32_of(largest_lane(bits_of(load_lanes(numbers, at)) & words_of(np.uint32(0x7FFFFFFF))))
     keys = keys_of(load_lanes(numbers, at))
@@ -141,7 +135,7 @@ def _largest_lane_of(numbers: Any, at: Any, signed: Any) -> Any:
 
 @device
 def _largest_of(numbers: Any, outer: Any, above: Any, blocks: Any, level: Any, largest: Any) -> Any:
-    """Write the number of largest magnitude of each block of a level, over ``outer`` where ``above``.
+    """Numbers of largest magnitude of a level's blocks, over ``outer`` if ``above``.
 
     Returns how many there are.
     """
@@ -168,7 +162,7 @@ def _largest_of(numbers: Any, outer: Any, above: Any, blocks: Any, level: Any, l
 
 @device
 def _single(numbers: Any, blocks: Any, level: Any, chain: Any, minimum: Any, ladder: Any, values: Any) -> Any:
-    """Round the numbers of the only level, and change them to what encodes elements; return the state."""
+    """Round the only level's numbers to what encodes elements; return the state."""
     quiet = np.float32(0) if minimum else chain.quiet
     least = np.float32(0) if minimum else chain.least
     for b in range(blocks):
@@ -191,7 +185,7 @@ def _single(numbers: Any, blocks: Any, level: Any, chain: Any, minimum: Any, lad
 
 @device
 def _spread(factors: Any, count: Any, blocks: Any, level: Any, above: Any, outer: Any) -> None:
-    """Write the factor of its block to each of the finest blocks, or multiply what is there ``above``."""
+    """Spread factors over the finest blocks, or multiply by them if ``above``."""
     for c in range(count):
         begin, end = c * level.blocks, min((c + ONE) * level.blocks, blocks)
         if above:
@@ -206,7 +200,7 @@ def _spread(factors: Any, count: Any, blocks: Any, level: Any, above: Any, outer
 def _store_levels(
     numbers: Any, blocks: Any, chain: Any, arrays: Any, offsets: Any, place: Any, room: Any
 ) -> Any:
-    """Store numbers of blocks level by level, and change them to what encodes elements; return the state.
+    """Store numbers level by level, leaving what encodes elements; return the state.
 
     arrays: :class:`LevelArrays`. offsets: whether they are offsets. place: of the first block: its row, the
     finest blocks of a row, and how many of its row come before it. room: (4 * BLOCKS + 16,) floats.
@@ -272,7 +266,7 @@ def _range_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any)
 
 @device
 def _edge_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any) -> None:
-    """Write scales by rule edge, and the numbers of the smallest code to ``lows``."""
+    """Scales by rule edge, and numbers of the smallest code in ``lows``."""
     steps = np.float32(chain.steps)
     for b in range(blocks):
         low, high = lows[b], highs[b]
@@ -291,7 +285,7 @@ def _edge_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any) 
 def _zero_points(
     lows: Any, scales: Any, ideal: Any, blocks: Any, element: Any, rule: Any, zeros: Any
 ) -> None:
-    """Write zero points; where the scale was lost, the code of zero, or the nearest."""
+    """Zero points; of lost scales the code of zero, or the nearest."""
     home = max(element.low, np.float32(0))
     for b in range(blocks):
         lost = scales[b] == np.float32(0)
@@ -307,7 +301,7 @@ def _zero_points(
 
 @device
 def _read(x: Any, at: Any, span: Any, layout: Any, chain: Any, tile: Any, ends: Any, numbers: Any) -> None:
-    """Find the extremes of the blocks of ``x[at : at + span]``, and the numbers of signed scales."""
+    """Find the extremes of a span's blocks, and numbers of signed scales."""
     lows, highs = ends
     first = ZERO
     if can_group(layout.block):
@@ -330,7 +324,7 @@ def _read(x: Any, at: Any, span: Any, layout: Any, chain: Any, tile: Any, ends: 
 def _choose(
     blocks: Any, chain: Any, arrays: Any, desc: Any, place: Any, ends: Any, found: Any, room: Any
 ) -> Any:
-    """Choose and store the levels of blocks; found: takes scales, and zero points or offsets."""
+    """Choose and store block levels; found: takes scales, zero points or offsets."""
     (numbers, more), element, rule = found, desc.element, desc.rule
     lows, highs = ends
     if chain.scale_from == FROM_RANGE:
@@ -358,7 +352,7 @@ def _choose(
 
 @device
 def _move_tile(tile: Any, blocks: Any, block: Any, offsets: Any) -> Any:
-    """Subtract from each number the offset of its block; return the bits of the largest magnitude."""
+    """Subtract block offsets from numbers; return the largest magnitude's bits."""
     worst = np.uint32(0)
     if block % LANES == ZERO:
         most = words_of(np.uint32(0))
@@ -399,7 +393,7 @@ class ChainedArrays(NamedTuple):
 
 @device
 def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
-    """Quantize rows ``first`` to ``last``, whole blocks, under levels chosen in the same pass.
+    """Quantize rows ``first`` to ``last``, whole blocks, choosing levels in passing.
 
     arrays: :class:`ChainedArrays`. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
     nothing.
@@ -459,10 +453,10 @@ def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
 
 @device
 def stored_rows(numbers: Any, of_levels: Any, center: Any, width: Any, first: Any, last: Any) -> Any:
-    """Store the scales of blocks minus their center, level by level; elements use the scales as they are.
+    """Store block scales minus their center, level by level.
 
-    of_levels: fields of :class:`LevelArrays`; runs ``first`` to ``last`` are ``width`` numbers each, up to
-    BLOCKS. Returns OK or BAD_SCALE.
+    Elements use the scales as they are. of_levels: fields of :class:`LevelArrays`; runs ``first`` to ``last``
+    are ``width`` numbers each, up to BLOCKS. Returns OK or BAD_SCALE.
     """
     own, work, state = scratch(2048, np.float32), scratch(8208, np.float32), OK
     levels = LevelArrays(*of_levels)

@@ -1,6 +1,6 @@
 """Whole steps of 32 numbers under levels that follow from each other.
 
-Codes are those of :mod:`.steps`, with offsets subtracted on the way. For integers, products with reciprocals
+Codes equal :mod:`.steps`', with offsets subtracted on the way. For integers, products with reciprocals
 take the place of quotients: a product is off by less than 2 ** -22 of a quotient, which is rounded to another
 code only where it lies so near to the middle of two; a strip with such a number is divided. Quotients of
 codebooks of up to four values are compared with all thresholds.
@@ -12,15 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.descriptor import (
-    CODEBOOK,
-    DIVIDE,
-    INTEGER,
-    MULTIPLY,
-    NO_ROUNDING,
-    RECIPROCAL,
-    ZERO_NONE,
-)
+from ..machine.descriptor import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, RECIPROCAL, ZERO_NONE
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, shr32
 from ..machine.tile import TILE
@@ -58,7 +50,7 @@ def largest_bits(numbers: Any, count: Any) -> Any:
 
 @device
 def block_shift(block: Any, element: Any) -> Any:
-    """Return the n for which :func:`encode_blocks` finds element i in block ``i >> n``, or 0 for none."""
+    """Find n with element i in block ``i >> n``, else 0."""
     exact = element.quotient == NO_ROUNDING and element.zero_place == ZERO_NONE
     n = np.uint64(4)
     while (np.uint64(1) << n) < block:
@@ -71,7 +63,7 @@ def block_shift(block: Any, element: Any) -> Any:
 
 @device
 def _reciprocals(scales: Any, count: Any, out: Any) -> Any:
-    """Write reciprocals, and return whether all are normal numbers, or zero for Inf."""
+    """Write reciprocals; whether all are normal numbers, or zero for Inf."""
     unfit = np.uint32(0)
     for b in range(count):
         field = shr32(np.uint32(bits32(scales[b]) & _MAGNITUDE), np.uint32(23))
@@ -83,7 +75,7 @@ def _reciprocals(scales: Any, count: Any, out: Any) -> Any:
 
 @inlined
 def _of_blocks(x: Any, numbers: Any, shift: Any, i: Any) -> Any:
-    """Return the numbers of a step's blocks, in the order of the values of ``x``."""
+    """Numbers of a step's blocks, in the order of ``x``."""
     if shift > np.uint64(4):
         one = floats_of(numbers[i >> shift])
         return one, one
@@ -92,7 +84,7 @@ def _of_blocks(x: Any, numbers: Any, shift: Any, i: Any) -> Any:
 
 @inlined
 def _strip(source: Any, strip: Any, blocks: Any, element: Any, target: Any) -> Any:
-    """Write codes of elements ``strip`` of a tile; return how far products are from whole numbers at most."""
+    """Write codes of ``strip``; return the largest distance from whole numbers."""
     x, at = source.x, source.at
     factors, offsets, shift, inverted = blocks
     low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
@@ -117,14 +109,14 @@ def _strip(source: Any, strip: Any, blocks: Any, element: Any, target: Any) -> A
 
 @inlined
 def _counted(x: Any, thresholds: Any) -> Any:
-    """Return minus the number of the three thresholds below each lane, as words."""
+    """Minus the count of three thresholds below each lane, as words."""
     a, b, c = thresholds
     return above(x, a) + above(x, b) + above(x, c)
 
 
 @device
 def _few_values(source: Any, blocks: Any, element: Any, codes: Any) -> None:
-    """Write codes of up to four values as bytes; factors are reciprocals where the element has them."""
+    """Write codes of up to four values as bytes, dividing or multiplying."""
     x, at = source.x, source.at
     factors, offsets, shift, _inverted = blocks
     t, none = element.thresholds, words_of(np.uint32(0))
@@ -146,7 +138,7 @@ def _few_values(source: Any, blocks: Any, element: Any, codes: Any) -> None:
 def encode_blocks(
     source: Any, scales: Any, offsets: Any, shift: Any, element: Any, room: Any, target: Any
 ) -> None:
-    """Write the codes of ``(x - offset) / scale``, whole steps of blocks ``i >> shift``.
+    """Write codes of ``(x - offset) / scale``, blocks ``i >> shift``.
 
     source: :class:`.step_access.Elements`, whose differences must be finite. room: floats for reciprocals,
     bytes for the codes of a tile and for these packed. target: their width, array and place.

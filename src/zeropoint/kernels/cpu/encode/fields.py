@@ -1,4 +1,4 @@
-"""From bfloat16 to small floats by fields: mantissas are looked up, exponents are added.
+"""Bfloat16 to small floats by fields: mantissa lookup, exponent addition.
 
 A bfloat16 has 128 mantissas. Divided by one scale, each rounds to the same code at every exponent, but for
 the exponents' difference: so a long block needs one table of 128 codes, which is built by the general way.
@@ -71,7 +71,7 @@ def can_encode_fields(x: Any, element: Any) -> Any:
 
 @device
 def origin_of(factor: Any, element: Any) -> Any:
-    """Return the bfloat16 exponent field whose quotients have code field 0 or 1; NO_ORIGIN when out of range.
+    """Bfloat16 exponent field of code fields 0 and 1, or NO_ORIGIN.
 
     In range, bfloat16 with field 0, zero and subnormals, lie below half the smallest value of the format.
     """
@@ -83,7 +83,7 @@ def origin_of(factor: Any, element: Any) -> Any:
 
 @device
 def build_pairs(element: Any, factors: Any, pairs: Any) -> Any:
-    """Set the first code and the last mantissa of every 8, and return whether ``factors[0]`` is in range.
+    """Fill first code and last mantissa of every 8; whether ``factors[0]`` fits.
 
     pairs: two of (32,) uint8, 16 numbers each, twice, as :func:`pick_octets` wants them. Codes are those at
     :func:`origin_of` the factor, were they normal.

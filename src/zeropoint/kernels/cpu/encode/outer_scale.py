@@ -18,7 +18,7 @@ unpack_outer = unpacker(OuterRule)
 
 @device
 def largest_bits_of_rows(x: Any, layout: Any, first: Any, last: Any) -> Any:
-    """Find the bits of the largest magnitude of rows ``first`` to ``last``, as float32; NaN and Inf win."""
+    """Largest magnitude of rows as float32 bits; NaN and Inf win."""
     found, count = scratch(1, np.uint32), (last - first) * layout.cols
     block_amax(x, first * layout.cols, count, count, layout.kind, found)
     return found[0]
@@ -26,7 +26,7 @@ def largest_bits_of_rows(x: Any, layout: Any, first: Any, last: Any) -> Any:
 
 @device
 def outer_scale(bits: Any, rule: Any) -> Any:
-    """Compute the scale of a tensor from the bits of its largest magnitude; return it and the state.
+    """Scale of a tensor from its largest magnitude's bits, and the state.
 
     BAD_SCALE leaves the scale to the reference: another one may fit.
     """

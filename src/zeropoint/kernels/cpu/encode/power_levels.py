@@ -1,4 +1,4 @@
-"""Two levels of powers of two, as in shared microexponents: exponents of blocks and of their halves or so."""
+"""Two levels of powers of two: shared microexponents of blocks and sub-blocks."""
 
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ unpack_powers = unpacker(Powers)
 
 @inlined
 def _exponent(x: Any, addend: Any) -> Any:
-    """Return the exponent of a magnitude whose mantissa ``addend`` rounds up; see the rule's lowering."""
+    """Exponent of a magnitude whose mantissa ``addend`` rounds up."""
     small = x < _TINY
     bits = np.uint32(bits32(x * (_UP if small else np.float32(1))) + addend)
     found = np.int32(np.int32(shr32(bits, np.uint32(23))) - (np.int32(191) if small else _BIAS))
@@ -68,7 +68,7 @@ def _power(exponent: Any) -> Any:
 
 @device
 def power_levels(amax: Any, count: Any, powers: Any, fine: Any, coarse: Any, factors: Any) -> Any:
-    """Write the codes of both levels of ``count`` coarse blocks, and the divisor of each fine block.
+    """Write both levels' codes of ``count`` coarse blocks, and fine divisors.
 
     amax: float32, of fine blocks. Returns OK or BAD_SCALE.
     """
@@ -103,7 +103,7 @@ def power_levels(amax: Any, count: Any, powers: Any, fine: Any, coarse: Any, fac
 
 
 class PowerArrays(NamedTuple):
-    """Data, order of codes, limits of :class:`Powers`, and what is written: bytes of levels, packed codes."""
+    """Data, code order, limits of :class:`Powers`; level bytes and codes out."""
 
     x: Any
     order: Any
@@ -115,10 +115,11 @@ class PowerArrays(NamedTuple):
 
 @device
 def power_level_rows(arrays: Any, desc: Any, packed: Any, first: Any, last: Any) -> Any:
-    """Write both levels of rows ``first`` to ``last``, a few at a time, and codes unless ``out`` is empty.
+    """Write both levels of rows, and codes unless ``out`` is empty.
 
-    desc: under given scales. packed: :class:`Powers`. Rows are whole coarse blocks, and have at most FEW
-    values. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two what was written means nothing.
+    A few of the rows ``first`` to ``last`` at a time. desc: under given scales. packed: :class:`Powers`. Rows
+    are whole coarse blocks, and have at most FEW values. Returns OK, BAD_VALUE or BAD_SCALE; after the latter
+    two what was written means nothing.
     """
     x, order, limits, fine, coarse, out = arrays
     layout, powers = desc.layout, unpack_powers(packed, limits=limits)

@@ -1,4 +1,4 @@
-"""The drivers that read values: quantize in one pass over memory, and find the extremes of blocks."""
+"""Row drivers that read values: one-pass quantization, block extremes."""
 
 from typing import Any, NamedTuple
 
@@ -7,26 +7,10 @@ import numpy as np
 from ..machine.descriptor import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, scratch
-from ..machine.tile import (
-    NOT_FINITE,
-    TILE,
-    block_amax,
-    factor_cut,
-    fetch_ahead,
-    load,
-    run_extremes,
-    spread,
-)
+from ..machine.tile import NOT_FINITE, TILE, block_amax, factor_cut, fetch_ahead, load, run_extremes, spread
 from ..machine.vector import WHOLE
 from .block_scales import BlockFactors, BlockStatistics, ScaleArrays, block_scales
-from .boundaries import (
-    ROOM,
-    WORTH,
-    can_encode_boundaries,
-    clear_tables,
-    encode_boundaries,
-    tables_of,
-)
+from .boundaries import ROOM, WORTH, can_encode_boundaries, clear_tables, encode_boundaries, tables_of
 from .elements import encode
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
 from .group_extremes import GROUP, can_group, group_extremes
@@ -39,7 +23,7 @@ PACKED = 2 * TILE
 
 @device
 def tile_span(block: Any, left: Any) -> Any:
-    """Return how many of the ``left`` elements one step takes: the whole blocks of a tile, at least one.
+    """Elements of a step: whole blocks of a tile, at least one.
 
     A multiple of 8 blocks where several fit, so that packed codes of any width end on a byte.
     """
@@ -57,7 +41,7 @@ def parameter_row(layout: Any, row: Any) -> Any:
 
 @device
 def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: Any) -> None:
-    """Set the smallest and largest value of each block of ``x[at : at + span]``."""
+    """Extremes of each block of ``x[at : at + span]``."""
     blocks, first = (span + layout.block - np.uint64(1)) // layout.block, np.uint64(0)
     if can_group(layout.block):
         first = span // layout.block // GROUP * GROUP
@@ -69,7 +53,7 @@ def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: An
 
 @device
 def given_scales(stored: Any, zeroed: Any, at: Any, count: Any, used: Any) -> None:
-    """Copy the factors of ``count`` blocks from index ``at``, and their zero points where there are some."""
+    """Copy factors, and zero points if any, of ``count`` blocks from ``at``."""
     for b in range(count):
         used.factors[b] = stored.scales[at + b]
     if zeroed:
@@ -79,7 +63,7 @@ def given_scales(stored: Any, zeroed: Any, at: Any, count: Any, used: Any) -> No
 
 @device
 def span_statistics(x: Any, at: Any, span: Any, desc: Any, found: Any) -> None:
-    """Write the bits of the largest magnitude of each block, and its extremes where the rule needs them."""
+    """Largest magnitude bits of each block, and extremes if the rule asks."""
     layout, rule = desc.layout, desc.rule
     if rule.how != AFFINE and not rule.unsigned:
         block_amax(x, at, span, layout.block, layout.kind, found.amax)
@@ -93,7 +77,7 @@ def span_statistics(x: Any, at: Any, span: Any, desc: Any, found: Any) -> None:
 
 @inlined
 def span_scales(desc: Any, blocks: Any, found: Any, block_at: Any, stored: Any, used: Any) -> Any:
-    """Set factors and zero points of the blocks of a span, and store those that are chosen.
+    """Set factors and zero points of a span; store the chosen ones.
 
     found: of :func:`span_statistics`. Returns OK or BAD_SCALE.
     """
@@ -106,7 +90,7 @@ def span_scales(desc: Any, blocks: Any, found: Any, block_at: Any, stored: Any, 
 
 @inlined
 def encode_span(source: Any, desc: Any, order: Any, used: Any, room: Any, out: Any, byte_at: Any) -> Any:
-    """Write the codes of a tile or one block, and return the place behind them.
+    """Write the codes of a tile or block; return the place behind.
 
     source: :class:`.step_access.Elements`. used: :class:`.block_scales.BlockFactors` of its blocks. room:
     scratch for a tile.
@@ -219,7 +203,7 @@ def quantize_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
 
 @device
 def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
-    """Set ``out[r * row_blocks + b]`` to the largest magnitude of a row's block; NaN and Inf win."""
+    """Largest magnitude of each block of rows; NaN and Inf win."""
     found, width = out.view(np.uint32), layout.row_blocks
     for r in range(first, last):
         block_amax(x, r * layout.cols, layout.cols, layout.block, layout.kind, found[r * width :])
@@ -227,7 +211,7 @@ def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
 
 @device
 def range_rows(x: Any, layout: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Write the smallest and largest value of each block; NaN sorts past infinity, by its sign bit."""
+    """Extremes of each block; NaN sorts past infinity, by its sign bit."""
     for r in range(first, last):
         for b in range(layout.row_blocks):
             at = r * layout.cols + b * layout.block

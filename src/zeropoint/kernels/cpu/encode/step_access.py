@@ -1,4 +1,4 @@
-"""Whole steps of 32 values in and their codes out: what the dtype of the source decides."""
+"""Steps of 32 values in, codes out: the dtype-dependent part."""
 
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ class StepSource(NamedTuple):
 
 
 class StepTarget(NamedTuple):
-    """Place of codes: of 8 and 4 bits packed in ``out[byte_at:]``, of others as bytes in ``scratch``."""
+    """Place of codes: 8 and 4 bits in ``out``, others in ``scratch``."""
 
     bits: Any
     scratch: Any
@@ -55,7 +55,7 @@ class StepTarget(NamedTuple):
 
 @inlined
 def _of_floats(x: Any, at: Any) -> Any:
-    """Load ``x[at : at + 32]`` as two vectors of floats, in the order of :mod:`..machine.vector`."""
+    """Load ``x[at : at + 32]`` as two float vectors."""
     return load_lanes(x, at), load_lanes(x, at + HALF)
 
 
@@ -85,7 +85,7 @@ values_in_order = by_dtype(float32=_of_floats, uint16=_of_bfloat16_in_order, int
 
 @inlined
 def _yes(x: Any) -> Any:
-    """Tell whether an array holds bits of bfloat16, which is known when a kernel is compiled."""
+    """Whether an array holds bits of bfloat16, known at compile time."""
     return True
 
 
@@ -101,7 +101,7 @@ is_short = by_dtype(float32=_no, uint16=_yes, int16=_yes)
 
 @inlined
 def _factors_in_order(x: Any, factors: Any, shift: Any, i: Any) -> Any:
-    """Load ``factors[j >> shift]`` of the elements j of a step, in the order of the values of ``x``."""
+    """Load ``factors[j >> shift]`` of a step, in the order of ``x``."""
     return floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
 
 
@@ -116,7 +116,7 @@ factors_at = by_dtype(float32=_factors_in_order, uint16=_factors_of_pairs, int16
 
 @inlined
 def _low_octets(x: Any, a: Any, b: Any) -> Any:
-    """Join the low bytes of two vectors in the order of the values of ``x``, as octets in theirs."""
+    """Join the low bytes of two vectors in the order of ``x``."""
     return low_octets(a, b)
 
 
@@ -157,7 +157,7 @@ def put(codes: Any, i: Any, target: Any) -> None:
 
 @inlined
 def put_words(x: Any, a: Any, b: Any, i: Any, target: Any) -> None:
-    """Write the codes of step ``i``, the low bits of two vectors in the order of the values of ``x``."""
+    """Write codes of step ``i``, low bits of vectors in ``x``'s order."""
     if is_bfloat16(x) and target.bits == np.uint64(4):
         store_nibble_pairs(target.out, target.byte_at + i // np.uint64(2), a, b)
     else:

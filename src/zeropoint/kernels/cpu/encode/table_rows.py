@@ -1,4 +1,4 @@
-"""Codes of tables of blocks, and codes of which several are the digits of one."""
+"""Codes under block tables, and codes made of several digits."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ MOST = 15
 
 
 class TableRows(NamedTuple):
-    """Bits of a code, values of a block, columns, blocks and bytes of a row, and dtype of ``x``."""
+    """Bits, block, columns, blocks and bytes of a row, dtype of ``x``."""
 
     bits: UInt64
     block: UInt64
@@ -56,7 +56,7 @@ unpack_tables, unpack_digits = unpacker(TableRows), unpacker(DigitRows)
 
 @device
 def _count_steps(source: Any, b: Any, target: Any) -> Any:
-    """Write the codes of whole steps, and return the bits of the largest magnitude.
+    """Write the codes of whole steps; return the largest magnitude's bits.
 
     source: :class:`.step_access.Elements`. b: the boundaries, MOST, rising. target: of the codes.
     """
@@ -75,7 +75,7 @@ def _count_steps(source: Any, b: Any, target: Any) -> Any:
 
 @device
 def _count_tile(x: Any, at: Any, n: Any, kind: Any, boundaries: Any, tile: Any, codes: Any) -> Any:
-    """Write the codes of ``x[at : at + n]``; return the bits of the largest magnitude."""
+    """Write the codes of a tile; return the largest magnitude's bits."""
     most = np.uint32(0)
     load(x, at, n, kind, tile)
     for j in range(n):
@@ -89,7 +89,7 @@ def _count_tile(x: Any, at: Any, n: Any, kind: Any, boundaries: Any, tile: Any, 
 
 @device
 def table_rows(x: Any, sizes: Any, boundaries: Any, out: Any, first: Any, last: Any) -> Any:
-    """Write the codes of rows ``first`` to ``last``: of how many boundaries of its block a number is above.
+    """Count boundaries of its block below each number: codes of rows.
 
     sizes: packed :class:`TableRows`. boundaries: float32, one less than there are codes for each block.
     Blocks end on bytes.
@@ -126,7 +126,7 @@ def table_rows(x: Any, sizes: Any, boundaries: Any, out: Any, first: Any, last: 
 
 @device
 def digit_rows(source: Any, sizes: Any, out: Any, first: Any, last: Any) -> None:
-    """Write the bytes of rows ``first`` to ``last`` whose digits are packed codes, the highest first.
+    """Join packed digits of rows ``first`` to ``last`` to bytes, highest first.
 
     sizes: packed :class:`DigitRows`.
     """

@@ -1,4 +1,4 @@
-"""Sums over tokens of products of columns, from float32 whose products are exact.
+"""Gram matrices: sums over tokens of exact float32 column products.
 
 Numbers are rounded to BITS significant bits, half to even, so that a product fits the 24 bits of float32. A
 number below TINY counts as zero, and none is 1 / TINY or larger: no product is subnormal or too large. Those
@@ -30,7 +30,7 @@ ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 
 
 class TokenChunks(NamedTuple):
-    """Tokens that are packed: dtype of ``x``, first and last token, columns, and a power of two as factor."""
+    """Packed tokens: dtype, first, end, columns; factor: power of two."""
 
     kind: UInt8
     start: UInt64
@@ -40,7 +40,10 @@ class TokenChunks(NamedTuple):
 
 
 class GramTiles(NamedTuple):
-    """Tokens, panels of x and y, and panels of y in a tile; same: y is x, whose lower half is left out."""
+    """Tokens, panels of x and y, panels per tile; same: upper half.
+
+    Same: y is x.
+    """
 
     tokens: UInt64
     x_panels: UInt64
@@ -54,7 +57,7 @@ unpack_chunks, unpack_tiles = unpacker(TokenChunks), unpacker(GramTiles)
 
 @device
 def _round_tile(tile: Any, factor: Any) -> None:
-    """Multiply numbers by a power of two and round them to BITS bits."""
+    """Multiply by a power of two and round to BITS bits."""
     for i in range(np.uint64(TILE)):
         value = tile[i] * factor
         bits = bits32(value)
@@ -89,7 +92,7 @@ def pack_columns(x: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None
 
 @device
 def add_tiles(x: Any, y: Any, sizes: Any, places: Any, sums: Any, first: Any, last: Any) -> None:
-    """Add the products of packed tokens to tiles ``first`` to ``last`` of the result.
+    """Add products of packed tokens to tiles ``first`` to ``last``.
 
     sizes: packed :class:`GramTiles`. places: uint64, first row and first panel of y of each tile. sums:
     float64, rows of whole panels.
@@ -112,7 +115,7 @@ def add_tiles(x: Any, y: Any, sizes: Any, places: Any, sums: Any, first: Any, la
 
 @device
 def mirror(sums: Any, panels: Any, first: Any, last: Any) -> None:
-    """Copy the upper half of a square matrix to the lower, for panels ``first`` to ``last`` of rows."""
+    """Copy a square matrix's upper half to the lower, by row panels."""
     pitch = panels * _PANEL
     for p in range(first, last):
         for left in range(ZERO, (p + ONE) * _PANEL, _PANEL):

@@ -1,4 +1,4 @@
-"""Error feedback and coordinate descent on rows, WIDE rows a panel, in blocks of columns.
+"""Error feedback and coordinate descent, WIDE rows a panel, by column blocks.
 
 A panel is transposed: a number of each of its rows, for one column after the other. Sums of a column take the
 columns before it in order, whatever the blocks are. Of the matrix, a block of rows is packed at a time:
@@ -31,6 +31,10 @@ _ERRORS, _MOVES, _WANTED = GROUP * BLOCK * WIDE, BLOCK * WIDE, 2 * WIDE
 ZERO, ONE = np.uint64(0), np.uint64(1)
 
 
+NOTHING: Any = np.zeros(1)
+"""Stands for an array that is not read."""
+
+
 class GridRounding(NamedTuple):
     """How numbers are rounded.
 
@@ -40,15 +44,15 @@ class GridRounding(NamedTuple):
     """
 
     kind: UInt64
-    narrow: Flag
-    top: UInt64
-    blocks: UInt64
-    levels: Any
-    bounds: Any
-    scales: Any
-    offsets: Any
-    zeros: Any
-    block_of: Any
+    narrow: Flag = False
+    top: UInt64 = 0
+    blocks: UInt64 = 0
+    levels: Any = NOTHING
+    bounds: Any = NOTHING
+    scales: Any = NOTHING
+    offsets: Any = NOTHING
+    zeros: Any = NOTHING
+    block_of: Any = NOTHING.astype(np.uint64)
 
 
 class ColumnBlock(NamedTuple):
@@ -99,7 +103,7 @@ class MoveArrays(NamedTuple):
 
 @inlined
 def _level_of(u: Any, rounding: Any) -> Any:
-    """Return the level of a number: the count of bounds below it is found by halves."""
+    """Level of a number: bounds below it are counted by bisection."""
     bounds, found, step = rounding.bounds, ZERO, rounding.top
     count = np.uint64(len(bounds))
     while step > ZERO:
@@ -112,7 +116,7 @@ def _level_of(u: Any, rounding: Any) -> Any:
 
 @device
 def _round(numbers: Any, at: Any, rounding: Any, panel: Any, column: Any, out: Any, to: Any) -> None:
-    """Set ``out[to:]`` to the values of the WIDE numbers of one column from ``numbers[at]`` on."""
+    """Round WIDE numbers of a column at ``numbers[at]`` to ``out[to:]``."""
     if rounding.kind == VALUES:
         for i in range(_WIDE):
             out[to + i] = numbers[at + i]
@@ -143,7 +147,7 @@ def _round(numbers: Any, at: Any, rounding: Any, panel: Any, column: Any, out: A
 
 @device
 def pack_rows(m: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
-    """Pack tiles ``first`` to ``last`` of columns of a block of rows; what lies behind the last is zero.
+    """Pack column tiles of a block of rows; zeros behind the last.
 
     m: float64, flat and square. sizes: packed :class:`ColumnBlock`; tiles count from the first that is
     packed.
@@ -167,7 +171,7 @@ def pack_rows(m: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
 def _add_block(
     numbers: Any, panel: Any, pitch: Any, packed: Any, errors: Any, own: Any, tile: Any, steps: Any
 ) -> None:
-    """Add the errors of ``steps`` columns of a panel to a tile of its columns."""
+    """Add the errors of ``steps`` columns to a tile of columns."""
     to = panel * pitch + tile * _HIGH * _WIDE
     add_products(numbers, to, _WIDE, packed, tile * _BLOCK * _HIGH, errors, own, steps)
 
@@ -199,7 +203,7 @@ def _feed_panel(panel: Any, block: Any, arrays: Any, rounding: Any, errors: Any,
 
 @device
 def feed_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> None:
-    """Process a block of columns of panels ``first`` to ``last``, and add their errors to those behind.
+    """Process a column block of panels, and add errors to columns behind.
 
     arrays: :class:`FeedArrays`. rounding: :class:`GridRounding`. block: :class:`ColumnBlock`.
     """
@@ -219,7 +223,7 @@ def feed_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> 
 
 @device
 def _move_panel(panel: Any, block: Any, arrays: Any, rounding: Any, moves: Any, own: Any) -> Any:
-    """Move the values of the columns of a block of a panel; return how many moved."""
+    """Move the values of a panel's column block; return how many moved."""
     products, values, _counts, packed, diagonal = arrays
     begin, end, pitch = block.begin, block.end, block.pitch * _WIDE
     base, wanted, moved = panel * pitch, scratch(_WANTED, np.float64), ZERO
@@ -247,7 +251,7 @@ def _move_panel(panel: Any, block: Any, arrays: Any, rounding: Any, moves: Any, 
 
 @device
 def move_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> None:
-    """Move the values of a block of columns of panels ``first`` to ``last`` towards less error.
+    """Move values of a column block of panels towards less error.
 
     arrays: :class:`MoveArrays`. rounding: :class:`GridRounding`. block: :class:`ColumnBlock`.
     """
@@ -270,7 +274,7 @@ def move_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> 
 def add_errors(
     weight: Any, values: Any, packed: Any, sizes: Any, products: Any, first: Any, last: Any
 ) -> None:
-    """Add products of errors of a block of columns and the matrix to panels ``first`` to ``last``."""
+    """Add products of a column block's errors and the matrix."""
     errors = scratch(_MOVES, np.float64)
     block = unpack_columns(sizes)
     begin, end, pitch = block.begin, block.end, block.pitch * _WIDE

@@ -1,4 +1,4 @@
-"""Tensors and schemes as what kernels take: flat arrays, factors of blocks, tables of codes."""
+"""Kernel arguments: flat arrays of tensors, block factors, code tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HELD = {torch.float32: HeldAs.FLOAT32, torch.bfloat16: HeldAs.BFLOAT16, torch.fl
 
 
 class Rows(NamedTuple):
-    """A tensor as rows of ``width`` blocks each, and a descriptor of the layout alone."""
+    """A tensor as rows of ``width`` blocks, with its layout's descriptor."""
 
     rows: int
     width: int
@@ -70,7 +70,7 @@ _BYTE = np.dtype(np.uint8).str
 
 
 class _Memory:
-    """The memory of a contiguous tensor, as NumPy takes it, and the tensor, whose memory it is.
+    """Memory of a contiguous tensor for NumPy, which keeps the tensor.
 
     ``Tensor.numpy`` would forbid ever after that the tensor's storage is resized or freed, as FSDP does.
     """
@@ -90,7 +90,7 @@ class _Memory:
 
 
 def flat_array(x: torch.Tensor) -> Any:
-    """Return the elements as a flat, dense array: float32, or as the integers that they are in memory.
+    """View the elements as a flat, dense array: float32 or integers.
 
     uint16 for bfloat16, int16 for float16, bytes for all else: the kernels pack the 16-bit encodings apart by
     the array's dtype where speed matters. Where ``x`` is contiguous, writing to the array writes to ``x``.
@@ -112,12 +112,12 @@ def code_step(scheme: Scheme) -> Fraction:
 def block_factors(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype, *, dividing: bool
 ) -> tuple[Any, Any]:
-    """Return one float32 factor a block, the element's step included, and zero points as float32.
+    """Float32 factors of blocks, element step included, and zero points.
 
     dividing: whether a zero scale becomes Inf, by which every value divides to zero.
     """
     if 0 in shape:
-        return NO_FLOATS, NO_FLOATS  # nobody reads them, and parameters may be those of a larger tensor
+        return NO_FLOATS, NO_FLOATS  # nobody reads them, and parameters may belong to a larger tensor
     require_parameters(scheme, params, shape)
     levels, zero_point = len(scheme.scales), zero_point_of(scheme, params)
     plain = levels == 1 and scheme.center is None and params[0].dtype is torch.float32
@@ -139,7 +139,7 @@ def block_factors(
 def block_offsets(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return the float32 offset of each block, or None where the scheme has none."""
+    """Float32 offset of each block, or None without offsets."""
     if not scheme.offsets or 0 in shape:
         return None
     offset = _products(scheme, scheme.offsets, params[len(scheme.scales) :], shape, dtype)
@@ -149,7 +149,7 @@ def block_offsets(
 
 
 class Levels(NamedTuple):
-    """Two levels: values of bytes, how numbers are stored, and the number of coarse blocks."""
+    """Two levels: values of bytes, storage kinds, number of coarse blocks."""
 
     tables: Any
     kinds: LevelPairKinds
@@ -157,7 +157,7 @@ class Levels(NamedTuple):
 
 
 def levels_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Levels | None:
-    """Return the levels of a scheme with two scale levels and nothing else, or None for other schemes."""
+    """Levels of a scheme of exactly two scale levels, or None."""
     alone = scheme.zero_point is ZeroPoint.NONE and not scheme.offsets and 0 not in shape
     if not alone or len(scheme.scales) != LEVEL_PAIR or stored_rule(scheme, dtype) is not None:
         return None
@@ -168,7 +168,7 @@ def _products(
     scheme: Scheme, levels: tuple[ScaleLevel, ...], tensors: Params, shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> torch.Tensor | None:  # fmt: skip
-    """Return the float32 number of each block of two levels, or None where plain torch multiplies them."""
+    """Float32 products of two levels per block; None: left to torch."""
     found = _levels(scheme, levels, shape, dtype) if len(levels) == LEVEL_PAIR else None
     if found is None:
         return None
@@ -184,7 +184,7 @@ def _products(
 def _levels(
     scheme: Scheme, levels: tuple[ScaleLevel, ...], shape: tuple[int, ...], dtype: torch.dtype
 ) -> Levels | None:
-    """Return what a kernel multiplies, or None where it cannot: coarse blocks must be runs of fine ones."""
+    """Kernel arguments of two levels; None unless coarse blocks are runs."""
     own, (fine, coarse) = format_of(dtype), levels
     grid = scheme.granularity.grid(shape)
     extents = blocks_of_blocks(coarse.granularity, scheme.granularity, shape).block_shape(grid)
@@ -211,7 +211,7 @@ def _levels(
 
 
 class Stored(NamedTuple):
-    """Scales as a dequantizing kernel takes them: float32 factors, or bytes that it reads itself.
+    """Scales for dequantizing kernels: float32 factors, or stored bytes.
 
     zeros: float32 zero points. coarse: the scale of the whole tensor under byte scales, if there is one.
     """
@@ -223,7 +223,7 @@ class Stored(NamedTuple):
 
 
 def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_dtype: torch.dtype) -> Stored:
-    """Return stored scales for a kernel: as bytes where :func:`.views.stored_rule` has a rule."""
+    """Load scales for a kernel: bytes where :func:`.views.stored_rule` exists."""
     if 0 in shape or stored_rule(scheme, own_dtype) is None:
         factors, zeros = block_factors(scheme, params, shape, own_dtype, dividing=False)
         return Stored(factors=factors, codes=NO_BYTES, zeros=zeros)
@@ -238,7 +238,7 @@ def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_d
 
 @functools.lru_cache(maxsize=256)
 def value_bounds(scheme: Scheme) -> Any:
-    """Packed bounds of scaled values that are not clipped; 0 for integers, which need none."""
+    """Packed bounds of unclipped scaled values; 0 for integers, unread."""
     low, high, closed = (
         (0.0, 0.0, True) if isinstance(scheme.element, IntFormat) else reference.float_bounds(scheme)
     )

@@ -88,7 +88,7 @@ class SearchKernel:
     def _run_plain(
         self, x: torch.Tensor, importance: torch.Tensor | None, data: torch.Tensor, params: Params
     ) -> int:
-        """Write codes and parameters of a type with one number or two a block; return the state."""
+        """Quantize a type of one number or two; return the state."""
         name, bits = block_types.type_of(self._request.scheme), self._request.scheme.bits
         assert name is not None
         kind, size, top = _PLAIN[name]
@@ -140,7 +140,7 @@ class SearchKernel:
 
 
 def _row_means(rows: torch.Tensor) -> Any:
-    """Return the mean square of each row, the squares added one after the other in float32."""
+    """Mean square of each row, squares added in order in float32."""
     count, columns = rows.shape
     sums = np.empty(count, np.float32)
     share(row_squares, (flat_array(rows), np.uint64(columns), sums), count, rows.numel())
@@ -148,6 +148,6 @@ def _row_means(rows: torch.Tensor) -> Any:
 
 
 def _integers(levels: torch.Tensor) -> Any:
-    """Return the numbers of a level as an array of bytes, or of the bits of float16."""
+    """Numbers of a level as bytes, or as bits of float16."""
     array = flat_array(levels)
     return array.view(np.uint16) if levels.dtype is torch.float16 else array

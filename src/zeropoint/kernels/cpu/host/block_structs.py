@@ -1,4 +1,4 @@
-"""The host side of blocks that are joined and split: tensors to arrays, threads over blocks."""
+"""Host side of joining and splitting blocks: arrays, threads over blocks."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def _numbers(struct: Struct, element: Format, joins: bool) -> tuple[Any, Any]:
 
 
 def takes(element: Format) -> bool:
-    """Return whether the kernel knows the codes: numbers, or five digits of base 3."""
+    """Whether the kernel knows the codes: numbers, or five base-3 digits."""
     five = isinstance(element, DigitsFormat) and (element.base, element.count) == (_BASE, int(FIVE))
     return element.per_code == 1 or five
 
 
 def _as_bytes(codes: Field, bits: int) -> Field:
-    """Return a field of whole bytes where a block stores codes as they are packed, else the field itself."""
+    """Field of whole bytes if codes are stored packed, else itself."""
     part, *others = codes
     if isinstance(part, Bits) and not others and part == Bits(part.at, part.size, 1, bits):
         return whole(part.at, part.size)
@@ -108,7 +108,10 @@ def _as_bytes(codes: Field, bits: int) -> Field:
 
 
 def _moves(part: Bits | Digits) -> Iterable[Sequence[int]]:
-    """Return the moves of some bits or digits; where numbers lie bit by bit, 8 are one move, or 32 signs."""
+    """Bit or digit moves; numbers bit by bit go 8 together.
+
+    Or 32 signs.
+    """
     if isinstance(part, Digits):
         assert part.run % int(FEW) == 0
         assert int(FIVE) - part.places in (0, 1)

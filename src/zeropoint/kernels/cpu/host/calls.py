@@ -1,4 +1,4 @@
-"""Calls of the kernels with everything but the data resolved, once for each scheme, shape and dtype.
+"""Kernel calls resolved but for data, per scheme, shape and dtype.
 
 What a call needs is spread over many small objects, and between two calls on large tensors the data pushes
 all of them out of the caches: finding them again took a tenth of the time of a kernel on 4096 x 4096 numbers.
@@ -38,7 +38,7 @@ from .views import View, rows_of_levels, stored_rule, view_of
 
 
 def flat_bytes(data: torch.Tensor, count: int) -> Any:
-    """Return packed codes as a kernel takes them; raises ShapeError for memory that it must not touch."""
+    """View packed codes as an array; ShapeError for memory off limits."""
     if data.numel() != count or data.dtype is not torch.uint8 or not data.is_contiguous():
         laid = "contiguous" if data.is_contiguous() else "not contiguous"
         raise ShapeError(
@@ -52,7 +52,7 @@ class GivenCall:
     """Calls under given parameters, on tensors of ``shape``.
 
     dtype: of the values, in or out. own_dtype: of the tensor that the parameters belong to. code_range:
-    smallest and largest integer code in use, or None for those of the scheme.
+    smallest and largest integer code in use, or None for the scheme's.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class GivenCall:
         self._moved_descriptor = pack(Descriptor(view.layout, moved))
 
     def descriptor_of(self, stored: Stored) -> Any:
-        """Return the descriptor for a kernel that reads scales as they are stored."""
+        """Descriptor for a kernel that reads stored scales."""
         if stored.coarse is None:
             return self._stored_descriptor
         return with_coarse(self._stored_descriptor, stored.coarse)
 
     def codes_in(self, data: torch.Tensor) -> Any:
-        """Return packed codes as a kernel reads them; raises ShapeError for another number of bytes."""
+        """View packed codes; raises ShapeError for a wrong number of bytes."""
         return flat_bytes(data.contiguous(), self._bytes)
 
     def quantize(self, x: torch.Tensor, factors: Any, zeros: Any, data: torch.Tensor) -> None:
@@ -105,7 +105,7 @@ class GivenCall:
     def dequantize(
         self, data: torch.Tensor, stored: Stored, out: torch.Tensor, offset: torch.Tensor | None = None
     ) -> None:
-        """Write the values of packed codes. offset: float32, one for each block, or None."""
+        """Write the values of packed codes; offset: float32 per block, or None."""
         if self.count == 0:
             return
         zeros = stored.zeros if offset is None else flat_array(offset)
@@ -159,7 +159,7 @@ def given_call(
 
 
 class LevelsCall:
-    """Calls that decode codes under two levels of scales; the kernel multiplies the levels."""
+    """Decoding calls under two scale levels, which the kernel multiplies."""
 
     def __init__(self, scheme: Scheme, levels: Levels, call: GivenCall) -> None:
         self._tables, self._call = levels.tables, call
@@ -177,7 +177,7 @@ class LevelsCall:
 def levels_call(
     scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype
 ) -> LevelsCall | None:
-    """Return the call for a scheme with two scale levels whose blocks lie in rows, or None."""
+    """Call for a scheme of two scale levels in rows, or None."""
     levels, view = levels_of(scheme, shape, own_dtype), view_of(scheme, shape, dtype)
     if levels is None or not isinstance(view, View) or not view.one_pass:
         return None
@@ -189,7 +189,7 @@ def levels_call(
 
 
 class OnePass:
-    """Calls that choose scales and codes of tensors of ``shape`` in one pass.
+    """One-pass calls that choose scales and codes of ``shape``.
 
     searched: the kernel that searches scales, where they are searched, and what says which it tries; see
     :mod:`.window_ends`. two_levels: whether the scales are relative to one of the whole tensor.
@@ -226,7 +226,7 @@ class OnePass:
         self, x: torch.Tensor, data: torch.Tensor, params: Params, memory: ScaleMemory,
         coarse: float | None = None,
     ) -> int:  # fmt: skip
-        """Write codes, scales and zero points; coarse: the scale of the whole tensor unless chosen here.
+        """Write codes, scales and zero points; coarse: given scale of the tensor.
 
         Returns OK, BAD_VALUE or BAD_SCALE; after the latter two what was written means nothing.
         """
@@ -255,7 +255,7 @@ class OnePass:
         return state
 
     def _take_tables(self) -> Any:
-        """Return tables that no other call has now, for a call on one thread, or one byte for none."""
+        """Take free tables for a single-threaded call, else one byte."""
         if self._tables is None or parts_for(self._rows, self._count) > 1:
             return NO_BYTES
         try:
@@ -269,7 +269,7 @@ FOUR_BITS = 4
 
 @functools.lru_cache(maxsize=64)
 def _tables_of(scheme: Scheme, dtype: torch.dtype) -> list[Any]:
-    """Return the tables of scales and boundaries that calls have filled, and none has now.
+    """List filled tables of scales and boundaries that no call uses.
 
     Gain: quantizing 64 x 1024 or 512 x 1024 float16 numbers to mxfp4 takes three quarters of the time.
     """
@@ -278,7 +278,7 @@ def _tables_of(scheme: Scheme, dtype: torch.dtype) -> list[Any]:
 
 @functools.lru_cache(maxsize=1024)
 def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OnePass | None:
-    """Return the call that takes one pass, or None where there is nothing to read or it takes two."""
+    """Call that takes one pass; None if empty or two passes."""
     view = view_of(scheme, shape, dtype)
     assert isinstance(view, View)
     if 0 in shape or rule_refusal(scheme.start, dtype) is not None or not view.one_pass:
@@ -294,7 +294,7 @@ def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OneP
 
 @functools.lru_cache(maxsize=1024)
 def flat_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OnePass | None:
-    """Return the call that takes a small tensor of one scale as one row, or None for all others.
+    """Call for a small one-scale tensor as one row, or None.
 
     So its extremes need no pass of their own.
     """
@@ -307,7 +307,7 @@ def flat_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> One
 
 
 class ChosenScales:
-    """What the finest scales and zero points are that calls on tensors of ``shape`` choose.
+    """Finest scales and zero points chosen by calls on ``shape``.
 
     floats: whether the kernel writes them as float32 rather than bytes; direct: whether that is how they are
     stored. blocks: their number. zeroed: whether there are zero points. packed_shape: of the codes.
@@ -326,7 +326,7 @@ class ChosenScales:
 
 
 class ScaleMemory:
-    """The arrays into which a kernel writes the scales of a call, and their way into its tensors.
+    """Arrays for a kernel's scales, and their copy to a call's tensors.
 
     Scales that are stored as float32 are written where they belong; others are rounded on the way.
     """
@@ -339,7 +339,7 @@ class ScaleMemory:
         self.nbytes = 4 * scales.blocks * (apart + scales.zeroed)
 
     def arrays(self, params: Params) -> tuple[Any, Any]:
-        """Return the arrays for float32 scales and for scale bytes of a call."""
+        """Arrays of a call's float32 scales and of scale bytes."""
         fine = params[0]
         if not self._chosen.floats:
             return NO_FLOATS, flat_array(fine)
@@ -354,6 +354,6 @@ class ScaleMemory:
 
 
 def refuse(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None) -> None:
-    """Let the reference find and name what a kernel refused; extremes: of the tensor ``x`` is a part of."""
+    """Raise the reference's error for refused scales; extremes: whole tensor's."""
     reference.choose_params(x, scheme, extremes)
     raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")

@@ -1,4 +1,4 @@
-"""Kernel arguments of chained levels: records, ladders, and the bytes of each level."""
+"""Kernel arguments of chained levels: records, ladders, level bytes."""
 
 from __future__ import annotations
 

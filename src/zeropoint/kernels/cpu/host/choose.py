@@ -22,7 +22,7 @@ from .views import KINDS, View, view_of
 
 
 class BlockScales:
-    """Scales of blocks that span rows, from a pass of its own over the data.
+    """Scales of blocks spanning rows, from a separate pass over data.
 
     The scale of a block follows from its extremes alone. So the kernel that chooses scales in one pass
     chooses them here from a tensor of (blocks, 2) extremes, whose codes nobody reads.
@@ -47,7 +47,7 @@ class BlockScales:
         self.nbytes: int = self._rows.nbytes + self._ends.nbytes + self._codes.nbytes
 
     def choose(self, x: torch.Tensor, coarse: float | None, memory: ScaleMemory, params: Params) -> None:
-        """Choose the scales of ``x`` into the arrays of ``memory``; raises what the reference raises."""
+        """Choose scales of ``x`` into ``memory``; raises the reference's errors."""
         self._observe(x)
         scales, codes = memory.arrays(params)
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
@@ -74,7 +74,7 @@ class BlockScales:
 
 
 class _Places:
-    """Which rows of per-row statistics belong to which row of parameters: ``(row // div) % mod``."""
+    """Map from statistics rows to parameter rows: ``(row // div) % mod``."""
 
     def __init__(self, view: View, rows: int, width: int) -> None:
         self._div, self._mod = view.layout.row_div, view.layout.row_mod

@@ -1,4 +1,4 @@
-"""The host side of counting: tensors to flat arrays, threads over blocks, keys back to numbers."""
+"""Host side of counting: flat arrays, threads over blocks, numbers of keys."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class CpuCounter:
 
 
 class _Tables:
-    """Counters to be lent to a kernel, by their number: all zero whenever no kernel has them."""
+    """Counter tables lent to kernels, by size: zero while free."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Any]] = {}
@@ -104,7 +104,7 @@ COUNTER = CpuCounter()
 
 
 def _cut(runs: Runs, elements: int) -> Runs:
-    """Return the runs, one long run as one for each thread; the last may be short."""
+    """Cut a long run per thread; the last may be short."""
     if runs.blocks > 1:
         return runs
     parts = parts_for(thread_count(), elements)
@@ -117,12 +117,12 @@ def _shape(runs: Runs, x: torch.Tensor) -> RunShape:
 
 
 def _lines(cut: Runs, data: Any) -> int:
-    """Return how many cache lines a row of columns takes: threads share whole ones."""
+    """Cache lines of a row of columns: threads share whole ones."""
     return -(-cut.blocks * data.itemsize // LINE)
 
 
 def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
-    """Return the numbers with the given keys, (2, blocks) int32, merged where there is one block.
+    """Numbers of keys, (2, blocks) int32, merged for one block.
 
     Zeros are positive: which of them is found depends on the order of reading.
     """
@@ -139,6 +139,6 @@ def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
 
 
 def _merged(numbers: Any, runs: Runs, width: int) -> torch.Tensor:
-    """Return ``width`` numbers a block, of one block the sums over its parts."""
+    """``width`` numbers a block; one block's are summed over parts."""
     rows = torch.from_numpy(numbers).reshape(-1, width)
     return rows.sum(0, keepdim=True) if len(rows) > runs.blocks else rows

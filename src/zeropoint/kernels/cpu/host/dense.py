@@ -1,4 +1,4 @@
-"""The host side of dense products: tensors to arrays, panels and blocks, threads over them."""
+"""Host side of dense products: arrays, panels, blocks, threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .views import KINDS
 _PACKED = 1 << 22
 """Numbers of a matrix that are packed at a time: 16 MiB, half of a last cache."""
 _ACROSS = 4
-"""Panels of a tile's columns, which fit the first cache with those of its rows."""
+"""Panels of a tile's columns, which fit the first cache with the panels of its rows."""
 
 
 class CpuDense:
@@ -135,7 +135,7 @@ def _doubles(x: torch.Tensor) -> Any:
 
 
 class _Columns:
-    """Columns that are summed: as kernels take them, and the power of two that they are divided by.
+    """Summed columns for kernels, and the power of two dividing them.
 
     most: tokens that are packed at once, in whole chunks.
     """
@@ -151,7 +151,7 @@ class _Columns:
         self._packed: Any = np.empty(tokens * self.panels * PANEL, np.float32)
 
     def pack(self, start: int, end: int) -> Any:
-        """Return tokens ``start`` to ``end`` as panels, in memory that the next call writes to."""
+        """Pack tokens ``start`` to ``end`` as panels, in reused memory."""
         tokens, chunks = (
             grams.TokenChunks(
                 kind=self._kind, start=start, end=end, columns=self._columns, factor=self._factor
@@ -166,7 +166,7 @@ class _Columns:
 def _add_tiles(
     left: tuple[_Columns, Any], right: tuple[_Columns, Any], tokens: int, sums: torch.Tensor
 ) -> None:
-    """Add the products of packed tokens to their sums, tiles shared between threads."""
+    """Add the products of packed tokens to sums, tiles across threads."""
     (x, packed), (y, other), same = left, right, left[0] is right[0]
     across = _ACROSS if y.panels * x.panels > 4 * _ACROSS**2 else 1
     places = [
@@ -181,7 +181,7 @@ def _add_tiles(
 
 
 def _panels(x: torch.Tensor) -> torch.Tensor:
-    """Return rows as transposed panels, (panels, columns of whole tiles, WIDE) float64, the rest zeros."""
+    """Rows as transposed panels, (panels, whole-tile columns, WIDE) float64, zero-padded."""
     count, columns = x.shape
     shape = -(-count // WIDE), -(-columns // HIGH) * HIGH, WIDE
     made = torch.zeros(shape, dtype=torch.float64, device="cpu")
@@ -199,23 +199,11 @@ def _from_panels(panels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class _Rounding:
-    """How numbers are rounded, as kernels take it: numbers, tables, and the block of each column."""
+    """Rounding for kernels: numbers, tables, and the block of each column."""
 
     def __init__(self, grid: Grid | None) -> None:
         if grid is None:
-            nothing = np.zeros(1)
-            rounding = rows.GridRounding(
-                kind=int(rows.VALUES),
-                narrow=False,
-                top=0,
-                blocks=0,
-                levels=nothing,
-                bounds=nothing,
-                scales=nothing,
-                offsets=nothing,
-                zeros=nothing,
-                block_of=np.zeros(1, np.uint64),
-            )
+            rounding = rows.GridRounding(kind=int(rows.VALUES))
         else:
             scales, offsets, zeros = (
                 _doubles(_blocks_in_panels(each)) for each in (grid.scale, grid.all_offsets, grid.all_zeros)
@@ -226,7 +214,7 @@ class _Rounding:
                 top=1 << (len(grid.levels).bit_length() - 1),
                 blocks=grid.scale.shape[1],
                 levels=_doubles(grid.levels),
-                bounds=np.zeros(1) if grid.has_steps else _doubles(grid.bounds),
+                bounds=rows.NOTHING if grid.has_steps else _doubles(grid.bounds),
                 scales=scales,
                 offsets=offsets,
                 zeros=zeros,
@@ -236,7 +224,7 @@ class _Rounding:
 
 
 def _blocks_in_panels(x: torch.Tensor) -> torch.Tensor:
-    """Return numbers of blocks, (rows, blocks), as (panels, blocks, WIDE) float64; others are zero."""
+    """Block numbers, (rows, blocks), as (panels, blocks, WIDE) float64, zero-padded."""
     count, blocks = x.shape
     full = torch.zeros(-(-count // WIDE) * WIDE, blocks, dtype=torch.float64, device="cpu")
     full[:count] = x
@@ -244,7 +232,7 @@ def _blocks_in_panels(x: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(m: torch.Tensor, *, upper: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Return sizes and packed rows of each block of rows of a matrix; upper: without tiles left of it."""
+    """Sizes and packed rows of each row block; upper: tiles right only."""
     columns, tiles = len(m), -(-len(m) // HIGH)
     flat, packed = _doubles(m), np.empty(tiles * HIGH * rows.BLOCK)
     for begin in range(0, columns, rows.BLOCK):
@@ -258,7 +246,7 @@ def _blocks(m: torch.Tensor, *, upper: bool = False) -> Iterator[tuple[Any, Any]
 def _fed(
     weight: torch.Tensor, numbers: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor], how: _Rounding
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values, and losses of rows, of panels after feedback; ``numbers`` are written to."""
+    """Values and row losses of panels after feedback; ``numbers`` change."""
     m, d = factors
     values, losses = torch.zeros_like(numbers), numbers.new_zeros(len(numbers) * WIDE)
     for sizes, packed in _blocks(m, upper=True):

@@ -1,4 +1,4 @@
-"""Schemes that store scales minus their mean: codes use the scales, levels store the differences."""
+"""Schemes storing scales minus their mean: codes use the scales themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WORK = 8
 
 
 class LateCall:
-    """Calls for tensors of ``shape``: one pass writes codes and scales, another stores the scales.
+    """Calls on ``shape``: one pass writes codes, another stores scales.
 
     width: numbers that are stored together: whole blocks of all levels, or a row.
     """

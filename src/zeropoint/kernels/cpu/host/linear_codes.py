@@ -1,4 +1,4 @@
-"""A linear layer's arguments resolved once: what remains for each call are its tensors and its threads."""
+"""Linear layer arguments resolved once; calls add tensors and threads."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LinearKernel:
         self._cut_for = functools.lru_cache(maxsize=64)(functools.partial(_cut, self._matrix))
 
     def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
-        """Return the layer, which reads the memory of these tensors at each call."""
+        """Build the layer, which reads these tensors' memory each call."""
         request, (rows, cols) = self._request, self._request.shape
         # Names of this function, which a call reads faster than attributes.
         kernel, numbers, cut_for, source, like = (
@@ -97,7 +97,7 @@ class LinearKernel:
 
 
 def _code_dtype(request: Request, matrix: Matrix) -> type[np.signedinteger[Any]]:
-    """Return int8 where the processor multiplies 8-bit codes and all is whole steps, else int16."""
+    """Int8 if the processor multiplies whole steps of it, else int16."""
     source = request.source
     assert source is not None
     assert isinstance(source.element, IntFormat)
@@ -123,7 +123,7 @@ def _matrix_of(request: Request) -> Matrix:
 
 
 def _input_of(request: Request, scheme: Scheme) -> tuple[Any, Any, int] | str:
-    """Return what the kernel takes for the input, or why it cannot quantize it."""
+    """Kernel arguments of the input, or why it cannot be quantized."""
     dtype = request.dtype
     reason = element_refusal(scheme) or (None if request.given else rule_refusal(scheme, dtype))
     if reason is not None:
@@ -151,7 +151,7 @@ def _given(request: Request, params: Params | None, count: int) -> tuple[Any, An
 
 
 def _scales_of(request: Request, params: Params) -> Any:
-    """Return one float32 a row and group: the memory of the tensor where it holds them."""
+    """Float32 per row and group: the tensor's memory where possible."""
     stored, rows = params[0], request.shape[0]
     if len(params) > 1 or stored.dtype is not torch.float32 or stored.shape[0] != rows:
         with gradual_underflow():
@@ -168,7 +168,7 @@ def shared(arrays: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...]) ->
 
 
 def _cut(matrix: Matrix, count: int, threads: int) -> tuple[Any, int, int, int]:
-    """Return how ``count`` rows are cut for threads: tiles of rows or, where these are few, of columns.
+    """Cut ``count`` rows for threads: row tiles, or few rows' columns.
 
     With the bytes of workspace, the slots, and the elements they are worth. Threads that share the rows pack
     or unpack the whole weight each, others quantize all rows.

@@ -1,4 +1,4 @@
-"""The host side of linear layers on values of their weight: tensors to arrays, threads over panels."""
+"""Host side of value linear layers: arrays, threads over panels."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ValueKernel:
         self._cut_for = functools.lru_cache(maxsize=64)(self._cut)
 
     def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
-        """Return the layer, which reads the memory of these tensors at each call."""
+        """Build the layer, which reads these tensors' memory each call."""
         rows, cols = self._request.shape
 
         def arrays() -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ class ValueKernel:
         return stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
 
     def _cut(self, count: int, threads: int) -> tuple[Any, int, int]:
-        """Return how ``count`` rows are cut for threads, the slots, and the elements they are worth."""
+        """Cut ``count`` rows for threads: shape, slots, and their elements."""
         rows, cols = self._request.shape
         elements = count * rows * cols // WORK_OF_ONE
         slots = min(threads, parts_for(self._panels, elements))

@@ -1,4 +1,4 @@
-"""Elements that few formats have: values that are looked up, tables of blocks, codes of several digits.
+"""Rare elements: looked-up values, block tables, codes of digits.
 
 What no kernel takes is left to the reference, as ever.
 """
@@ -57,7 +57,7 @@ def takes(request: Request) -> bool:
 
 
 def single(request: Request) -> Request | None:
-    """Return what is asked for the digits of codes, each by itself, or None where codes have none.
+    """Request for single digits of codes, or None without digits.
 
     A search compares whole codes.
     """
@@ -72,7 +72,7 @@ def single(request: Request) -> Request | None:
 
 
 def _ends_on_bytes(scheme: Scheme, shape: tuple[int, ...]) -> bool:
-    """Return whether blocks of codes do, so that each is written by itself."""
+    """Whether blocks of codes end on bytes, and are written separately."""
     block = scheme.row_block(shape)
     return block * scheme.bits % _BYTE == 0 or block >= shape[-1]
 
@@ -145,7 +145,7 @@ _ALLOCATES = "tables and factors are made in memory of each call"
 
 @functools.lru_cache(maxsize=64)
 def _table_of(scheme: Scheme) -> Any:
-    """Return the values of all codes in units of the scale: of both grids where its sign chooses one."""
+    """Values of all codes in scale units: both grids where signs choose."""
     element = scheme.element
     codes = torch.arange(1 << scheme.bits, dtype=torch.int32, device="cpu")
     if isinstance(element, ChoiceFormat):
@@ -237,7 +237,7 @@ class TableDynamicKernel(_TableCodes):
 
 
 class DigitsKernel:
-    """Codes of several digits, from the codes of each. single: the kernel of these."""
+    """Codes of several digits, from each digit's; single: their kernel."""
 
     def __init__(self, request: Request, single: Any) -> None:
         scheme, shape = request.scheme, request.shape

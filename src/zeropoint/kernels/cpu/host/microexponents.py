@@ -1,4 +1,4 @@
-"""Two levels of powers of two, such as those of MX9, chosen by a kernel from magnitudes of fine blocks."""
+"""Two levels of powers of two (MX9), chosen from fine magnitudes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEVELS = 2
 
 
 class LevelPair(NamedTuple):
-    """The constants of the kernel, and the call for codes under given scales."""
+    """Kernel constants, and the call for codes under given scales."""
 
     powers: Any
     limits: Any
@@ -43,7 +43,7 @@ class LevelPair(NamedTuple):
 
 
 def quantized(x: torch.Tensor, scheme: Scheme, pair: LevelPair, data: torch.Tensor | None) -> Params | None:
-    """Return the scales of both levels, or None where the reference says what is wrong.
+    """Scales of both levels, or None: the reference says why.
 
     data: memory for packed codes, which are written too, or None for scales alone.
     """
@@ -66,7 +66,7 @@ def quantized(x: torch.Tensor, scheme: Scheme, pair: LevelPair, data: torch.Tens
 
 @functools.lru_cache(maxsize=256)
 def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> LevelPair | None:
-    """Return the arguments of the kernel; None for other schemes, and for blocks that span rows."""
+    """Kernel arguments; None for other schemes and row-spanning blocks."""
     levels, element = scheme.scales, scheme.element
     plain = scheme.chained is None and scheme.zero_point is ZeroPoint.NONE and rounder(scheme, dtype) is None
     if len(levels) != LEVELS or not plain or not shape or 0 in shape or dtype not in KINDS:
@@ -112,7 +112,7 @@ def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Level
 
 
 class PowerCodes(NamedTuple):
-    """A format of powers of two: its first and last exponent, first code, and step of codes modulo 256."""
+    """Powers of two: first and last exponent, code, code step (mod 256)."""
 
     first: int
     last: int
@@ -121,7 +121,7 @@ class PowerCodes(NamedTuple):
 
 
 def _ladder(fmt: Format) -> PowerCodes | None:
-    """Return the powers of a format, or None where exponents or codes are not evenly spaced."""
+    """Powers of a format; None unless exponents and codes are even."""
     held = fmt.exponents
     if held is None or storage_dtype(fmt).itemsize > 1 or len(held) != held[-1] - held[0] + 1:
         return None

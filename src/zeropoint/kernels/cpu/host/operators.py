@@ -1,4 +1,4 @@
-"""The operators of the backend: each runs on any tensors of its request, or is held by a plan.
+"""Backend operators: each runs on any tensors, or is held.
 
 Both run the same compiled kernels with the same arguments. A run makes what it needs for its parameters; a
 held kernel has it in memory of its own, which no call allocates again.
@@ -42,7 +42,7 @@ Codes = tuple[torch.Tensor, Params]
 
 
 class _Operator:
-    """What all have: the request, and the call of the kernels for it."""
+    """Request, and the call of its kernels, for all operators."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -61,7 +61,7 @@ def _given(run: Callable[..., None], nbytes: int) -> HeldKernel:
 
 
 def _held_extremes(asked: Request) -> TensorExtremes | None:
-    """Return the memory in which a plan finds extremes of whole tensors, if the scheme has two levels."""
+    """Memory for a plan's whole-tensor extremes under two levels, or None."""
     return TensorExtremes(asked.scheme, asked.shape, asked.dtype) if len(asked.scheme.scales) > 1 else None
 
 
@@ -101,7 +101,7 @@ class QuantizeKernel(_Operator):
 
 
 class QuantizeDynamicKernel(_Operator):
-    """Parameters and codes, in one pass where the blocks lie in rows, else in two."""
+    """Parameters and codes: one pass for row blocks, else two."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
@@ -126,7 +126,7 @@ class QuantizeDynamicKernel(_Operator):
         return (data, params) if out is None else filled(out, data, params)
 
     def _in_one_pass(self, x: torch.Tensor, out: Codes | None, extremes: Ends) -> Codes:
-        """Choose scales and codes in one pass; on any trouble let the reference find it and say where."""
+        """Choose scales and codes in one pass; the reference explains trouble."""
         scheme, call = self.request.scheme, self._once
         assert call is not None
         scales = call.scales
@@ -185,7 +185,7 @@ class QuantizeDynamicKernel(_Operator):
 
 
 def offsets_lie_in_rows(asked: Request) -> bool:
-    """Return whether the blocks of offsets are whole runs of rows, which are added a block at a time."""
+    """Whether offset blocks are runs of rows, added block by block."""
     *lead, block = asked.scheme.granularity.block_shape(asked.shape) or (1,)
     return bool(asked.shape) and set(lead) <= {1} and asked.shape[-1] % block == 0
 

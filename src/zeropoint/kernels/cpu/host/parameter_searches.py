@@ -1,4 +1,4 @@
-"""Parameters of least squared error from those of a start: which kernel finds them, or plain torch."""
+"""Least-squares parameters from a start: by which kernel, or torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SearchParamsKernel:
 def search_params(
     x: torch.Tensor, scheme: Scheme, start: Params, importance: torch.Tensor | None = None
 ) -> Params:
-    """Return parameters of least squared error for finite ``x``, found from those of ``start``."""
+    """Least-squares parameters of finite ``x``, found from ``start``."""
     search = _search_of(scheme, tuple(x.shape), x.dtype, importance is not None) if x.numel() else None
     if search is not None:
         return search(x, start, importance)
@@ -63,7 +63,7 @@ def search_params(
 
 
 def decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
-    """Return what the codes of ``x`` under these parameters decode to, in the wide dtype."""
+    """Decode the codes of ``x`` under parameters, in the wide dtype."""
     encoding = Request(
         op=Op.QUANTIZE, scheme=params.scheme, shape=tuple(x.shape), dtype=x.dtype, own_dtype=x.dtype,
         device=x.device,
@@ -98,7 +98,7 @@ def _in_vectors(view: View) -> bool:
 
 
 def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
-    """Return whether the kernel that tries scales knows the scheme: a scale above is that of the tensor."""
+    """Whether the scale-trying kernel knows the scheme; coarse: the tensor's."""
     if not has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
         return False
     coarser = [level.granularity for level in scheme.scales[1:]]
@@ -120,7 +120,7 @@ _NARROW = {torch.bfloat16: Narrow.BFLOAT16, torch.float16: Narrow.FLOAT16}
 
 
 def _rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
-    """Return what kernels need to know of given scales: to what they are rounded, and the codes' step."""
+    """Look up rounding of given scales and step of codes."""
     kind = storage_dtype(scheme.scales[0].format_for(format_of(dtype)))
     return lowering.GIVEN._replace(stored=_NARROW.get(kind, Narrow.NONE), unit=float(code_step(scheme)))
 
@@ -143,10 +143,7 @@ class AffineSearch:
             patience=affine_fits.PATIENCE,
             fits=affine_fits.FITS,
             real=scheme.zero_point is ZeroPoint.REAL,
-            weighted=False,
-            pitch=0,
             row=self._long,
-            slots=0,
             widths=np.array(affine_fits.WIDTHS, np.float64),
         )
 
@@ -191,14 +188,10 @@ class ScaleSearch:
             top=window.halving,
             least=least,
             largest=largest,
-            coarse=1.0,
             over=over_reciprocal(scheme, 0),
             checked=window_search.checked_after(by_largest=by_largest),
             largest_clips=by_largest,
             row=self._row,
-            weighted=False,
-            pitch=0,
-            slots=0,
             power=Power(exponent=exponent, squares=squares, odd=odd, part=part),
             parts=np.array(window_search.PARTS, np.float64),
             table=np.array(table, np.float32),
@@ -250,13 +243,13 @@ class LongFits:
 
 
 def scale_window(scheme: Scheme, view: View, weighted: bool) -> Window:
-    """Return the window of scales; any weights of errors leave no lower end."""
+    """Window of scales; weights leave no lower end."""
     window = window_of(scheme, view.layout.block, _power_of(scheme))
     return replace(window, doubling=math.inf) if weighted else window
 
 
 def _room(count: int, floats: int, doubles: int) -> tuple[Any, Any]:
-    """Return room for so many numbers times so many of float32, and of float64; for one at least."""
+    """Room for ``count`` times some float32 and float64, at least one."""
     return np.empty(max(1, floats * count), np.float32), np.empty(max(1, doubles * count), np.float64)
 
 
@@ -268,7 +261,7 @@ def _values_in_order(scheme: Scheme) -> Any:
 
 
 def _weights_of(importance: torch.Tensor | None, shape: tuple[int, ...]) -> tuple[Any, int]:
-    """Return weights as a flat array, and how many lie between two rows of ``shape``: 0 of all alike."""
+    """Weights as a flat array, and their row pitch: 0 if shared."""
     if importance is None:
         return _NO_WEIGHTS, 0
     wide = importance.to(torch.float64)

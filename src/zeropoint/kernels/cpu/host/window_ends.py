@@ -1,4 +1,4 @@
-"""Which scales the kernel that searches them tries, and which schemes it does not know."""
+"""Scale candidates of the search kernels, and schemes they lack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ More bits leave errors too small to tell scales apart, and lists of scales take 
 
 
 def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> Candidates | None:
-    """Window of scales that can be best, or None where plain torch searches."""
+    """Window of scales that can be best; None: plain torch searches."""
     search, layout = scheme.search, view.layout
     assert search is not None
     rule = rule_of(scheme, dtype)
@@ -56,7 +56,7 @@ def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> Candidates | N
 
 
 def fitting(scheme: Scheme, view: View, dtype: torch.dtype) -> Fitting | None:
-    """Scales that the kernel fits to codes, or None where plain torch searches."""
+    """Scales that the kernel fits to codes; None: torch searches."""
     search, rule = scheme.search, rule_of(scheme, dtype)
     assert search is not None
     plain = rule.how is How.LINEAR and not rule.unsigned and fits_codes(scheme)
@@ -80,20 +80,19 @@ def tried_fits(scheme: Scheme, block: int, dtype: torch.dtype) -> Fitting:
         largest=ladder.most,
         fits=FITS,
         apart=_apart(scheme.element.bits, block),
-        slots=0,
         ratios=np.array(fits.ratios, np.float32),
     )
 
 
 def _apart(bits: int, block: int) -> int:
-    """Return how far apart scales are that are tried first, a power of two."""
+    """Distance between scales tried first, a power of two."""
     if bits > _FEW_BITS or block < _SHORT:
         return 1
     return _APART if block < _LONG else _FAR_APART
 
 
 def in_whole_blocks(view: View) -> bool:
-    """Return whether rows are whole blocks of lengths that kernels which search know."""
+    """Whether rows are whole blocks of lengths the searches know."""
     block, cols = view.layout.block, view.layout.cols
     return block % _UNIT == 0 and block <= int(MOST) and cols % block == 0
 

@@ -1,8 +1,8 @@
-"""The linear layer on integer codes: quantize rows, multiply by packed weights, scale, in one call.
+"""Linear layer on integer codes: quantize rows, multiply packed weights, scale.
 
     y[m, n] = (sum over groups g of float32(sum over k in g of a[m, k] * w[n, k]) * t[n, g]) * s[m] + bias[n]
 
-a: codes of the input less their zero points. They are those of :mod:`..encode.rows`, which is called for some
+a: codes of the input less their zero points. They come from :mod:`..encode.rows`, which is called for some
 rows at a time, and are kept while the rows of the weight pass over them: in 16 bits, or in 8 where the
 processor multiplies these (see :mod:`.products`). w: codes of the weight, bytes as they are kept, or 4 bits
 that are brought to bytes some rows at a time; many rows of 8-bit codes are multiplied by panels of them (see
@@ -59,9 +59,9 @@ ZERO, ONE, TWO, THREE, FOUR = (np.uint64(n) for n in range(5))
 
 
 class Matrix(NamedTuple):
-    """A packed weight: ``rows`` rows of ``cols`` codes of ``bits`` bits, a scale a ``group`` of a row.
+    """A packed weight: rows, columns, bits of codes, scales per ``group``.
 
-    grouped: whether sums are scaled group by group, as those of several groups and of floats are.
+    grouped: whether sums are scaled group by group: for several groups, and for floats.
     """
 
     rows: UInt64
@@ -88,7 +88,7 @@ unpack_matrix, unpack_slots = unpacker(Matrix), unpacker(Slots)
 
 
 class Input(NamedTuple):
-    """How the input is quantized; the layout is for any number of rows, one block each or one for all.
+    """Quantization of the input; layout: any rows, a block each or one.
 
     desc: descriptor. order: code of each rank. signed: whether codes have a sign. scale, zero: given float32,
     (1,) each, unread where the rule chooses them.
@@ -102,7 +102,7 @@ class Input(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Packed weight: bytes, (rows * groups,) float32 scales, and (rows,) float32 bias or an empty one."""
+    """Packed weight: bytes, (rows * groups,) scales, (rows,) bias or empty; float32."""
 
     codes: Any
     matrix: Any
@@ -136,7 +136,7 @@ def work_bytes(rows: int, matrix: Matrix) -> int:
 
 @inlined
 def slot_of(work: Any, cut: Any, slot: Any) -> Any:
-    """Return the workspace, the rows and the columns of one of the slots of :class:`Slots`."""
+    """Workspace, rows and columns of one of the slots of :class:`Slots`."""
     count, width, along, height, slots = cut
     whole = count if along else width
     tiles, size = (whole + height - ONE) // height, np.uint64(len(work)) // slots
@@ -176,7 +176,7 @@ def unpack_rows(packed: Any, matrix: Any, first: Any, last: Any, target: Any) ->
 def add_rest(
     codes: Any, row: Any, weight: Any, column: Any, first: Any, last: Any, out: Any, at: Any
 ) -> None:
-    """Add products ``first`` to ``last``, which do not fill a step, to the int32 in the bits of ``out``."""
+    """Add products ``first`` to ``last``, no whole step, to int32 in ``out``."""
     total = np.int32(bits32(out[at]))
     for i in range(first, last):
         total += np.int32(codes[row + i]) * np.int32(np.int8(weight[column + i]))
@@ -184,7 +184,7 @@ def add_rest(
 
 
 class Operands(NamedTuple):
-    """What tiles are made of: codes of the input and what their sums begin with, the weight, its scales."""
+    """Tile operands: input codes and initial sums, weight and its scales."""
 
     codes: Any
     starts: Any
@@ -195,9 +195,9 @@ class Operands(NamedTuple):
 
 @inlined
 def multiply_tile(operands: Any, rows: Any, high: Any, columns: Any, out: Any, places: Any) -> None:
-    """Multiply one row, or the four of ``rows``, by some of the weight; results are sums or their bits.
+    """Multiply one row or four by some of the weight.
 
-    rows: where they begin, and their starts. columns: where those of the weight begin, and their scales.
+    rows: where they begin, and their starts. columns: where the weight's begin, and their scales.
     """
     codes, starts, weight, matrix, scales = operands
     at, start = rows
@@ -231,7 +231,7 @@ def multiply_tile(operands: Any, rows: Any, high: Any, columns: Any, out: Any, p
 
 @inlined
 def four_places(at: Any, high: Any, pitch: Any) -> Any:
-    """Return where ``high`` rows begin, the last one again for those that a tile of four has too many."""
+    """Places of ``high`` rows, the last repeated up to four."""
     last = at + (high - ONE) * pitch
     return at, min(at + pitch, last), min(at + TWO * pitch, last), last
 
@@ -240,9 +240,9 @@ def four_places(at: Any, high: Any, pitch: Any) -> Any:
 def multiply_block(
     operands: Any, rows: Any, columns: Any, base: Any, out: Any, begin: Any, pitch: Any
 ) -> None:
-    """Multiply ``rows`` of the codes, first and last, by rows ``columns`` of the weight, from ``base`` on.
+    """Multiply ``rows`` of codes by rows ``columns`` of the weight, from ``base``.
 
-    Results of the first row begin at ``out[begin]``, those of the next ``pitch`` further.
+    Results of the first row begin at ``out[begin]``, the next row's ``pitch`` further.
     """
     alone = scratch(SUMS, np.float32)
     codes, matrix = operands.codes, operands.matrix
@@ -275,7 +275,7 @@ def multiply_block(
 def multiply_panels(
     operands: Any, count: Any, columns: Any, base: Any, out: Any, begin: Any, pitch: Any, space: Any
 ) -> None:
-    """Do what :func:`multiply_block` does on 8-bit codes, for rows by fours and columns by whole panels.
+    """Multiply 8-bit codes like :func:`multiply_block`, by fours and whole panels.
 
     space: bytes for a panel and its scales.
     """
@@ -340,7 +340,7 @@ def finish_row(
 
 @inlined
 def _multiply_plainly(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
-    """Multiply ``count`` rows as :func:`multiply_block` does, in panels where these are for the codes.
+    """Multiply ``count`` rows like :func:`multiply_block`, in panels for 8-bit codes.
 
     target: the output, where in it results begin, the pitch of its rows; bytes for a panel.
     """
@@ -367,7 +367,7 @@ _multiply_rows = by_dtype(int8=_multiply_in_panels, int16=_multiply_plainly, flo
 def multiply_chunks(
     inputs: Any, count: Any, weights: Any, space: Any, out: Any, top: Any, columns: Any
 ) -> None:
-    """Compute rows of the output from ``top`` on from ``count`` rows of codes, chunk by chunk of the weight.
+    """Compute ``count`` rows of output from ``top``, chunk by chunk of weight.
 
     inputs: :class:`RowCodes`. weights: :class:`Weights`. space: bytes for a chunk's sums and unpacked codes,
     and for a panel.
@@ -399,7 +399,7 @@ def multiply_chunks(
 
 @device
 def quantize_block(x: Any, source: Any, scales: Any, zeros: Any, codes: Any, top: Any, count: Any) -> Any:
-    """Write the codes of ``count`` rows of ``x`` from ``top`` on, and return the state."""
+    """Quantize ``count`` rows of ``x`` from ``top``; return the state."""
     nothing, rows = scratch(LANES, np.uint8), x[top * source.desc.layout.cols :]
     arrays = QuantizeArrays(rows, source.order, scales, nothing, zeros, codes, nothing)
     return quantize_rows(arrays, source.desc, ZERO, count)
@@ -407,7 +407,7 @@ def quantize_block(x: Any, source: Any, scales: Any, zeros: Any, codes: Any, top
 
 @device
 def pair_rows(x: Any, source: Any, weights: Any, work: Any, out: Any, rows: Any, columns: Any) -> Any:
-    """Compute rows ``rows[0]`` to ``rows[1]`` and columns ``columns[0]`` to ``columns[1]`` of the output.
+    """Compute some rows and columns of the output, from 16-bit codes.
 
     x: (M * cols,), as for :func:`..encode.rows.quantize_rows`. source: :class:`Input`. weights:
     :class:`Weights`. work: bytes of :func:`work_bytes`. out: (M * rows,) float32. Returns OK, BAD_VALUE or
@@ -436,7 +436,7 @@ def pair_rows(x: Any, source: Any, weights: Any, work: Any, out: Any, rows: Any,
 
 @device
 def quad_rows(x: Any, source: Any, weights: Any, work: Any, out: Any, rows: Any, columns: Any) -> Any:
-    """Do what :func:`pair_rows` does, on codes in 8 bits, for rows and groups of whole steps.
+    """Compute :func:`pair_rows` on 8-bit codes, rows and groups of whole steps.
 
     Codes without sign are moved down by 128 to fit. What all codes of a row then lack, their zero point
     considered, is added times the sums over rows of the weight, which a row of ones gives: groups, each with
@@ -474,7 +474,7 @@ def quad_rows(x: Any, source: Any, weights: Any, work: Any, out: Any, rows: Any,
 
 @inlined
 def _quad_rows(like: Any, args: Any) -> Any:
-    """Call :func:`quad_rows` or :func:`pair_rows`: codes of the input are kept in the dtype of ``like``."""
+    """Call :func:`quad_rows` or :func:`pair_rows`, by the dtype of ``like``."""
     return quad_rows(*args)
 
 
@@ -488,7 +488,7 @@ code_rows = by_dtype(int8=_quad_rows, int16=_pair_rows)
 
 @device
 def float_rows(x: Any, weights: Any, work: Any, out: Any, rows: Any, columns: Any) -> None:
-    """Compute rows and columns of the output as :func:`pair_rows` does, from float32 ``x`` as it is.
+    """Compute :func:`pair_rows` from float32 ``x`` as it is.
 
     Rows of the weight are whole steps, and ``matrix.grouped`` is set.
     """

@@ -1,4 +1,4 @@
-"""The linear layer on values: a panel of the weight is dequantized, then multiplied by all rows of the input.
+"""Linear layer on values: weight panels are dequantized, then multiplied.
 
     y[m, n] = sum over k of x[m, k] * value(w[n, k]) + bias[n]
 
@@ -27,7 +27,7 @@ _tools: Any = cgutils  # has no types
 _FLOATS = ir.VectorType(F32, LANES)
 
 DEPTH = np.uint64(256)
-"""Products that are summed in registers; those of a panel fit the second cache."""
+"""Products that are summed in registers; a panel's fit the second cache."""
 BLOCK = np.uint64(64)
 """Rows of the input whose sums are kept at a time."""
 WIDE, STEP = np.uint64(PANEL), np.uint64(LANES)
@@ -46,7 +46,7 @@ class PackedValues(NamedTuple):
 
 
 class Panels(NamedTuple):
-    """Shape of a layer: rows of its input, columns, rows and panels of its weight, and slots of threads."""
+    """Layer shape: rows of input; columns, rows, panels of weight; slots."""
 
     input_rows: UInt64
     cols: UInt64
@@ -64,7 +64,7 @@ def work_floats(cols: int) -> int:
 
 
 def _at_once() -> int:
-    """Return how many vectors of a panel are summed at a time: their sums, of four rows, fit registers."""
+    """Panel vectors summed at once: sums of four rows fit registers."""
     return VECTORS if x86_has("avx512f") else 1
 
 
@@ -89,9 +89,10 @@ def pack_values(typingctx: Any, values: Any, begin: Any, pitch: Any, panel: Any,
 def add_panel(
     typingctx: Any, x: Any, rows: Any, panel: Any, begin: Any, steps: Any, sums: Any, place: Any
 ) -> Any:
-    """Add to ``sums[place + r * PANEL + n]`` the products of ``steps`` numbers of each row with the panel's.
+    """Add products of ``steps`` numbers of each row with a panel's.
 
-    x: float32; row r begins at ``rows[r]``. panel: float32, those of step k from ``begin + k * PANEL`` on.
+    To ``sums[place + r * PANEL + n]``. x: float32; row r begins at ``rows[r]``. panel: float32, those of step
+    k from ``begin + k * PANEL`` on.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -128,7 +129,7 @@ def add_panel(
 
 @device
 def fill_panel(weight: Any, cols: Any, first: Any, last: Any, values: Any, panel: Any) -> None:
-    """Write the values of rows ``first`` to ``last`` of the weight to a panel; lanes behind them are zero.
+    """Write values of weight rows to a panel; lanes behind are zero.
 
     values: (16 * cols,), scratch. panel: (cols * PANEL,).
     """
@@ -153,7 +154,7 @@ def fill_panel(weight: Any, cols: Any, first: Any, last: Any, values: Any, panel
 def finish_block(
     sums: Any, count: Any, width: Any, bias: Any, first: Any, out: Any, begin: Any, pitch: Any
 ) -> None:
-    """Write the sums of ``count`` rows, with the bias added, to ``out``: ``width`` numbers a row."""
+    """Write sums of ``count`` rows plus bias: ``width`` numbers a row."""
     whole, biased = width - width % STEP, len(bias) > 0
     for r in range(count):
         at, source = begin + r * pitch, r * WIDE

@@ -54,7 +54,7 @@ _WIDENS, _DROPS = np.uint32(34522), np.uint32(23)
 
 
 def _mover(word: Any, count: int) -> Any:
-    """Build the move of ``count`` words of each block, which are or-ed into others."""
+    """Build the or-move of ``count`` words of each block."""
     kind, width = ir.VectorType(word, count), word.width
 
     @primitive
@@ -94,7 +94,7 @@ _move4, _move2, _move1 = _mover(I32, 1), _mover(I16, 1), _mover(I8, 1)
 def _move(
     source: Any, begin: Any, pitch: Any, target: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
-    """Or bits of ``blocks`` blocks into ``target``; move: size, right, left, mask, flip."""
+    """Or bits of blocks into ``target``; move: size, right, left, mask, flip."""
     size, right, left, mask, flip = move
     done, width = np.uint64(0), np.uint64(32)
     while done < size:
@@ -120,7 +120,7 @@ def _move(
 def _pack(
     numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
-    """Or bits of 8 numbers of each block into as many bytes as they have bits; move: bits, low, flip."""
+    """Pack bits of 8 numbers of each block; move: bits, low, flip."""
     bits, low, flip = move
     steps = steps_of(bits)
     for block in range(blocks):
@@ -133,7 +133,7 @@ def _pack(
 def _unpack(
     lines: Any, at: Any, step: Any, numbers: Any, begin: Any, pitch: Any, move: Any, blocks: Any
 ) -> None:
-    """Or bits of 8 numbers of each block into these numbers; move: bits, low, flip."""
+    """Unpack bits of 8 numbers of each block; move: bits, low, flip."""
     bits, low, flip = move
     steps = steps_of(bits)
     for block in range(blocks):
@@ -148,7 +148,7 @@ def _unpack(
 def _pack_signs(
     numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
-    """Write one bit of each of 32 numbers of a block as four bytes. move: low, flip."""
+    """Pack one bit of 32 numbers of a block; move: low, flip."""
     mask, flip = octets_of(np.uint8(_SIGN << move[0])), np.uint32(move[1])
     for block in range(blocks):
         store_signs(lines, at + block * step, load_lanes(numbers, begin + block * pitch) & mask, flip)
@@ -158,7 +158,7 @@ def _pack_signs(
 def _unpack_signs(
     lines: Any, at: Any, step: Any, numbers: Any, begin: Any, pitch: Any, move: Any, blocks: Any
 ) -> None:
-    """Or 32 bits of each block into as many numbers; move: low, flip."""
+    """Or 32 bits of each block into 32 numbers; move: low, flip."""
     mask, flip = octets_of(np.uint8(_SIGN << move[0])), np.uint32(move[1])
     for block in range(blocks):
         place, bits = begin + block * pitch, load_signs(lines, at + block * step, flip) & mask
@@ -169,7 +169,10 @@ def _unpack_signs(
 def _join_digits(
     numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
-    """Write bytes of digits; move: bytes, numbers of a byte. See ``Digits`` in layout/bit_places.py."""
+    """Write bytes of digits; move: bytes, numbers of a byte.
+
+    See ``Digits`` in layout/bit_places.py.
+    """
     run, places = move
     fill, most = words_of(np.uint32(242)), words_of(_WIDENS)
     last = words_of(np.uint32(0xFF) if places == FIVE else np.uint32(0))
@@ -217,7 +220,7 @@ def _split_digits(
 
 @device
 def _load_digits(data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> None:
-    """Write the digits of codes of five; those of a block end with it."""
+    """Write the digits of codes of five; blocks end with their digits."""
     codes = (block + FIVE - np.uint64(1)) // FIVE
     eights = codes // _WHOLE * _WHOLE
     for b in range(blocks):
@@ -232,7 +235,7 @@ def _load_digits(data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> N
 
 @inlined
 def _fives(x: Any) -> Any:
-    """Return numbers in the lowest bytes, whose digits of base 3 are the lowest five bytes."""
+    """Numbers whose base-3 digits are the lowest five bytes, in low bytes."""
     twos = x + x + x + (x >> longs_of(np.uint64(8)))
     fours = (twos << longs_of(np.uint64(3))) + twos + (twos >> longs_of(np.uint64(16)))
     return fours + fours + fours + (x >> longs_of(np.uint64(32)))
@@ -240,7 +243,7 @@ def _fives(x: Any) -> Any:
 
 @device
 def emit_digits(numbers: Any, blocks: Any, block: Any, missing: Any, target: Any, at: Any) -> None:
-    """Write codes of five digits, the highest first; missing: the digit that fills the last of a block."""
+    """Write codes of five digits, highest first; missing: fills a block's last."""
     whole, rest = block // FIVE, block % FIVE
     eights = whole // _WHOLE * _WHOLE
     codes = whole + (np.uint64(1) if rest > np.uint64(0) else np.uint64(0))
@@ -249,7 +252,7 @@ def emit_digits(numbers: Any, blocks: Any, block: Any, missing: Any, target: Any
         for i in range(np.uint64(0), eights, _WHOLE):
             store_bytes(target, place + i, _fives(load_strided(numbers, own + i * FIVE, FIVE)))
         for i in range(eights, whole):
-            # No sum of products below that of all five reaches a byte's end.
+            # No partial sum of the five products reaches a byte's end.
             target[place + i] = np.uint8(load64(numbers, own + i * FIVE) * _PLACES >> np.uint64(32))
         if rest > np.uint64(0):
             code = np.uint64(0)
@@ -269,8 +272,8 @@ class BitMove(NamedTuple):
     """Move of the numbers of field ``n``; see :class:`zeropoint.layout.bit_places.Move`.
 
     Of one whose size is 0, 8 numbers follow one another bit by bit, or 32 of one bit each: its mask is how
-    many bits each has, and its flip those of all. Of one whose mask is 0, numbers are digits: its shift is
-    how many of a byte are numbers.
+    many bits each has, and its flip the flipped bits of all. Of one whose mask is 0, numbers are digits: its
+    shift is how many of a byte are numbers.
     """
 
     n: Int64

@@ -1,4 +1,4 @@
-"""The descriptor of a call: shape of the data, element and scale rule, with the names of constants."""
+"""The descriptor of a call: data layout, element and scale rule; constants."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from .named_records import record_type, unpacker
 
 
 class RowLayout(NamedTuple):
-    """Rows of ``cols`` elements in blocks of ``block`` along the row; ``kind`` tells 16-bit floats apart.
+    """Rows of ``cols`` elements in blocks of ``block``; kind: of 16-bit floats.
 
     Row ``r`` has its parameters in row ``(r // row_div) % row_mod`` of a (rows, row_blocks) array.
     """
@@ -44,7 +44,7 @@ OK, BAD_VALUE, BAD_SCALE = np.uint8(0), np.uint8(1), np.uint8(2)
 
 
 class Descriptor(NamedTuple):
-    """Shape of the data, element and scale rule of a call; some kernels need the layout alone."""
+    """Layout, element and scale rule of a call; only layout is required."""
 
     layout: RowLayout
     element: lowering.Element = lowering.Element(kind=lowering.Kind.INTEGER)

@@ -1,4 +1,4 @@
-"""Functions that are picked by the dtype of their first argument while a kernel is compiled."""
+"""Compile-time dispatch on the dtype of the first argument."""
 
 import inspect
 from typing import Any
@@ -7,9 +7,10 @@ from .intrinsics import primitive
 
 
 def by_dtype(**functions: Any) -> Any:
-    """Build a function that calls the device function of its first argument's dtype; others never come.
+    """Build a function that calls the one for its first argument's dtype.
 
-    uint16 are bits of bfloat16, int16 those of float16. Only the function that is called is compiled.
+    Other dtypes never come. uint16 are bits of bfloat16, int16 bits of float16. Only the function that is
+    called is compiled.
     """
     (first, *_) = functions.values()
     parameters = inspect.signature(first.py_func).parameters.values()

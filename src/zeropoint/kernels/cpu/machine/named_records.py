@@ -1,4 +1,4 @@
-"""Records: numbers that Python hands to kernels by name, all in one array.
+"""Records: numbers handed to kernels by name, in one array.
 
 A NamedTuple is the only declaration. Its fields name machine types: ``np.uint64``, an ``Annotated`` type of
 :mod:`zeropoint.ops.lowering`, or another record; arrays, of type Any, travel by themselves. The NumPy dtype
@@ -19,13 +19,13 @@ from .intrinsics import inlined
 
 @functools.cache
 def record_type(kind: Any) -> np.dtype[Any]:
-    """NumPy dtype of a record, with the names and machine types of its fields."""
+    """NumPy dtype of a record, from its fields' names and machine types."""
     return np.dtype([(name, *field) for name, field in _fields(kind).items()], align=True)
 
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """Dtype of each field of a record, followed by its shape if it is a table."""
+    """Dtype of each field of a record, with its shape if tabular."""
     fields: dict[str, tuple[Any, ...]] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if get_origin(hint) is Annotated:
@@ -37,7 +37,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def pack(*records: Any) -> Any:
-    """Pack records of one kind as bytes: Numba takes an array of bytes in half the time."""
+    """Pack records of one kind as bytes, the fastest array for Numba."""
     kind: Any = type(records[0])
     packed, fields = np.zeros(len(records), record_type(kind)), _fields(kind)
     for n, record in enumerate(records):
@@ -47,7 +47,7 @@ def pack(*records: Any) -> Any:
 
 
 def reader(kind: Any) -> Callable[..., Any]:
-    """Python function that reads record ``index`` of packed bytes; its source is generated.
+    """Generate the function that reads record ``index`` of packed bytes.
 
     It takes arrays of the record, fields of type Any, by their names. All numbers become locals before
     anything else happens: read where they are used, they would be loaded again after each store to an output.
@@ -84,5 +84,5 @@ def _listed(table: str, count: int) -> str:
 
 
 def unpacker(kind: Any) -> Any:
-    """Device function that reads record ``index`` of packed bytes into locals of the kernel."""
+    """Device function that reads record ``index`` of packed bytes into locals."""
     return inlined(reader(kind))

@@ -47,7 +47,7 @@ def _without_flushing(builder: Any, run: Any) -> None:
 
 @primitive
 def run_parts(typingctx: Any, function: Any, args: Any) -> Any:
-    """Call ``function(*others, begin, end)`` for some runs of rows and return the largest result, int64.
+    """Call ``function(*others, begin, end)`` for runs of rows: largest result, int64.
 
     args: a tuple, the others and then first and last row, the number of runs, and the address of
     ``GOMP_parallel``, or 0 for the calling thread alone. function: a device function; its result is an
@@ -64,7 +64,7 @@ def run_bundled(typingctx: Any, function: Any, args: Any) -> Any:
 
 
 def _parts(typingctx: Any, function: Any, args: Any, *, bundled: bool) -> Any:
-    """Signature and code of a call for runs of rows; bundled: whether the function takes a tuple."""
+    """Signature and code of a run's call; bundled: arguments are one tuple."""
     others = args.types[: len(args.types) - 4]
     count, bundle = len(others), _BaseTuple.from_types(others)
     own = (*((bundle,) if bundled else others), types.uint64, types.uint64)
@@ -102,7 +102,7 @@ def _parts(typingctx: Any, function: Any, args: Any, *, bundled: bool) -> Any:
 
 
 def _write_member(context: Any, member: Any, shared: Any, what: Any) -> None:
-    """Write what each thread does: take runs and call the function until there are none."""
+    """Write a thread's loop: take runs and call the function until done."""
     sig, compiled = what
     builder = ir.IRBuilder(member.append_basic_block("entry"))
     box = builder.bitcast(member.args[0], shared.as_pointer())

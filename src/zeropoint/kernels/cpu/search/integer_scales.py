@@ -1,8 +1,8 @@
-"""The scales that fit integer codes best, 16 blocks at once: :mod:`zeropoint.ops.integer_fits` again.
+"""Best scales of integer codes, 16 blocks at once: :mod:`zeropoint.ops.integer_fits`, compiled.
 
 A lane is a block. Numbers in fixed point are split into two parts of half their places, so that sums of
 their products with codes are whole numbers that float32 holds: exact, whether or not the machine fuses
-products with sums. Errors are those of the reference, in float64 and its order.
+products with sums. Errors equal the reference's, in float64 and its order.
 
 **What is left out.** Codes grow as scales shrink: those of magnitudes under a scale between ``s > s'`` lie
 between those under both, clipped or not. A code grows by one, from ``m - 1/2`` to ``m + 1/2``, where its
@@ -88,8 +88,8 @@ class Fitting(NamedTuple):
     largest: Float64
     fits: UInt64
     apart: UInt64
-    slots: UInt64
     ratios: Any
+    slots: UInt64 = 0
 
 
 unpack_fitting = unpacker(Fitting)
@@ -103,7 +103,7 @@ def _power_of(exponent: Any) -> Any:
 
 @device
 def _exponent_of(amax: Any) -> Any:
-    """Return e with ``2 ** (e - 1) <= amax < 2 ** e``, int64; 0 of zero."""
+    """Compute ``floor(log2(amax)) + 1``, int64; 0 of zero."""
     if amax == np.float32(0):
         return np.int64(0)
     small = amax < _LIFT
@@ -113,7 +113,7 @@ def _exponent_of(amax: Any) -> Any:
 
 @device
 def _to_fixed_point(columns: Any, size: Any, places: Any, lanes: Any, parts: Any) -> None:
-    """Write the numbers of 16 blocks in fixed point, and two parts of each, to ``parts``.
+    """Write fixed-point numbers of 16 blocks and their halves to ``parts``.
 
     lanes: float32, takes the largest magnitudes of blocks, those in fixed point, and two factors each by
     which numbers were multiplied.
@@ -143,7 +143,7 @@ def _to_fixed_point(columns: Any, size: Any, places: Any, lanes: Any, parts: Any
 
 @inlined
 def _add_sums(parts: Any, size: Any, inverses: Any, element: Any, free: Any) -> Any:
-    """Return sums of products, upper and lower ones, and of squares of codes under two inverse scales.
+    """Add upper and lower products and squared codes, under two inverse scales.
 
     free: whether neither scale clips a number.
     """
@@ -169,7 +169,7 @@ def _add_sums(parts: Any, size: Any, inverses: Any, element: Any, free: Any) -> 
 
 @inlined
 def _better(best: Any, sums: Any, up: Any, asked: Any) -> Any:
-    """Return the products and squares, as doubles, that gain more; up: units of the upper parts.
+    """Keep products and squares that gain more; up: upper parts' unit.
 
     asked: words, zero of lanes that keep theirs.
     """
@@ -205,7 +205,7 @@ def _gain(sums: Any, unit: Any) -> Any:
 
 @inlined
 def _try_apart(parts: Any, size: Any, element: Any, fitting: Any, first: Any, unit: Any, tried: Any) -> Any:
-    """Take codes under every ``fitting.apart``-th scale and the last one; return about the largest gains."""
+    """Take codes under every ``fitting.apart``-th scale: approximate largest gains."""
     last, apart = np.uint64(fitting.ratios.size) - np.uint64(1), fitting.apart
     free, best = np.float32(element.high + np.float32(0.49)) / fitting.first, floats_of(np.float32(0))
     for k in range(np.uint64(0), last + apart, apart + apart):
@@ -221,7 +221,7 @@ def _try_apart(parts: Any, size: Any, element: Any, fitting: Any, first: Any, un
 
 @inlined
 def _may_gain(one: Any, two: Any, slopes: Any, units: Any, most: Any) -> Any:
-    """Return words, not zero where scales between two may gain about as much as others.
+    """Mask of blocks where scales between two may gain as much.
 
     units: of the upper parts, floats and doubles.
     """
@@ -238,7 +238,7 @@ def _may_gain(one: Any, two: Any, slopes: Any, units: Any, most: Any) -> Any:
 def _split(
     tried: Any, step: Any, fitting: Any, largest: Any, units: Any, most: Any, asked: Any, picks: Any
 ) -> Any:
-    """List for each block the scales halfway between two of ``step`` that may have a better one between them.
+    """List each block's midpoints that may have better scales around them.
 
     asked, picks: uint32, (16,) room, and a row of 16 numbers of scales after the other. Returns how many rows
     these are; blocks with fewer scales are given the first one again.
@@ -288,7 +288,7 @@ def _try_picked(
 
 @device
 def _best_tried(tried: Any, count: Any, unit: Any, up: Any, most: Any) -> Any:
-    """Return the sums of the codes that gain most, the later of equal ones; most: about what they gain."""
+    """Pick the best codes' sums, later of equals; most: approximate gain."""
     best, limit = (doubles_of(np.float64(0)), doubles_of(np.float64(1))), most * floats_of(_NEARLY)
     for k in range(count):
         sums = _sums_at(tried, k)
@@ -300,7 +300,7 @@ def _best_tried(tried: Any, count: Any, unit: Any, up: Any, most: Any) -> Any:
 
 @device
 def _fit(parts: Any, size: Any, element: Any, fitting: Any, lanes: Any, found: Any, tries: Any) -> None:
-    """Write to ``found``, (32,) float64, sums of products and of squares of the best codes of 16 blocks."""
+    """Write the best codes' product and square sums to ``found``."""
     tried, picks, room, asked = tries
     zero, none, count = floats_of(np.float32(0)), np.uint64(0), np.uint64(fitting.ratios.size)
     largest = load_lanes(lanes, LANES)
@@ -328,7 +328,7 @@ def _fit(parts: Any, size: Any, element: Any, fitting: Any, lanes: Any, found: A
 
 @device
 def _squared_errors(columns: Any, size: Any, scales: Any, element: Any, squares: Any) -> None:
-    """Write the squared errors of 16 blocks to the first lanes of ``squares``, float64, added pairwise."""
+    """Write squared errors of 16 blocks to ``squares``, float64, added pairwise."""
     by = load_lanes(scales, np.uint64(0))
     inverse = floats_of(np.float32(1)) / by
     least, most, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
@@ -358,7 +358,7 @@ def _near_errors(columns: Any, size: Any, by: Any, more: Any, element: Any) -> A
 
 @device
 def _decide_plainly(columns: Any, size: Any, starts: Any, tried: Any, element: Any, better: Any) -> Any:
-    """Write what is above zero for blocks for which scales ``tried`` are plainly better than ``starts``.
+    """Mark blocks whose scales ``tried`` are plainly better than ``starts``.
 
     Returns whether all others are plainly not.
     """
@@ -380,7 +380,7 @@ def _decide_plainly(columns: Any, size: Any, starts: Any, tried: Any, element: A
 
 @device
 def _stored(found: Any, lanes: Any, b: Any, fitting: Any, to: Any) -> Any:
-    """Return the scale of the best codes of block ``b`` as it is stored, or 0 where there is none."""
+    """Round the scale of the best codes of ``b``; 0 if none."""
     product, square, amax = found[b], found[LANES + b], lanes[b]
     if not product > np.float64(0):
         return np.float32(0)
@@ -394,7 +394,7 @@ def _stored(found: Any, lanes: Any, b: Any, fitting: Any, to: Any) -> Any:
 def _search_blocks(
     x: Any, at: Any, blocks: Any, desc: Any, fitting: Any, room: Any, scales: Any, factors: Any
 ) -> None:
-    """Replace the scales of up to 16 blocks of ``x[at:]``, all finite, where others have less error.
+    """Improve scales of up to 16 finite blocks of ``x[at:]``.
 
     scales, factors: of the blocks, as their starts gave them.
     """
@@ -425,9 +425,9 @@ def _search_blocks(
 def fitted_rows(
     x: Any, desc: Any, fitting: Any, order: Any, scales: Any, out: Any, first: Any, last: Any
 ) -> Any:
-    """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under the scales that fit codes best.
+    """Quantize rows of whole blocks under the scales fitting codes best.
 
-    Arguments and results are those of :func:`..encode.rows.quantize_rows`; fitting: :class:`Fitting`.
+    Arguments and results: see :func:`..encode.rows.quantize_rows`; fitting: :class:`Fitting`.
     """
     layout, element, _rule = desc
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)

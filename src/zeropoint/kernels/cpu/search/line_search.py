@@ -100,7 +100,7 @@ def fit_signed(x: Any, w: Any, size: Any, top: Any, found: Any) -> None:
     code_inverse = zero
     scale, best = zero, zero
     for n in range(19):
-        # The first try, with n = 0, is that of the largest magnitude itself.
+        # The first try, with n = 0, is the scale of the largest magnitude itself.
         offset = np.float32(n - 10 if n < 10 else n - 9)
         near = top if n == 0 else np.float32(top + np.float32(_TENTH * offset))
         inverse = divided(np.float32(-near), value)

@@ -1,4 +1,4 @@
-"""Q2_K, Q4_K and Q5_K: blocks with a scale and a minimum; see :mod:`zeropoint.ops.ggml.super_blocks`."""
+"""Q2_K, Q4_K, Q5_K: block scales and minima; see :mod:`zeropoint.ops.ggml.super_blocks`."""
 
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ unpack_minima = unpacker(MinimaKind)
 
 
 class MinimaLevels(NamedTuple):
-    """What is written: codes of scales and minima, a byte each, and their float16 scales by their bits."""
+    """Outputs: codes of scales and minima, bytes; their scales' float16 bits."""
 
     scales: Any
     halves: Any
@@ -50,7 +50,7 @@ class MinimaLevels(NamedTuple):
 
 @device
 def plain_weights(values: Any, size: Any, by_magnitude: Any, weights: Any) -> None:
-    """Write magnitudes, plus the root of the mean square of the block unless they alone count."""
+    """Write magnitudes, plus the block's root mean square unless by magnitude."""
     total = floats_of(np.float32(0))
     for i in range(size):
         value = load_lanes(values, i * LANES)
@@ -130,7 +130,7 @@ def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, fi
 
 @device
 def _choose_codes(values: Any, size: Any, top: Any, found: Any, stored: Any, tried: Any) -> None:
-    """Write codes under stored scales, or where these are zero those of the search."""
+    """Write codes under stored scales; zero scales keep the search's."""
     none, most = words_of(np.uint32(0)), words_of(np.uint32(top))
     scale, minimum = load_lanes(stored, ZERO), load_lanes(stored, LANES)
     inverse, low = load_lanes(found, LANES + LANES), load_lanes(found, LANES + LANES + LANES)

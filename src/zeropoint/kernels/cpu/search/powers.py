@@ -46,7 +46,7 @@ LEAST_SUM = np.float64(2.0**-80)
 
 
 class Power(NamedTuple):
-    """A power: float32; how many squares, whether there is one factor more, and 1024ths past whole ones."""
+    """A power: float32; squarings, an odd factor, and remainder in 1024ths."""
 
     exponent: Float32
     squares: UInt64
@@ -62,7 +62,7 @@ def is_square(power: Any) -> Any:
 
 @inlined
 def apart_of(power: Any) -> Any:
-    """Return by which factor near sums lie apart whose order is certain, float64."""
+    """Factor between near sums whose order is certain, float64."""
     return np.float64(1) + (np.float64(power.exponent) + np.float64(2)) * np.float64(2.0**-20)
 
 
@@ -93,7 +93,7 @@ def units_of(amax: Any) -> Any:
 def near_powers_of(x: Any, units: Any, power: Any) -> Any:
     """Return near powers of magnitudes of floats times units."""
     bits = bits_of(magnitudes(x) * units)
-    # Words are as signed here: those of numbers below 1 are negative.
+    # Words are as signed here: numbers below 1 have negative words.
     exponent = shift_signed(bits - words_of(_ROOT_OF_HALF), words_of(np.uint32(23)))
     f = values_of(bits - (exponent << words_of(np.uint32(23)))) - floats_of(np.float32(1))
     log = floats_of(np.float32(0.12250134789361726))
@@ -149,7 +149,7 @@ def _joined(total: Any, row: Any) -> Any:
 
 @device
 def add_powers(columns: Any, decoded: Any, size: Any, row: Any, power: Any, sums: Any) -> None:
-    """Write the errors of 16 blocks, exact powers, to the first lanes of ``sums``.
+    """Write exact powers of errors of 16 blocks to ``sums``.
 
     row: as of :func:`.lane_errors.add_errors`. sums: float64, room for all numbers.
     """
@@ -173,7 +173,7 @@ def add_near_powers(
 
 @device
 def add_clipped_powers(columns: Any, size: Any, row: Any, power: Any, ends: Any, sums: Any) -> None:
-    """Write exact powers of what lies past ``ends``, (16,) float64, to the first lanes of ``sums``."""
+    """Write exact powers of excess past ``ends``, (16,) float64, to ``sums``."""
     end = load_lanes(ends, np.uint64(0))
     for i in range(size):
         store_lanes(sums, i * LANES, powers_of(_past(columns, i, end), power))

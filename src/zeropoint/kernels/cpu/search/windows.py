@@ -1,4 +1,4 @@
-"""The scales of least squared error of blocks, and their codes: :mod:`zeropoint.ops.window_search` again.
+"""Least-squares scales and their codes: :mod:`zeropoint.ops.window_search`, compiled.
 
 16 blocks are columns, so that a lane is a block. Each scale that can be best is tried in float32: numbers are
 multiplied by a reciprocal r of it, and errors of the rounded products are measured in units of the scale.
@@ -106,7 +106,7 @@ def factor_of(code: Any, rule: Any) -> Any:
 
 @inlined
 def factors_of(codes: Any, rule: Any) -> Any:
-    """Return the scales of codes, floats that are whole numbers, none of them a subnormal power of two."""
+    """Scales of codes, whole floats; no power of two is subnormal."""
     words = integers(codes)
     if rule.how == POWER:
         return values_of(words << words_of(np.uint32(23)))
@@ -122,7 +122,7 @@ def factors_of(codes: Any, rule: Any) -> Any:
 
 @device
 def rounded_value(t: Any, element: Any) -> Any:
-    """Return the value of the code of a quotient, of floats that of its magnitude."""
+    """Value of a quotient's code; of floats, without sign."""
     if element.kind == INTEGER:
         a = t if t > element.low else element.low
         a = a if a < element.high else element.high
@@ -135,7 +135,7 @@ def rounded_value(t: Any, element: Any) -> Any:
 
 @device
 def squared_error(values: Any, size: Any, factor: Any, element: Any, unit: Any, squares: Any) -> Any:
-    """Return the squared error of a block under a scale, added pairwise; squares: room for it, float64."""
+    """Squared error of a block, added pairwise; squares: float64 room."""
     by = np.float32(factor * unit)
     multiply = element.scaling == MULTIPLY
     # A scale of zero makes zeros of all numbers, also of zeros.
@@ -153,7 +153,7 @@ def squared_error(values: Any, size: Any, factor: Any, element: Any, unit: Any, 
 
 @device
 def find_highest(amax: Any, rule: Any, window: Any) -> Any:
-    """Return the code of the largest scale that can be best for a block, by trying all; -1 where none can."""
+    """Code of the largest possible best scale, tried all; else -1."""
     high = np.int64(-1)
     for code in range(np.int64(0), np.int64(window.last) + np.int64(1)):
         factor = factor_of(np.uint32(code), rule)
@@ -167,7 +167,7 @@ def find_highest(amax: Any, rule: Any, window: Any) -> Any:
 def decide(
     values: Any, size: Any, start: Any, high: Any, element: Any, rule: Any, window: Any, squares: Any
 ) -> Any:
-    """Return the code of the scale of least error of one block, in float64, as the reference finds it.
+    """Code of a block's least-error scale in float64, as the reference.
 
     values: of the block. start: the code that wins ties. high: the code of the largest scale that can be
     best, or -1 where it is still to be found.
@@ -198,7 +198,7 @@ def decide(
 
 @inlined
 def _float_errors(columns: Any, size: Any, first: Any, second: Any, element: Any) -> Any:
-    """Return the errors of magnitudes under two scales in units of these; first, second: reciprocals."""
+    """Errors of magnitudes under two reciprocal scales, in scale units."""
     total = other = floats_of(np.float32(0))
     most, exponent = floats_of(element.maximum), words_of(EXPONENT)
     low = words_of(shl32(element.emin, np.uint32(23)))
@@ -230,7 +230,7 @@ def _integer_errors(columns: Any, size: Any, first: Any, second: Any, element: A
 
 @inlined
 def _quarter_errors(columns: Any, size: Any, first: Any, second: Any) -> Any:
-    """Return the same of e2m1 and magnitudes below 8 scales, in units of quarters of these.
+    """Errors of e2m1 magnitudes below 8 scales, in quarter units.
 
     Gain: nvfp4 is searched in two thirds of the time.
     """
@@ -245,14 +245,14 @@ def _quarter_errors(columns: Any, size: Any, first: Any, second: Any) -> Any:
 
 @device
 def _takes_quarters(element: Any, window: Any) -> Any:
-    """Return whether :func:`_quarter_errors` knows the element, and every scale that is not plainly worse."""
+    """Whether :func:`_quarter_errors` suits element and all plausible scales."""
     e2m1 = element.kind == FLOAT and element.mantissa == 1 and element.emin == 127
     return picks_from_tables() and e2m1 and element.maximum == 6 and window.doubling < 8
 
 
 @inlined
 def _code_below(numbers: Any, rule: Any) -> Any:
-    """Return the codes of the largest scales that are not above numbers, as floats; 0 where all are above."""
+    """Codes of largest scales not above numbers, floats; else 0."""
     drop = np.uint32(23) if rule.how == POWER else np.uint32(np.uint32(23) - rule.mantissa)
     base = np.uint32(0) if rule.how == POWER else shl32(np.uint32(rule.emin - np.uint32(1)), rule.mantissa)
     return larger(floats_of_integers((bits_of(numbers) >> words_of(drop)) - words_of(base)), floats_of(ZERO))
@@ -274,7 +274,7 @@ def _highest(amax: Any, rule: Any, window: Any) -> Any:
 
 @inlined
 def _near_factors(codes: Any, rule: Any, by: Any) -> Any:
-    """Return the scales of codes times units, within a few units in the last place; by: of coarser levels."""
+    """Scales of codes times units, a few ulps off; by: coarser."""
     words = integers(larger(codes, floats_of(ONE)))
     if rule.how == POWER:
         return values_of(words << words_of(np.uint32(23))) * by
@@ -354,7 +354,7 @@ def search_lanes(
 def load_columns(
     x: Any, at: Any, blocks: Any, size: Any, kind: Any, signed: Any, own: Any, columns: Any
 ) -> None:
-    """Load up to 16 blocks from ``x[at:]`` as columns, magnitudes unless ``signed``; zeros fill the rest."""
+    """Load up to 16 blocks as columns, magnitudes unless ``signed``; zero-filled."""
     count, total = blocks * size, size * LANES
     for i in range(np.uint64(0), count - count % WHOLE, WHOLE):
         a, b = values_in_order(x, at + i)
@@ -377,7 +377,7 @@ def load_columns(
 def search_blocks(
     x: Any, at: Any, blocks: Any, desc: Any, window: Any, room: Any, codes: Any, factors: Any
 ) -> None:
-    """Replace the scales of up to 16 blocks of ``x[at:]``, all finite, by those of least error.
+    """Replace scales of up to 16 finite blocks by least-error ones.
 
     codes, factors: of the blocks, as their starts gave them.
     """
@@ -414,7 +414,7 @@ def search_blocks(
 def start_scales(
     x: Any, at: Any, span: Any, desc: Any, block_at: Any, stored: Any, amax: Any, factors: Any
 ) -> Any:
-    """Write the scales that searches of the blocks of ``x[at : at + span]`` start from, and their factors.
+    """Write start scales of searches in a span, and their factors.
 
     stored: :class:`..encode.block_scales.ScaleArrays`. amax: room. Returns the bits of the largest magnitude,
     and OK or BAD_SCALE.
@@ -433,9 +433,9 @@ def start_scales(
 def searched_rows(
     x: Any, desc: Any, window: Any, order: Any, scale_codes: Any, out: Any, first: Any, last: Any
 ) -> Any:
-    """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under scales of least squared error.
+    """Quantize rows of whole blocks under scales of least squared error.
 
-    Arguments and results are those of :func:`..encode.rows.quantize_rows`; window: :class:`Candidates`.
+    Arguments and results: see :func:`..encode.rows.quantize_rows`; window: :class:`Candidates`.
     """
     layout = desc.layout
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)

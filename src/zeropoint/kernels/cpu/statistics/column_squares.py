@@ -1,4 +1,4 @@
-"""Sums of squares of columns in float64, in the order of rows: a square of a float32 is exact there."""
+"""Column sums of squares in float64, by rows: float32 squares are exact."""
 
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ unpack_shape = unpacker(RowsOfColumns)
 
 @device
 def square_columns(x: Any, shape: Any, sums: Any, first: Any, last: Any) -> None:
-    """Add the squares of runs ``first`` to ``last`` of columns to their sums.
+    """Add the squares of column runs ``first`` to ``last`` to their sums.
 
     x: flat, rows of columns. shape: packed :class:`RowsOfColumns`. sums: (columns,) float64.
     """

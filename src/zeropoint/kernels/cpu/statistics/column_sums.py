@@ -1,4 +1,4 @@
-"""Exact sums of magnitudes of columns, in one read with the extremes: see :mod:`.sums`.
+"""Exact column sums of magnitudes, with extremes, in one read: :mod:`.sums`.
 
 Lanes are columns. Some rows are added to sums and ends, which say at the end whether the sums are exact; the
 numbers of a column whose sum is not are added one by one.
@@ -53,7 +53,10 @@ TOGETHER = np.uint64(8)
 
 @inlined
 def larger_ends(ends: Any, bits: Any, one: Any) -> Any:
-    """Return the outermost bits of lanes widened by ``bits``: see :func:`four_of`; one: in each lane."""
+    """Outermost bits of lanes widened by ``bits``; one: in each lane.
+
+    See :func:`four_of`.
+    """
     top, first, high, low = ends
     less = bits - one
     top, first = larger_bits(top, bits), smaller_bits(first, less)
@@ -80,7 +83,7 @@ def store_ends(ends: Any, i: Any, found: Any) -> None:
 def _ends_of(kind: Any) -> Any:
     @inlined
     def make(x: Any) -> Any:
-        """Make arrays of the bits of numbers of ``x``, a number a column."""
+        """Make arrays of number bits, a number of ``x`` a column."""
         return scratch(COLUMNS, kind), scratch(COLUMNS, kind), scratch(COLUMNS, kind), scratch(COLUMNS, kind)
 
     return make
@@ -140,9 +143,9 @@ _add_lines = by_dtype(float32=_add_words, uint16=_add_halves, int16=_add_halves)
 
 @device
 def add_rows(x: Any, at: Any, rows: Any, blocks: Any, width: Any, step: Any, totals: Any, ends: Any) -> None:
-    """Set sums and ends of ``width`` columns, by cache lines, to those of rows, the first from ``x[at]`` on.
+    """Set sums and ends of ``width`` columns from rows, by cache lines.
 
-    step: columns of a cache line.
+    The first row begins at ``x[at]``. step: columns of a cache line.
     """
     top, first, high, low = ends
     sign = np.uint32(1) << np.uint32(8 * x.itemsize - 1)
@@ -156,7 +159,7 @@ def add_rows(x: Any, at: Any, rows: Any, blocks: Any, width: Any, step: Any, tot
 
 @inlined
 def _total(x: Any, totals: Any, i: Any) -> Any:
-    """Return the sum of column ``i``; those of bfloat16 are kept even columns first, 32 by 32."""
+    """Sum of column ``i``; bfloat16: even columns first, 32 by 32."""
     return totals[i]
 
 
@@ -185,7 +188,7 @@ _key_of = by_dtype(float32=_key_of_word, uint16=_key_of_half, int16=_key_of_half
 
 @inlined
 def four_of(x: Any, ends: Any, i: Any) -> Any:
-    """Return the keys of up to four numbers of column ``i``, which hold its extremes and what lies next to 0.
+    """Keys of up to four numbers holding extremes and zero's neighbors.
 
     ends: arrays of the largest bits and the smallest less one, without sign and with it. Less one, zero is
     the largest without sign, and so is -0 with it: so neither hides the number next to it, and each is among
@@ -198,7 +201,7 @@ def four_of(x: Any, ends: Any, i: Any) -> Any:
 
 @device
 def add_column(x: Any, at: Any, rows: Any, blocks: Any, kind: Any, into: Any, b: Any) -> None:
-    """Add ``rows`` numbers from ``x[at]`` on, each ``blocks`` further, one by one to column ``b``.
+    """Add ``rows`` numbers from ``x[at]``, ``blocks`` apart, to column ``b``.
 
     into: limbs, counts, and smallest and largest keys.
     """
@@ -214,7 +217,10 @@ def add_column(x: Any, at: Any, rows: Any, blocks: Any, kind: Any, into: Any, b:
 def sum_columns(
     x: Any, runs: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any, last: Any
 ) -> None:
-    """Sum columns, blocks of single neighbors, and find their extremes: cache lines ``first`` to ``last``."""
+    """Sum columns and find their extremes: cache lines ``first`` to ``last``.
+
+    They are blocks of single neighbors.
+    """
     shape, into = unpack_runs(runs), (limbs, counts, lows, highs)
     kind, outer, blocks = shape.kind, shape.outer, shape.blocks
     totals, ends = scratch(COLUMNS, np.float64), _ends_for(x)

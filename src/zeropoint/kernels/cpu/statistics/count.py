@@ -1,4 +1,4 @@
-"""What statistics need of data, in one read: extremes of blocks and counts of bins.
+"""One-read statistics of data: block extremes and bin counts.
 
 A tensor is ``outer`` times ``blocks`` runs of ``inner`` neighbors; run ``(o, b)`` belongs to block ``b``. All
 results are merged by minimum, maximum or integer addition, so that threads never change them. Counting is
@@ -12,23 +12,10 @@ import numpy as np
 
 from ....ops.lowering import UInt8, UInt64
 from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import (
-    LINE,
-    bits32,
-    device,
-    inlined,
-    load64,
-    prefetch_far,
-    scratch,
-)
+from ..machine.intrinsics import LINE, bits32, device, inlined, load64, prefetch_far, scratch
 from ..machine.named_records import unpacker
 from ..machine.tile import NOTHING, TILE, bits_at, load, ordered, run_keys
-from ..machine.vector import (
-    larger_bits,
-    larger_signed,
-    smaller_bits,
-    store_lanes,
-)
+from ..machine.vector import larger_bits, larger_signed, smaller_bits, store_lanes
 
 LANES, LANE_BITS = np.uint64(4), np.uint64(2)
 FRACTION_BITS = np.uint64(23)
@@ -45,7 +32,7 @@ PANEL = np.uint64(64)
 
 
 class RunShape(NamedTuple):
-    """Runs of a tensor; see :mod:`.count`. kind: its dtype. shift: mantissa bits that bins leave out."""
+    """Runs of a tensor; kind: dtype; shift: mantissa bits bins leave out."""
 
     kind: UInt8
     outer: UInt64
@@ -60,7 +47,7 @@ unpack_runs = unpacker(RunShape)
 
 @inlined
 def _as_it_is(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    """Return an array of float32 and where ``x[at : at + count]`` begins in it: ``x``, or the filled tile."""
+    """Widen ``x[at : at + count]`` to float32: array, and first place."""
     return x, at
 
 
@@ -75,7 +62,7 @@ widened = by_dtype(float32=_as_it_is, uint16=_as_tile, int16=_as_tile)
 
 @device
 def extreme_keys(x: Any, runs: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Set the smallest and largest key of blocks ``first`` to ``last``, int32; NaN and Inf are outermost."""
+    """Smallest and largest keys of blocks, int32; NaN and Inf are outermost."""
     shape = unpack_runs(runs)
     outer, blocks, inner = shape.outer, shape.blocks, shape.inner
     for b in range(first, last):
@@ -88,7 +75,7 @@ def extreme_keys(x: Any, runs: Any, lows: Any, highs: Any, first: Any, last: Any
 
 @inlined
 def ends_of_rows(x: Any, at: Any, blocks: Any) -> Any:
-    """Return the ends of a cache line's columns in four rows, as :func:`run_keys` takes them."""
+    """Find the ends of a cache line's columns in four rows."""
     third = at + blocks + blocks
     p, q = bits_at(x, at), bits_at(x, at + blocks)
     r, s = bits_at(x, third), bits_at(x, third + blocks)
@@ -124,14 +111,14 @@ def take_keys(x: Any, at: Any, first: Any, last: Any, lows: Any, highs: Any) -> 
 
 @device
 def start_columns(lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Set the keys of columns ``first`` to ``last`` to those of nothing."""
+    """Set the keys of columns ``first`` to ``last`` to empty ranges."""
     for b in range(first, last):
         lows[b], highs[b] = NOTHING
 
 
 @device
 def take_columns(x: Any, rows: Any, blocks: Any, lanes: Any, ends: Any, first: Any, last: Any) -> None:
-    """Widen the keys of columns ``first`` to ``last``, lows and highs, by the rows between two ``rows``."""
+    """Widen columns' lows and highs by rows between two ``rows``."""
     (begin, end), (lows, highs) = rows, ends
     step = np.uint64(LINE // x.itemsize)
     whole = first + (last - first) // step * step
@@ -147,14 +134,14 @@ def take_columns(x: Any, rows: Any, blocks: Any, lanes: Any, ends: Any, first: A
 
 @device
 def finish_columns(blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Widen the keys of columns ``first`` to ``last`` by the extremes in ``lanes``."""
+    """Widen the keys of columns by the extremes in ``lanes``."""
     for copy in range(ENDS):
         take_keys(lanes, copy * blocks, first, last, lows, highs)
 
 
 @device
 def column_keys(x: Any, runs: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Set the keys of columns, blocks of single neighbors: cache lines ``first`` to ``last`` of them.
+    """Keys of columns, blocks of single neighbors: some cache lines.
 
     lanes: (ENDS * blocks,) of x's dtype, the first row of x that often.
     """
@@ -184,7 +171,10 @@ def count_words(words: Any, at: Any, count: Any, shift: Any, table: Any) -> None
 
 @device
 def move_counts(table: Any, bins: Any, counts: Any, at: Any) -> None:
-    """Add the counters of finite numbers to ``counts[at : at + 2 * bins]`` and clear all of them."""
+    """Add counters of finite numbers to ``counts`` and clear all counters.
+
+    They are ``counts[at : at + 2 * bins]``.
+    """
     keys = np.uint64(len(table)) // LANES
     half = keys // np.uint64(2)
     for k in range(keys):
@@ -233,7 +223,7 @@ def count_runs(x: Any, runs: Any, table: Any, counts: Any, ends: Any, first: Any
 
 @device
 def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
-    """Count a number in the bins of block ``b``, unless it is not finite."""
+    """Count a finite number in the bins of block ``b``."""
     bits = bits32(value)
     place = (np.uint64(bits) & np.uint64(0x7FFFFFFF)) >> shift
     if place < bins:
@@ -242,7 +232,7 @@ def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
 
 @device
 def count_short_runs(x: Any, runs: Any, counts: Any, first: Any, last: Any) -> None:
-    """Count blocks ``first`` to ``last`` that are smaller than their bins, without counters in between."""
+    """Count blocks that are smaller than their bins, directly."""
     shape = unpack_runs(runs)
     kind, outer, blocks, inner, shift = shape.kind, shape.outer, shape.blocks, shape.inner, shape.shift
     tile = scratch(TILE, np.float32)

@@ -1,4 +1,4 @@
-"""The error of a quantized tensor by rows, in an order that no thread count or vector width changes."""
+"""Quantization error by rows, independent of threads and vector width."""
 
 from typing import Any, NamedTuple
 
@@ -31,11 +31,11 @@ from ..machine.vector import (
 
 ONE = np.uint64(1)
 CHUNK = np.uint64(512)
-"""Elements whose squares are added in float32, 16 sums side by side; those of chunks are added in float64."""
+"""Elements whose squares are added in float32, 16 sums side by side; chunks are added in float64."""
 
 
 class ClipExtent(NamedTuple):
-    """Middle of the codes, and steps from there to the first clipped value."""
+    """Middle of the codes, and steps to the first clipped value."""
 
     middle: Float32
     reach: Float32
@@ -65,7 +65,7 @@ class ErrorArrays(NamedTuple):
 
 
 class DecodedTile(NamedTuple):
-    """Values of codes, and factors, zero points and offsets of their blocks ``i >> shift``."""
+    """Decoded values; factors, zero points and offsets of blocks ``i >> shift``."""
 
     values: Any
     factors: Any
@@ -76,7 +76,7 @@ class DecodedTile(NamedTuple):
 
 @inlined
 def _block_of(tile: Any, extent: Any, block: Any) -> Any:
-    """Return the middle of the codes of a block, how far from it nothing is clipped, and its offset."""
+    """Middle of a block's codes, distance without clipping, and its offset."""
     factor, offset = tile.factors[block], tile.added[block]
     middle = (extent.middle - tile.zeros[block]) * factor + offset
     return floats_of(middle), floats_of(extent.reach * abs(factor)), floats_of(offset)
@@ -84,10 +84,10 @@ def _block_of(tile: Any, extent: Any, block: Any) -> Any:
 
 @device
 def measure_steps(x: Any, at: Any, begin: Any, count: Any, tile: Any, extent: Any, sums: Any) -> Any:
-    """Add the figures of ``count`` values of a tile, whole steps, and return how many values are clipped.
+    """Add figures of ``count`` tile values; return how many are clipped.
 
-    at: where the tile begins in ``x``. begin: where they begin in the tile, a :class:`DecodedTile`. sums: the
-    three of their row; see :class:`ErrorArrays`.
+    They are whole steps. at: where the tile begins in ``x``. begin: where they begin in the tile, a
+    :class:`DecodedTile`. sums: the three of their row; see :class:`ErrorArrays`.
     """
     decoded, shift = tile.values, tile.shift
     end = begin + count
@@ -124,7 +124,7 @@ def measure_steps(x: Any, at: Any, begin: Any, count: Any, tile: Any, extent: An
 
 @inlined
 def measure_lines(x: Any, at: Any, count: Any, tile: Any, extent: Any, arrays: Any, rows: Any) -> None:
-    """Add the figures of ``count`` values of each of ``rows``, first and last; see :func:`measure_steps`."""
+    """Add figures of ``count`` values of each row; see :func:`measure_steps`."""
     for row in range(rows[0], rows[1]):
         sums = arrays.sums[np.uint64(3) * row : np.uint64(3) * row + np.uint64(3)]
         begin = (row - rows[0]) * count
@@ -133,7 +133,7 @@ def measure_lines(x: Any, at: Any, count: Any, tile: Any, extent: Any, arrays: A
 
 @device
 def start_rows(sums: Any, clipped: Any, row: Any, lines: Any) -> None:
-    """Set the figures of ``lines`` rows from ``row`` on to those of no values."""
+    """Set the figures of ``lines`` rows from ``row`` to nothing's."""
     for i in range(np.uint64(3) * row, np.uint64(3) * (row + lines)):
         sums[i] = np.float64(0)
     for i in range(row, row + lines):
@@ -169,7 +169,7 @@ def take(numbers: Any, at: Any, count: Any, out: Any) -> None:
 
 @device
 def add_blocks(added: Any, count: Any, block: Any, spare: Any, values: Any) -> None:
-    """Add the number of its block to each value; ``spare`` has room for as many."""
+    """Add block numbers to values; ``spare`` has room for as many."""
     spread(added, count, block, spare)
     for i in range(count):
         values[i] += spare[i]
@@ -177,7 +177,7 @@ def add_blocks(added: Any, count: Any, block: Any, spare: Any, values: Any) -> N
 
 @device
 def rows_at_once(layout: Any, most: Any, last: Any) -> Any:
-    """Return how many rows are decoded together: short ones of whole steps, up to ``most`` values.
+    """Rows decoded together: short ones of whole steps, up to ``most``.
 
     Gain that keeps it: rows of 128 take three fifths of the time.
     """

@@ -43,7 +43,7 @@ REACH = np.uint32(53 - 24 - 12)
 REACH_OF_HALVES, REACH_OF_FOUR = np.uint32(53 - 8 - 12), np.uint32(24 - 8 - 2)
 """The same of PIECE numbers of 8 bits, and of four of them for a sum of 24 bits."""
 ANY_REACH = np.uint32(255)
-"""That of float16, of which any PIECE numbers have such a sum."""
+"""Reach of float16, of which any PIECE numbers have such a sum."""
 LEAST_OVER = np.uint32(253)
 """Least exponent field of numbers of which four may have a sum that float32 does not hold."""
 FOURS = np.uint64(64)
@@ -58,7 +58,7 @@ AHEAD = np.uint64(PIECE)
 
 @device
 def add_units(units: Any, e: Any, limbs: Any, b: Any) -> None:
-    """Add ``units``, below 2**53, of the last bit of numbers with exponent field ``e`` to block ``b``."""
+    """Add ``units`` < 2**53 of exponent field ``e`` to block ``b``."""
     position = max(e, np.uint64(1)) - np.uint64(1)
     shift, place = position & PLACE, b * LIMBS + (position >> np.uint64(5))
     low, high = (units & LIMB) << shift, (units >> LIMB_BITS) << shift
@@ -69,7 +69,7 @@ def add_units(units: Any, e: Any, limbs: Any, b: Any) -> None:
 
 @device
 def carry(limbs: Any, b: Any) -> None:
-    """Move what a limb of block ``b`` has above 32 bits to the next one; due after 2**30 additions."""
+    """Carry limb overflow of block ``b``; due after 2**30 additions."""
     for place in range(b * LIMBS, b * LIMBS + LIMBS - np.uint64(1)):
         limbs[place + np.uint64(1)] += limbs[place] >> np.int64(LIMB_BITS)
         limbs[place] &= np.int64(LIMB)
@@ -77,7 +77,7 @@ def carry(limbs: Any, b: Any) -> None:
 
 @device
 def add_total(total: Any, e: Any, limbs: Any, b: Any) -> None:
-    """Add an exact sum, a whole number of last bits of float32 with exponent field ``e``, to block ``b``."""
+    """Add an exact sum, units of exponent field ``e``, to block ``b``."""
     e = max(np.uint32(e), np.uint32(1))
     half = np.uint32(e >> np.uint32(1))
     root, other = np.uint32(UNIT - half), np.uint32(UNIT - np.uint32(e - half))
@@ -87,7 +87,7 @@ def add_total(total: Any, e: Any, limbs: Any, b: Any) -> None:
 
 @device
 def add_magnitude(bits: Any, limbs: Any, b: Any) -> None:
-    """Add a finite number, by the bits of its magnitude, to the sum of block ``b``."""
+    """Add a finite number's magnitude bits to the sum of block ``b``."""
     e = np.uint64(bits) >> FRACTION_BITS
     lead = np.uint64(1) << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
     add_units((np.uint64(bits) & FRACTION) + lead, e, limbs, b)
@@ -95,7 +95,7 @@ def add_magnitude(bits: Any, limbs: Any, b: Any) -> None:
 
 @device
 def add_one(value: Any, limbs: Any, counts: Any, b: Any) -> None:
-    """Add a number to the sum of block ``b``, unless it is not finite."""
+    """Add a number to block ``b``, unless it is not finite."""
     bits = np.uint32(bits32(value) & MAGNITUDE)
     if np.uint64(bits) >> FRACTION_BITS < FINITE:
         add_magnitude(bits, limbs, b)
@@ -104,19 +104,19 @@ def add_one(value: Any, limbs: Any, counts: Any, b: Any) -> None:
 
 @inlined
 def size_of(key: Any, kind: Any) -> Any:
-    """Return the bits of the magnitude of a number, as float32, from its key."""
+    """Magnitude bits of a number, as float32, from its key."""
     return np.uint32(bits32(value_of_key(key, kind)) & MAGNITUDE)
 
 
 @inlined
 def fewer_exponents(e: Any, reach: Any) -> Any:
-    """Return the exponent field ``reach`` below ``e``, or 0, where subnormal numbers are."""
+    """Exponent field ``reach`` below ``e``, or 0, the subnormals'."""
     return np.uint32(e - min(e, reach))
 
 
 @inlined
 def limit_of(e: Any, bits: Any) -> Any:
-    """Return what ``m - 1`` is less than for those magnitudes ``m`` whose exponent field is less than ``e``.
+    """Bound of ``m - 1`` for magnitudes with exponent fields below ``e``.
 
     m: bits of a magnitude, ``bits`` of them its fraction. Zero is not among them, since it wraps to the
     largest number; where ``e`` is 0, none is.
@@ -127,10 +127,11 @@ def limit_of(e: Any, bits: Any) -> Any:
 
 @inlined
 def add_words(words: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-    """Return the sum of finite ``words[at : at + count]``, at most a piece, but for some of them.
+    """Sum finite words from ``at`` on in float64 where exact.
 
-    far: exponent field of the largest, and the reach. Numbers that are too small for an exact sum, their
-    neighbors in a step, and those behind the last whole step are added to block ``b`` one by one.
+    Mostly: but for those below. far: exponent field of the largest, and the reach. Numbers that are too small
+    for an exact sum, their neighbors in a step, and those behind the last whole step are added to block ``b``
+    one by one.
     """
     one, size, total = words_of(np.uint32(1)), words_of(MAGNITUDE), doubles_of(np.float64(0))
     least = words_of(limit_of(fewer_exponents(*far), np.uint32(23)))
@@ -183,7 +184,7 @@ def add_halves(x: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any
 
 @inlined
 def _as_halves(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    """Return where numbers are added from, bfloat16 as they are and others as float32, and their reach."""
+    """Array and place to add from, and reach; bfloat16 stay."""
     return x, at, REACH_OF_HALVES
 
 
@@ -199,7 +200,7 @@ _add_numbers = by_dtype(uint16=add_halves, float32=add_words)
 
 @device
 def add_piece(x: Any, at: Any, count: Any, largest: Any, kind: Any, tile: Any, sums: Any, b: Any) -> None:
-    """Add ``x[at : at + count]``, at most a piece, to block ``b``.
+    """Add numbers from ``x[at]``, at most a piece, to block ``b``.
 
     largest: bits of the largest magnitude. sums: limbs, and counts of finite numbers.
     """
@@ -247,7 +248,7 @@ def sum_runs(
 
 @device
 def sum_short_runs(x: Any, runs: Any, limbs: Any, counts: Any, first: Any, last: Any) -> None:
-    """Sum blocks ``first`` to ``last`` of few neighbors, those of many blocks in the order of memory."""
+    """Sum blocks of few neighbors, in the order of memory."""
     shape = unpack_runs(runs)
     kind, outer, blocks, inner = shape.kind, shape.outer, shape.blocks, shape.inner
     tile = scratch(TILE, np.float32)
