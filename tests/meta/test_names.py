@@ -35,7 +35,6 @@ FILES = {
     "rows.py": "kernels along rows, each way and on each machine",
     "steps.py": "whole steps of 32 codes, each way",
     "straight_through.py": "gradients that pass through rounding, of operators and of what is learned",
-    "warmup.py": "the command, and what it does",
 }
 """Names of files that mean the same thing in each of their packages, and what."""
 CLASSES = {
