@@ -32,7 +32,7 @@ ZERO, ONE = np.uint64(0), np.uint64(1)
 
 
 NOTHING: Any = np.zeros(1)
-"""Stands for an array that is not read."""
+"""In place of an array that is not read."""
 
 
 class GridRounding(NamedTuple):
