@@ -99,7 +99,7 @@ class Source:
 
     @property
     def container(self) -> containers.Container:
-        """What kind of files the weights lie in."""
+        """Container of the weights files."""
         return container_of(self.shards[0])
 
     def check_unchanged(self) -> None:
@@ -243,7 +243,7 @@ def _inside(file: str, header: Header) -> list[str]:
     if not header.inside:
         return []
     held = count(len(header.inside), "tensor")
-    names = listed([printable(name) for name in header.inside], 3)
+    names = listed([printable(name) for name in header.inside], 8)
     return [f"{held} of few numbers, or with numbers one by one, stay in the graph of {file}: {names}"]
 
 
