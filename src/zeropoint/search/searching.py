@@ -1,4 +1,4 @@
-"""From a budget to a recipe: measure, weigh, solve, and plan what comes out of it."""
+"""From a budget to a recipe: measure, weigh, solve, and plan."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LayerChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """A size of all weights that are decided about, with its loss; name: of a candidate for all of them."""
+    """A size of searched weights and its loss; name: a uniform candidate."""
 
     nbytes: int
     loss: float
@@ -124,7 +124,7 @@ def asked(
     budget: Budget | str, candidates: str | Iterable[str] | None, codec: Codec, *, method: str | None = None,
     selection: Selection | None = None, limits: Limits | None = None,
 ) -> Asked:  # fmt: skip
-    """Return what is searched for, with the usual candidates of a codec where none are given.
+    """Return a search request, with the codec's usual candidates by default.
 
     candidates: texts, or one with commas between them. Raises RangeError for a budget that is none,
     UnsupportedError where a codec has no usual candidates.
@@ -145,7 +145,7 @@ def asked(
 
 
 def split_candidates(text: str) -> tuple[str, ...]:
-    """Return candidates by themselves; a comma inside of brackets belongs to a scheme.
+    """Return comma-separated candidates; commas in brackets belong to schemes.
 
     >>> split_candidates("w4a16, codebook[-1.0,1.0]:g32")
     ('w4a16', 'codebook[-1.0,1.0]:g32')
@@ -156,13 +156,13 @@ def split_candidates(text: str) -> tuple[str, ...]:
 Weigh = Callable[[Choices, "Inputs | None", SearchState, Bar], "Weighing"]
 """How much layers matter whose errors count by these inputs, if any; may ask the state, and add to it."""
 Losses = Callable[[SearchedLayer, Mapping[str, float]], Mapping[str, float]]
-"""What a layer loses under candidates, of which the mean errors are given."""
+"""Losses of a layer under candidates, from their mean errors."""
 Improve = Callable[["Table", Sequence[str], int, SearchState, Bar], "Improved"]
 """Takes options, the text of each layer, the size that is allowed, and what is known."""
 
 
 def by_matrices(layer: SearchedLayer, errors: Mapping[str, float]) -> dict[str, float]:
-    """Let every matrix count the same, the experts of a layer together as one; see :data:`Losses`."""
+    """Return losses by equal matrices, experts as one; see :data:`Losses`."""
     matrices = len({_EXPERT.sub("*", weight.module) for weight in layer.weights})
     return {text: matrices * error for text, error in errors.items()}
 
@@ -180,7 +180,7 @@ class Weighing:
     inputs: Inputs | None = None
 
     def by(self, inputs: Inputs) -> Weighing:
-        """Return the same with errors of columns that count by the mean squares of inputs."""
+        """Return the weighing with columns that count by their inputs."""
         name = inputs.name if self.name == EQUAL else f"{self.name}, {inputs.name}"
         return replace(self, name=name, inputs=inputs)
 
@@ -216,9 +216,8 @@ def search(
     the choice. bar: shows progress.
 
     Raises RangeError for a budget that no choice meets, RecipeError for candidates that make no sense,
-    CheckpointError for a state of another source, CalibrationError for a method that needs to know the inputs
-    of a weight of which nothing is known, and what ``weigh``, :func:`make_plan` and what finds these
-    inputs raise.
+    CheckpointError for a state of another source, CalibrationError for a method that needs inputs of a weight
+    without statistics, and the errors of ``weigh``, :func:`make_plan` and the reader of inputs.
     """
     found = choices(
         source, asked.candidates, asked.codec, method=asked.method, selection=asked.selection,
@@ -264,9 +263,9 @@ def _knowing(found: Choices, seen: Inputs) -> Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The options of all layers: by layer, their candidates, and of each its size, error and loss.
+    """Options of all layers: each candidate's size, error and loss.
 
-    mark: what errors follow from besides candidates, see :class:`Weighing`.
+    mark: the further inputs of errors, see :class:`Weighing`.
     """
 
     choices: Choices
@@ -308,7 +307,7 @@ class Table:
         return [next(o for o in own if o[0] == text) for own, text in zip(self.options, texts, strict=True)]
 
     def only(self, texts: Iterable[str]) -> Table | None:
-        """Return the table of some candidates alone, or None where a layer has none of them."""
+        """Return the table of some candidates, None where a layer has none."""
         wanted = set(texts)
         options = tuple(tuple(o for o in own if o[0] in wanted) for own in self.options)
         return replace(self, options=options) if all(options) else None
@@ -325,7 +324,7 @@ class Table:
 
 
 def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: str, mark: str) -> float:
-    """Return the mean over a layer's weights of the squared error over the squared values."""
+    """Return a layer's mean relative squared error over its weights."""
     if text == KEEP:
         return 0.0
     errors = []
@@ -337,7 +336,7 @@ def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """The choice for a budget: the text of each layer, what it loses, and what comes out of it.
+    """The choice for a budget: layers' texts, loss, recipe and plan.
 
     allowed: bytes that weights may take.
     """
@@ -350,7 +349,7 @@ class Settled:
     notes: tuple[str, ...] = ()
 
     def changed(self, asked: Asked, table: Table, weighing: Weighing, better: Improved) -> Settled:
-        """Return the decision for another choice, or this one with a note where that exceeds the budget."""
+        """Return the solution for another choice, or itself with a note."""
         plan, recipe = _planned(asked, table.choices, better.chosen, weighing)
         if asked.budget.nbytes is not None and plan.output_bytes > asked.budget.nbytes:
             return replace(self, notes=(*self.notes, "a refined choice exceeds the budget and is not taken"))
@@ -370,7 +369,7 @@ class Settled:
 
 
 def decide(asked: Asked, table: Table, weighing: Weighing) -> Settled:
-    """Return the choice of least loss within the budget; raises RangeError where there is none."""
+    """Return the choice of least loss within budget, or RangeError."""
     found, budget = table.choices, asked.budget
     if budget.bits is not None:
         allowed = math.floor(budget.bits * found.values / 8)
@@ -379,7 +378,7 @@ def decide(asked: Asked, table: Table, weighing: Weighing) -> Settled:
         allowed = budget.nbytes - found.other_bytes
     decision = _solved(asked, table, allowed, weighing)
     while budget.nbytes is not None and decision.plan.output_bytes > budget.nbytes:
-        # Headers and the configuration of a mixture take more than those of one scheme.
+        # Headers and the configuration of a mixture take more than a single scheme's.
         allowed -= decision.plan.output_bytes - budget.nbytes
         decision = _solved(asked, table, allowed, weighing)
     return decision
@@ -426,7 +425,7 @@ def _require_feasible(table: Table, budget: Budget, allowed: int) -> None:
 
 
 def _solved(asked: Asked, table: Table, allowed: int, weighing: Weighing) -> Settled:
-    """Return the best choice that the layout can hold: one scheme for all where it mixes none."""
+    """Return the best choice that the layout holds, uniform if needed."""
     _require_feasible(table, asked.budget, allowed)
     whole = _best(table, allowed)
     try:
