@@ -30,7 +30,10 @@ conversion_mapping = Peer("transformers.conversion_mapping")
 core_model_loading = Peer("transformers.core_model_loading")
 base = Peer("transformers.quantizers.base")
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.rotating,
+]  # transformers warns of its own deprecations
 
 # A dense model, a mixture of experts, an encoder, one without attention, one of images.
 QUICK = (

@@ -19,6 +19,8 @@ from tests.oracles.tiny_tokenizers import TEXT
 import zeropoint as zp
 from zeropoint.checkpoint.read.source import open_source
 
+pytestmark = pytest.mark.rotating
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 NEEDED = ("facts", "peer_accuracy", "quality", "quality_draws")
 

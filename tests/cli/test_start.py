@@ -40,6 +40,7 @@ def command(*arguments: str) -> tuple[int, str, str, set[str]]:
     return child.returncode, child.stdout, said, set(loaded.split())
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

@@ -19,6 +19,8 @@ from zeropoint.codecs.registry import get_codec
 
 from .onnx_models import decoded, model, ran, save, values, with_values
 
+pytestmark = pytest.mark.rotating
+
 X = {"x": values((2, 64), 9)}
 node, info = helper.make_node, helper.make_tensor_value_info
 

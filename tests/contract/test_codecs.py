@@ -128,6 +128,7 @@ def test_decoding_gives_what_was_encoded(name: str, text: str) -> None:
     assert back.params.validate() is None
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) -> None:
     layer = layer_of(name, text)

@@ -200,6 +200,7 @@ X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="
 
 
 @X86
+@pytest.mark.slow
 def test_another_processor_gives_the_same_bytes(tmp_path: Path) -> None:
     """It has no conversions of float16, for which LLVM calls functions that are not there."""
     code, said, errors = equal_on("x86-64-v2", "float16", (), tmp_path)

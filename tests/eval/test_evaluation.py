@@ -22,6 +22,8 @@ from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError
 from zeropoint.eval import Estimate, Evaluation, EvaluationSettings, TextTokenizer, evaluate
 from zeropoint.eval.cloze import cloze_items
 
+pytestmark = pytest.mark.rotating
+
 CONTEXT = 32
 PLAIN: dict[str, Any] = {"continuations": 0, "noise_floor": False, "context": CONTEXT}
 

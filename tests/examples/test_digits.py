@@ -15,6 +15,8 @@ from rich.console import Console
 from examples import digits
 from zeropoint.models import PackedWeight
 
+pytestmark = pytest.mark.rotating
+
 TABLE = Path(__file__).resolve().parents[2] / "docs/evidence/tables/digits.csv"
 NUMBER = r" +([+-]?\d+\.\d+) "
 ROW = re.compile(

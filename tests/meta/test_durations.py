@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from tests.durations import Duration, file_of, recorded, renewed, rows_of, write
 from tests.our_files import files_below
+from tests.selection import TURNS
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
-ITEM, FILE, EXCEPTIONS = 3.0, 30.0, 60.0
-"""Most seconds of an item, of a file, and of all exceptions together."""
+ITEM, FILE, EXCEPTIONS, SUITE = 3.0, 30.0, 60.0, 450.0
+"""Most seconds of an item, of a file, of all exceptions together, and of the suite, for two workers."""
 COMPILES = {
-    "tests/contract/test_vectors.py::test_another_processor_gives_the_same_bytes": "for another processor",
     "tests/test_warmup.py::test_the_first_compilation_is_said_once_and_a_cached_kernel_is_silent": "a kernel",
 }
 """Items that compile in each run, with what."""
@@ -65,6 +66,14 @@ def test_no_item_and_no_file_takes_long() -> None:
     assert [name for name in excused if name not in rows] == [], "an exception that is not needed"
     excepted = (row for row in rows.values() if "::" in row.name and row.seconds > ITEM)
     assert sum(row.seconds for row in excepted if {row.name, file_of(row.name)} & LONG.keys()) < EXCEPTIONS
+
+
+def test_the_suite_takes_minutes() -> None:
+    files = {row.name: row.seconds for row in recorded().values() if "::" not in row.name}
+    rotates = re.compile(r"^pytestmark = .*\bpytest\.mark\.rotating\b", re.MULTILINE)
+    rotating = {name for name in files if rotates.search((ROOT / name).read_text(encoding="utf-8"))}
+    assert rotating
+    assert sum(taken / (TURNS if name in rotating else 1) for name, taken in files.items()) < SUITE
 
 
 def test_the_table_is_of_this_tree() -> None:

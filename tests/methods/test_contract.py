@@ -280,6 +280,7 @@ def test_blocks_are_summed_in_one_order_whatever_is_next_to_them() -> None:
     assert torch.allclose(whole, x.sum(1, keepdim=True))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("method", [m for m in QUANTIZERS if not m.needs], ids=lambda method: method.name)
 def test_any_scheme_has_the_same_codes_on_kernels_and_on_the_reference(method: Method) -> None:
     rng, compared = random.Random(0), 0

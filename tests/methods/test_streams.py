@@ -27,6 +27,8 @@ from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, RecipeError
 from zeropoint.methods import method_named
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,6 +11,8 @@ from tests.processes import run_two
 
 from zeropoint.models import Calibration, calibrate
 
+pytestmark = pytest.mark.rotating
+
 Saved = list[dict[str, dict[str, Calibration]]]
 
 

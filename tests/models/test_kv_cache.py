@@ -15,6 +15,8 @@ from tests.tensors import normal
 
 import zeropoint as zp
 
+pytestmark = pytest.mark.rotating
+
 kv_cache = Peer("zeropoint.models.kv_cache")
 
 cache_utils = Peer("transformers.cache_utils")

@@ -30,6 +30,8 @@ from zeropoint.models.linear_paths import FEW_ROWS
 from zeropoint.models.unfuse import unfused
 from zeropoint.recipes import Recipe, Rule, model_preset
 
+pytestmark = pytest.mark.rotating
+
 SIZES: dict[str, Any] = {
     "vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,

@@ -14,6 +14,8 @@ from zeropoint.ops import scale_search
 from zeropoint.schemes import Scheme
 from zeropoint.stats import MeanSquare, Statistics
 
+pytestmark = pytest.mark.rotating
+
 MSE = method_named("mse")
 
 

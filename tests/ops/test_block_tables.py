@@ -29,6 +29,8 @@ from zeropoint.ops.clusters import EXACT
 from zeropoint.schemes import PRESETS, Scheme
 from zeropoint.stats import MeanSquare, Statistics
 
+pytestmark = pytest.mark.rotating
+
 cluster = Peer("sklearn.cluster")
 
 FIT = method_named("kmeans")

@@ -14,6 +14,8 @@ import zeropoint as zp
 from zeropoint.formats import CATALOG, CodebookFormat, FloatFormat, Format, Overflow, RoundingMode, exact
 from zeropoint.formats.codes import decode, encode, encode_codebook, encode_float
 
+pytestmark = pytest.mark.rotating
+
 SMALL = {name: fmt for name, fmt in CATALOG.items() if fmt.bits <= 8}
 FLOATS = {name: fmt for name, fmt in SMALL.items() if isinstance(fmt, FloatFormat)}
 USERS = {

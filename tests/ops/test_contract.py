@@ -408,6 +408,7 @@ ARGUMENTS = [
 ]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("scheme", "dtype", "affine"), ARGUMENTS)
 def test_operators_pass_the_checks_of_torch(scheme: str, dtype: torch.dtype, affine: bool) -> None:
     x = normal(4, 12, dtype=dtype)

@@ -15,6 +15,8 @@ from zeropoint.ops.integer_fits import fits_of
 from zeropoint.ops.threads import thread_limit
 from zeropoint.schemes import Scheme
 
+pytestmark = pytest.mark.rotating
+
 GAP = 2.0**-12
 """Of the squares of a block; what the scale found may be worse than the best real one."""
 

@@ -22,6 +22,8 @@ from zeropoint.ops.threads import thread_limit
 from zeropoint.params.scale_windows import window_of
 from zeropoint.schemes import Scheme
 
+pytestmark = pytest.mark.rotating
+
 ELEMENTS = (
     "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
     "float8_e5m2fnuz", "e3m0", "e2m2", "int2", "int3", "int4", "int8", "int8_mx", "uint4", "nf4", "fp4_bnb",

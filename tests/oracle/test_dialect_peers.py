@@ -22,6 +22,8 @@ from zeropoint.params.chains import in_table
 from zeropoint.schemes import Scheme
 from zeropoint.schemes.dialects import get_dialect
 
+pytestmark = pytest.mark.rotating
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 QUICK, SLOW = 40, 1500
 """Tensors for each scheme and dtype."""

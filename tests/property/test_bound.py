@@ -27,6 +27,8 @@ import zeropoint as zp
 from zeropoint.errors import ZeropointError
 from zeropoint.layout.blocks import spread_blocks
 
+pytestmark = pytest.mark.rotating
+
 
 def excess(q: zp.QuantizedTensor, x: torch.Tensor, bound: torch.Tensor) -> float:
     """Return the largest error in parts of its bound; Inf for a result that is not finite but should be."""

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 import zeropoint as zp
 from zeropoint.schemes import PRESETS as NAMED
 
+pytestmark = pytest.mark.rotating
+
 Property = Callable[[st.DataObject], None]
 FEW = settings(max_examples=4, deadline=None, derandomize=True, database=None)
 QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)

@@ -15,6 +15,8 @@ from zeropoint.checkpoint.read.file_names import REPORT
 from zeropoint.cli.main import main
 from zeropoint.report import run_page
 
+pytestmark = pytest.mark.rotating
+
 MANIFEST = "zeropoint_manifest.json"
 CANDIDATES = "int4:g32,int8:g32"
 

@@ -29,6 +29,8 @@ from zeropoint.search import measuring
 from zeropoint.search.inputs import Inputs, of_calibration, of_imatrix
 from zeropoint.search.searching import SearchResult, asked, search
 
+pytestmark = pytest.mark.rotating
+
 ONE = Limits(workers=1)
 CANDIDATES = "int4:g32,int8:g32"
 DOWN = "model.layers.1.mlp.down_proj"

@@ -17,6 +17,8 @@ from zeropoint.errors import RangeError
 from zeropoint.search import knapsack
 from zeropoint.search.knapsack import Groups, frontier, solve
 
+pytestmark = pytest.mark.rotating
+
 Options = list[tuple[int, float]]
 
 

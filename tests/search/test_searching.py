@@ -37,6 +37,8 @@ from zeropoint.search.search_state import STATE, SearchState, source_fields
 from zeropoint.search.searching import SearchResult, asked, search
 from zeropoint.tensor import QuantizedTensor
 
+pytestmark = pytest.mark.rotating
+
 TEXTS = ("w4a16", "nvfp4a16", "mxfp8a16", "float8_e4m3fn:block128x128", "int8:channel", KEEP)
 ONE = Limits(workers=1)
 WAYS = (

@@ -32,6 +32,8 @@ from zeropoint.search.search_state import FORMAT, STATE, SearchState
 from zeropoint.search.searching import SearchResult, asked, search
 from zeropoint.search.weighing import NOISE, by_noise, noisy, windows_of
 
+pytestmark = pytest.mark.rotating
+
 ONE = Limits(workers=1)
 CANDIDATES = "int4:g32,int8:g32"
 

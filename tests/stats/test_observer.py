@@ -21,6 +21,8 @@ from zeropoint.errors import CalibrationError
 from zeropoint.stats import MinMax, MovingAverage, Observer, Statistic, name_observers
 from zeropoint.stats.observer import update_together
 
+pytestmark = pytest.mark.rotating
+
 dynamo = Peer("torch._dynamo.utils")
 
 EVERY = pytest.mark.parametrize("statistic", [*ALL, *CHANNELS], ids=name_of)

@@ -12,6 +12,8 @@ from tests.stats.two_processes import STATISTICS, batches, share
 
 from zeropoint.stats import MovingAverage, Observer, State
 
+pytestmark = pytest.mark.rotating
+
 Saved = list[dict[str, list[State]]]
 
 

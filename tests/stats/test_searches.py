@@ -13,6 +13,8 @@ from zeropoint.stats.candidates import magnitudes
 from zeropoint.stats.divergence import CELLS, divergences
 from zeropoint.stats.least_error import squared_errors
 
+pytestmark = pytest.mark.rotating
+
 
 def heavy_tailed(count: int = 4000) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)

@@ -22,6 +22,7 @@ class InputNames(NamedTuple):
         global_scale: of the scale over all blocks, in schemes of two levels.
         shape: of each; all are one number.
         also: what files of others call the finest scale.
+        signed: whether zero points of codes without a sign are int8, as if these had one.
     """
 
     scale: str
@@ -29,6 +30,7 @@ class InputNames(NamedTuple):
     global_scale: str
     shape: tuple[int, ...] = (1,)
     also: tuple[str, ...] = ()
+    signed: bool = True
 
     @property
     def suffixes(self) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ with axis 1, or (N,) with axis 0. Where W has more axes, as for ConvTranspose, L
 the inputs, and scales have g times fewer values along it; a channel along several axes is a block of all
 its inputs. M is the initializer's name without ``.weight``.
 
-Scales are of the dtype of the model, in which DequantizeLinear then gives its values.
+Scales are of the dtype of the model, in which DequantizeLinear then gives its values. Static inputs: see
+:mod:`.onnx_inputs`.
 
 Source: onnx 1.22, docs/Operators.md, DequantizeLinear 13 to 25. This module opens no file.
 """
@@ -29,9 +30,7 @@ from types import MappingProxyType
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
-from ..formats import Format
-from ..formats.catalog import CATALOG
-from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype
+from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
@@ -39,7 +38,7 @@ from ..schemes import PRESETS, Granularity, Preset, Scheme, ZeroPoint
 from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .block_extents import blocks, no_matrix, partial_group
-from .containers.onnx import DATA_NAMES, DATA_TYPES, shape_of
+from .containers.onnx import DATA_NAMES, shape_of
 from .containers.onnx_graph import (
     BLOCK_SCALES,
     BLOCK_ZEROS,
@@ -70,8 +69,10 @@ from .engines import (
     always,
     rules,
 )
+from .onnx_inputs import INPUTS, input_of, input_refusal, input_type, quantize_inputs
 from .onnx_matmulnbits import NO_ONNX, as_written, nbits_record
 from .onnx_rewriting import Rewriting, module_name, rewritten
+from .onnx_types import ELEMENTS, code_type
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
@@ -84,34 +85,12 @@ _DOUBLE = 2
 """Levels of scales where one is under the others."""
 
 
-def code_type(element: Format) -> str | None:
-    """Return the type of ONNX whose codes are those of a format, or None where there is none.
-
-    >>> from zeropoint.formats import get_format
-    >>> [code_type(get_format(name)) for name in ("int4", "float8_e5m2", "float4_e2m1fn", "int3")]
-    ['I4', 'F8_E5M2', 'F4', None]
-    """
-    if element.is_whole and element.is_integer:
-        name = f"{'I' if element.signed else 'U'}{element.bits}"
-        return name if name in DATA_TYPES and element.bits <= 16 else None
-    if not element.is_float:
-        return None
-    native = dtype_of(element)
-    if native is None:
-        return "F4" if element == CATALOG["float4_e2m1fn"] else None
-    name = FILE_DTYPES.get(native, "")
-    return name if name.startswith("F8_") and name != "F8_E8M0" else None
-
-
-_ELEMENTS = {code_type(found): name for name, found in reversed([*CATALOG.items()])}
-"""Type of ONNX to the format whose codes it holds."""
-
-
 class OnnxReader(Reader):
     """The quantized weights of one model; what they are, its graph says."""
 
     def __init__(self, listing: Listing) -> None:
-        _, self._layers = initializers(parsed(listing.graph))
+        found, self._layers = initializers(parsed(listing.graph))
+        self._found = {each.name: each for each in found}
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the name of the layer."""
@@ -122,19 +101,23 @@ class OnnxReader(Reader):
                 f"its {' and '.join(missing)} stand in the graph one by one, which is not read here; save "
                 "the model with raw data"
             )
-        return nbits_record(layer, key, tensors) if BLOCKS in tensors else _record(layer, key, tensors)
+        if BLOCKS in tensors:
+            return nbits_record(layer, key, tensors)
+        record = _record(layer, key, tensors)
+        given = input_of(key, self._found)
+        return record if given is None else replace(record, layer=replace(record.layer, input=given))
 
 
 def _record(layer: GraphLayer, key: str, tensors: Mapping[str, Entry]) -> Record:
     """Return the weight that a DequantizeLinear decodes."""
     use, dims = layer.use, layer.parts[CODES].dims
     codes, scale = needed(tensors, CODES, DEQUANTIZE), needed(tensors, SCALE, DEQUANTIZE)
-    if codes.dtype not in _ELEMENTS:
+    if codes.dtype not in ELEMENTS:
         raise UnsupportedError(f"its codes are {codes.dtype}, which is not read here")
     if use.reason is not None:
         raise UnsupportedError(f"its values are {use.reason}, which is not read here")
     rows, columns = shape_of(dims, use)
-    weight = Scheme.parse(f"{_ELEMENTS[codes.dtype]}:{_blocks(layer, columns)}{_levels(tensors)}")
+    weight = Scheme.parse(f"{ELEMENTS[codes.dtype]}:{_blocks(layer, columns)}{_levels(tensors)}")
     weight = as_written(layer, weight)
     scheme = LayerScheme(codec=Onnx(use=use), name=str(weight), weight=weight)
     given = DATA_NAMES.get(attribute_of(layer.node, "output_dtype", 0))
@@ -199,7 +182,7 @@ class Onnx(Codec):
     title = "the layout of ONNX"
     container = "onnx"
     presets = MappingProxyType(
-        {name: PRESETS[name] for name in ("w4a16", "w4a16_asym", "w8a16")}
+        {name: PRESETS[name] for name in ("w4a16", "w4a16_asym", "w8a16", "w8a8_static")}
         | {
             "nvfp4a16": Preset(
                 weight="float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect=modelopt"
@@ -207,6 +190,7 @@ class Onnx(Codec):
         }
     )
     defaults = MappingProxyType({"scale": "input"})
+    input_names = INPUTS
     engines = rules({
         ONNXRUNTIME: _runtime, TRANSFORMERS: NO_ONNX, VLLM: NO_ONNX, SGLANG: NO_ONNX, LLAMA_CPP: NO_ONNX,
         TENSORRT: always(Loads.UNCHECKED, "TensorRT reads ONNX; these files were not tried"),
@@ -245,8 +229,11 @@ class Onnx(Codec):
         double = outer == "F32" and inner in ("F8_E4M3", "F8_E5M2") and self._is_outer(weight)
         if (outer is None and inner not in _FLOATS) or (outer is not None and not double):
             raise UnsupportedError(f"scheme {weight} has scales that DequantizeLinear does not take")
-        if layer.input is not None:
-            raise UnsupportedError(f"input {layer.input} has no place next to weights; leave it out")
+        if layer.input is not None and input_type(layer.input) is None:
+            raise UnsupportedError(
+                f"input {layer.input} has no place next to weights; use one scale for the tensor, static, "
+                "such as w8a8_static, or leave it out"
+            )
         return DEQUANTIZE
 
     @staticmethod
@@ -256,6 +243,9 @@ class Onnx(Codec):
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """See :class:`Codec`."""
         problem = no_matrix(shape) or partial_group(layer.weight, shape)
+        if problem is not None:
+            return problem
+        problem = None if layer.input is None else input_refusal(self.use)
         if problem is not None:
             return problem
         per, line, rows = self._per_byte(layer), self._laid_out(shape)[-1], self._folded(layer)
@@ -405,6 +395,8 @@ def _scale_dtype(weight: Scheme, level: int, dtype: torch.dtype) -> str:
 def _operator_set(layer: LayerScheme) -> int:
     """Return the first set of operators whose DequantizeLinear decodes a layer."""
     weight, kind = layer.weight, code_type(layer.weight.element)
+    if layer.input is not None and kind in ("I8", "U8") and input_type(layer.input) not in ("I8", "U8"):
+        kind = "I16" if layer.input.scheme.element.is_integer else "F8_E4M3"
     if kind in ("I2", "U2"):
         return 25
     if kind == "F4":
@@ -424,6 +416,8 @@ def _outputs_axis(dims: tuple[int, ...], use: Use) -> int:
 
 def _insert(edit: Rewriting, each: Initializer, layer: LayerScheme, shape: tuple[int, int]) -> None:
     """Put codes and DequantizeLinear in the place of a weight."""
+    if layer.input is not None:
+        quantize_inputs(edit, each, layer.input)
     use, weight, module = each.use, layer.weight, module_name(each)
     whole = weight.granularity == Granularity.tensor()
     size = blocks(weight)[COLUMNS] or (each.dims[use.axis] if use.spread and not whole else 0)

@@ -17,11 +17,14 @@ from .containers.onnx_graph import (
     BLOCK_SCALES,
     CODES,
     DEQUANTIZE,
+    INPUT_SCALE,
     OUTER,
+    QUANTIZE,
     RUNTIME,
     SCALE,
     GraphLayer,
     Initializer,
+    Read,
     all_graphs,
     attribute_of,
     initializers,
@@ -55,9 +58,20 @@ class Rewriting:
         tensor.dims.extend(dims)
         self.place(tensor, name)
 
+    @staticmethod
+    def add_zero(graph: Any, name: str, dtype: str) -> None:
+        """Add a zero of one byte, whose type says that of codes, to a graph."""
+        tensor = graph.initializer.add()
+        tensor.name, tensor.data_type, tensor.raw_data = name, DATA_TYPES[dtype].number, b"\0"
+
     def place(self, tensor: Any, name: str) -> None:
-        """Say where the numbers of a tensor lie that the result calls ``name``."""
-        found = self._places[name]
+        """Say where the numbers of a tensor lie that the result calls ``name``.
+
+        Scales that calibration gives have no place before it.
+        """
+        found = self._places.get(name)
+        if found is None:
+            return
         del tensor.external_data[:]
         tensor.data_location = 1
         values = {"location": found.file, "offset": str(found.begin), "length": str(found.row.nbytes)}
@@ -85,6 +99,12 @@ class Rewriting:
         _insert(graph, at, nodes)
         graph.node.remove(old)
 
+    @staticmethod
+    def put_before(read: Read, nodes: Sequence[Any]) -> None:
+        """Put nodes before one that reads what they make."""
+        at = next(n for n, node in enumerate(read.graph.node) if node is read.node)
+        _insert(read.graph, at, nodes)
+
     def swap(self, each: Initializer, name: str, nodes: Sequence[Any]) -> None:
         """Put nodes before all others of a graph, and let ``name`` be read in the place of an initializer."""
         for read in each.reads:
@@ -100,7 +120,7 @@ class Rewriting:
         each.graph.initializer.remove(each.tensor)
 
 
-_STANDARD_NODES = ("Add", "DequantizeLinear", "MatMul")
+_STANDARD_NODES = ("Add", DEQUANTIZE, "MatMul", QUANTIZE)
 
 
 def _insert(graph: Any, at: int, nodes: Sequence[Any]) -> None:
@@ -153,7 +173,7 @@ def _with_floats(model: Any) -> Any:
     What decoded or multiplied the codes is gone, and the codes with it.
     """
     _, layers = initializers(model)
-    gone: set[str] = set()
+    gone = _remove_inputs(model, layers)
     for key, layer in layers.items():
         node = layer.node
         graph = next(each for each in all_graphs(model) if any(own is node for own in each.node))
@@ -175,6 +195,28 @@ def _with_floats(model: Any) -> Any:
         if each.tensor.name in gone and not each.reads and not each.is_output:
             Rewriting(model, {}).drop(each)
     return model
+
+
+def _remove_inputs(model: Any, layers: Mapping[str, GraphLayer]) -> set[str]:
+    """Remove the nodes that quantize static inputs of layers; return the names of their parameters."""
+    scales = {f"{key}.{INPUT_SCALE}" for key in layers}
+    gone: set[str] = set()
+    for graph in all_graphs(model):
+        firsts = [n for n in graph.node if n.op_type == QUANTIZE and n.input[1] in scales]
+        for first in firsts:
+            seconds = [n for n in graph.node if n.op_type == DEQUANTIZE and n.input[0] == first.output[0]]
+            _read_instead(graph.node, {node.output[0]: first.input[0] for node in seconds})
+            gone |= {*first.input[1:]}
+            for node in (first, *seconds):
+                graph.node.remove(node)
+    return gone
+
+
+def _read_instead(nodes: Sequence[Any], names: Mapping[str, str]) -> None:
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            if name in names:
+                node.input[index] = names[name]
 
 
 def _values_type(layer: GraphLayer) -> int:

@@ -34,7 +34,7 @@ ENDLESS = 1 << 40
 """More tokens than any cache holds: a block as long spans all tokens, also those to come."""
 
 
-class QuantizedKVCache(Cache):
+class QuantizedKVCache(Cache):  # type: ignore[misc]
     """Quantized keys and values for ``model.generate(..., past_key_values=cache)``.
 
         update    codes of the new tokens are appended; earlier tokens keep their codes
@@ -99,11 +99,11 @@ class QuantizedKVCache(Cache):
         return sum(layer.nbytes for layer in self.layers if isinstance(layer, QuantizedCacheLayer))
 
 
-class QuantizedCacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+class QuantizedCacheLayer(DynamicLayer):  # type: ignore[misc]
     """The cache of one layer, in the interface of transformers; see :class:`QuantizedKVCache`."""
 
     def __init__(self, keys: Scheme, values: Scheme, residual_length: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.states = QuantizedStates(keys, residual_length), QuantizedStates(values, residual_length)
         self.is_initialized = True
         # Whether crop leaves no trace: tokens that have left a residual or a block do not return.

@@ -27,6 +27,8 @@ from zeropoint.cli.app import app
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError, ZeropointError
 
+pytestmark = pytest.mark.rotating
+
 LAYOUTS = {"compressed-tensors": "w4a16", "modelopt": "nvfp4a16", "fp8-block": "fp8_block"}
 ATTENTION = tuple(f"model.layers.{n}.self_attn" for n in range(synthetic_llama.LAYERS))
 K_SCALE = f"{ATTENTION[0]}.k_scale"

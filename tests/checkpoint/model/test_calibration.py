@@ -32,6 +32,8 @@ from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError, CheckpointError, OptionError, UnsupportedError, ZeropointError
 from zeropoint.recipes import Assignment, Recipe, Rule
 
+pytestmark = pytest.mark.rotating
+
 
 def ids(*shape: int) -> torch.Tensor:
     return torch.randint(0, 512, shape or (4, 24), generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,10 @@ from tests.checkpoint.written import quantize
 from tests.oracles import synthetic_llama
 from tests.peers import transformers
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.rotating,
+]  # transformers warns of its own deprecations
 
 # What the cosine of the logits with the original's is at least: measured, minus a margin.
 PRESETS = {

@@ -23,7 +23,10 @@ from zeropoint.models import QuantizedLinear
 from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
 from zeropoint.schemes import PRESETS
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.rotating,
+]  # transformers warns of its own deprecations
 TOKENS = torch.arange(1, 25).reshape(1, -1)
 # Sums of float32 in another order; where an input is quantized behind them, some fall to the next code.
 SUMS, CODES = 2e-6, 2e-2

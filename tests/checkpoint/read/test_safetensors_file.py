@@ -25,6 +25,8 @@ from zeropoint.codecs.containers.safetensors import (
 )
 from zeropoint.errors import CheckpointError
 
+pytestmark = pytest.mark.rotating
+
 
 def test_a_file_of_the_library_is_read_back_in_file_order(tmp_path: Path) -> None:
     tensors = {"b": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), "a": torch.ones(4, dtype=torch.int8)}

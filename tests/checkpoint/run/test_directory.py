@@ -349,6 +349,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_process_publishes_nothing(number: signal.Signals, tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")

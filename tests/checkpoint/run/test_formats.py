@@ -21,7 +21,7 @@ from zeropoint.checkpoint.run.units import units
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import CODECS
 
-pytestmark = pytest.mark.usefixtures("small_units")
+pytestmark = [pytest.mark.usefixtures("small_units"), pytest.mark.rotating]
 
 FORMATS = (
     ("gptq", "int4:g32"),

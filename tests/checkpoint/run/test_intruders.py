@@ -18,7 +18,7 @@ from zeropoint.checkpoint.run.lock import LOCK
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.errors import CheckpointError
 
-pytestmark = pytest.mark.usefixtures("small_units")
+pytestmark = [pytest.mark.usefixtures("small_units"), pytest.mark.rotating]
 
 OUTPUTS = [
     "config.json",

@@ -13,6 +13,8 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 
+pytestmark = pytest.mark.rotating
+
 GOLDEN = json.loads(llmcompressor_golden.GOLDEN.read_text())["cases"]
 
 

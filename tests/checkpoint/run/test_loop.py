@@ -50,6 +50,7 @@ def test_a_weight_in_tiles_is_the_weight_quantized_whole(to: str, tmp_path: Path
     assert [n for n, t in expected.items() if not same_bytes(written[f"{MODULE}.{n}"], t)] == []
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("to", TO)
 def test_neither_threads_nor_tiles_change_a_byte_or_a_digit(to: str, tmp_path: Path) -> None:
     source = open_source(synthetic_llama.write(tmp_path / "in", moe=to == "nvfp4a16"))

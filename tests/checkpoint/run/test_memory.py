@@ -41,7 +41,10 @@ sys.exit(code)
 """
 ROOM = 512 * MIB - BASE_MEMORY + 160 * MIB
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and peaks are Linux's")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="limits and peaks are Linux's"),
+    pytest.mark.rotating,
+]
 
 
 def sparse(folder: Path, shapes: dict[str, tuple[int, ...]]) -> Path:

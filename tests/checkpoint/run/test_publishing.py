@@ -18,7 +18,7 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError
 
-pytestmark = pytest.mark.usefixtures("small_units")
+pytestmark = [pytest.mark.usefixtures("small_units"), pytest.mark.rotating]
 
 
 class _Stops:

@@ -23,7 +23,7 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.run.units import units
 from zeropoint.errors import CheckpointError, NonFiniteError
 
-pytestmark = pytest.mark.usefixtures("small_units")
+pytestmark = [pytest.mark.usefixtures("small_units"), pytest.mark.rotating]
 
 
 def test_a_run_that_was_stopped_anywhere_continues_with_the_same_bytes(

@@ -26,6 +26,8 @@ from zeropoint.errors import CheckpointError, DtypeError, SchemeError, Unsupport
 from zeropoint.methods.rotate import ModelRotation
 from zeropoint.ops.rotation import Rotation
 
+pytestmark = pytest.mark.rotating
+
 linalg = Peer("scipy.linalg")
 
 SIZES: dict[str, Any] = {

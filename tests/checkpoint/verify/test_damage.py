@@ -25,6 +25,8 @@ from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, ZeropointError
 
+pytestmark = pytest.mark.rotating
+
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 SCALE, PACKED = f"{Q}.weight_scale", f"{Q}.weight_packed"
 NAN, INF = float("nan"), float("inf")

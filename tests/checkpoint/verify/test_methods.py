@@ -14,6 +14,8 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.verify.integrity import Manifest, read_manifest
 from zeropoint.checkpoint.verify.verification import verify
 
+pytestmark = pytest.mark.rotating
+
 LAYER = "model.layers.0.self_attn.q_proj"
 
 

@@ -16,6 +16,8 @@ from tests.peers import transformers
 
 import zeropoint as zp
 
+pytestmark = pytest.mark.rotating
+
 MODULE = "model.layers.1.mlp.down_proj"
 
 

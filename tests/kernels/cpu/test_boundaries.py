@@ -10,6 +10,8 @@ import zeropoint as zp
 from zeropoint.errors import NonFiniteError, ZeropointError
 from zeropoint.ops.library import only_backend
 
+pytestmark = pytest.mark.rotating
+
 SCHEMES = (
     "nvfp4",
     "nvfp4:dialect=zeropoint",

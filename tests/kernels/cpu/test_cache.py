@@ -24,6 +24,8 @@ from zeropoint.kernels.cpu.machine.cache import KernelCache
 from zeropoint.kernels.cpu.machine.compilers import rebuilt_device, rebuilt_kernel
 from zeropoint.kernels.cpu.machine.intrinsics import device, kernel
 
+pytestmark = pytest.mark.rotating
+
 ROOMS = ("machine", "encode", "decode", "statistics", "linear")
 
 

@@ -12,6 +12,8 @@ from zeropoint.layout.blocks import mean_blocks
 from zeropoint.ops.registry import Op, Request, explain
 from zeropoint.schemes import PRESETS, Granularity, Scheme
 
+pytestmark = pytest.mark.rotating
+
 SHAPES = ((5, 512), (2, 3, 256), (7, 260), (3, 1))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOOKED_UP = (

@@ -10,6 +10,8 @@ from zeropoint.kernels.cpu.host import calls, microexponents
 from zeropoint.kernels.cpu.machine.tile import FEW
 from zeropoint.schemes import Scheme
 
+pytestmark = pytest.mark.rotating
+
 POWERS = (
     "mx9", "mx6", "mx4", "int8_mx:g4:scale=even/e8m0:scale2=floor@g32",
     "float4_e2m1fn:g2:scale=floor/microexponent:scale2=floor@g8",

@@ -19,6 +19,8 @@ from zeropoint.models.linear_paths import FEW_ROWS
 from zeropoint.recipes import Assignment, Recipe, Rule, model_preset, parse_recipe
 from zeropoint.schemes import PRESETS
 
+pytestmark = pytest.mark.rotating
+
 MANY = FEW_ROWS + 1
 """Tokens for which an eager layer multiplies values of its weight, as a graph always does, not codes."""
 
@@ -93,6 +95,7 @@ def by_hand(model: nn.Module, recipe: Recipe, calibration: Calibration | None = 
     return result
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("preset", [n for n in PRESETS if n not in ("int8_power_of_two", "nvfp4")])
 def test_a_perceptron_computes_with_the_values_of_its_codes(preset: str) -> None:
     model, x = mlp(), torch.randn(6, 256)

@@ -43,6 +43,7 @@ from ..read.source import Source
 from ..read.storage import shown
 from .device_memory import parameters_on
 from .empty_model import empty_model
+from .graph_inputs import as_weight, input_params
 from .importance import weighted
 from .loading import Files, fill, read_tensor
 from .own_tokens import generate, require_memory
@@ -71,23 +72,26 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             "no method of this plan takes calibration data, and no inputs take scales from them; leave them "
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
+    if plan.source.graph:
+        found = input_params(plan.source, wanted.values(), Windows.of(given), progress=progress)
+        return with_added(plan, map(as_weight, _scales_of_inputs((wanted[n], found[n]) for n in found)))
     require_text(plan, given)
     # Ranges of inputs are those of the model before its biases are corrected.
     rescaled = replace(plan, folds={name: fold.rescaling for name, fold in plan.folds.items()})
     run = running(plan.source, given, plan.limits, remedy=_REMEDY, seen=rescaled.seen)
-    found = _observed(plan.source, wanted, run, static=static, progress=progress)
-    plan = replace(plan, statistics=found.statistics)
-    if found.missing:
-        without = f"{len(found.missing)} of {len(plan.weights)} weights have no importance"
-        note = f"{without}, {printable(found.missing[0])} the first: they are no Linear layers of the model"
+    seen = _observed(plan.source, wanted, run, static=static, progress=progress)
+    plan = replace(plan, statistics=seen.statistics)
+    if seen.missing:
+        without = f"{len(seen.missing)} of {len(plan.weights)} weights have no importance"
+        note = f"{without}, {printable(seen.missing[0])} the first: they are no Linear layers of the model"
         plan = replace(plan, notes=(*plan.notes, note))
-    if found.borrowed:
-        what = f"{count(len(found.borrowed), 'layer')} of experts, such as {printable(found.borrowed[0])}"
+    if seen.borrowed:
+        what = f"{count(len(seen.borrowed), 'layer')} of experts, such as {printable(seen.borrowed[0])}"
         note = f"no token reached {what}: inputs have the largest scale of the other experts of the layer"
         plan = replace(plan, notes=(*plan.notes, note))
     if not static:
         return plan
-    return with_added(plan, _scales_of_inputs((w, found.inputs.get(w.module)) for w in wanted.values()))
+    return with_added(plan, _scales_of_inputs((w, seen.inputs.get(w.module)) for w in wanted.values()))
 
 
 def require_text(plan: CheckpointPlan, given: Given) -> None:

@@ -246,6 +246,8 @@ def input_tensors(quantizer: nn.Module | None, codec: Codec) -> dict[str, torch.
     found = {names.scale: params.scales[0].reshape(names.shape)}
     if params.zero_point is not None:
         # Codes without a sign count as signed ones, so that 0 becomes the least of these.
-        shift = (1 << (params.scheme.bits - 1)) if params.scheme.qmin == 0 else 0
-        found[names.zero_point] = (params.zero_point.reshape(names.shape) - shift).to(torch.int8)
+        unsigned = params.scheme.qmin == 0
+        shift = (1 << (params.scheme.bits - 1)) if unsigned and names.signed else 0
+        dtype = torch.uint8 if unsigned and not names.signed else torch.int8
+        found[names.zero_point] = (params.zero_point.reshape(names.shape) - shift).to(dtype)
     return found

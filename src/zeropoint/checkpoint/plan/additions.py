@@ -23,7 +23,7 @@ from ..read.source import CONFIG, MAX_JSON_BYTES, Source
 from ..read.storage import exists, open_file, shown
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan
-from .config_and_index import MANIFEST, index_name, index_text, readable
+from .config_and_index import MANIFEST, graph_texts, index_name, index_text, readable
 from .limits import Limits
 from .new_tensor import NewTensor
 from .origin import Floats
@@ -65,6 +65,7 @@ def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPl
     placements = plan.placements.with_added(origins)
     name = index_name(plan.source)
     texts = {name: Text.of(index_text(placements))} if name in plan.texts else {}
+    texts |= graph_texts(plan.source, plan.decisions, placements, plan.codec)
     return replace(
         plan, placements=placements, texts={**plan.texts, **texts}, limits=plan.limits.reserve(origins)
     )

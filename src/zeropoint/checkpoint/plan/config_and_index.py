@@ -63,6 +63,17 @@ def index_and_config(
     return texts, documents.notes
 
 
+def graph_texts(
+    source: Source, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec
+) -> dict[str, Text]:
+    """Return the graph of a result, which says where its tensors lie; nothing where it has none."""
+    if not CONTAINERS[codec.container].has_graph:
+        return {}
+    floats = Floats(source=source, origins={}, config=None)
+    documents = _config(floats, decisions, placements, codec, staying=())
+    return {name: Text.of(each) for name, each in documents.files.items() if isinstance(each, bytes)}
+
+
 def index_name(source: Source) -> str:
     """Return the name of the index of an output."""
     alone = len(source.shards) == 1 and source.container.indexed

@@ -108,9 +108,9 @@ def inside(root: Place, name: Path | str) -> Place:
     if isinstance(root, RemotePath):
         return root / name
     path = root / name
-    real = Path(os.path.realpath(path))
+    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(root))
     caches = (each.parent.parent for each in (root, *root.parents) if each.parent.name == "snapshots")
-    if not real.is_relative_to(root) and not any(real.parent == cache / "blobs" for cache in caches):
+    if not real.is_relative_to(home) and not any(real.parent == cache / "blobs" for cache in caches):
         raise CheckpointError(
             f"{shown(path)} is a symbolic link to {shown(real)}, outside of the checkpoint's directory; put "
             "the file itself there, or pass the directory that holds it"

@@ -28,8 +28,9 @@ from ...libraries import reading
 from .protocol import Use
 
 STANDARD, RUNTIME = ("", "ai.onnx"), "com.microsoft"
-DEQUANTIZE, NBITS = "DequantizeLinear", "MatMulNBits"
+QUANTIZE, DEQUANTIZE, NBITS = "QuantizeLinear", "DequantizeLinear", "MatMulNBits"
 CODES, SCALE, ZERO, OUTER = "weight_quantized", "weight_scale", "weight_zero_point", "weight_scale_2"
+INPUT_SCALE, INPUT_ZERO = "input_scale", "input_zero_point"
 BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "weight_nbits", "weight_nbits_scales", "weight_nbits_zero_points"
 _FLOATS = (1, 10, 11, 16)
 """Numbers of the types FLOAT, FLOAT16, DOUBLE and BFLOAT16."""
@@ -356,6 +357,13 @@ def _behind(read: Read) -> Sequence[Read] | None:
         return None
     (name,) = node.output
     return () if any(each.name == name for each in read.graph.output) else read.reads.get(name, ())
+
+
+def products(reads: Sequence[Read]) -> Iterator[Read]:
+    """Yield the nodes that compute with a tensor, behind those that only pass it on."""
+    for read in reads:
+        behind = _behind(read)
+        yield from (read,) if behind is None else products(behind)
 
 
 def _side(read: Read, rank: int) -> tuple[bool, int] | None:

@@ -15,13 +15,26 @@ def has_runtime() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
-def opened(model: bytes | str) -> Any:
-    """Return a session on the host for a graph as it is: the bytes of a model, or its file."""
+_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def opened_beside(model: bytes, folder: Path) -> Any:
+    """Return a session for the bytes of a model whose numbers lie in files of a folder."""
+    return opened(model, **{_FOLDER: str(folder)})
+
+
+def opened(model: bytes | str, **entries: str) -> Any:
+    """Return a session on the host for a graph as it is: the bytes of a model, or its file.
+
+    entries: of onnxruntime's session configuration.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -1,0 +1,96 @@
+"""Static inputs of layers in an ONNX graph: QuantizeLinear and DequantizeLinear before a product.
+
+    M.input_scale        one number, of the dtype of the model
+    M.input_zero_point   one number of the type of the codes; where the scheme has none, a 0 in the graph
+
+This module knows which input of a node is its data, and opens no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from ..formats.torch_dtypes import format_of, storage_dtype
+from ..recipes import Activation
+from ..schemes import Granularity, ZeroPoint
+from .containers.onnx import DATA_NAMES
+from .containers.onnx_graph import (
+    DEQUANTIZE,
+    INPUT_SCALE,
+    INPUT_ZERO,
+    QUANTIZE,
+    Initializer,
+    Read,
+    products,
+)
+from .containers.protocol import Use
+from .data_scales import InputNames
+from .onnx_rewriting import Rewriting, module_name
+from .onnx_types import ELEMENTS, code_type
+from .safetensors_dtypes import FILE_DTYPES
+
+INPUTS = InputNames(INPUT_SCALE, INPUT_ZERO, INPUT_SCALE, shape=(), signed=False)
+_OF_PRODUCT = {"Conv": (0,), "ConvTranspose": (0,), "Gemm": (0,), "MatMul": (1, 0)}
+"""Which input of a node is its data: the first, or the one that is not the weight."""
+_PASSES = frozenset(("Identity", "Cast", "Transpose"))
+
+
+def input_type(given: Activation) -> str | None:
+    """Return the type of ONNX for codes of static inputs with one scale, or None where there is none."""
+    scheme, kind = given.scheme, code_type(given.scheme.element)
+    if given.dynamic or len(scheme.scales) != 1 or scheme.offsets or scheme.center:
+        return None
+    scale = storage_dtype(scheme.scales[0].format_for(format_of(torch.float32)))
+    plain = scheme.granularity == Granularity.tensor() and scale is torch.float32
+    return kind if plain and kind in ("I8", "U8", "F8_E4M3", "F8_E5M2") else None
+
+
+def input_refusal(use: Use) -> str | None:
+    """Return why inputs of a layer cannot be quantized, or None."""
+    odd = {name for name in use.operators if name.partition(" ")[0] not in _OF_PRODUCT.keys() | _PASSES}
+    return f"it is read by {', '.join(sorted(odd))}, whose inputs are not quantized here" if odd else None
+
+
+def data_of(each: Initializer) -> Iterator[tuple[Read, int]]:
+    """Yield the products that read a weight, each with the index of its data."""
+    for read in products(each.reads):
+        places = _OF_PRODUCT[read.node.op_type]
+        yield read, places[read.index % len(places)]
+
+
+def input_of(key: str, found: Mapping[str, Initializer]) -> Activation | None:
+    """Return how the static inputs of a layer are quantized, where its file has their scale.
+
+    found: the initializers of a model by name.
+    """
+    zero = found.get(f"{key}.{INPUTS.zero_point}")
+    element = None if zero is None else ELEMENTS.get(DATA_NAMES.get(zero.tensor.data_type))
+    if zero is None or element is None or f"{key}.{INPUTS.scale}" not in found:
+        return None
+    return Activation.of(f"{element}:tensor{':asym' if zero.data else ''}", dynamic=False)
+
+
+def quantize_inputs(edit: Rewriting, each: Initializer, given: Activation) -> None:
+    """Let the products of a weight read their data through QuantizeLinear and DequantizeLinear.
+
+    To be called before the weight is replaced.
+    """
+    module, kind = module_name(each), input_type(given)
+    assert kind is not None
+    names = [f"{module}.{part}" for part in (INPUTS.scale, INPUTS.zero_point)]
+    edit.add(each.graph, names[0], FILE_DTYPES[edit.dtype(each)], ())
+    if given.scheme.zero_point is ZeroPoint.NONE:
+        edit.add_zero(each.graph, names[1], kind)
+    else:
+        edit.add(each.graph, names[1], kind, ())
+    pairs: dict[tuple[int, str], str] = {}
+    for read, index in data_of(each):
+        data = read.node.input[index]
+        if (id(read.graph), data) not in pairs:
+            codes, values = (f"{module}.input_{what}{len(pairs) or ''}" for what in ("quantized", "values"))
+            first = edit.node(QUANTIZE, [data, *names], codes)
+            edit.put_before(read, [first, edit.node(DEQUANTIZE, [codes, *names], values)])
+            pairs[id(read.graph), data] = values
+        read.node.input[index] = pairs[id(read.graph), data]
