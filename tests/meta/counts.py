@@ -213,14 +213,17 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--record", action="store_true", help=f"write {TABLE.name}")
+    parser.add_argument("--static", action="store_true", help="keep the recorded counts of traced calls")
     parser.add_argument("--trace", choices=TRACED, help="print the counts of one traced call as JSON")
     options = parser.parse_args()
     if options.trace:
         sys.stdout.write(json.dumps(TRACED[options.trace]()))
         return
     sources = read_sources()
-    counts = static_counts(sources) | traced_counts() | line_counts(sources)
-    before = recorded() if TABLE.is_file() else counts
+    before = recorded() if TABLE.is_file() else {}
+    kept = {name: number for name, number in before.items() if name.startswith(tuple(TRACED))}
+    traced = kept if options.static else traced_counts()
+    counts = static_counts(sources) | traced | line_counts(sources)
     if options.record:
         rows = [f"{name},{number}\n" for name, number in counts.items()]
         TABLE.write_text("count,number\n" + "".join(rows), encoding="utf-8")

@@ -19,7 +19,7 @@ _CACHE = "past_key_values"
 """What the attention layers of transformers call the cache that they are given."""
 
 
-class CacheWatch:
+class KvCacheObserver:
     """Observer of attention layers' KV cache inputs; supplies missing caches.
 
     Args:

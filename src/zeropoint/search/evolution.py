@@ -26,7 +26,7 @@ from ..progress import Bar, Progress
 from .measuring import decoded
 from .offers import KEEP, Choices
 from .search_state import SearchState
-from .searching import Improve, Improved, Table
+from .searching import Refinement, Refiner, Table
 from .weighing import Text, decided_by, meter_of, name_in, windows_of
 
 OFFSPRING = 4
@@ -159,10 +159,12 @@ def evolved(
     return Evolved(chosen=best[0], divergence=best[1], first=first)
 
 
-def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
+def by_evolution(given: Text, limits: Limits, generations: int) -> Refiner:
     """Return a refinement by generations on a text, see :func:`~.weighing.windows_of`."""
 
-    def improve(table: Table, chosen: Sequence[str], allowed: int, state: SearchState, bar: Bar) -> Improved:
+    def improve(
+        table: Table, chosen: Sequence[str], allowed: int, state: SearchState, bar: Bar
+    ) -> Refinement:
         found = table.choices
         windows = windows_of(found.source, given)
         kind = f"{decided_by(found, table.mark, windows)}{limits.mark}"
@@ -176,7 +178,7 @@ def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
             f"refined in {_generations(generations)}: KL divergence {best.first:.6g} -> "
             f"{best.divergence:.6g} on {windows.given.numel()} tokens"
         )
-        return Improved(chosen=best.chosen, note=note)
+        return Refinement(chosen=best.chosen, note=note)
 
     return improve
 

@@ -104,7 +104,7 @@ class SearchResult(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SearchRequest:
     """What is searched for.
 
     candidates: presets, schemes and ``keep``. method: which quantizes all of them. inputs: finds the mean
@@ -120,10 +120,10 @@ class Asked:
     inputs: TakeInputs | None = None
 
 
-def asked(
+def search_request(
     budget: Budget | str, candidates: str | Iterable[str] | None, codec: Codec, *, method: str | None = None,
     selection: Selection | None = None, limits: Limits | None = None,
-) -> Asked:  # fmt: skip
+) -> SearchRequest:  # fmt: skip
     """Return a search request, with the codec's usual candidates by default.
 
     candidates: texts, or one with commas between them. Raises RangeError for a budget that is none,
@@ -138,7 +138,7 @@ def asked(
                 f"format {codec.name} has no usual candidates; name some of its presets, "
                 f"{', '.join(codec.presets)}"
             )
-    return Asked(
+    return SearchRequest(
         budget=budget if isinstance(budget, Budget) else Budget.parse(budget), candidates=tuple(candidates),
         codec=codec, method=method, selection=selection or Selection(), limits=limits,
     )  # fmt: skip
@@ -153,11 +153,11 @@ def split_candidates(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip())
 
 
-Weigh = Callable[[Choices, "Inputs | None", SearchState, Bar], "Weighing"]
+WeighingRule = Callable[[Choices, "Inputs | None", SearchState, Bar], "Weighing"]
 """How much layers matter whose errors count by these inputs, if any; may ask the state, and add to it."""
 Losses = Callable[[SearchedLayer, Mapping[str, float]], Mapping[str, float]]
 """Losses of a layer under candidates, from their mean errors."""
-Improve = Callable[["Table", Sequence[str], int, SearchState, Bar], "Improved"]
+Refiner = Callable[["Table", Sequence[str], int, SearchState, Bar], "Refinement"]
 """Takes options, the text of each layer, the size that is allowed, and what is known."""
 
 
@@ -191,7 +191,7 @@ class Weighing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Improved:
+class Refinement:
     """Another choice: the text of each layer, and a sentence about it."""
 
     chosen: tuple[str, ...]
@@ -201,13 +201,13 @@ class Improved:
 def equal(
     found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar  # noqa: ARG001 (a way to weigh)
 ) -> Weighing:  # fmt: skip
-    """Let every matrix count the same, see :func:`by_matrices`; a :data:`Weigh`."""
+    """Let every matrix count the same, see :func:`by_matrices`; a :data:`WeighingRule`."""
     return Weighing()
 
 
 def search(
-    source: Source, asked: Asked, *, state: Path | None = None, weigh: Weigh = equal,
-    improve: Improve | None = None, bar: Bar = silent,
+    source: Source, request: SearchRequest, *, state: Path | None = None, weigh: WeighingRule = equal,
+    improve: Refiner | None = None, bar: Bar = silent,
 ) -> SearchResult:  # fmt: skip
     """Return the recipe of least loss within a budget.
 
@@ -220,20 +220,20 @@ def search(
     without statistics, and the errors of ``weigh``, :func:`make_plan` and the reader of inputs.
     """
     found = choices(
-        source, asked.candidates, asked.codec, method=asked.method, selection=asked.selection,
-        limits=asked.limits,
+        source, request.candidates, request.codec, method=request.method, selection=request.selection,
+        limits=request.limits,
     )  # fmt: skip
     require_choice(found)
-    method = None if asked.method is None else method_named(asked.method)
+    method = None if request.method is None else method_named(request.method)
     if method is not None and (in_order(method) or rotation_of(method) is not None):
         how = "solves weights in the order in which they run" if in_order(method) else "rotates the model"
         raise UnsupportedError(
-            f"method {asked.method} {how}, and a search tries weights alone; search by mse_weighted, and "
-            f"quantize by its recipe with {option('method', asked.method)}"
+            f"method {request.method} {how}, and a search tries weights alone; search by mse_weighted, and "
+            f"quantize by its recipe with {option('method', request.method)}"
         )
     kept = None if state is None else OwnFile(state, STATE, source.places)
     with SearchState(kept, source_fields(found.plans[0])) as known:
-        seen = None if asked.inputs is None else asked.inputs(found)
+        seen = None if request.inputs is None else request.inputs(found)
         found = found if seen is None else _knowing(found, seen)
         for plan in found.plans:
             require_statistics_of_methods(plan)
@@ -245,11 +245,11 @@ def search(
                 mark=weighing.mark, on_progress=on_progress,
             )  # fmt: skip
         table = Table.of(found, known, weighing)
-        decision = decide(asked, table, weighing)
+        decision = decide(request, table, weighing)
         if improve is not None:
             better = improve(table, decision.chosen, decision.allowed, known, bar)
-            decision = decision.changed(asked, table, weighing, better)
-        return _result(asked, table, weighing, decision)
+            decision = decision.changed(request, table, weighing, better)
+        return _result(request, table, weighing, decision)
 
 
 def _knowing(found: Choices, seen: Inputs) -> Choices:
@@ -335,7 +335,7 @@ def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Solution:
     """The choice for a budget: layers' texts, loss, recipe and plan.
 
     allowed: bytes that weights may take.
@@ -348,43 +348,43 @@ class Settled:
     plan: CheckpointPlan
     notes: tuple[str, ...] = ()
 
-    def changed(self, asked: Asked, table: Table, weighing: Weighing, better: Improved) -> Settled:
+    def changed(self, request: SearchRequest, table: Table, weighing: Weighing, new: Refinement) -> Solution:
         """Return the solution for another choice, or itself with a note."""
-        plan, recipe = _planned(asked, table.choices, better.chosen, weighing)
-        if asked.budget.nbytes is not None and plan.output_bytes > asked.budget.nbytes:
+        plan, recipe = _planned(request, table.choices, new.chosen, weighing)
+        if request.budget.nbytes is not None and plan.output_bytes > request.budget.nbytes:
             return replace(self, notes=(*self.notes, "a refined choice exceeds the budget and is not taken"))
-        options = table.chosen(better.chosen)
+        options = table.chosen(new.chosen)
         allocation = Allocation(
             choice=tuple(
                 [text for text, *_ in own].index(one)
-                for own, one in zip(table.options, better.chosen, strict=True)
+                for own, one in zip(table.options, new.chosen, strict=True)
             ),
             size=sum(size for _, size, _, _ in options), loss=math.fsum(loss for *_, loss in options),
             bound=self.allocation.bound,
         )  # fmt: skip
         return replace(
-            self, chosen=better.chosen, allocation=allocation, plan=plan, recipe=recipe,
-            notes=(*self.notes, better.note),
+            self, chosen=new.chosen, allocation=allocation, plan=plan, recipe=recipe,
+            notes=(*self.notes, new.note),
         )  # fmt: skip
 
 
-def decide(asked: Asked, table: Table, weighing: Weighing) -> Settled:
+def decide(request: SearchRequest, table: Table, weighing: Weighing) -> Solution:
     """Return the choice of least loss within budget, or RangeError."""
-    found, budget = table.choices, asked.budget
+    found, budget = table.choices, request.budget
     if budget.bits is not None:
         allowed = math.floor(budget.bits * found.values / 8)
     else:
         assert budget.nbytes is not None
         allowed = budget.nbytes - found.other_bytes
-    decision = _solved(asked, table, allowed, weighing)
+    decision = _solved(request, table, allowed, weighing)
     while budget.nbytes is not None and decision.plan.output_bytes > budget.nbytes:
         # Headers and the configuration of a mixture take more than a single scheme's.
         allowed -= decision.plan.output_bytes - budget.nbytes
-        decision = _solved(asked, table, allowed, weighing)
+        decision = _solved(request, table, allowed, weighing)
     return decision
 
 
-def _result(asked: Asked, table: Table, weighing: Weighing, decision: Settled) -> SearchResult:
+def _result(request: SearchRequest, table: Table, weighing: Weighing, decision: Solution) -> SearchResult:
     found, notes = table.choices, [*(weighing.inputs.notes if weighing.inputs else ())]
     inputs = [text for text, c in found.candidates.items() if c.plan and any(x.input for x in c.plan.layers)]
     if inputs:
@@ -395,7 +395,7 @@ def _result(asked: Asked, table: Table, weighing: Weighing, decision: Settled) -
             f"one with it, such as {found.without[0]}"
         )
     return SearchResult(
-        choices=found, budget=asked.budget, importance=weighing.name, allocation=decision.allocation,
+        choices=found, budget=request.budget, importance=weighing.name, allocation=decision.allocation,
         recipe=decision.recipe, plan=decision.plan,
         chosen=tuple(
             LayerChoice(layer=layer, candidate=text, nbytes=size, relative=math.sqrt(error), loss=loss)
@@ -424,12 +424,12 @@ def _require_feasible(table: Table, budget: Budget, allowed: int) -> None:
     )
 
 
-def _solved(asked: Asked, table: Table, allowed: int, weighing: Weighing) -> Settled:
+def _solved(request: SearchRequest, table: Table, allowed: int, weighing: Weighing) -> Solution:
     """Return the best choice that the layout holds, uniform if needed."""
-    _require_feasible(table, asked.budget, allowed)
+    _require_feasible(table, request.budget, allowed)
     whole = _best(table, allowed)
     try:
-        return _decision(asked, table, whole, allowed, weighing)
+        return _decision(request, table, whole, allowed, weighing)
     except CheckpointError as error:
         if len(set(whole[0]) - {KEEP}) < 2:
             raise
@@ -441,46 +441,47 @@ def _solved(asked: Asked, table: Table, allowed: int, weighing: Weighing) -> Set
             tries.append(_best(only, allowed))
     for one in sorted(tries, key=lambda found: found[1].loss):
         try:
-            decision = _decision(asked, table, one, allowed, weighing)
+            decision = _decision(request, table, one, allowed, weighing)
         except ZeropointError as error:
             problem = error
             continue
-        note = f"{asked.codec.title} has one scheme in a checkpoint: the best for all layers"
+        note = f"{request.codec.title} has one scheme in a checkpoint: the best for all layers"
         return replace(decision, notes=(note,))
     raise problem
 
 
-def _best(table: Table, allowed: int) -> tuple[tuple[str, ...], Allocation]:
+_Best = tuple[tuple[str, ...], Allocation]
+
+
+def _best(table: Table, allowed: int) -> _Best:
     allocation = solve(table.groups, allowed)
     chosen = (own[at][0] for own, at in zip(table.options, allocation.choice, strict=True))
     return tuple(chosen), allocation
 
 
-def _decision(
-    asked: Asked, table: Table, one: tuple[tuple[str, ...], Allocation], allowed: int, weighing: Weighing
-) -> Settled:
-    plan, recipe = _planned(asked, table.choices, one[0], weighing)
-    return Settled(chosen=one[0], allocation=one[1], allowed=allowed, recipe=recipe, plan=plan)
+def _decision(request: SearchRequest, table: Table, one: _Best, allowed: int, weighing: Weighing) -> Solution:
+    plan, recipe = _planned(request, table.choices, one[0], weighing)
+    return Solution(chosen=one[0], allocation=one[1], allowed=allowed, recipe=recipe, plan=plan)
 
 
 def _planned(
-    asked: Asked, found: Choices, chosen: Sequence[str], weighing: Weighing
+    request: SearchRequest, found: Choices, chosen: Sequence[str], weighing: Weighing
 ) -> tuple[CheckpointPlan, RecipeText]:
     if set(chosen) == {KEEP}:
         raise CheckpointError(
-            f"budget {asked.budget} holds all weights as they are; nothing needs to be quantized"
+            f"budget {request.budget} holds all weights as they are; nothing needs to be quantized"
         )
     names = {}
     for layer, text in zip(found.layers, chosen, strict=True):
         for weight in layer.weights:
             names[weight.tensor] = text
     comment = (
-        f"zeropoint search: budget {asked.budget}, importance {weighing.name}",
+        f"zeropoint search: budget {request.budget}, importance {weighing.name}",
         f"candidates {', '.join(found.candidates)}",
     )
-    text = recipe_of(names, method=asked.method, without=found.without, comment=comment)
-    recipe = RecipeText(text=text, name="search")
-    plan = make_plan(found.source, recipe, selection=asked.selection, limits=asked.limits, codec=asked.codec)
+    text = recipe_of(names, method=request.method, without=found.without, comment=comment)
+    recipe, limits = RecipeText(text=text, name="search"), request.limits
+    plan = make_plan(found.source, recipe, selection=request.selection, limits=limits, codec=request.codec)
     return plan if weighing.inputs is None else weighing.inputs.to_plan(plan), recipe
 
 

@@ -52,7 +52,7 @@ from ..signatures import by_signature
 from .budgets import Budget
 from .evolution import by_evolution
 from .inputs import inputs_by, with_ranges
-from .searching import EQUAL, RECIPE, SearchResult, asked, search
+from .searching import EQUAL, RECIPE, SearchResult, search, search_request
 from .weighing import weigh_by
 
 __all__ = ["quantize_checkpoint", "search_checkpoint"]
@@ -108,7 +108,7 @@ class _Budgeted:
         out: where the state lies next to, unless it has a place of its own. page: takes the report.
         """
         assert self.budget is not None
-        wanted = asked(
+        wanted = search_request(
             self.budget, self.candidates, codec_for(format), method=method, selection=selection,
             limits=limits,
         )  # fmt: skip

@@ -43,7 +43,7 @@ from .inputs import Inputs
 from .measuring import Importance, Weights, decoded
 from .offers import KEEP, Choices, SearchedLayer
 from .search_state import SearchState, number_in, numbers_in
-from .searching import EQUAL, Weigh, Weighing, equal
+from .searching import EQUAL, Weighing, WeighingRule, equal
 
 LINEARITY, DIVERGENCE = "linearity", "divergence"
 """Besides EQUAL, how much layers matter, as users write it."""
@@ -123,7 +123,7 @@ def noisy(weight: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     )
 
 
-def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
+def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> WeighingRule:
     """Return the way to weigh layers by the linearity theorem.
 
     given: see :func:`windows_of`. What it returns raises what :func:`windows_of` and :func:`meter_of` raise,
@@ -158,7 +158,7 @@ def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
     return weigh
 
 
-def by_divergence(given: Text, limits: Limits) -> Weigh:
+def by_divergence(given: Text, limits: Limits) -> WeighingRule:
     """Return a weighing by the divergence of each candidate alone.
 
     given: see :func:`windows_of`. What it returns raises what :func:`windows_of` and :func:`meter_of` raise.
@@ -229,7 +229,7 @@ def _size(noise: torch.Tensor, weight: torch.Tensor, counts: Weights) -> float:
     return own / other if other else 1.0
 
 
-def weigh_by(importance: str, text: Text, limits: Limits) -> Weigh:
+def weigh_by(importance: str, text: Text, limits: Limits) -> WeighingRule:
     """Return the way to weigh layers that users ask for.
 
     importance: EQUAL, LINEARITY or DIVERGENCE. text: see :func:`windows_of`. Raises RecipeError for another

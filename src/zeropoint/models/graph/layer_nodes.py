@@ -61,14 +61,14 @@ _WEIGHTED = frozenset(PRODUCTS) - {aten.matmul.default, aten.mm.default, aten.ad
 """Operators with an argument called weight; the others multiply activations, too."""
 _CONVERTED = frozenset(kind.__name__ for kind in LAYER_TYPES) - {kind for kind, _ in PRODUCTS.values()}
 """Types with unquantizable operators: recurrent layers on packed sequences, and bags."""
-MEETINGS: dict[object, str] = {
+SHARED_SCALE_OPS: dict[object, str] = {
     aten.add.Tensor: "Add",
     aten.add_.Tensor: "Add",
     aten.mul.Tensor: "Multiply",
     aten.cat.default: "Concatenate",
 }
 """Operator to the type under which a rule names it."""
-TURNS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
+TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
 """Operators that transpose a matrix."""
 _GROUPS: dict[object, int] = {
     aten.conv_transpose1d.default: 6, aten.conv_transpose2d.input: 6, aten.conv_transpose3d.input: 6,
@@ -112,7 +112,7 @@ class Layer:
 
 def inputs_of(node: fx.Node) -> list[fx.Node]:
     """Return a layer node's tensor inputs besides weight and bias."""
-    if node.target in MEETINGS:
+    if node.target in SHARED_SCALE_OPS:
         first = node.args[0]
         given = first if isinstance(first, (list, tuple)) else node.args[:2]
         return [arg for arg in given if isinstance(arg, fx.Node)]
@@ -147,7 +147,7 @@ def layers_of(module: fx.GraphModule, recipe: Recipe) -> list[Layer]:
     used: Counter[str] = Counter()
     sizes = Counter(_call(node) for node in module.graph.nodes)
     for node in module.graph.nodes:
-        layer = _product(module, node) or _recurrent(module, node) or _meeting(node, named, used)
+        layer = _product(module, node) or _recurrent(module, node) or _shared_scale_layer(node, named, used)
         layer = layer or _unnamed(node, named, sizes) or _other(module, node)
         if layer is None:
             continue
@@ -281,7 +281,7 @@ def _parameter(arg: object) -> tuple[fx.Node | None, bool]:
         return None, False
     if arg.op == "get_attr":
         return arg, False
-    if arg.target in TURNS and len(arg.meta["val"].shape) == 2:
+    if arg.target in TRANSPOSES and len(arg.meta["val"].shape) == 2:
         read, transposed = _parameter(arg.args[0])
         return read, not transposed
     return None, False
@@ -310,9 +310,9 @@ def _stack(node: fx.Node) -> tuple[str, str | None]:
     return "", None
 
 
-def _meeting(node: fx.Node, named: set[str], used: Counter[str]) -> Layer | None:
+def _shared_scale_layer(node: fx.Node, named: set[str], used: Counter[str]) -> Layer | None:
     """Return the layer of a shared-scale operator on floats, if named."""
-    kind = MEETINGS.get(node.target) if node.op == "call_function" else None
+    kind = SHARED_SCALE_OPS.get(node.target) if node.op == "call_function" else None
     if kind not in named or kind is None:
         return None
     parts = inputs_of(node)
