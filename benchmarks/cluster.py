@@ -39,8 +39,8 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Job, Results, local
 from zeropoint.checkpoint.run.journal import Journal
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.run.unit_results import UnitResult
 from zeropoint.checkpoint.run.units import groups, units
-from zeropoint.checkpoint.run.work import Done
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 SOURCE_BYTES = 1.5e12
@@ -110,18 +110,18 @@ def estimate(measured: Measured, assumed: Assumed, nodes: int, *, source: float 
     )  # fmt: skip
 
 
-def measure_core(plan: CheckpointPlan, folder: Path) -> tuple[float, tuple[Done, ...]]:
+def measure_core(plan: CheckpointPlan, folder: Path) -> tuple[float, tuple[UnitResult, ...]]:
     """Return source bytes a second of one thread, and the results, of the best of some rounds."""
     best, found = 0.0, ()
     for number in range(ROUNDS):
-        results: list[Done] = []
+        results: list[UnitResult] = []
         spent = 0.0
 
-        def timed(job: Job, results: list[Done] = results) -> Results:
+        def timed(job: Job, results: list[UnitResult] = results) -> Results:
             nonlocal spent
             start = time.perf_counter()
             for result in local(job):
-                results += [result] if isinstance(result, Done) else []
+                results += [result] if isinstance(result, UnitResult) else []
                 yield result
             spent = time.perf_counter() - start
 
@@ -141,7 +141,7 @@ def measure_hashing() -> float:
     return len(data) / min(seconds)
 
 
-def measure_records(done: tuple[Done, ...], folder: Path) -> float:
+def measure_records(done: tuple[UnitResult, ...], folder: Path) -> float:
     """Return seconds that a unit's record takes to be written, synced with others as a run does."""
     journal = Journal(folder / "journal")
     start = time.perf_counter()
@@ -152,7 +152,7 @@ def measure_records(done: tuple[Done, ...], folder: Path) -> float:
     return seconds / RECORDS
 
 
-def measure_batches(done: tuple[Done, ...]) -> tuple[float, float]:
+def measure_batches(done: tuple[UnitResult, ...]) -> tuple[float, float]:
     """Return the driver's seconds for a batch that does nothing, and those until the first worker answers."""
     import ray
 
@@ -160,7 +160,7 @@ def measure_batches(done: tuple[Done, ...]) -> tuple[float, float]:
     answer = list((done * size)[:size])
 
     @ray.remote(num_cpus=1)
-    def nothing(found: list[Done]) -> list[Done]:
+    def nothing(found: list[UnitResult]) -> list[UnitResult]:
         importlib.import_module("zeropoint.checkpoint.cluster.worker")  # as before a worker's first unit
         return found
 

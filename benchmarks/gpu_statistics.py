@@ -25,8 +25,7 @@ from gpu_timing import in_turns, same_bytes
 
 import zeropoint as zp
 from zeropoint import stats
-from zeropoint.codecs.gguf import BLOCKS
-from zeropoint.codecs.gguf_blocks import BlockType
+from zeropoint.codecs.gguf import BLOCKS, BlockType
 from zeropoint.codecs.words import INTERLEAVED, rows_of_words, words_of_rows
 from zeropoint.functional import row_errors
 from zeropoint.kernels.triton.statistics_launch import COUNTER

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.rotating
 # The real command, but each part of a weight takes so long that there is time for a signal.
 SLOW = """
 import sys, time
-from zeropoint.checkpoint.run.tiles import Scratch
+from zeropoint.checkpoint.measure.tiles import Scratch
 quantize = Scratch.quantize
 def slow(*arguments):
     time.sleep(0.2)

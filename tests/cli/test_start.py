@@ -16,7 +16,7 @@ from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
 from zeropoint import __version__, names_elsewhere
-from zeropoint.cli import layers
+from zeropoint.cli import lazy
 
 # A process of the command, distinguished from one that imports the library by its arguments.
 SAYS_WHAT_IS_LOADED = """
@@ -159,4 +159,4 @@ def test_what_names_of_other_libraries_are_pointed_to_is_there() -> None:
 
 def test_every_name_that_commands_import_late_is_there() -> None:
     # Types of these names come from ordinary imports, so a type checker does not see a module that moved.
-    assert [name for name in layers._OWNERS if not hasattr(layers, name)] == []
+    assert [name for name in lazy._OWNERS if not hasattr(lazy, name)] == []

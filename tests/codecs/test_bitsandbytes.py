@@ -22,7 +22,8 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.codecs.bitsandbytes import CODEC, StateForm
+from zeropoint.codecs.bitsandbytes import CODEC
+from zeropoint.codecs.bitsandbytes_state import StateForm
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.formats import get_format

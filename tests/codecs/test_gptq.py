@@ -18,7 +18,8 @@ from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.codecs.gptq import CODEC, GptqSettings
+from zeropoint.codecs.gptq import CODEC
+from zeropoint.codecs.gptq_config import GptqSettings
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.codecs.words import fields_of, words_of

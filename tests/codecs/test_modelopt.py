@@ -19,7 +19,8 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.layer_schemes import layer_scheme
-from zeropoint.codecs.modelopt import ALGORITHMS, CODEC, PRESETS, settings
+from zeropoint.codecs.modelopt import CODEC
+from zeropoint.codecs.modelopt_config import ALGORITHMS, PRESETS, settings
 from zeropoint.codecs.registry import DEFAULT
 from zeropoint.errors import CheckpointError, UnsupportedError, ZeropointError
 

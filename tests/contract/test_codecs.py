@@ -90,8 +90,8 @@ def of_parts(layer: LayerScheme, x: torch.Tensor) -> LayerScheme:
     """Return the scheme of parts of ``x``, whose scales may have to be seen first."""
     if not layer.codec.needs_mean(layer):
         return layer
-    scales = zp.quantize(x, layer.codec.known(layer, 0.0).weight).scales[0]
-    return layer.codec.known(layer, math.fsum(scales.flatten().tolist()) / scales.numel())
+    scales = zp.quantize(x, layer.codec.with_mean(layer, 0.0).weight).scales[0]
+    return layer.codec.with_mean(layer, math.fsum(scales.flatten().tolist()) / scales.numel())
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)

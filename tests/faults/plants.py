@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from zeropoint.checkpoint.measure import tiles as quantize
 from zeropoint.checkpoint.read import source
 from zeropoint.checkpoint.run import directory as output
 from zeropoint.checkpoint.run import executor, read_back, work
-from zeropoint.checkpoint.run import tiles as quantize
 from zeropoint.cli import main as command
 
 

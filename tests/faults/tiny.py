@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from zeropoint.checkpoint.plan import cuts, limits
 from zeropoint.checkpoint.run import commit, units
-from zeropoint.checkpoint.run.work import Done, Scanned
+from zeropoint.checkpoint.run.unit_results import ScanResult, UnitResult
 from zeropoint.cli import app
 
 LAYER = "model.layers.0"
@@ -91,7 +91,7 @@ def small_units() -> Iterator[None]:
 _add = commit.Commit.add
 
 
-def _add_behind_the_last_commit(self: commit.Commit, result: Scanned | Done) -> None:
+def _add_behind_the_last_commit(self: commit.Commit, result: ScanResult | UnitResult) -> None:
     """Add a result when the commit before has ended: on a busy machine, several would become one, and a run
     make fewer calls than the one whose calls were counted."""
     if self._running is not None:

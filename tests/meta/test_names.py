@@ -35,14 +35,9 @@ FILES = {
     "rows.py": "kernels along rows, each way and on each machine",
     "steps.py": "whole steps of 32 codes, each way",
     "straight_through.py": "gradients that pass through rounding, of operators and of what is learned",
-    "warmup.py": "the command, and what it does",
 }
 """Names of files that mean the same thing in each of their packages, and what."""
 CLASSES = {
-    "Chain": "the constants of several levels, and again in the types of the machine",
-    "Element": "a format's constants, and again in the types of the machine",
-    "Level": "the constants of one level, and again in the types of the machine",
-    "LoweredRule": "a rule's constants, and again in the types of the machine",
     "QuantizationParams": "params/torsh.py offers the object of ToRSh under its name",
 }
 """Names of classes that mean the same thing twice, and what."""

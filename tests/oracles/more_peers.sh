@@ -22,7 +22,7 @@ for folder in ${*:-.peers .peers-quark .peers-gptqmodel .peers-openvino}; do
         # Quark wants another numpy and an onnx of its own.
         .peers-quark) make $folder torch==2.13.0 amd-quark==0.13 ;;
         .peers-gptqmodel) make $folder torch==2.14.1 gptqmodel==7.7.0 optimum==2.3.0 torchao==0.18.0 ;;
-        .peers-openvino) make $folder torch==2.13.0 -c ../../constraints.txt onnx onnxruntime openvino==2026.4.1 ;;
+        .peers-openvino) make $folder torch==2.13.0 -c ../../constraints.txt onnx onnxruntime openvino==2026.4.1 nncf==3.4.0 ;;
         *) echo "there is no environment $folder" >&2; exit 2 ;;
     esac
 done

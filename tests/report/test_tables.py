@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from zeropoint.checkpoint.run.tensor_error import TensorError
+from zeropoint.checkpoint.measure.tensor_error import TensorError
 from zeropoint.report.tables import error_table, folded, once
 
 

@@ -19,10 +19,10 @@ from tests.oracles import synthetic_llama
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.measure.tensor_error import exact_sum
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.run.tensor_error import exact_sum
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import get_codec

@@ -113,7 +113,7 @@ def test_a_bucket_gets_the_bytes_of_a_directory_and_nothing_else(
 def test_an_interrupted_run_resumes_in_the_bucket(store: Any, folder: RemotePath, tmp_path: Path) -> None:
     source = open_source(write_tiny(tmp_path / "model"))
     plan = make_plan(source, SCHEME, limits=Limits(workers=1))
-    total = plan.worked_bytes + sum(plan.companions.values())
+    total = plan.processed_bytes + sum(plan.companions.values())
 
     def stop(done: int, size: int, name: str) -> None:
         if done > 0.7 * total:

@@ -1,1 +1,1 @@
-"""The stream: read a checkpoint strictly, plan, quantize in tiles, publish all or nothing, verify."""
+"""The checkpoint stream: read, plan, quantize in tiles, publish, verify."""

@@ -1,4 +1,4 @@
-"""Options that several functions about checkpoints share, under the names that commands give them.
+"""Options that several functions about checkpoints share with commands.
 
 The command line parses words, and calls the same functions: an option means one thing from either side.
 """
@@ -16,8 +16,8 @@ from ..own_files import OwnFile
 from ..progress import Progress, bars
 from ..recipes import Recipe
 from ..shown import PAGE, with_page
-from .choose.asked import codec_for, require_blocks
 from .choose.recipe import RecipeText
+from .choose.requests import codec_for, require_blocks
 from .choose.selection import DequantizePolicy, Selection
 from .cluster.ray import RayExecutor
 from .plan.checkpoint_plan import CheckpointPlan, make_plan
@@ -133,7 +133,7 @@ class Writing:
 
 
 def remove_page(out: Place) -> None:
-    """Remove the page of an earlier run, which tells of other files than those that are there now."""
+    """Remove the page of an earlier run with other files."""
     if isinstance(out, Path):
         OwnFile(out / REPORT, PAGE).remove()
 
@@ -142,7 +142,7 @@ def selection_of(
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
     *, dequantize_first: bool = False, dequantize_kept: bool = False,
 ) -> Selection:  # fmt: skip
-    """Return what options say of which tensors are quantized."""
+    """Return the selection of tensors that options ask for."""
     policy = DequantizePolicy.FIRST if dequantize_first else DequantizePolicy.NONE
     return Selection(
         include=patterns(include), ignore=patterns(ignore), strict=strict, fit=fit,
@@ -169,7 +169,7 @@ def planned(
     plan: PlanFile | Path | str | None = None, format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, selection: Selection, limits: Limits,
 ) -> CheckpointPlan:  # fmt: skip
-    """Return the plan that options ask for: to one scheme, by a recipe, or as a plan file has it.
+    """Return the requested plan: by scheme, by recipe, or by file.
 
     Raises OptionError unless one of the three is given, and for what a plan has itself; what
     :func:`make_plan` raises.

@@ -1,4 +1,4 @@
-"""What the command line does, as functions: one for each command about checkpoints, with the same options."""
+"""Functions for the commands about checkpoints, with the same options."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .call_options import (
     planned,
     selection_of,
 )
-from .choose.asked import codec_for
 from .choose.recipe import KEEP
+from .choose.requests import codec_for
 from .choose.selection import FLOATS, DequantizePolicy, Selection
 from .model.cache_scales import with_cache_scales
 from .model.distillation import Distillation, copying, distilled
@@ -36,7 +36,7 @@ from .model.gathered_statistics import StatisticsResult, gathered, merged, requi
 from .model.saved_solving import PooledGrams, require_gram
 from .model.solved_weights import folder_for
 from .model.statistics_file import SavedStatistics
-from .model.tokens import Windows, asked_windows
+from .model.tokens import Windows, requested_windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.file import write_plan
 from .plan.limits import Limits
@@ -72,9 +72,9 @@ def plan_checkpoint(
     dequantize_first: bool = False, dequantize_kept: bool = False, out: Path | str | None = None,
     workers: int | None = None, max_memory: int | str | None = None,
 ) -> CheckpointPlan:  # fmt: skip
-    """Return what :func:`quantize_checkpoint` would do, from the headers alone: actions, sizes, memory.
+    """Return the plan of :func:`quantize_checkpoint`, from the headers alone.
 
-    This is ``zeropoint plan``.
+    This is ``zeropoint plan``: actions, sizes and memory.
 
     Args:
         source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
@@ -93,7 +93,7 @@ def plan_checkpoint(
         strict: whether a linear weight that stays although no pattern says so is an error.
         fit: give weights whose inputs are no multiple of the group a smaller one, half or a quarter of it.
         dequantize_first: dequantize layers that are quantized already, then quantize them.
-        dequantize_kept: write those of them that are not requantized as floats, too.
+        dequantize_kept: write quantized layers that are not requantized as floats, too.
         out: a new file for the plan, which :func:`quantize_checkpoint` takes as ``plan``.
         workers: threads; one for each core if None.
         max_memory: most memory of the process of the run, as bytes or a text such as ``"1G"``; 2 GiB if None.
@@ -185,9 +185,9 @@ def dequantize_checkpoint(
     executor: str | Executor = LOCAL, address: str | None = None, spool: Path | str | None = None,
     progress: Shown = False,
 ) -> RunResult:  # fmt: skip
-    """Write a quantized checkpoint as floats: fp8 blocks, GGUF, or anything that zeropoint writes.
+    """Write a quantized checkpoint as floats.
 
-    This is ``zeropoint dequantize``. The configuration loses what it says of quantization and keeps all else.
+    This is ``zeropoint dequantize``. The configuration loses its quantization and keeps all else.
 
     Args:
         source: a quantized checkpoint's directory, one file, or the URL of either.
@@ -222,13 +222,13 @@ def rotate_checkpoint(
     break_lock: bool = False, if_exists: str = RESUME, spool: Path | str | None = None,
     progress: Shown = False,
 ) -> RunResult:  # fmt: skip
-    """Write a checkpoint of floats as the same model in a rotated space, which any engine loads as before.
+    """Write a float checkpoint as the same model in a rotated space.
 
-    This is ``zeropoint rotate``. The residual stream is rotated by a block Hadamard matrix with random signs
-    (QuaRot, SpinQuant R1), and so are the values of heads (R2); both are folded into the matrices on their
-    sides, with the weights of norms. Logits are those of the source but for rounding, and outliers are spread
-    over their block before the result is quantized. A head that is tied to the embedding becomes a tensor of
-    its own.
+    This is ``zeropoint rotate``. Any engine loads it as before. The residual stream is rotated by a block
+    Hadamard matrix with random signs (QuaRot, SpinQuant R1), and so are the values of heads (R2); both are
+    folded into the matrices on their sides, with the weights of norms. Logits equal the source's but for
+    rounding, and outliers are spread over their block before the result is quantized. A head that is tied to
+    the embedding becomes a tensor of its own.
 
     Args:
         source: a checkpoint's directory, or the URL of one.
@@ -266,7 +266,7 @@ def rotate_checkpoint(
 
 
 def _float(dtype: str | None) -> str | None:
-    """Return the name that safetensors has for a dtype; raises DtypeError for another one."""
+    """Return the safetensors name of a dtype; raises DtypeError if unknown."""
     if dtype is not None and dtype not in FLOATS:
         raise DtypeError(f"dtype (={dtype!r}) must be one of {', '.join(FLOATS)}")
     return None if dtype is None else FLOATS[dtype]
@@ -279,11 +279,11 @@ def add_kv_scales(
     max_memory: int | str | None = None, device: torch.device | str | None = None, overwrite: bool = False,
     restart: bool = False, break_lock: bool = False, if_exists: str = RESUME, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
-    """Copy a quantized checkpoint and add scales for a float8 cache of keys and values.
+    """Add scales for a float8 cache to a copied quantized checkpoint.
 
     This is ``zeropoint kv-scales``. The model runs on data, a block in memory at a time. The scales of an
     attention layer are the largest magnitudes of its keys, after rotary embeddings, and of its values, over
-    that of float8_e4m3fn. All other tensors are copied byte for byte.
+    the largest float8_e4m3fn. All other tensors are copied byte for byte.
 
     Args:
         source: the directory of a quantized checkpoint whose layout has a place for such scales, or its URL.
@@ -327,7 +327,7 @@ def distill_checkpoint(
     break_lock: bool = False, if_exists: str = RESUME, spool: Path | str | None = None,
     progress: Shown = False,
 ) -> RunResult:  # fmt: skip
-    """Train the scales of a quantized checkpoint, so that its blocks come closer to those of the float model.
+    """Train the scales of a quantized checkpoint against the float model.
 
     This is ``zeropoint distill``. Both models run on data, a block in memory at a time. Codes stay, and so do
     names, dtypes and shapes of all tensors, and the configuration: engines load the result as they load
@@ -386,7 +386,7 @@ def gather_statistics(
     workers: int | None = None, max_memory: int | str | None = None,
     device: torch.device | str | None = None, overwrite: bool = False, progress: Shown = False,
 ) -> StatisticsResult:  # fmt: skip
-    """Write statistics of the inputs of a checkpoint's layers to a file, from which weights are quantized.
+    """Write input statistics of a checkpoint's layers, for quantizing its weights.
 
     This is ``zeropoint statistics``. The float model runs once, a block in memory at a time. Of each input
     there are the sums of squares and, on request, the Gram matrix; layers that read one input share them.
@@ -416,7 +416,8 @@ def gather_statistics(
     parts, path = paths(statistics), Path(file)
     require_one(calibration=calibration, statistics=parts or None)
     require_ending(path, of_files=bool(parts))
-    data, limits = asked_windows(calibration, samples, length), Limits.default(workers, max_memory, device)
+    data = requested_windows(calibration, samples, length)
+    limits = Limits.default(workers, max_memory, device)
     limits.require_model(runs=data is not None)
     if data is None:
         if gram:
@@ -433,7 +434,7 @@ def verify_checkpoint(
     *, statistics: Paths = (), require_manifest: bool = False, workers: int | None = None,
     max_memory: int | str | None = None, progress: Shown = False,
 ) -> Verification:  # fmt: skip
-    """Return what is wrong with a quantized checkpoint, compared with the original when given.
+    """Return the verification of a checkpoint, against the original when given.
 
     This is ``zeropoint verify``: each number is checked against the proven bound of its scheme, and each byte
     against the hash in the manifest.
@@ -478,7 +479,7 @@ def compare_checkpoints(
     a: Place | str, b: Place | str,
     *, workers: int | None = None, max_memory: int | str | None = None, progress: Shown = False,
 ) -> Comparison:  # fmt: skip
-    """Compare the values that two checkpoints decode to, each in any layout that is read.
+    """Compare the decoded values of two checkpoints in any layouts.
 
     This is ``zeropoint compare``; ``found.equality.of_bits`` says whether all values are equal.
 

@@ -1,1 +1,1 @@
-"""The command line: parse, call, print. Whatever is decided or computed happens in the layers below."""
+"""The command line: parse, call, print."""

@@ -1,6 +1,6 @@
-"""The commands of ``zeropoint``: their options and help, and the errors of a command line.
+"""The commands of ``zeropoint``, and the errors of a command line.
 
-Nothing here imports torch: the layers below come in with their first name (layers.py).
+Nothing here imports torch: the layers below come in with their first name (lazy.py).
 """
 
 from __future__ import annotations
@@ -15,29 +15,20 @@ import typer
 from zeropoint import __version__
 
 from ..errors import ZeropointError, count
-from . import layers
+from . import lazy
 from .arguments import parse_path
-from .bench import bench
 from .compare import compare
 from .convert import convert
-from .demo import demo
 from .dequantize import dequantize
 from .distill import distill
-from .doctor import doctor
 from .eval import evaluate
 from .gather import statistics
 from .kv_scales import kv_scales
+from .machine_commands import bench, demo, doctor, warmup
 from .main import fail
 from .option_groups import GroupedCommands, GroupedOptions
-from .options import (
-    READ,
-    AsJson,
-    Everything,
-    Memory,
-    Sort,
-    SortOrder,
-    Workers,
-)
+from .option_records import given, only, with_records
+from .options import READ, AsJson, Display, Machine
 from .output import ReaderGoneError as ReaderGoneError
 from .output import show, show_json
 from .plan import plan as plan_command
@@ -45,7 +36,6 @@ from .quantize import quantize
 from .report import report
 from .rotate import rotate
 from .search import search
-from .warmup import warmup
 
 # The base class of all errors about the command line. Newer versions of typer no longer take it from click.
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
@@ -103,28 +93,33 @@ def top(
 
 
 @app.command(short_help="Show what a checkpoint holds.", cls=GroupedOptions)
+@with_records
 def inspect(
     path: Annotated[str, typer.Argument(metavar="PATH", parser=parse_path, help=READ)],
-    everything: Everything = False,
-    as_json: AsJson = False,
+    *,
+    display: Annotated[Display, only("everything", "as_json")],
 ) -> None:
-    """Show what a checkpoint holds: tensors, dtypes, sizes, and how it is quantized.
+    """Show what a checkpoint holds.
+
+    Tensors, dtypes, sizes, and how it is quantized are shown.
 
     \b
     Examples:
       zeropoint inspect MODEL
       zeropoint inspect MODEL --all --json
     """  # noqa: D301
-    inspection = layers.inspect_checkpoint(path)
-    if as_json:
+    inspection = lazy.inspect_checkpoint(path)
+    if display.as_json:
         show_json(inspection.to_dict())
     else:
-        show(layers.inspection_report(inspection, everything=everything))
+        show(lazy.inspection_report(inspection, everything=display.everything))
 
 
 @app.command(short_help="Check a quantized checkpoint against its original.", cls=GroupedOptions)
-def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
+@with_records
+def verify(
     out: Annotated[str, typer.Argument(metavar="OUT", parser=parse_path, help="The quantized checkpoint.")],
+    *,
     against: Annotated[
         str | None,
         typer.Option(metavar="SRC", parser=parse_path, help="The original; without it, OUT is decoded only."),
@@ -141,17 +136,14 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
     require_manifest: Annotated[
         bool, typer.Option("--require-manifest", help="Without a manifest, OUT is wrong.")
     ] = False,
-    workers: Workers = None,
-    max_memory: Memory = None,
-    everything: Everything = False,
-    sort: Sort = SortOrder.FILE,
-    as_json: AsJson = False,
+    machine: Annotated[Machine, only("workers", "max_memory")],
+    display: Annotated[Display, only("everything", "sort", "as_json")],
 ) -> None:
-    """Decode a quantized checkpoint and check each number against the proven bound of its scheme.
+    """Check a quantized checkpoint against the proven bounds of its schemes.
 
-    Every byte must have the hash in OUT's manifest; kept tensors, files next to the weights and the rest of
-    config.json must be those of the original. Without an original, everything else is still checked. The exit
-    status is 1 when anything is wrong.
+    Each number is decoded. Every byte must have the hash in OUT's manifest; kept tensors, files next to the
+    weights and the rest of config.json must equal the original's. Without an original, everything else is
+    still checked. The exit status is 1 when anything is wrong.
 
     A manifest that was made anew hides changes inside the bound: only the command that wrote OUT,
     repeated on SRC, compares every byte with what comes out of it.
@@ -164,19 +156,20 @@ def verify(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint verify OUT --against SRC --statistics gram.safetensors
     """  # noqa: D301
     start = time.perf_counter()
-    found = layers.verify_checkpoint(
-        out, against, statistics=statistics or (), require_manifest=require_manifest, workers=workers,
-        max_memory=max_memory, progress=True,
-    )  # fmt: skip
+    found = lazy.verify_checkpoint(
+        out,
+        against,
+        statistics=statistics or (),
+        require_manifest=require_manifest,
+        **given(machine),
+        progress=True,
+    )
     seconds = time.perf_counter() - start
-    if as_json:
+    if display.as_json:
         show_json({**found.to_dict(), "seconds": seconds})
     else:
-        show(
-            layers.verification_report(
-                found, seconds=seconds, everything=everything, order=layers.Order(sort)
-            )
-        )
+        order = lazy.Order(display.sort)
+        show(lazy.verification_report(found, seconds=seconds, everything=display.everything, order=order))
     if not found.ok:  # the report lists them all
         fail(f"{count(len(found.problems), 'problem')} found in {out!r}, the first: {found.problems[0]}")
         raise typer.Exit(1)
@@ -200,19 +193,19 @@ def formats(
       zeropoint formats int4:g64:asym
     """  # noqa: D301
     if name is None:
-        show_json(layers.formats_document()) if as_json else show(layers.formats_table())
+        show_json(lazy.formats_document()) if as_json else show(lazy.formats_table())
         return
     try:
         if as_json:
-            show_json(layers.page_document(name))
+            show_json(lazy.page_document(name))
         else:
-            show(layers.page_table(name))
+            show(lazy.page_table(name))
     except ZeropointError as error:
         raise typer.BadParameter(str(error), param_hint="'NAME'") from error
 
 
 def call(arguments: Sequence[str]) -> int | None:
-    """Carry out a command line; raises UsageError where it makes no sense, and what the command raises."""
+    """Run a command line; raises UsageError where it makes no sense."""
     status: int | None = app(args=list(arguments), prog_name="zeropoint", standalone_mode=False)
     return status
 
@@ -226,7 +219,7 @@ _INSTEAD = {
 
 
 def usage(error: typer.BadParameter) -> str:
-    """Return what is wrong with a command line, and where to look."""
+    """Return the message of a usage error, and where to look."""
     said = error.format_message()
     command = error.ctx.command_path if error.ctx is not None else "zeropoint"
     extra = re.search(r"unexpected extra arguments? ?(?:\(s\) )?\((\S+)", said)

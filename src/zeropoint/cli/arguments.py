@@ -1,4 +1,4 @@
-"""What the words of the command line mean: paths, sizes, schemes and recipes. Wrong ones are usage errors."""
+"""Parsers of command-line arguments; mistakes are usage errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import FormatError, ZeropointError, near_misses, parse_size
-from . import layers
+from . import lazy
 
 if TYPE_CHECKING:
     from ..checkpoint.choose.recipe import RecipeText
@@ -22,7 +22,7 @@ _OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|gptq|gguf|awq|exl[23]|bnb|hqq)", re.IG
 
 
 def parse_path(text: str) -> str:
-    """Return a path or URL; raises typer.BadParameter for an empty one, most likely an unset variable.
+    """Return a path or URL; raises typer.BadParameter for an empty one.
 
     >>> parse_path("models/a")
     'models/a'
@@ -33,7 +33,7 @@ def parse_path(text: str) -> str:
 
 
 def parse_output(text: str) -> str:
-    """Return where to write; raises typer.BadParameter for no path, and for the name of a weight file.
+    """Return an output path; raises typer.BadParameter for a weight file's name.
 
     >>> parse_output("out")
     'out'
@@ -56,13 +56,13 @@ def parse_memory(text: str) -> int:
 
 
 def parse_budget(text: str) -> Budget:
-    """Return a budget; raises typer.BadParameter for what is neither bits for each weight nor bytes.
+    """Return a budget; raises typer.BadParameter unless in bpw or bytes.
 
     >>> str(parse_budget("4.5bpw"))
     '4.5bpw'
     """
     try:
-        return layers.Budget.parse(text)
+        return lazy.Budget.parse(text)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -80,7 +80,7 @@ def parse_candidates(text: str) -> str:
 
 
 def candidates_in(text: str) -> list[str]:
-    """Return candidates by themselves; a comma inside of brackets belongs to a scheme.
+    """Return candidates separated by commas outside of brackets.
 
     >>> candidates_in("w4a16, keep")
     ['w4a16', 'keep']
@@ -89,7 +89,7 @@ def candidates_in(text: str) -> list[str]:
 
 
 def parse_workers(text: str) -> int:
-    """Return a number of threads; raises typer.BadParameter for anything but a whole number from 1 on.
+    """Return a positive number of threads; raises typer.BadParameter otherwise.
 
     >>> parse_workers("8")
     8
@@ -100,7 +100,7 @@ def parse_workers(text: str) -> int:
 
 
 def parse_device(text: str) -> str:
-    """Return the name of a device; raises typer.BadParameter for others than cpu and cuda.
+    """Return a device name, cpu or cuda; raises typer.BadParameter otherwise.
 
     >>> parse_device("cuda:1")
     'cuda:1'
@@ -111,51 +111,51 @@ def parse_device(text: str) -> str:
 
 
 def parse_format(text: str) -> str:
-    """Return the name of a format; raises typer.BadParameter with the closest ones, or all.
+    """Return a format's name; raises typer.BadParameter, with near names.
 
     >>> parse_format("GGUF")
     'gguf'
     """
     try:
-        return str(layers.get_codec(text).name)
+        return str(lazy.get_codec(text).name)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
 
 def require_scheme(text: str, codec: Codec) -> None:
-    """Raise typer.BadParameter for a scheme that has no meaning in files of a codec.
+    """Raise typer.BadParameter for a scheme that a codec cannot hold.
 
     The message has the closest names for an unknown one, and the reason for one that the codec does not hold
     or that needs calibration.
     """
-    if layers.RecipeText.of(text).mixture(codec) is not None:
+    if lazy.RecipeText.of(text).mixture(codec) is not None:
         return
     if _MIXTURE.fullmatch(text.strip()):
         raise typer.BadParameter(
             f"{text} is a mixture of types of GGUF; add --format gguf", param_hint="'--to'"
         )
     head = text.strip().partition(":")[0].lower()
-    owners = [each.name for each in layers.CODECS.values() if head in each.presets]
-    if head in layers.OF_LAYOUTS and codec.name not in owners:
+    owners = [each.name for each in lazy.CODECS.values() if head in each.presets]
+    if head in lazy.OF_LAYOUTS and codec.name not in owners:
         raise typer.BadParameter(
             f"{head} is a preset of other layouts; add --format {' or '.join(owners)}", param_hint="'--to'"
         )
     try:
-        layers.require_blocks(text, codec)
+        lazy.require_blocks(text, codec)
     except ZeropointError as error:
         raise typer.BadParameter(str(error), param_hint="'--to'") from error
 
 
 def require_no_data(text: str, codec: Codec | None, option: str = "--to") -> None:
-    """Raise typer.BadParameter for a preset whose inputs need scales from data, with one that needs none.
+    """Raise typer.BadParameter for a preset that needs data, with an alternative.
 
     What is wrong with its options comes first. option: that which names the preset.
     """
     head, colon, _ = text.strip().partition(":")
-    given = (codec or layers.DEFAULT).presets.get(head.lower())
+    given = (codec or lazy.DEFAULT).presets.get(head.lower())
     if given is not None and given.static and given.output is None:
         if colon:
-            require_scheme(text, codec or layers.DEFAULT)
+            require_scheme(text, codec or lazy.DEFAULT)
         raise typer.BadParameter(
             f"preset {text!r} is refused: its inputs need scales observed on data; use {given.without_data}, "
             "or pass --calibration FILE",
@@ -164,12 +164,13 @@ def require_no_data(text: str, codec: Codec | None, option: str = "--to") -> Non
 
 
 def parse_scheme(text: str) -> str:
-    """Return the text of a scheme, whose first word is known; what it means, its codec says.
+    """Return the text of a scheme whose first word is known.
 
-    Raises typer.BadParameter, with what to write instead, before torch is loaded.
+    What it means, its codec says. Raises typer.BadParameter, with what to write instead, before torch is
+    loaded.
     """
     head = text.strip().partition(":")[0]
-    if not head.isidentifier() or head.lower() in (*layers.PRESETS, *layers.OF_LAYOUTS):
+    if not head.isidentifier() or head.lower() in (*lazy.PRESETS, *lazy.OF_LAYOUTS):
         return text
     if _MIXTURE.fullmatch(head):
         return text
@@ -179,9 +180,9 @@ def parse_scheme(text: str) -> str:
             "int4 that vLLM and transformers read"
         )
     try:
-        layers.get_format(head)
+        lazy.get_format(head)
     except FormatError as error:
-        near = near_misses(head, (*layers.PRESETS, *layers.OF_LAYOUTS, *layers.CATALOG, *layers.ALIASES))
+        near = near_misses(head, (*lazy.PRESETS, *lazy.OF_LAYOUTS, *lazy.CATALOG, *lazy.ALIASES))
         if not near.startswith("did you mean"):
             near = "w4a16 and fp8_dynamic are among the presets; zeropoint formats lists all"
         raise typer.BadParameter(f"scheme {head!r} is unknown; {near}") from error
@@ -189,28 +190,28 @@ def parse_scheme(text: str) -> str:
 
 
 def parse_method(text: str) -> str:
-    """Return the name of a method; raises typer.BadParameter, with the closest names, for an unknown one.
+    """Return a method's name; raises typer.BadParameter, with near names.
 
     >>> parse_method("mse")
     'mse'
     """
-    if text.lower() in layers.steps():
+    if text.lower() in lazy.steps():
         text = text.lower()
-    elif text.lower() in layers.CODECS and text.lower() not in layers.methods():
+    elif text.lower() in lazy.CODECS and text.lower() not in lazy.methods():
         raise typer.BadParameter(
             f"{text} is a layout of files, which --format {text.lower()} writes, and its own method is not "
             "here; --method shift+gptq --calibration TEXT.txt is the closest"
         )
     try:
-        return str(layers.method_named(text, of_files=True).name)
+        return str(lazy.method_named(text, of_files=True).name)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
 
 def parse_recipe(path: str) -> RecipeText:
-    """Return a family's recipe or that in a file; raises typer.BadParameter when it cannot be read."""
+    """Return a family's recipe or a file's; raises typer.BadParameter otherwise."""
     try:
-        return layers.RecipeText.named(path)
+        return lazy.RecipeText.named(path)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -224,9 +225,9 @@ def require_recipe(recipe: RecipeText, codec: Codec) -> None:
 
 
 def parse_plan(path: str) -> PlanFile:
-    """Return the plan in the file at ``path``; raises typer.BadParameter when it is none."""
+    """Return the plan in a file; raises typer.BadParameter otherwise."""
     try:
-        return layers.PlanFile.read(path)
+        return lazy.PlanFile.read(path)
     except ZeropointError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -237,6 +238,6 @@ def parse_float_dtype(text: str) -> str:
     >>> parse_float_dtype("bfloat16")
     'bfloat16'
     """
-    if text not in layers.FLOATS:
-        raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(layers.FLOATS)}")
+    if text not in lazy.FLOATS:
+        raise typer.BadParameter(f"dtype {text!r} must be one of {', '.join(lazy.FLOATS)}")
     return text

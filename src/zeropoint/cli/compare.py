@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from ..errors import count
-from . import layers
+from . import lazy
 from .arguments import parse_path
 from .main import fail
-from .options import READ, AsJson, Everything, Memory, Sort, SortOrder, Workers
+from .option_records import given, only, with_records
+from .options import READ, Display, Machine
 from .output import show, show_json
 
 
@@ -22,23 +23,22 @@ class Requirement(enum.StrEnum):
     EQUAL = "equal"
 
 
-def compare(  # noqa: PLR0913 (typer makes an option of each parameter)
+@with_records
+def compare(
     a: Annotated[str, typer.Argument(metavar="A", parser=parse_path, help=READ)],
     b: Annotated[str, typer.Argument(metavar="B", parser=parse_path, help="What is compared with it.")],
+    *,
     require: Annotated[
         Requirement | None, typer.Option("--require", help="Fail where decoded values are not equal.")
     ] = None,
-    workers: Workers = None,
-    max_memory: Memory = None,
-    everything: Everything = False,
-    sort: Sort = SortOrder.FILE,
-    as_json: AsJson = False,
+    machine: Annotated[Machine, only("workers", "max_memory")],
+    display: Annotated[Display, only("everything", "sort", "as_json")],
 ) -> None:
-    """Compare the values that two checkpoints decode to, each in any layout that is read, or in floats.
+    """Compare the decoded values of two checkpoints in any layouts.
 
-    Tensors of one name are compared, of fused experts each matrix; errors are those of B against A. Files
-    next to the weights are not looked at. The exit status is 1 when a tensor could not be compared, such as
-    one that only one side has.
+    Floats are a layout, too. Tensors of one name are compared, of fused experts each matrix; errors are those
+    of B against A. Files next to the weights are not looked at. The exit status is 1 when a tensor could not
+    be compared, such as one that only one side has.
 
     \b
     Examples:
@@ -47,14 +47,13 @@ def compare(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint compare MODEL model-Q4_K_M.gguf --all --json
     """  # noqa: D301
     start = time.perf_counter()
-    found = layers.compare_checkpoints(a, b, workers=workers, max_memory=max_memory, progress=True)
+    found = lazy.compare_checkpoints(a, b, **given(machine), progress=True)
     seconds = time.perf_counter() - start
-    if as_json:
+    if display.as_json:
         show_json({**found.to_dict(), "seconds": seconds})
     else:
-        show(
-            layers.comparison_report(found, seconds=seconds, everything=everything, order=layers.Order(sort))
-        )
+        order = lazy.Order(display.sort)
+        show(lazy.comparison_report(found, seconds=seconds, everything=display.everything, order=order))
     if not found.ok:  # the report lists them all
         problems = count(len(found.problems), "tensor", "tensors")
         fail(f"{problems} of {a!r} and {b!r} could not be compared, the first: {found.problems[0]}")

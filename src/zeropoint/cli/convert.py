@@ -6,64 +6,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import layers
-from .options import (
-    AsJson,
-    Everything,
-    Force,
-    Format,
-    Ignore,
-    Memory,
-    Sort,
-    SortOrder,
-    To,
-    Workers,
-)
-from .writing import (
-    Address,
-    BreakLock,
-    ExecutorName,
-    ExecutorOption,
-    IfExists,
-    IfExistsName,
-    Overwrite,
-    Report,
-    Restart,
-    Sources,
-    Spool,
-    Target,
-    run_each,
-)
+from . import lazy
+from .option_records import given, only, with_records
+from .options import Content, Display, Existing, Machine
+from .writing import Sources, Target, run_each
 
 if TYPE_CHECKING:
     from ..checkpoint.run.loop import RunResult
 
 
-def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
+@with_records
+def convert(  # noqa: PLR0913 (arguments, and records of options)
     source: Sources,
     out: Target,
-    format: Format = None,  # noqa: A002 (the option's name)
-    to: To = None,
+    *,
+    content: Annotated[Content, only("to", "format", "ignore", "force")],
     allow_requantize: Annotated[
         bool,
         typer.Option("--allow-requantize", help="Quantize anew what cannot be kept, and report the error."),
     ] = False,
-    ignore: Ignore = None,
-    workers: Workers = None,
-    max_memory: Memory = None,
-    overwrite: Overwrite = False,
-    restart: Restart = False,
-    break_lock: BreakLock = False,
-    if_exists: IfExists = IfExistsName.RESUME,
-    executor: ExecutorOption = ExecutorName.LOCAL,
-    address: Address = None,
-    spool: Spool = None,
-    report: Report = True,
-    force: Force = False,
-    everything: Everything = False,
-    sort: Sort = SortOrder.FILE,
-    as_json: AsJson = False,
-) -> None:  # fmt: skip
+    existing: Existing,
+    machine: Annotated[Machine, only("workers", "max_memory", "executor", "address", "spool")],
+    display: Display,
+) -> None:
     """Write a quantized checkpoint in another file layout, without quantizing it again.
 
     Each value stays what it was: what was written is decoded and compared, and a layer that the layout
@@ -80,11 +45,14 @@ def convert(  # noqa: PLR0913 (typer makes an option of each parameter)
     """  # noqa: D301
 
     def write(one: str, target: str) -> RunResult:
-        return layers.convert_checkpoint(
-            one, target, format, to=to, allow_requantize=allow_requantize, ignore=ignore or (), force=force,
-            workers=workers, max_memory=max_memory, overwrite=overwrite, restart=restart,
-            break_lock=break_lock, if_exists=if_exists.value, executor=executor.value, address=address,
-            spool=spool, report=report, progress=True,
-        )  # fmt: skip
+        return lazy.convert_checkpoint(
+            one,
+            target,
+            **given(content),
+            allow_requantize=allow_requantize,
+            **given(existing, machine),
+            report=display.report,
+            progress=True,
+        )
 
-    run_each(source, out, write, everything=everything, order=sort, as_json=as_json)
+    run_each(source, out, write, display)

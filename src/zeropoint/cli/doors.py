@@ -1,4 +1,4 @@
-"""The two doors: which function of Python a command is, and the few options that one of them alone has.
+"""The Python function of each command, and options of one side alone.
 
 Every other option has one name in both, ``--max-memory`` and ``max_memory``; tests compare them one by one.
 """

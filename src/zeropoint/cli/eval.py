@@ -3,18 +3,62 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import layers
+from . import lazy
 from .arguments import parse_path
-from .options import READ, AsJson, Device, Memory
+from .option_records import OptionRecord, given, only, with_records
+from .options import READ, AsJson, Machine
 from .output import show, show_json
 
 
-def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
+@dataclass(frozen=True, kw_only=True)
+class Measures(OptionRecord):
+    """Options of an evaluation: windows, tasks, and the reference cache."""
+
+    context: Annotated[
+        int, typer.Option(metavar="N", min=4, help="Tokens of a window, half of them scored.")
+    ] = 512
+    windows: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Windows at most (16), or sentences of an embedding model (1000)."
+        ),
+    ] = None
+    continuations: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Prompts that the reference continues; 0 for none.")
+    ] = 16
+    cloze: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", parser=parse_path, help="Text as word/tag, for choices of sentences."),
+    ] = None
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", parser=parse_path, help="Keeps what the reference gives, for other models."
+        ),
+    ] = None
+    noise_floor: Annotated[
+        bool, typer.Option("--noise-floor/--no-noise-floor", help="Run the reference in bfloat16, too.")
+    ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page(OptionRecord):
+    """The page about an evaluation."""
+
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="A page about it and the models.")
+    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a page that is there.")] = False
+
+
+@with_records
+def evaluate(  # noqa: PLR0913 (arguments, and records of options)
     models: Annotated[list[str], typer.Argument(metavar="MODEL", parser=parse_path, help=READ)],
     against: Annotated[
         str, typer.Option(metavar="REFERENCE", parser=parse_path, help="What models are compared with.")
@@ -22,46 +66,19 @@ def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
     text: Annotated[
         str, typer.Option(metavar="FILE", parser=parse_path, help="Text, or token ids in .safetensors.")
     ],
-    context: Annotated[
-        int, typer.Option(metavar="N", min=4, help="Tokens of a window, half of them scored.")
-    ] = 512,
-    windows: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Windows at most (16), or sentences of an embedding model (1000)."
-        ),
-    ] = None,
-    continuations: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Prompts that the reference continues; 0 for none.")
-    ] = 16,
-    cloze: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", parser=parse_path, help="Text as word/tag, for choices of sentences."),
-    ] = None,
-    cache: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", parser=parse_path, help="Keeps what the reference gives, for other models."
-        ),
-    ] = None,
-    noise_floor: Annotated[
-        bool, typer.Option("--noise-floor/--no-noise-floor", help="Run the reference in bfloat16, too.")
-    ] = True,
-    max_memory: Memory = None,
-    device: Device = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="A page about it and the models.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a page that is there.")] = False,
+    *,
+    measures: Measures,
+    machine: Annotated[Machine, only("max_memory", "device")],
+    page: Page,
     everything: Annotated[bool, typer.Option("--all", help="All statistics, percentiles too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how far models are from a reference: perplexity, KL divergence, choices, continuations.
+    """Measure how far models are from a reference.
 
-    Windows, scoring and statistics are those of llama-perplexity, and have its names. Models run on their
-    decoded weights in float32, a block in memory at a time, and their inputs are quantized where the
-    checkpoint says so. The noise floor is the reference in bfloat16. Embedding models, such as BERT, are
-    compared by their embeddings.
+    Perplexity, KL divergence, choices and continuations are measured. Windows, scoring and statistics are as
+    in llama-perplexity, by its names. Models run on their decoded weights in float32, a block in memory at a
+    time, and their inputs are quantized where the checkpoint says so. The noise floor is the reference in
+    bfloat16. Embedding models, such as BERT, are compared by their embeddings.
 
     \b
     Examples:
@@ -70,13 +87,9 @@ def evaluate(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint eval OUT --against MODEL --text wiki.txt --cloze brown.txt --windows 32 --json
     """  # noqa: D301
     start = time.perf_counter()
-    found = layers.evaluate_checkpoint(
-        models, against, text, context=context, windows=windows, continuations=continuations, cloze=cloze,
-        noise_floor=noise_floor, cache=cache, out=out, overwrite=overwrite,
-        max_memory=max_memory, device=device, progress=True,
-    )  # fmt: skip
+    found = lazy.evaluate_checkpoint(models, against, text, **given(measures, page, machine), progress=True)
     seconds = time.perf_counter() - start
     if as_json:
         show_json({**found.to_dict(), "seconds": seconds})
     else:
-        show(layers.evaluation_report(found, seconds=seconds, everything=everything))
+        show(lazy.evaluation_report(found, seconds=seconds, everything=everything))

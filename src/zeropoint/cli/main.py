@@ -25,10 +25,10 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out a command line and return its exit status; an error is one line on stderr, no traceback.
+    """Run a command line and return its exit status.
 
-    0: done. 1: failed. 2: the command line makes no sense. 130, 143: interrupted by Ctrl-C or SIGTERM. 141:
-    the reader of stdout went away.
+    An error is one line on stderr, without a traceback. 0: done. 1: failed. 2: the command line makes no
+    sense. 130, 143: interrupted by Ctrl-C or SIGTERM. 141: the reader of stdout went away.
     """
     app = import_module(".app", __package__)  # once signals are caught: it takes a tenth of a second
     as_json = "--json" in arguments
@@ -39,15 +39,15 @@ def main(arguments: Sequence[str]) -> int:
         fail(app.usage(error), as_json=as_json)
         return 2
     except OptionError as error:
-        fail(said_by(error), as_json=as_json)
+        fail(message_of(error), as_json=as_json)
         return 2
     except Interrupted as interruption:
-        fail(said_by(interruption), as_json=as_json)
+        fail(message_of(interruption), as_json=as_json)
         return interruption.status
     except app.ReaderGoneError:
         return 128 + signal.SIGPIPE
     except (ZeropointError, OSError) as error:
-        fail(said_by(error), as_json=as_json)
+        fail(message_of(error), as_json=as_json)
         return 1
     except MemoryError:
         fail("out of memory; use --max-memory or fewer --workers", as_json=as_json)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def fail(message: str, *, as_json: bool = False) -> None:
-    """Write one line to stderr, whatever the message holds, and a document to stdout in place of a result."""
+    """Write one line to stderr, and with --json a document to stdout."""
     line = " ".join(message.split())
     print("error:", line, file=sys.stderr)
     if as_json:
@@ -73,15 +73,15 @@ def fail(message: str, *, as_json: bool = False) -> None:
 
 
 def _where(error: Exception) -> str:
-    """Return what an exception says, and the line of ours that it came through last."""
+    """Return an exception's message, and our last line in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
     return f"{said(error)}{place}"
 
 
-def said_by(error: BaseException) -> str:
-    """Return the message of an error with what was noted on its way."""
+def message_of(error: BaseException) -> str:
+    """Return the message of an error, with its notes."""
     return "; ".join((str(error), *getattr(error, "__notes__", ())))
 
 

@@ -1,4 +1,4 @@
-"""Help in groups: options of a command by what they are about, commands by what people come for."""
+"""Help in groups: options by subject, commands by purpose."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FEW = 6
 
 
 class GroupedOptions(TyperCommand):
-    """A command whose help has its options in groups, unless they are few."""
+    """A command whose help groups its options, if they are many."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options of each group; click calls it."""

@@ -1,4 +1,4 @@
-"""Where the command line writes: one report or JSON document on stdout, notes on stderr."""
+"""Output of commands: a report or document on stdout, notes on stderr."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import layers
+from . import lazy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,17 +19,17 @@ _UNWRAPPED = 1 << 16
 
 
 class ReaderGoneError(Exception):
-    """Raised when nobody reads stdout any more; no OSError, which typer would turn into a failure."""
+    """Raised when nobody reads stdout; no OSError, which typer catches."""
 
 
 def show(report: RenderableType) -> None:
-    """Write a report to stdout; what is no terminal gets plain text, lines as long as they are."""
-    console = layers.Console(highlight=False)
+    """Write a report to stdout, unwrapped plain text outside a terminal."""
+    console = lazy.Console(highlight=False)
     with _stdout():
         if console.is_terminal:
             console.print(report)
             return
-        console = layers.Console(highlight=False, width=_UNWRAPPED)
+        console = lazy.Console(highlight=False, width=_UNWRAPPED)
         with console.capture() as capture:
             console.print(report)
         print("\n".join(line.rstrip() for line in capture.get().splitlines()), flush=True)

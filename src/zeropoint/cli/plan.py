@@ -8,55 +8,34 @@ from typing import Annotated
 import typer
 
 from ..errors import require_one
-from . import layers
-from .options import (
-    AsJson,
-    Checkpoint,
-    DequantizeFirst,
-    DequantizeKept,
-    Everything,
-    Fit,
-    Format,
-    Ignore,
-    Include,
-    Memory,
-    Method,
-    Quality,
-    Recipe,
-    Strict,
-    To,
-    Workers,
-    require_meaning,
-)
+from . import lazy
+from .option_records import given, only, with_records
+from .options import Checkpoint, Content, Display, Machine, Quantization
 from .output import show, show_json
 
 
 def _show_schema(wanted: bool) -> None:
     if wanted:
-        show_json(layers.recipe_schema())
+        show_json(lazy.recipe_schema())
         raise typer.Exit
 
 
-def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
+_CONTENT = only(
+    "to", "recipe", "format", "include", "ignore", "strict", "fit", "dequantize_first", "dequantize_kept"
+)
+
+
+@with_records
+def plan(  # noqa: PLR0913 (arguments, and records of options)
     source: Checkpoint,
-    to: To = None,
-    recipe: Recipe = None,
-    format: Format = None,  # noqa: A002 (the option's name)
-    method: Method = None,
-    quality: Quality = None,
-    include: Include = None,
-    ignore: Ignore = None,
-    strict: Strict = False,
-    fit: Fit = False,
-    dequantize_first: DequantizeFirst = False,
-    dequantize_kept: DequantizeKept = False,
+    *,
+    content: Annotated[Content, _CONTENT],
+    quantization: Annotated[Quantization, only("method", "quality")],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the plan to a new file, for quantize --plan.")
     ] = None,
-    workers: Workers = None,
-    max_memory: Memory = None,
-    everything: Everything = False,
-    as_json: AsJson = False,
+    machine: Annotated[Machine, only("workers", "max_memory")],
+    display: Annotated[Display, only("everything", "as_json")],
     schema: Annotated[  # noqa: ARG001 (its callback is all that it does)
         bool,
         typer.Option(
@@ -67,9 +46,10 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
         ),
     ] = False,
 ) -> None:
-    """Show what quantize would do: each tensor's action and reason, outputs, sizes, memory, engines.
+    """Show what quantize would do.
 
-    Nothing is read but headers, and nothing is written but FILE.
+    Each tensor's action and reason, outputs, sizes, memory and engines are shown. Nothing is read but
+    headers, and nothing is written but FILE.
 
     \b
     Examples:
@@ -80,15 +60,10 @@ def plan(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint plan MODEL --to mxfp4 --out plan.json
       zeropoint quantize MODEL OUT --plan plan.json
     """  # noqa: D301 (click's mark for a paragraph that keeps its lines)
-    require_one(to=to, recipe=recipe)
-    require_meaning(to, recipe, format)
-    made = layers.plan_checkpoint(
-        source, to, recipe=recipe, format=format, method=method,
-        quality=None if quality is None else quality.value, include=include or (), ignore=ignore or (),
-        strict=strict, fit=fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept, out=out,
-        workers=workers, max_memory=max_memory,
-    )  # fmt: skip
-    if as_json:
-        show_json(made.to_dict())
+    require_one(to=content.to, recipe=content.recipe)
+    content.require_meaning()
+    found = lazy.plan_checkpoint(source, out=out, **given(content, quantization, machine))
+    if display.as_json:
+        show_json(found.to_dict())
     else:
-        show(layers.plan_report(made, everything=everything))
+        show(lazy.plan_report(found, everything=display.everything))

@@ -3,117 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..architectures import PIPELINE_INDEX
 from ..errors import require_one
-from . import layers
-from .arguments import candidates_in, parse_plan, require_no_data
-from .options import (
-    AsJson,
-    Calibration,
-    DequantizeFirst,
-    DequantizeKept,
-    Device,
-    Everything,
-    Fit,
-    Force,
-    Format,
-    Ignore,
-    Imatrix,
-    Include,
-    Length,
-    Memory,
-    Method,
-    Quality,
-    Recipe,
-    Samples,
-    Sort,
-    SortOrder,
-    StatisticsFiles,
-    Strict,
-    To,
-    Workers,
-    require_meaning,
-)
-from .search import (
-    BudgetOption,
-    Candidates,
-    ImportanceName,
-    ImportanceOption,
-    RefineOption,
-    State,
-    TextOption,
-)
-from .writing import (
-    Address,
-    BreakLock,
-    ExecutorName,
-    ExecutorOption,
-    IfExists,
-    IfExistsName,
-    Overwrite,
-    Report,
-    Restart,
-    Sources,
-    Spool,
-    Target,
-    run_each,
-    run_pipeline,
-)
+from . import lazy
+from .arguments import candidates_in, require_no_data
+from .option_records import given, with_records
+from .options import Content, Display, Existing, LayerBudget, Machine, Quantization
+from .writing import Sources, Target, run_each, run_pipeline
 
 if TYPE_CHECKING:
     from ..checkpoint.run.loop import RunResult
 
 
-def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
+@with_records
+def quantize(  # noqa: PLR0913 (arguments, and records of options)
     source: Sources,
     out: Target,
-    to: To = None,
-    recipe: Recipe = None,
-    format: Format = None,  # noqa: A002 (the option's name)
-    method: Method = None,
-    quality: Quality = None,
-    calibration: Calibration = None,
-    samples: Samples = None,
-    length: Length = None,
-    imatrix: Imatrix = None,
-    statistics: StatisticsFiles = None,
-    plan: Annotated[
-        Any,
-        typer.Option(metavar="FILE", parser=parse_plan, help="A plan of `zeropoint plan`, in place of --to."),
-    ] = None,
-    budget: BudgetOption = None,
-    candidates: Candidates = None,
-    state: State = None,
-    importance: ImportanceOption = ImportanceName.EQUAL,
-    text: TextOption = None,
-    refine: RefineOption = 0,
-    include: Include = None,
-    ignore: Ignore = None,
-    workers: Workers = None,
-    max_memory: Memory = None,
-    device: Device = None,
-    overwrite: Overwrite = False,
-    restart: Restart = False,
-    break_lock: BreakLock = False,
-    if_exists: IfExists = IfExistsName.RESUME,
-    executor: ExecutorOption = ExecutorName.LOCAL,
-    address: Address = None,
-    spool: Spool = None,
-    report: Report = True,
-    strict: Strict = False,
-    fit: Fit = False,
-    force: Force = False,
-    dequantize_first: DequantizeFirst = False,
-    dequantize_kept: DequantizeKept = False,
-    everything: Everything = False,
-    sort: Sort = SortOrder.FILE,
-    as_json: AsJson = False,
+    *,
+    content: Content,
+    quantization: Quantization,
+    budget: LayerBudget,
+    existing: Existing,
+    machine: Machine,
+    display: Display,
 ) -> None:
-    """Quantize the linear weights of a checkpoint and write the result for the engines of a format.
+    """Quantize the linear weights of a checkpoint for a format's engines.
 
     Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
     tensor what happened and why. OUT is all or nothing: if the command is interrupted, run it again
@@ -142,30 +60,25 @@ def quantize(  # noqa: PLR0913 (typer makes an option of each parameter)
       zeropoint quantize s3://BUCKET/MODEL s3://BUCKET/OUT --to w4a16
       zeropoint quantize SRC OUT --to nvfp4a16 --executor ray --address HEAD:6379
     """  # noqa: D301
-    of_pipeline = _require_target(source, out, plan=plan, state=state)
-    require_one(to=to, recipe=recipe, plan=plan, budget=budget)
-    if calibration is None:
-        _require_no_data(to, candidates, format)
-    require_meaning(to, recipe, format)
+    of_pipeline = _require_target(source, out, plan=content.plan, state=budget.state)
+    require_one(to=content.to, recipe=content.recipe, plan=content.plan, budget=budget.budget)
+    if quantization.calibration is None:
+        _require_no_data(content, budget.candidates)
+    content.require_meaning()
 
     def write(one: str, target: str) -> RunResult:
-        return layers.quantize_checkpoint(
-            one, target, to, recipe=recipe, plan=plan, budget=budget, candidates=candidates, state=state,
-            importance=importance.value, text=text, refine=refine, format=format, method=method,
-            quality=None if quality is None else quality.value, calibration=calibration, samples=samples,
-            length=length, imatrix=imatrix,
-            statistics=statistics or (), include=include or (), ignore=ignore or (), strict=strict,
-            fit=fit, force=force, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept,
-            workers=workers, max_memory=max_memory, device=device, overwrite=overwrite, restart=restart,
-            break_lock=break_lock,
-            if_exists=if_exists.value, executor=executor.value, address=address, spool=spool,
-            report=report, progress=True,
-        )  # fmt: skip
+        return lazy.quantize_checkpoint(
+            one,
+            target,
+            **given(content, quantization, budget, existing, machine),
+            report=display.report,
+            progress=True,
+        )
 
     if of_pipeline:
-        run_pipeline(source[0], out, write, overwrite=overwrite, as_json=as_json)
+        run_pipeline(source[0], out, write, overwrite=existing.overwrite, as_json=display.as_json)
     else:
-        run_each(source, out, write, everything=everything, order=sort, as_json=as_json)
+        run_each(source, out, write, display)
 
 
 def _require_target(sources: list[str], out: str, **files: Any) -> bool:
@@ -174,7 +87,7 @@ def _require_target(sources: list[str], out: str, **files: Any) -> bool:
     Raises typer.BadParameter where OUT is a scheme, which most likely lacks its --to, and where an option
     names a file of one checkpoint, and there are several.
     """
-    if len(sources) > 1 and out.partition(":")[0].lower() in (*layers.PRESETS, *layers.OF_LAYOUTS):
+    if len(sources) > 1 and out.partition(":")[0].lower() in (*lazy.PRESETS, *lazy.OF_LAYOUTS):
         raise typer.BadParameter(f"{out} is a scheme; did you mean --to {out}?", param_hint="'OUT'")
     whole = len(sources) == 1 and (Path(sources[0]) / PIPELINE_INDEX).is_file()
     given = next((name for name, file in files.items() if file is not None), None)
@@ -183,9 +96,9 @@ def _require_target(sources: list[str], out: str, **files: Any) -> bool:
     return whole
 
 
-def _require_no_data(to: str | None, candidates: str | None, format: str | None) -> None:  # noqa: A002 (the option's name)
-    codec = layers.codec_for(format, to)
-    if to is not None:
-        require_no_data(to, codec)
+def _require_no_data(content: Content, candidates: str | None) -> None:
+    codec = lazy.codec_for(content.format, content.to)
+    if content.to is not None:
+        require_no_data(content.to, codec)
     for name in candidates_in(candidates or ""):
         require_no_data(name, codec, "--candidates")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import layers
+from . import lazy
 from .arguments import parse_path
 from .options import READ, AsJson
 from .output import show, show_json
@@ -26,10 +26,11 @@ def report(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a report that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write an HTML page about a checkpoint: sizes, errors, the worst layers and why, codes, every layer.
+    """Write an HTML page about a checkpoint.
 
-    The page is one file that needs no network. Errors are those that quantize wrote into the manifest; some
-    rows of each layer are decoded for the histograms of codes. Several checkpoints stand side by side.
+    It has sizes, errors, the worst layers and why, codes, and every layer. The page is one file that needs no
+    network. Errors are those that quantize wrote into the manifest; some rows of each layer are decoded for
+    the histograms of codes. Several checkpoints stand side by side.
 
     \b
     Examples:
@@ -37,8 +38,8 @@ def report(
       zeropoint report MODEL-w4a16 MODEL-mxfp4 model-Q4_K_M.gguf -o report.html
       zeropoint report MODEL-w4a16 --json
     """  # noqa: D301
-    page = out if out is not None or as_json else layers.page_of(path)
-    found = layers.report_checkpoint(path, others=others or (), out=page, overwrite=overwrite)
+    page = out if out is not None or as_json else lazy.page_of(path)
+    found = lazy.report_checkpoint(path, others=others or (), out=page, overwrite=overwrite)
     if as_json:
         show_json(found.to_dict())
     else:

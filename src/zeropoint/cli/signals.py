@@ -17,25 +17,25 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """Raised in the main thread by a signal; no Exception, so that nothing on the way catches it."""
+    """Raised in the main thread by a signal; escapes ``except Exception``."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(_said(number))
+        super().__init__(_message(number))
         self.status = 128 + number
 
 
-def _said(number: int) -> str:
+def _message(number: int) -> str:
     return "interrupted" if number == signal.SIGINT else f"interrupted by {signal.Signals(number).name}"
 
 
 def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature is Python's)
     with contextlib.suppress(OSError):
-        os.write(2, f"error: {_said(number)}\n".encode())
+        os.write(2, f"error: {_message(number)}\n".encode())
     os._exit(128 + number)
 
 
 def end_at_once() -> None:
-    """Let a signal end this process from now on, with one line on stderr and the signal's status."""
+    """Let signals end this process at once, with a line and status."""
     for number in _CAUGHT:
         signal.signal(number, _end)
 
@@ -49,7 +49,7 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise Interrupted at the first signal inside the block; a second one ends the process at once."""
+    """Raise Interrupted at the first signal; a second one ends the process."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature is Python's)
         for caught in _CAUGHT:

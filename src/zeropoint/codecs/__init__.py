@@ -1,1 +1,1 @@
-"""File layouts: how a quantized tensor lies in the files that an engine reads, one module a layout."""
+"""Checkpoint layouts of quantized tensors, one module per layout."""

@@ -1,8 +1,8 @@
-"""Weights whose inputs lie in groups out of order, as GPTQ leaves them after act-order (``desc_act``).
+"""Act-order (``desc_act``): weights whose inputs lie in groups out of order.
 
 A file has the group of each input, ``g_idx``, and the scales and zero points of the groups. Decoding gives
 each input the parameters of its group, in a block of its own. Back to groups leads this module: codes stay
-where they are, and the parameters of a group are those of any of its inputs.
+where they are, and any input of a group has the group's parameters.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .protocol import LayerScheme
 
 @runtime_checkable
 class ActOrder(Protocol):
-    """What a codec answers whose files may have inputs in groups out of order."""
+    """Protocol of codecs whose files may have act-order."""
 
     def group_index(self, layer: LayerScheme) -> str | None:
-        """Return the part of a weight that has the group of each input, or None where they lie in order.
+        """Return the part with the group of each input, or None.
 
         Args:
             layer: how the weight is quantized, and lies in its file.
         """
 
     def out_of_order(self, layer: LayerScheme) -> LayerScheme | None:
-        """Return the same scheme for a weight with that part, or None where the layout does not hold it.
+        """Return the same scheme under act-order, or None if not held.
 
         Args:
             layer: how the weight is quantized.
@@ -38,7 +38,7 @@ class ActOrder(Protocol):
 
 
 def group_index(layer: LayerScheme) -> str | None:
-    """Return the part that has the group of each input of a weight, or None where they lie in order.
+    """Return the part with the group of each input, or None.
 
     Args:
         layer: how the weight is quantized, and lies in its file.
@@ -47,7 +47,7 @@ def group_index(layer: LayerScheme) -> str | None:
 
 
 def out_of_order(layer: LayerScheme) -> LayerScheme | None:
-    """Return the same scheme for inputs out of order, or None where its layout does not hold them.
+    """Return the same scheme under act-order, or None if not held.
 
     Args:
         layer: how the weight is quantized.
@@ -56,13 +56,13 @@ def out_of_order(layer: LayerScheme) -> LayerScheme | None:
 
 
 def in_groups(q: QuantizedTensor, scheme: Scheme, groups: torch.Tensor) -> QuantizedTensor:
-    """Return the codes of whole rows, in their order, with the parameters of the groups in theirs.
+    """Return rows of codes with the parameters of their groups.
 
-    Its values are those of ``q`` only where inputs lie in order.
+    Its values equal those that ``q`` has only where inputs lie in order.
 
     Args:
         q: rows in codes, each input in a block of its own, or in order.
-        scheme: that of the groups.
+        scheme: of the groups.
         groups: (columns,) the group of each input, or -1 in all where they lie in order.
     """
     if q.scheme.granularity == scheme.granularity:

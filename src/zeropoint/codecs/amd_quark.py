@@ -1,7 +1,8 @@
-"""The layouts of AMD Quark, which vLLM and transformers read, by the dtype and granularity of the weights.
+"""AMD Quark layouts, by the dtype and granularity of the weights.
 
-For the weight ``X.weight`` of shape (N, K) and groups of g inputs (all little-endian; S is the dtype of the
-model, words are those of AWQ, eight 4-bit fields in the order 0, 2, 4, 6, 1, 3, 5, 7):
+vLLM and transformers read them. For the weight ``X.weight`` of shape (N, K) and groups of g inputs (all
+little-endian; S is the dtype of the model, words are AWQ's, eight 4-bit fields in the order 0, 2, 4,
+6, 1, 3, 5, 7):
 
                          X.weight            X.weight_scale   X.weight_zero_point
     int4, uint4   g      I32 [K, N / 8]      S [K / g, N]     I32 [K / g, N / 8]
@@ -75,7 +76,7 @@ QUANT_METHOD, VERSION = "quark", "0.13"
 WEIGHT, SCALE, ZEROS = "weight", "weight_scale", "weight_zero_point"
 _WORD_FIELDS, _ORDERED = 8, "reorder"
 _MOVED = ("input_rotation", "input_prescale")
-"""Tensors of layers whose inputs are transformed first, so that their weights are not those of the model."""
+"""Tensors of layers whose inputs are transformed first, so that their weights differ from the model's."""
 _INT = ":scale=input:dialect=torch"
 
 
@@ -333,7 +334,7 @@ class Quark(Codec):
         return f"{ZEROS} is not 0, but {layer.layout} is symmetric" if odd else None
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`; a weight of codes without scales is one all the same."""
+        """See :class:`Codec`; codes without scales are a weight, too."""
         found = super().part_of(name, dtype)
         sure = found is not None and found[1] == WEIGHT and dtype in CODE_DTYPES.values()
         return found if not sure or found is None else (found[0], WEIGHT, True)
@@ -343,7 +344,7 @@ class Quark(Codec):
         return QuarkReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         everywhere = {
             "weight": weight_spec(_kind(layer)), "bias": None, "output_tensors": None, "target_device": None,
@@ -374,7 +375,7 @@ def _scale_dtype(weight: Scheme, kind: QuarkKind, dtype: torch.dtype) -> torch.d
 
 
 def _zeros(params: QuantizationParams) -> torch.Tensor:
-    """Return the zero point of each block, which is 0 in symmetric schemes."""
+    """Return the zero point of each block, 0 in symmetric schemes."""
     found = params.zero_point
     return torch.zeros_like(params.scales[0], dtype=torch.uint8) if found is None else found.to(torch.uint8)
 

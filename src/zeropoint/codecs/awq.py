@@ -1,6 +1,7 @@
-"""The layout of AWQ (GEMM), which AutoAWQ writes and vLLM reads: transposed, packed along the outputs.
+"""AWQ (GEMM) layout of AutoAWQ: transposed, packed along the outputs.
 
-For the weight ``X.weight`` of shape (N, K), codes of 4 bits and groups of g inputs (all little-endian):
+vLLM reads it. For the weight ``X.weight`` of shape (N, K), codes of 4 bits and groups of g inputs (all
+little-endian):
 
     X.qweight   I32 [K, N / 8]: word j of a line has outputs 8 j + (0, 2, 4, 6, 1, 3, 5, 7), low bits first; a
                 field is ``code + 8``
@@ -61,7 +62,7 @@ from .words import (
     with_scales,
     word_record,
     words_of_rows,
-)  # fmt: skip
+)
 
 QUANT_METHOD = "awq"
 _BITS, _HALF = 4, 8
@@ -72,7 +73,7 @@ _FIELDS = WORD // _BITS
 
 
 def weight_scheme(config: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of the quantized weights under a ``quantization_config``, with float16 scales.
+    """Return the weight scheme under a ``quantization_config``, with float16 scales.
 
     Raises UnsupportedError for what is not read, CheckpointError for a malformed value.
 
@@ -232,7 +233,7 @@ class Awq(Codec):
         return AwqReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         contents.require_distinct(self.title)
         section = {

@@ -30,7 +30,6 @@ dequantize_4bit) and transformers 5.23 (quantizers/quantizer_bnb_4bit.py). This 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -51,6 +50,7 @@ from ..schemes import Granularity, Preset, Scheme
 from ..schemes.dialects import get_dialect
 from ..tensor import QuantizedTensor
 from . import engines as known_engines
+from .bitsandbytes_state import BLOCKS, NESTED_BLOCK, StateForm, state_of, state_text
 from .block_extents import blocks, partial_group
 from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, fused_alike, rules
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
@@ -62,108 +62,13 @@ NESTED, NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 _STATE = "weight.quant_state.bitsandbytes__"
 TYPES = MappingProxyType({"nf4": "nf4", "fp4": "fp4_bnb"})
 """``quant_type`` to the element format."""
-BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
-"""The sizes of blocks that bitsandbytes has on every device."""
-_NESTED_BLOCK, _NESTED_CODES = 256, 256
+_NESTED_CODES = 256
 _SECOND = get_format("dynamic8")
 """The table of absmax less its mean."""
 _DIALECT = get_dialect("bitsandbytes")
-_NUMBER_BYTES = 24
-"""No number of float32 is longer in JSON."""
 _STATE_BYTES = 4096
 """No JSON is longer, by an order of magnitude."""
 _PARTS = (ABSMAX, MAP, NESTED, NESTED_MAP, *(_STATE + kind for kind in TYPES), WEIGHT)
-_DTYPES = MappingProxyType({
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-})  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateForm:
-    """What sets the tensors of a weight in somebody's file apart from those that are written here.
-
-    length: bytes of the JSON, or None for that which it is written in. offset: what double quantization adds
-    to each absmax, or None without it.
-    """
-
-    length: int | None
-    offset: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantState:
-    """What the JSON of a weight says.
-
-    >>> state_of(state_text("nf4", 64, torch.bfloat16, (2, 64)), "nf4").shape
-    (2, 64)
-    """
-
-    block: int
-    dtype: torch.dtype
-    shape: tuple[int, int]
-    form: StateForm
-
-
-def state_text(
-    kind: str, block: int, dtype: torch.dtype, shape: tuple[int, ...], offset: float | None = None
-) -> bytes:
-    """Return the JSON of a weight, as bitsandbytes spells it; with an offset, spaces fill up its length."""
-    name = str(dtype).removeprefix("torch.")
-    state = {"quant_type": kind, "blocksize": block, "dtype": name, "shape": list(shape)}
-    if offset is None:
-        return json.dumps(state).encode()
-    more = {"nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset}
-    return (json.dumps(state | more) + " " * (_NUMBER_BYTES - len(json.dumps(offset)))).encode()
-
-
-def state_of(text: bytes, kind: str) -> QuantState:
-    """Return what the JSON of a weight says, whose name says that it is of ``kind``.
-
-    Raises CheckpointError for a damaged one, UnsupportedError for blocks and second levels that are not read.
-    """
-    try:
-        state = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"its quant_state is no JSON: {error!s:.80}; the file is damaged") from error
-    if not isinstance(state, dict):
-        raise CheckpointError("its quant_state is no JSON object; the file is damaged")
-    if state.get("quant_type") != kind:
-        raise CheckpointError(
-            f"quant_type of its quant_state is {state.get('quant_type')!r:.40}, but the tensor's name says "
-            f"{kind!r}"
-        )
-    shape, dtype, block = state.get("shape"), state.get("dtype"), state.get("blocksize")
-    if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape) or len(shape) != 2:
-        raise CheckpointError(
-            f"shape of its quant_state is {shape!r:.40}, but must be two positive numbers, of a matrix"
-        )
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise CheckpointError(
-            f"dtype of its quant_state is {dtype!r:.40}, but must be one of {', '.join(_DTYPES)}"
-        )
-    if type(block) is not int or block not in BLOCKS:
-        raise UnsupportedError(
-            f"blocksize of its quant_state is {block!r:.40}, which is not read; known are "
-            f"{', '.join(map(str, BLOCKS))}"
-        )
-    form = StateForm(length=len(text), offset=_offset(state))
-    return QuantState(block=block, dtype=_DTYPES[dtype], shape=(shape[0], shape[1]), form=form)
-
-
-def _offset(state: Mapping[str, Any]) -> float | None:
-    """Return what double quantization adds to each absmax, or None without it."""
-    if not any(key.startswith("nested_") for key in state):
-        return None
-    offset = state.get("nested_offset")
-    if not isinstance(offset, float) or not math.isfinite(offset):
-        raise CheckpointError(f"nested_offset of its quant_state is {offset!r:.40}, but must be a number")
-    if (state.get("nested_blocksize"), state.get("nested_dtype")) != (_NESTED_BLOCK, "float32"):
-        raise UnsupportedError(
-            f"double quantization with nested_blocksize {state.get('nested_blocksize')!r:.40} and "
-            f"nested_dtype {state.get('nested_dtype')!r:.40} is not read; known are 256 and 'float32'"
-        )
-    return offset
 
 
 class BitsandbytesReader(Reader):
@@ -219,16 +124,18 @@ class BitsandbytesReader(Reader):
         """See :class:`Reader`."""
         kind, _, nested = layer.layout.partition(" ")
         found = {
-            "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": bool(nested),
+            "bnb_4bit_quant_type": kind,
+            "bnb_4bit_use_double_quant": bool(nested),
             "bnb_4bit_quant_storage": "uint8",
-        }  # fmt: skip
+        }
         return next(
             (
                 f"{key} of the configuration is {self._said[key]!r:.40}, but its tensors have {value!r}"
-                for key, value in found.items() if self._said[key] not in (None, value)
+                for key, value in found.items()
+                if self._said[key] not in (None, value)
             ),
             None,
-        )  # fmt: skip
+        )
 
 
 def _values(fmt: Format) -> torch.Tensor:
@@ -246,8 +153,8 @@ def plain(element: str, block: int) -> Scheme:
 
 
 def _double(element: str, block: int) -> Scheme:
-    """Return the scheme of double quantization: of the values of a weight as one row."""
-    coarse = block * _NESTED_BLOCK
+    """Return the scheme of double quantization, over a weight as one row."""
+    coarse = block * NESTED_BLOCK
     return Scheme.parse(
         f"{element}:g{block}:scale=linear_late/dynamic8:scale2=float32@g{coarse}:center=float32@tensor"
         f":dialect={_DIALECT.name}"
@@ -313,10 +220,11 @@ class Bitsandbytes(Codec):
         """See :class:`Codec`."""
         weight, block = layer.weight, blocks(layer.weight)[COLUMNS]
         kinds = [
-            kind for kind, element in TYPES.items()
+            kind
+            for kind, element in TYPES.items()
             if block in BLOCKS
             and replace(weight, dialect=_DIALECT) in (plain(element, block), _double(element, block))
-        ]  # fmt: skip
+        ]
         if not kinds:
             raise UnsupportedError(
                 f"scheme {weight} is not what bitsandbytes stores; use nf4 or fp4_bnb, with g64 to g4096, "
@@ -333,8 +241,8 @@ class Bitsandbytes(Codec):
         """See :class:`Codec`: absmax is stored less its mean."""
         return _is_double(layer.weight)
 
-    def known(self, layer: LayerScheme, mean: float) -> LayerScheme:
-        """See :class:`Codec`: codes and absmax as without double quantization, and then the second level."""
+    def with_mean(self, layer: LayerScheme, mean: float) -> LayerScheme:
+        """See :class:`Codec`: a first level as without double quantization, then the second."""
         if not _is_double(layer.weight):
             return layer
         offset = float(torch.tensor(mean, dtype=torch.float64).float())
@@ -367,8 +275,8 @@ class Bitsandbytes(Codec):
         )
         if not nested:
             return found
-        coarse, per = -(-count // _NESTED_BLOCK), _rows_of_second(layer.weight, shape[1])
-        lines = per * line // _NESTED_BLOCK
+        coarse, per = -(-count // NESTED_BLOCK), _rows_of_second(layer.weight, shape[1])
+        lines = per * line // NESTED_BLOCK
         return (
             *found,
             TensorSpec(suffix=NESTED, dtype="F32", shape=(coarse,), lines=lines, per=per),
@@ -381,7 +289,7 @@ class Bitsandbytes(Codec):
         if self.form is None or self.form.offset is None:
             return {WEIGHT: codes, ABSMAX: absmax}
         absmax = torch.where(_zeros(layer.weight, q.data, q.shape).reshape(-1), 0.0, absmax)
-        numbers, second = absmax - torch.tensor(self.form.offset), Granularity.group(_NESTED_BLOCK)
+        numbers, second = absmax - torch.tensor(self.form.offset), Granularity.group(NESTED_BLOCK)
         coarse = reduce_blocks(numbers.abs(), second, "amax", 0.0)
         coarse = torch.where(coarse == 0, 1.0, coarse)
         factors = spread_blocks(coarse, second, tuple(numbers.shape))
@@ -402,7 +310,7 @@ class Bitsandbytes(Codec):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`; the table is that of the type, as in bitsandbytes, whatever the file has."""
+        """See :class:`Codec`; the type decides the table, as in bitsandbytes."""
         grid = layer.weight.granularity.grid(shape)
         scales = self._absmax(layer, tensors, start, shape).view(grid)
         data = _swapped(tensors[WEIGHT].view(shape[0], -1))
@@ -441,7 +349,7 @@ class Bitsandbytes(Codec):
         return None if same else f"quant_map is not the table of {kind}, by which engines differ"
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`; a weight without a quant_state is one where it has bytes."""
+        """See :class:`Codec`; a weight of bytes without a quant_state counts."""
         part = next((part for part in _PARTS if name.endswith(f".{part}")), None)
         if part is None:
             return None
@@ -457,7 +365,7 @@ class Bitsandbytes(Codec):
         return BitsandbytesReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         contents.require_distinct(self.title)
         compute = str(model_dtype(contents.family, torch.float32)).removeprefix("torch.")
@@ -477,18 +385,18 @@ def _zeros(weight: Scheme, data: torch.Tensor, shape: tuple[int, ...]) -> torch.
 
 
 def _rows_of_second(weight: Scheme, columns: int) -> int:
-    """Return the rows that are whole blocks of the second level, the fewest."""
-    values = blocks(weight)[COLUMNS] * _NESTED_BLOCK
+    """Return the fewest rows that are whole second-level blocks."""
+    values = blocks(weight)[COLUMNS] * NESTED_BLOCK
     return values // math.gcd(values, columns)
 
 
 def _second_scales(
     layer: LayerScheme, tensors: Mapping[str, torch.Tensor], start: int, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the factor of each absmax from row ``start`` on, of the lines that the part touches."""
+    """Return the factors of the absmax in a part from ``start``."""
     line, per = shape[1] // blocks(layer.weight)[COLUMNS], _rows_of_second(layer.weight, shape[1])
     numbers = torch.arange(start % per * line, start % per * line + len(tensors[ABSMAX]))
-    return tensors[NESTED][numbers // _NESTED_BLOCK]
+    return tensors[NESTED][numbers // NESTED_BLOCK]
 
 
 CODEC = Bitsandbytes()

@@ -1,4 +1,4 @@
-"""The blocks of a matrix under a scheme, as layouts write them down, and which shapes hold whole ones."""
+"""Blocks of a matrix under a scheme, as layouts spell them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KNOWN = 4096
 
 @functools.lru_cache(maxsize=_KNOWN)
 def blocks(scheme: Scheme) -> tuple[int, int]:
-    """Return the rows and columns of the finest blocks of a matrix under ``scheme``, with 0 for a whole axis.
+    """Return the finest blocks' rows and columns, 0 for whole axes.
 
     >>> blocks(Scheme.parse("int4:g128")), blocks(Scheme.parse("int8:channel"))
     ((1, 128), (1, 0))
@@ -24,14 +24,14 @@ def blocks(scheme: Scheme) -> tuple[int, int]:
 
 
 def no_matrix(shape: tuple[int, ...]) -> str | None:
-    """Return why a weight of ``shape`` is no matrix with elements, or None when it is one."""
+    """Return why a shape is no non-empty matrix, or None."""
     if len(shape) != 2:
         return f"has {len(shape)} axes, and the layout stores matrices"
     return "is empty" if 0 in shape else None
 
 
 def partial_group(scheme: Scheme, shape: tuple[int, ...], what: str = "the group") -> str | None:
-    """Return why a matrix of ``shape`` does not hold whole groups of columns, or None when it does.
+    """Return why a matrix has partial groups of columns, or None.
 
     what: what messages call a group.
 
@@ -44,7 +44,7 @@ def partial_group(scheme: Scheme, shape: tuple[int, ...], what: str = "the group
 
 
 def by_column(scheme: Scheme) -> Scheme:
-    """Return ``scheme`` of a matrix whose columns lie in groups out of order: each has a scale of its own.
+    """Return ``scheme`` under act-order: a scale for each column.
 
     >>> str(by_column(Scheme.parse("int4:g128")))
     'int4:g1'

@@ -38,7 +38,7 @@ class InputNames(NamedTuple):
         return self.scale, self.zero_point, self.global_scale, *self.also
 
     def needed(self, given: Activation) -> str:
-        """Return the suffix of the scale that static inputs have in any case.
+        """Return the suffix of the scale that static inputs always have.
 
         Args:
             given: how inputs are quantized.
@@ -51,12 +51,12 @@ CACHE_FORMAT = get_format("float8_e4m3fn")
 
 
 class CacheScales(NamedTuple):
-    """Where the scales of a float8 cache of keys and values lie, two for each attention layer.
+    """Places of float8 cache scales, two per attention layer.
 
     Args:
-        key, value: their names, after that of the attention layer.
+        key, value: their names, after the attention layer's.
         shape: of each; both are one number.
-        dtype: in which they are computed and stored, or None for that of keys and values.
+        dtype: in which they are computed and stored, or None for the dtype of keys and values.
     """
 
     key: str
@@ -65,7 +65,7 @@ class CacheScales(NamedTuple):
     dtype: torch.dtype | None = torch.float32
 
     def scale(self, largest: torch.Tensor) -> torch.Tensor:
-        """Return the scale of keys or values: their largest magnitude over that of the format.
+        """Return the scale of keys or values from their largest magnitude.
 
         Args:
             largest: the largest magnitude, in the dtype of keys and values: one number.

@@ -1,4 +1,4 @@
-"""Tensors that a model has as one and a file as several pieces.
+"""Model tensors that files divide into several pieces.
 
 A piece has some rows of the whole tensor, in its own order: one expert, or queries, keys or values. Pieces
 are cut where a file is written, and joined where it is read.
@@ -16,7 +16,7 @@ from .stored_forms import Shape
 
 
 class RowRun(NamedTuple):
-    """Consecutive rows of a piece, as an index into the whole tensor: the last axis varies fastest.
+    """Consecutive rows of a piece in the whole, last axis fastest.
 
     >>> RowRun(1, (2, 3), (10, 2)).at().tolist()
     [1, 3, 5, 11, 13, 15]
@@ -54,7 +54,7 @@ class TensorPiece(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A tensor of the model that files have in pieces; transposed: whether its matrices are (in, out)."""
+    """A model tensor in pieces; transposed: whether matrices are (in, out)."""
 
     name: str
     shape: Shape
@@ -64,7 +64,7 @@ class Whole(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def places_in_pieces(rows: tuple[tuple[RowRun, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return, for each row of a whole tensor, the index of its piece and the row in it.
+    """Return the piece and row for each row of a whole tensor.
 
     rows: of each piece.
     """

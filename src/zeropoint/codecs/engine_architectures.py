@@ -1,4 +1,4 @@
-"""What engines say of a model before they look at a layout: whether they build such a model at all.
+"""Rules of engines about model architectures, whatever the layout.
 
 vllm_architectures.json holds the architectures of which vLLM's own source hands a quantization on to layers;
 `python benchmarks/vllm_architectures.py` reads it off the release that is installed. Of others nobody looked.
@@ -28,7 +28,7 @@ def of_diffusers(facts: Facts) -> bool:
 
 
 def of_architecture(engine: str, facts: Facts) -> Iterator[Problem]:
-    """Yield what stands against a model of this architecture in an engine, whatever its layout."""
+    """Yield the problems of an engine with a model's architecture."""
     if engine in _BY_TYPE and not model_type(facts.family):
         if of_diffusers(facts):
             yield Loads.NO, "config.json has no model_type: it is a part of a pipeline of diffusers"

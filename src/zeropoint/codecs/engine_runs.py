@@ -1,4 +1,4 @@
-"""What vLLM did with files that zeropoint wrote, on a CPU, as vllm_runs.json holds it.
+"""Recorded runs of vLLM on a CPU, from vllm_runs.json.
 
 Each row is a model in a scheme and a layout. An answer is `ran`; `loaded`, where vLLM has no kernel for a CPU
 but held every tensor of the files, bit for bit; or `refused` and why. `python benchmarks/vllm_runs.py
@@ -26,7 +26,7 @@ SEVERAL = "several"
 
 
 class VllmRun(TypedDict):
-    """A model, by its ``model_type``, how its layers are quantized, and the answer.
+    """A model type, its layers' quantization, and the run's answer.
 
     scheme: one for all layers, or a recipe.
     """
@@ -57,7 +57,7 @@ def runs() -> Sequence[VllmRun]:
 
 
 def way(layer: LayerScheme) -> str:
-    """Return what a loader does with a layer, whatever the size of its groups.
+    """Return the loader's path for a layer, without group sizes.
 
     >>> from .layer_schemes import layer_scheme
     >>> from .registry import DEFAULT
@@ -77,13 +77,13 @@ def way(layer: LayerScheme) -> str:
 
 
 def ways(facts: Facts) -> list[str]:
-    """Return the ways of the layers of a checkpoint; experts have ways of their own."""
+    """Return the loader paths of a checkpoint; experts have their own."""
     found = {*map(way, facts.layers), *(f"{way(layer)} in experts" for layer in facts.experts)}
     return [*sorted(found), *([SEVERAL] if len(facts.layers) > 1 else [])]
 
 
 def answer_to(facts: Facts) -> str | None:
-    """Return the answer to a checkpoint whose layers are quantized alike, or None where nobody tried one."""
+    """Return the answer for an equal checkpoint, or None."""
     if not facts.layers or facts.unusual_experts:
         return None
     alike = model_type(facts.family), facts.layers[0].codec.name, ways(facts)

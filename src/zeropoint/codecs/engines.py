@@ -1,4 +1,4 @@
-"""What engines make of the files that a codec writes: the facts that they look at, and their rules as data.
+"""Facts about results, and engine rules over them as data.
 
 A rule is a function from the facts of a result to the problems that an engine has with it. This module knows
 no engine and no codec: each codec has the rules of its own files.
@@ -31,17 +31,17 @@ class Loads(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What engines look at in the result of a plan.
+    """Facts of a result that engine rules use.
 
-    family: the model's configuration. layers: the schemes of its weights. experts: those of experts. section:
-    what its configuration says of quantization. nonlinear: whether embeddings or routers are quantized.
-    transposed: whether weights are that lie transposed in their files. wider: whether a weight had more than
-    16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor. single_experts:
-    whether some are written one by one that transformers has in one and does not join. joined_floats: floats
-    of which it makes another weight, or None. cut: a layer, not of experts, of which it makes others, or
-    None. converter: the operation by which it joins experts, where that is unusual, or None. split: layers
-    that engines run as one but that do not have one scheme, in a sentence, or None. unusual_experts: whether
-    projections of experts have names of their own.
+    family: the model's configuration. layers: the schemes of its weights. experts: the schemes of experts.
+    section: what its configuration says of quantization. nonlinear: whether embeddings or routers are
+    quantized. transposed: whether weights are that lie transposed in their files. wider: whether a weight had
+    more than 16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor.
+    single_experts: whether some are written one by one that transformers has in one and does not join.
+    joined_floats: floats of which it makes another weight, or None. cut: a layer, not of experts, of which it
+    makes others, or None. converter: the operation by which it joins experts, where that is unusual, or None.
+    split: layers that engines run as one but that do not have one scheme, in a sentence, or None.
+    unusual_experts: whether projections of experts have names of their own.
     """
 
     family: Config
@@ -73,7 +73,7 @@ MERGING = frozenset((VLLM, SGLANG, TENSORRT))
 
 
 def always(loads: Loads, reason: str) -> EngineRule:
-    """Return the rule of an engine that says the same of every result."""
+    """Return the rule of an engine with one answer."""
 
     def rule(facts: Facts) -> Iterator[Problem]:
         yield loads, reason
@@ -82,7 +82,7 @@ def always(loads: Loads, reason: str) -> EngineRule:
 
 
 def fused_alike(facts: Facts) -> Iterator[Problem]:
-    """Yield that layers which an engine runs as one have several schemes, where they do."""
+    """Yield the problem of fused layers with several schemes."""
     if facts.split is not None:
         yield Loads.NO, facts.split
 
@@ -99,7 +99,7 @@ not_checked = always(Loads.UNCHECKED, "not reviewed for this layout")
 
 
 def with_humming(vllm: EngineRule) -> dict[str, EngineRule]:
-    """Return the rules of vLLM, and of the package humming for a layout of which it has a loader."""
+    """Return the rules of vLLM and humming, for layouts with its loader."""
     return {VLLM: vllm, HUMMING: loader_not_run}
 
 

@@ -1,4 +1,4 @@
-"""The fp8 layout of Hugging Face, in which DeepSeek-V3 is published: codes, and a factor for each block.
+"""Hugging Face's fp8 layout of DeepSeek-V3: codes and block factors.
 
 For the weight ``X.weight`` of shape (N, K) and blocks of r x c (all little-endian, rows one after the other;
 the last blocks of an axis may be smaller):
@@ -66,7 +66,7 @@ from .engines import (
     fused_alike,
     rules,
     with_humming,
-)  # fmt: skip
+)
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, names_in
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
@@ -90,7 +90,7 @@ _FUSED = ("gate_up_proj", "down_proj")
 
 
 def weight_of(name: str) -> str | None:
-    """Return the name of the weight whose factors a tensor of this name holds, or None.
+    """Return the weight whose factors a tensor holds, or None.
 
     >>> weight_of("model.layers.0.mlp.up_proj.weight_scale_inv"), weight_of("m.experts.down_proj_scale_inv")
     ('model.layers.0.mlp.up_proj.weight', 'm.experts.down_proj')
@@ -142,7 +142,7 @@ _LEFT_OUT = ("modules_to_not_convert", "ignored_layers")
 
 
 class Fp8Reader(Reader):
-    """The layers of one fp8 checkpoint, all under one scheme but for fused experts."""
+    """Reader of an fp8 checkpoint: one scheme, except fused experts."""
 
     def __init__(self, listing: Listing, codec: Codec) -> None:
         self._codec = codec
@@ -153,7 +153,7 @@ class Fp8Reader(Reader):
         self.ignore = tuple(n for key in _LEFT_OUT for n in names_in(self._config, key))
 
     def input_of(self, module: str) -> Activation | None:
-        """See :class:`Reader`; as vLLM has them: of blocks in groups of their columns, else of tokens."""
+        """See :class:`Reader`; as in vLLM: input groups for blocks, else tokens."""
         if self._config.get("activation_scheme") == "static":
             return Activation.of("float8_e4m3fn:tensor", dynamic=False)
         weight = weight_scheme(self._config)
@@ -162,7 +162,7 @@ class Fp8Reader(Reader):
         )
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
-        """See :class:`Reader`; ``key`` is the name of the weight, whose dtype the file does not tell."""
+        """See :class:`Reader`; ``key`` is the weight's name; its dtype is unknown."""
         codes, factor = tensors.get(WEIGHT), tensors.get(FACTOR)
         if codes is None:
             what = "its factors are there" if factor is None else f"{printable(factor.name)} is there"
@@ -197,7 +197,7 @@ class Fp8Reader(Reader):
         )  # fmt: skip
 
     def _are_powers(self, factor: Entry) -> bool:
-        """Return whether all factors are powers of two, as their dtype says or else their bits."""
+        """Return whether all factors are powers of two, by dtype or bits."""
         if factor.dtype in _POWERS or not 0 < math.prod(factor.shape) <= _MOST_FACTORS:
             return True
         raw = bytearray(self._listing.read(factor))
@@ -215,7 +215,7 @@ class Fp8Reader(Reader):
 
 
 def _expert_blocks(weight: Scheme, shape: tuple[int, int], factor: Entry) -> Scheme:
-    """Return the scheme of fused experts: without blocks, or below one, gate and up have a factor each."""
+    """Return the scheme of fused experts; gate and up may differ."""
     factors = factor.shape
     whole = _is_whole(weight)
     if len(factors) != 3 or (factors[1:] == weight.granularity.grid(shape) and not whole):
@@ -257,7 +257,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
 
 
 def _mlx_lm(facts: Facts) -> Iterator[Problem]:
-    """Say what the loaders of families say (sanitize in mlx-lm 0.32.2): few look for such weights."""
+    """Yield the verdicts of mlx-lm 0.32.2 (sanitize): few families load these."""
     if model_type(facts.family) != "deepseek_v3":
         yield Loads.NO, "it looks for this layout in DeepSeek-V3 and a few others alone"
     yield Loads.PARTLY, "it decodes the weights of DeepSeek-V3 to bfloat16"
@@ -371,7 +371,7 @@ class Fp8Block(Codec):
         return Fp8Reader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         whole, static = _is_whole(layer.weight), layer.input is not None and not layer.input.dynamic
         return Documents(section={
@@ -391,7 +391,7 @@ def _is_block(weight: Scheme) -> bool:
 
 
 def _stored_as(weight: Scheme) -> str | None:
-    """Return the dtype of a file's factors, or None for others than a file has."""
+    """Return the dtype of stored factors, or None if files have none."""
     scale = weight.scales[0]
     stored = None if scale.format is None else FILE_DTYPES.get(storage_dtype(scale.format))
     powers = stored in _POWERS

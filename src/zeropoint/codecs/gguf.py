@@ -1,4 +1,4 @@
-"""The block types of GGUF files: the codes and scales of a block lie together, row after row.
+"""GGUF block types: codes and scales together, row after row.
 
 For the weight ``X.weight`` of shape (N, K), whose tensor has the same name and shape (all little-endian; K is
 a multiple of the block; a half is a float16 number, and a value is ``scale * code``, plus the offset if any):
@@ -27,7 +27,7 @@ added, and the half offset of Q2_K to Q5_K with the opposite sign. The scales of
 here they follow the rule of the scheme, and codes are rounded to nearest. A scale over a whole tensor of
 NVFP4 is an ordinary tensor, which is kept and not applied. TQ1_0 has the numbers of TQ2_0 in codes of five.
 
-Names, metadata and tokenizer are those of llama.cpp for the families of :mod:`zeropoint.codecs.llama_cpp`;
+Names, metadata and tokenizer are llama.cpp's for the families of :mod:`zeropoint.codecs.llama_cpp`;
 tensors of others keep the names of the checkpoint, which gguf-py and zeropoint read.
 
 Source: ggml-org/llama.cpp, ggml/src/ggml-common.h and gguf-py/gguf/quants.py. This module opens no file.
@@ -43,7 +43,10 @@ import torch
 
 from ..architectures import MOST_EXPERTS
 from ..errors import CheckpointError, UnsupportedError
-from ..layout.bit_places import Bits, Digits, Field, Struct, whole
+from ..layout.bit_places import Bits, Digits, Field, Struct, field_size, whole
+from ..ops.library import kernel
+from ..ops.registry import Op, Request
+from ..params import QuantizationParams
 from ..schemes import PRESETS, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import no_matrix
@@ -60,7 +63,6 @@ from .engines import (
     always,
     rules,
 )
-from .gguf_blocks import BlockType
 from .llama_cpp.families import family_of
 from .llama_cpp.gguf_format import LlamaCppFormat
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
@@ -81,12 +83,52 @@ _TERNARY, _TERNARY_64 = (
 """Two bits have a fourth code, which llama.cpp never writes, and reads as 2."""
 _K_SCALES = tuple(
     (
-        Bits(at, 4, 4, 4, shifts=(0,)), Bits(12, 4, 4, 4, shifts=(high,), first=4),
+        Bits(at, 4, 4, 4, shifts=(0,)),
+        Bits(12, 4, 4, 4, shifts=(high,), first=4),
         Bits(at, 4, 4, 2, shifts=(4, 6), low=4),
     )
     for at, high in ((4, 0), (8, 4))
-)  # fmt: skip
+)
 """Of Q4_K and Q5_K: scales, then offsets. Four whole ones, and four of which others hold the highest bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockType:
+    """A type of ggml.
+
+    Args:
+        scheme: what its blocks mean.
+        struct: where the numbers of a block lie.
+    """
+
+    scheme: Scheme
+    struct: Struct
+
+    @property
+    def block(self) -> int:
+        """Values in a block."""
+        return field_size(self.struct.codes)
+
+    def decode(
+        self, lines: torch.Tensor, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
+    ) -> QuantizedTensor:
+        """Return rows of blocks, uint8 (rows, bytes), in codes and levels."""
+        wanted = _request(Op.SPLIT_BLOCKS, lines, scheme, shape, dtype)
+        data, stored = kernel(wanted).run(self.struct, lines)
+        params = QuantizationParams.of(scheme, shape, dtype, stored)
+        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+
+    def encode(self, q: QuantizedTensor) -> torch.Tensor:
+        """Return a matrix's blocks, uint8 (rows, bytes): inverse of :meth:`decode`."""
+        wanted = _request(Op.JOIN_BLOCKS, q.data, q.scheme, q.shape, q.dtype)
+        lines: torch.Tensor = kernel(wanted).run(self.struct, q.data, q.params.levels)
+        return lines
+
+
+def _request(
+    op: Op, stored: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
+) -> Request:
+    return Request(op=op, scheme=scheme, shape=shape, dtype=dtype, own_dtype=dtype, device=stored.device)
 
 
 def _half(at: int) -> Field:
@@ -150,7 +192,7 @@ _TYPE_OF = {found.scheme.structure: name for name, found in BLOCKS.items()} | {
 
 
 class GgufReader(Reader):
-    """The quantized tensors of one file, each with a type of its own."""
+    """Reader of a file whose tensors each have a type."""
 
     def __init__(self, listing: Listing, codec: Codec) -> None:
         self._codec = codec
@@ -182,7 +224,7 @@ _NAMES = (
 
 
 def _named(facts: Facts) -> Iterator[Problem]:
-    """Yield what llama.cpp asks of a file whose tensors have the names of the checkpoint."""
+    """Yield the problem of llama.cpp with the checkpoint's tensor names."""
     if family_of(facts.family) is None:
         yield Loads.PARTLY, _NAMES
 

@@ -1,6 +1,6 @@
-"""The layout of gpt-oss: the fused experts of a layer as MXFP4, all else as floats.
+"""gpt-oss layout: fused experts in MXFP4, all else in floats.
 
-For E experts whose gate_up_proj has N = 2 I outputs, those of gate and up in turn, and K inputs (all
+For E experts whose gate_up_proj has N = 2 I outputs, gate's and up's in turn, and K inputs (all
 little-endian; X is ``model.layers.0.mlp.experts``):
 
     X.gate_up_proj_blocks   U8 [E, N, K / 32, 16]: 32 codes of float4_e2m1fn, even element in the low nibble

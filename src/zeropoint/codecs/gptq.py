@@ -1,4 +1,4 @@
-"""The layout of GPTQ, which GPTQModel writes and vLLM reads: a weight transposed, in 32-bit words.
+"""GPTQ layout of GPTQModel and vLLM: transposed, in 32-bit words.
 
 For the weight ``X.weight`` of shape (N, K), codes of b bits and groups of g inputs (all little-endian):
 
@@ -39,13 +39,13 @@ from typing import Any
 import torch
 
 from ..architectures import merged
-from ..errors import CheckpointError, UnsupportedError, printable
+from ..errors import CheckpointError, UnsupportedError
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
 from ..layout.word_lines import WORD, WordLines
 from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
-from ..patterns import REGEX, name_patterns
+from ..patterns import REGEX
 from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import engines, words
@@ -53,6 +53,7 @@ from .act_order import group_index
 from .block_extents import blocks, by_column
 from .compressed_tensors.targets import targets
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, Facts, Loads, Problem, decoded_first, rules
+from .gptq_config import BITS, OTHER, QUANT_METHOD, SKIP, V1, V2, GptqSettings
 from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES
@@ -73,83 +74,10 @@ from .words import (
     words_of_rows,
 )
 
-QUANT_METHOD = "gptq"
-V1, V2 = "gptq", "gptq_v2"
-_SKIP, _OTHER = "-:", "+:"
-"""What rules of ``dynamic`` begin with that keep a module, or give it another scheme."""
 _HEAD = "lm_head"
+_MARLIN_GROUPS = (0, 32, 64, 128)
 _IN_BLOCKS = re.compile(r"\.\d+\\?\.")
 """What rules that keep a layer of a block have in them: its number."""
-_BITS, _MARLIN_GROUPS = (2, 3, 4, 8), (0, 32, 64, 128)
-
-
-def weight_scheme(config: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of the quantized weights under a ``quantization_config``, with float16 scales.
-
-    Raises UnsupportedError for what is not read, CheckpointError for a malformed value.
-
-    >>> str(weight_scheme({"bits": 4, "group_size": 128, "sym": True}))
-    'int4:g128:scale=float16'
-    """
-    bits, group = config.get("bits"), config.get("group_size")
-    if bits not in _BITS or type(bits) is not int:
-        raise UnsupportedError(f"GPTQ weights of {bits!r:.40} bits cannot be read; known are {_BITS}")
-    if type(group) is not int or not (group == -1 or group > 0):
-        raise CheckpointError(
-            f"group_size of quantization_config is {group!r:.40}, but must be -1 or positive; the file is "
-            "damaged"
-        )
-    text = f"int{bits}:{'channel' if group == -1 else f'g{group}'}:scale=float16"
-    return Scheme.parse(text if config.get("sym", True) else f"{text}:asym")
-
-
-class GptqSettings:
-    """What a ``quantization_config`` says of each module.
-
-    config: the object. Raises UnsupportedError for files that are not read, CheckpointError for malformed
-    values, PatternError for a regular expression that is none or could take forever.
-
-    >>> found = GptqSettings(
-    ...     {"bits": 4, "group_size": 32, "dynamic": {"+:.*down": {"bits": 8}, "-:head": {}}}
-    ... )
-    >>> str(found.of("a.down")), str(found.of("a.up")), found.of("head")
-    ('int8:g32:scale=float16', 'int4:g32:scale=float16', None)
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.version = config.get("checkpoint_format", V1)
-        if self.version not in (V1, V2) or config.get("pack_dtype", "int32") != "int32":
-            found = self.version, config.get("pack_dtype", "int32")
-            raise UnsupportedError(
-                f"GPTQ files of checkpoint_format and pack_dtype {found!r:.80} are not read here; verify it "
-                "with the tool that wrote it"
-            )
-        rules = config.get("dynamic") or {}
-        if not isinstance(rules, dict):
-            raise CheckpointError("dynamic of quantization_config must be an object; the file is damaged")
-        tables = (table for table in (config, *rules.values()) if isinstance(table, dict))
-        self.act_order = any(table.get("desc_act") for table in tables)
-        self.skipped = tuple(rule for rule in rules if rule.startswith(_SKIP))
-        self._base = weight_scheme(config)
-        expressions = name_patterns(REGEX + rule.removeprefix(_SKIP).removeprefix(_OTHER) for rule in rules)
-        others = (_other(config, rule, given) for rule, given in rules.items())
-        self._rules = list(zip(expressions, others, strict=True))
-
-    def of(self, module: str) -> Scheme | None:
-        """Return the scheme of a module's weight, or None where it is not quantized."""
-        return next((weight for rule, weight in self._rules if rule.matches(module)), self._base)
-
-
-def _other(config: Mapping[str, Any], rule: str, given: object) -> Scheme | None:
-    """Return the scheme that a rule of ``dynamic`` gives, or None where it keeps what it names."""
-    if rule.startswith(_SKIP):
-        return None
-    if not isinstance(given, dict):
-        raise CheckpointError(
-            f"dynamic of quantization_config has {given!r:.40} for {printable(rule)}, but must have an "
-            "object; the file is damaged"
-        )
-    return weight_scheme({**config, **given})
 
 
 class GptqReader(Reader):
@@ -176,9 +104,10 @@ class GptqReader(Reader):
         shape = (codes.shape[1], codes.shape[0] * WORD // weight.bits)
         version = self._settings.version
         codec = replace(
-            self._codec, version="" if version == _written_version(weight) else version,
+            self._codec,
+            version="" if version == _written_version(weight) else version,
             ordered=GROUPS in tensors and self._out_of_order(tensors[GROUPS], weight, shape[1]),
-        )  # fmt: skip
+        )
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
         return word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
 
@@ -187,7 +116,7 @@ class GptqReader(Reader):
         return (_HEAD,) if self._listing.quantization.get("lm_head") is True else ()
 
     def _out_of_order(self, entry: Entry, weight: Scheme, columns: int) -> bool:
-        """Return whether inputs lie in groups out of order; raises CheckpointError for groups not there."""
+        """Return whether act-order applies; raises CheckpointError for absent groups."""
         if (entry.dtype, entry.shape) != ("I32", (columns,)):
             raise CheckpointError(
                 f"g_idx is {entry.dtype} of shape {list(entry.shape)}, but must be I32 of [{columns}]"
@@ -221,21 +150,21 @@ def _groups(weight: Scheme, columns: int) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _order(bits: int) -> WordLines:
-    """Return how codes fill words, fields of which are ``2 ** (bits - 1)`` more where they are whole."""
+    """Return the packing of codes, with a sign flip for whole words."""
     flip = sum(1 << (at + bits - 1) for at in range(0, WORD, bits))
     return WordLines(flip=0 if WORD % bits else flip)
 
 
 @functools.lru_cache(maxsize=64)
 def _shift(count: int, bits: int) -> torch.Tensor:
-    """Return the packed row whose exclusive or adds ``2 ** (bits - 1)`` to ``count`` codes, and undoes it."""
+    """Return the packed row to XOR: shifts codes by half their range."""
     return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
     yield from words.transformers(facts)
     rules = facts.section.get("dynamic", {})
-    several = any(rule.startswith(_OTHER) or _IN_BLOCKS.search(rule) for rule in rules)
+    several = any(rule.startswith(OTHER) or _IN_BLOCKS.search(rule) for rule in rules)
     if several or facts.section.get("lm_head"):
         yield Loads.NO, "it takes all layers of the blocks, under one scheme; GPTQModel.load reads dynamic"
     yield Loads.PARTLY, "5.23 runs it with optimum 2.3 and gptqmodel 7.7"
@@ -290,7 +219,7 @@ class Gptq(Codec):
         weight, element = layer.weight, layer.weight.element
         if not element.is_whole or not element.signed:
             raise UnsupportedError(f"scheme {weight} has elements that GPTQ does not store; use {_names()}")
-        if weight.bits not in _BITS or weight.range_rule is not RangeRule.FULL:
+        if weight.bits not in BITS or weight.range_rule is not RangeRule.FULL:
             raise UnsupportedError(f"scheme {weight} has codes that GPTQ does not store; use {_names()}")
         alone = len(weight.scales) == 1 and weight.beyond_factors is None
         if weight.zero_point is ZeroPoint.REAL or not alone:
@@ -421,9 +350,10 @@ class Gptq(Codec):
         return fields - (1 << (bits - 1))
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """See :class:`Codec`: symmetric weights have one zero point, which engines subtract all the same.
+        """See :class:`Codec`: symmetric weights have one zero point.
 
-        Engines differ in what the first version of the layout says by a field of ones.
+        Engines subtract it all the same. Engines differ in what the first version of the layout says by a
+        field of ones.
         """
         bits, first = layer.weight.bits, self._version(layer.weight) == V1
         fields = fields_of(tensors[ZEROS], bits)
@@ -467,7 +397,7 @@ class Gptq(Codec):
 
 
 def _numbers(layer: LayerScheme) -> dict[str, Any]:
-    """Return what differs between layers of one file."""
+    """Return the configuration entries that differ between layers."""
     weight = layer.weight
     return {
         "bits": weight.bits, "group_size": blocks(weight)[COLUMNS] or -1, "sym": _is_symmetric(weight),
@@ -484,16 +414,16 @@ def _dynamic(
     others = [layer for layer in names if layer is not most]
     groups = [[each for name in names[layer] for each in (name, *merged(name))] for layer in others]
     rest = [*kept, *(each for name in names[most] for each in (name, *merged(name)))]
-    found = {f"{_SKIP}^{re.escape(name)}$": dict[str, Any]() for name in kept}
+    found = {f"{SKIP}^{re.escape(name)}$": dict[str, Any]() for name in kept}
     for layer, expressions in zip(others, targets(groups, rest), strict=True):
         for text in expressions:
             regex = text.removeprefix(REGEX) if text.startswith(REGEX) else f"^{re.escape(text)}$"
-            found[_OTHER + regex] = _numbers(layer)
+            found[OTHER + regex] = _numbers(layer)
     return found
 
 
 def _names() -> str:
-    return ", ".join(f"int{bits}" for bits in _BITS)
+    return ", ".join(f"int{bits}" for bits in BITS)
 
 
 CODEC = Gptq()

@@ -72,7 +72,7 @@ def _scheme(bits: int, place: str, scale: str = "float32") -> Scheme:
 
 
 def _fields(bits: int) -> tuple[int, int, torch.dtype]:
-    """Return how many codes are in a word, the bits above them, and what a word is."""
+    """Return the codes per word, the unused high bits, and the dtype."""
     return (_TEN, 2, torch.int32) if bits == _THREE else (8 // bits, 0, torch.uint8)
 
 
@@ -94,7 +94,7 @@ def words(groups: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def codes_of(words: torch.Tensor, bits: int, groups: int) -> torch.Tensor:
-    """Return the codes of ``groups`` groups from packed words: the inverse of :func:`words`."""
+    """Return the codes of ``groups`` groups: the inverse of :func:`words`."""
     count, above, dtype = _fields(bits)
     top, wide = torch.iinfo(dtype).bits - above, words.to(torch.int32)
     found = [(wide >> (top - bits * (at + 1))) & ((1 << bits) - 1) for at in range(count)]
@@ -257,7 +257,7 @@ class Hqq(Codec):
             ),
             *(TensorSpec(suffix=part, dtype=own, shape=(groups, 1), lines=line) for part in (SCALE, ZERO)),
             *_descriptions(weight.bits, dtype),
-        )  # fmt: skip
+        )
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
@@ -276,9 +276,10 @@ class Hqq(Codec):
         texts = {PACKING: _PACKINGS[bits], UNPACKED: str(word), COMPUTE: str(params.dtype)}
         return {
             **{part: torch.tensor(number, dtype=torch.int32) for part, number in numbers.items()},
-            SHAPE: torch.tensor(shape), **{part: _text(text) for part, text in texts.items()},
+            SHAPE: torch.tensor(shape),
+            **{part: _text(text) for part, text in texts.items()},
             **{part: torch.tensor(flag, dtype=torch.uint8) for part, flag in _FLAGS.items()},
-        }  # fmt: skip
+        }
 
     def decode(
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
@@ -301,7 +302,7 @@ class Hqq(Codec):
         return HqqReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         params: dict[str, Any] = {
             "nbits": layer.weight.bits, "channel_wise": True,
@@ -317,7 +318,7 @@ class Hqq(Codec):
 
 @dataclass(frozen=True)
 class HqqAlongOutputs(Hqq):
-    """What files of HQQ hold under axis 0, which is read and not written; see the module."""
+    """HQQ layout under axis 0, which is read and not written."""
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`: the packing."""
@@ -347,7 +348,7 @@ class HqqAlongOutputs(Hqq):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`; each number has a scale of its own, as blocks are none of neighbors."""
+        """See :class:`Codec`; each number gets its own scale, for scattered blocks."""
         weight, bits, group = layer.weight, layer.weight.bits, blocks(layer.weight)[ROWS]
         codes = codes_of(tensors[CODES], bits, group)
         place = slice(start, start + shape[0])

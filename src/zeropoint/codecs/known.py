@@ -1,6 +1,7 @@
-"""What marks a checkpoint as quantized, by whatever tool: keys, methods, files and names of tensors.
+"""Marks of quantized checkpoints of any tool: keys, files, names.
 
-Codecs know their own; this table is about those that are recognized, so that they can be named, and not read.
+Codecs know their own; this table is about formats that are recognized, so that errors can name the tool, and
+not read.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ ACTIVATION_SCALES = tuple(
 CACHE_SCALES = frozenset(
     f"{what}_{kind}" for what in "qkv" for kind in ("scale", "zero_point", "global_scale")
 )
-"""Those of a quantized cache of keys and values, which belong to the attention and not to a linear layer."""
+"""Scales of a quantized cache of keys and values, which belong to the attention and not to a linear layer."""
 
 CACHE_PAIR = frozenset(("k_scale", "v_scale"))
 """Those that each attention layer has of a cache in float8."""
 
 
 def has_float8_cache(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration says that keys and values are float8 under one scale each.
+    """Return whether keys and values are cached in float8, per tensor.
 
     Args:
         config: ``quantization_config``, or the contents of another file in its place.
@@ -70,7 +71,7 @@ def has_float8_cache(config: Mapping[str, Any]) -> bool:
 
 
 def is_quantized(name: str, dtype: str) -> bool:
-    """Return whether some tool leaves a tensor of this name or dtype as it is in quantized checkpoints.
+    """Return whether a tensor's name or dtype marks quantization.
 
     >>> (
     ...     is_quantized("a.qweight", "I32"),
@@ -91,7 +92,7 @@ def is_quantized(name: str, dtype: str) -> bool:
 
 
 def cache_scheme(config: Mapping[str, Any]) -> object:
-    """Return what a configuration says of how keys and values are quantized, or None.
+    """Return the cache quantization in a configuration, or None.
 
     Args:
         config: ``quantization_config``, or the contents of another file in its place.

@@ -1,4 +1,4 @@
-"""From texts and recipes to the schemes of layers that a codec writes."""
+"""Layer schemes of a codec from texts and recipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .protocol import Codec, LayerScheme
 
 
 def named_layer(codec: Codec, weight: Scheme, input: Activation | None) -> LayerScheme:  # noqa: A002
-    """Return the scheme of a layer, named after the preset that says the same, or else as its weight."""
+    """Return a layer's scheme, named after its preset or weight."""
     name = _preset_names(codec).get((weight, input), str(weight))
     return LayerScheme(codec=codec, name=name, weight=weight, input=input)
 
@@ -46,7 +46,7 @@ def layer_of(assignment: Assignment, codec: Codec) -> LayerScheme:
 
 
 def _held(given: Activation | None, codec: Codec) -> Activation | None:
-    """Return how inputs are quantized; raises UnsupportedError where scales from data have no place."""
+    """Return the input quantization; raises UnsupportedError for scales without a place."""
     if given is not None and not given.dynamic and codec.input_names is None:
         raise UnsupportedError(
             f"input {given} has parameters from data, which have no place in {codec.title}; make it dynamic"
@@ -55,7 +55,7 @@ def _held(given: Activation | None, codec: Codec) -> Activation | None:
 
 
 def layer_scheme(text: str | LayerScheme, codec: Codec) -> LayerScheme:
-    """Return what ``text`` asks for: a preset with options, or a scheme for weights alone.
+    """Return the layer scheme of a preset or weight scheme.
 
     A preset means what it means everywhere, unless the codec has its own of that name. A weight scheme takes
     the codec's defaults unless it says otherwise. Raises SchemeError, FormatError or

@@ -1,4 +1,4 @@
-"""LLM.int8, the 8-bit layout of bitsandbytes, which transformers writes and reads under ``load_in_8bit``.
+"""LLM.int8, the 8-bit layout of bitsandbytes (``load_in_8bit`` in transformers).
 
 For the weight ``X.weight`` of shape (N, K) (all little-endian, rows one after the other):
 
@@ -57,7 +57,7 @@ def scale_of(magnitude: torch.Tensor) -> torch.Tensor:
 
 
 def magnitude_of(scale: torch.Tensor) -> torch.Tensor:
-    """Return a float32 magnitude with this scale, that of the shortest mantissa.
+    """Return the float32 magnitude of a scale, with shortest mantissa.
 
     >>> magnitude_of(scale_of(torch.tensor([1.9921875, 0.75]))).tolist()
     [1.9921875, 0.75]
@@ -158,7 +158,7 @@ class LlmInt8(Codec):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`; a row of zeros has the magnitude 0 there, and any scale."""
+        """See :class:`Codec`; rows of zeros may have any scale."""
         magnitude, codes = tensors[SCALE], tensors[WEIGHT]
         empty = (magnitude == 0) & ~codes.any(1)
         scale = torch.where(empty, 1.0, scale_of(magnitude)).reshape(-1, 1)
@@ -171,7 +171,7 @@ class LlmInt8(Codec):
         return f"{FORMAT} is {found}, which older releases wrote for tiles; known is 0" if found else None
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`; a weight of codes without scales is one all the same."""
+        """See :class:`Codec`; codes without scales are a weight, too."""
         found = super().part_of(name, dtype)
         return (found[0], WEIGHT, True) if found and found[1] == WEIGHT and dtype == "I8" else found
 
@@ -184,7 +184,7 @@ class LlmInt8(Codec):
         return LlmInt8Reader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError where loaders would take a quantized module for kept."""
+        """See :class:`Codec`; raises CheckpointError for ambiguous names of kept modules."""
         contents.require_distinct(self.title)
         return Documents(section={
             "quant_method": QUANT_METHOD, FLAG: True, "load_in_4bit": False,

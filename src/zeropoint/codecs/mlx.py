@@ -1,4 +1,4 @@
-"""The layout of MLX, Apple's framework, which mlx-lm writes and reads: weights in 32-bit words.
+"""MLX layout of Apple and mlx-lm: weights in 32-bit words.
 
 For the weight ``X.weight`` of shape (N, K), codes of b bits and groups of g inputs (all little-endian, rows
 one after the other):
@@ -57,7 +57,7 @@ from .engines import (
     always,
     not_read,
     rules,
-)  # fmt: skip
+)
 from .mlx_experts import MlxFormat, expert_count, stacked
 from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
@@ -110,13 +110,13 @@ def mode_of(weight: Scheme) -> str | None:
 
 
 def _under_tensor_scale(weight: Scheme) -> bool:
-    """Return whether a scheme is that of a mode under one more scale."""
+    """Return whether a scheme is a mode's under a tensor scale."""
     coarse = len(weight.scales) == 2 and weight.scales[1].granularity == Granularity.tensor()
     return coarse and mode_of(replace(weight, scales=weight.scales[:1])) not in (None, AFFINE)
 
 
 def _scheme(mode: object, bits: object, group: object) -> Scheme:
-    """Return the scheme that a configuration names; raises UnsupportedError for one that is not read."""
+    """Return the configured scheme; raises UnsupportedError if not read."""
     if mode == AFFINE and type(bits) is int and bits in BITS and type(group) is int and group in GROUPS:
         return affine(bits, group)
     found = FLOATS.get(str(mode))
@@ -248,7 +248,7 @@ class Mlx(Codec):
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`; a weight of words without scales is one all the same."""
+        """See :class:`Codec`; words without scales are a weight, too."""
         found = super().part_of(name, dtype)
         return (found[0], WEIGHT, True) if found and found[1] == WEIGHT and dtype == "U32" else found
 
@@ -261,24 +261,24 @@ class Mlx(Codec):
         return MlxReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`: most layers have the scheme that is said of all, others are named."""
+        """See :class:`Codec`: the prevalent scheme for all, others by name."""
         layers = {module.name: module.layer for module in contents.modules() if module.layer is not None}
         (usual, _), *_ = Counter(layers.values()).most_common(1)
-        other = {_module(name): _said(layer) for name, layer in layers.items() if layer != usual}
-        clash = sorted(other.keys() & _said(usual).keys())
+        other = {_module(name): _layer_config(layer) for name, layer in layers.items() if layer != usual}
+        clash = sorted(other.keys() & _layer_config(usual).keys())
         if clash:
             raise CheckpointError(f"{printable(clash[0])} names a layer and a number of the configuration")
-        return Documents(section=_said(usual) | other, keys=KEYS)
+        return Documents(section=_layer_config(usual) | other, keys=KEYS)
 
 
 def _module(name: str) -> str:
-    """Return the module of mlx-lm that holds a layer: its own, or that of all experts."""
+    """Return mlx-lm's module of a layer: itself, or all experts'."""
     found = stacked(name)
     return name if found is None else found[0]
 
 
-def _said(layer: LayerScheme) -> dict[str, Any]:
-    """Return what the configuration says of a layer."""
+def _layer_config(layer: LayerScheme) -> dict[str, Any]:
+    """Return the configuration of a layer."""
     group = blocks(layer.weight)[COLUMNS]
     return {"group_size": group, "bits": layer.weight.bits, "mode": layer.layout}
 

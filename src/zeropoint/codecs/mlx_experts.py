@@ -1,4 +1,4 @@
-"""The experts of a layer in files of mlx-lm: one tensor for the same projection of all of them.
+"""Stacked experts in files of mlx-lm, one tensor per projection.
 
 For E experts (X is ``model.layers.0.mlp``, or ``model.layers.0.block_sparse_moe`` with w1, w3 and w2):
 
@@ -42,7 +42,7 @@ _NUM_EXPERTS = frozenset(("qwen2_moe", "qwen3_moe", "olmoe"))
 
 
 def stacked(name: str) -> tuple[str, int] | None:
-    """Return the name of the tensor or module that holds one of an expert, and the expert; else None.
+    """Return the stacked tensor of an expert, and its number; or None.
 
     Args:
         name: of a tensor, or of a module, of the model.
@@ -62,7 +62,7 @@ def stacked(name: str) -> tuple[str, int] | None:
 
 
 def expert_count(config: Config) -> int | None:
-    """Return how many experts a layer of a model has, or None where config.json does not say one number."""
+    """Return the configured number of experts per layer, or None."""
     inner = config.get("text_config")
     tables = (config, inner if isinstance(inner, dict) else {})
     found = next((table[key] for table in tables for key in _COUNTS if table.get(key) is not None), None)
@@ -113,7 +113,7 @@ class MlxFormat(ModelFormat):
 
 
 def _rotary(config: Config) -> dict[str, Any]:
-    """Return what ``rope_parameters`` say under the names that mlx-lm 0.32 looks for."""
+    """Return ``rope_parameters`` under the names of mlx-lm 0.32."""
     found = config.get("rope_parameters")
     if not isinstance(found, Mapping) or "rope_theta" not in found:
         return {}

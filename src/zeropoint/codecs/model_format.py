@@ -1,6 +1,6 @@
-"""What files of weights say of a model: the names of tensors and how they lie, values, and the tokenizer.
+"""Model formats of weight files: tensor names, metadata, tokenizer.
 
-Most files say nothing: names are those of the model, and config.json and the tokenizer are other files. That
+Most files say nothing: names are the model's, and config.json and the tokenizer are other files. That
 is the base class; a file that is a whole model to its engine has a format of its own. It opens no file.
 """
 
@@ -26,10 +26,10 @@ WEIGHTED = "+imatrix"
 
 
 class FileTensor(NamedTuple):
-    """A tensor of the model that a file holds, as it is or quantized.
+    """A model tensor in a file, plain or quantized.
 
     Args:
-        name: its name; that of a weight ends in ``.weight``.
+        name: its name; a weight's ends in ``.weight``.
         layer: how it is quantized, or None where it is not.
         shape: (out_features, in_features) of a quantized weight, whatever its tensors have; else its own.
         dtype: of the weight before it was quantized; None where torch does not know it.
@@ -81,7 +81,7 @@ class FileModel:
 
 
 class ModelFormat:
-    """A format of files that say nothing of the model; others override what they say.
+    """A format of files without model metadata; others override it.
 
     Args:
         mixtures: names of mixtures of types that the engine's own tool gives to a model.
@@ -96,9 +96,9 @@ class ModelFormat:
     mixture_method: str = ""
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
-        """Return how a tensor of the model lies in a file, or None where it lies there as the model has it.
+        """Return the stored form of a tensor, or None if unchanged.
 
-        The form is NO_PLACE where engines take no file with such a tensor and do without it.
+        The form is OMITTED where engines take no file with such a tensor and do without it.
 
         Args:
             name: of the tensor in the model.
@@ -111,9 +111,10 @@ class ModelFormat:
         return None
 
     def parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, StoredForm]]:
-        """Return the tensors of the model that one of a file holds, with their forms; nothing for itself.
+        """Return the model tensors in a file's tensor, with forms.
 
-        This is for files that say nothing of the model besides; see :meth:`read` for others.
+        None means that it is one itself. This is for files without model metadata; see :meth:`read` for
+        others.
 
         Args:
             name: of the tensor in the file.
@@ -122,7 +123,7 @@ class ModelFormat:
         return ()
 
     def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[TensorPiece]:
-        """Return the pieces in which files have a tensor of the model; nothing for one that is whole there.
+        """Return the pieces of a model tensor, none if whole.
 
         Args:
             name: of the tensor in the model.
@@ -141,7 +142,7 @@ class ModelFormat:
         return ()
 
     def metadata(self, model: ModelFiles) -> Metadata:
-        """Return the metadata of a file; here the texts of the source's file.
+        """Return the metadata of a file; here the source's texts.
 
         Args:
             model: what is known of the model.
@@ -149,7 +150,7 @@ class ModelFormat:
         return {key: value for key, value in model.metadata.items() if isinstance(value, str)}
 
     def fixed(self, config: Config) -> Sequence[Row]:
-        """Return the tensors of a file that follow from the configuration, with their data.
+        """Return a file's constant tensors, derived from the configuration.
 
         Args:
             config: config.json of the model.
@@ -157,7 +158,7 @@ class ModelFormat:
         return ()
 
     def config_values(self, config: Config) -> Mapping[str, Any]:
-        """Return what config.json must say, too, for engines that look for it under names of their own.
+        """Return additional values of config.json that engines look for.
 
         Args:
             config: config.json of the model.
@@ -175,7 +176,7 @@ class ModelFormat:
     def mixture(
         self, name: str, shapes: Mapping[str, tuple[int, ...]], config: Config
     ) -> Mapping[str, str] | None:
-        """Return the presets of tensors in a mixture of the engine's own tool, or None for no mixture.
+        """Return the presets of tensors in a mixture, or None.
 
         Args:
             name: of the mixture, with WEIGHTED at its end where there is an importance matrix.
@@ -188,16 +189,16 @@ class ModelFormat:
         return None
 
     def contradiction(self, metadata: Metadata, dtypes: Collection[str]) -> str | None:
-        """Return where the metadata of a file says something else of its tensors than they are, or None.
+        """Return a contradiction between metadata and tensors, or None.
 
         Args:
             metadata: of the file.
-            dtypes: those of its tensors with several axes.
+            dtypes: of its tensors with several axes.
         """
         return None
 
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
-        """Return the model in a file, or None where the file does not say what it is.
+        """Return the model in a file, or None if unknown.
 
         Args:
             found: its tensors, under the names of the file.
@@ -210,7 +211,9 @@ class ModelFormat:
         return None
 
     def companions(self, metadata: Metadata) -> Mapping[str, str]:
-        """Return files of the checkpoint that follow from metadata, such as the tokenizer's, by name.
+        """Return checkpoint files derived from metadata, such as the tokenizer's.
+
+        By name.
 
         Args:
             metadata: of a file.

@@ -1,4 +1,4 @@
-"""The layouts of NVIDIA ModelOpt, which TensorRT-LLM, vLLM and SGLang read.
+"""NVIDIA ModelOpt layouts for TensorRT-LLM, vLLM and SGLang.
 
 For the weight ``X.weight`` of shape (N, K) (all little-endian, rows one after the other), by ``quant_algo``:
 
@@ -19,7 +19,7 @@ For the weight ``X.weight`` of shape (N, K) (all little-endian, rows one after t
         X.input_scale      F32 []: the largest magnitude seen, over ``6 * 448`` or 448
     keys and values of the attention layer A, in float8
         A.k_proj.k_scale   F32 []: the largest magnitude seen, after rotary embeddings, over 448
-        A.v_proj.v_scale   F32 []: that of values
+        A.v_proj.v_scale   F32 []: likewise of values
 
 A number may be stored as a list of one. Under MIXED_PRECISION, each layer has one of these. The configuration
 says ``{"quant_method": "modelopt", "quant_algo": ..., "ignore": [...], "quantized_layers": {...}}`` in
@@ -49,13 +49,14 @@ from ..formats import Overflow
 from ..params import QuantizationParams
 from ..patterns import name_patterns
 from ..recipes import Activation
-from ..schemes import Preset, Rounding, Scheme, TensorScale, get_dialect
+from ..schemes import Rounding, Scheme, TensorScale, get_dialect
 from ..schemes.scale_rules import LINEAR, LINEAR_UP, RCEIL
 from ..tensor import QuantizedTensor
 from . import engines as known_engines
 from .block_extents import blocks
 from .data_scales import CacheScales, InputNames
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
+from .modelopt_config import ALGORITHMS, DIALECT, MIXED, PRESETS, settings
 from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
 
@@ -63,34 +64,16 @@ QUANT_METHOD = "modelopt"
 FILE = "hf_quant_config.json"
 VERSION = "0.47.0"
 """The ModelOpt whose form of the configuration is written, under its name: loaders ask for it."""
-DIALECT = "modelopt"
-MIXED = "MIXED_PRECISION"
 WEIGHT, SCALE, SCALE_2, INPUT_SCALE = "weight", "weight_scale", "weight_scale_2", "input_scale"
 _SMOOTHED = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b")
-"""Tensors of layers whose weights are not those of the model: AWQ moved a factor to the inputs, SVDQuant a
+"""Tensors of layers whose weights differ from the model's: AWQ moved a factor to the inputs, SVDQuant a
 part of low rank out of the weight."""
 _FUSED = ("_weight_scale", "_weight_scale_2")
 _CODES = ("U8", "F8_E4M3")
 
-_NVFP4 = f"float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect={DIALECT}"
-_FP8, _CHANNEL = (f"float8_e4m3fn:{cut}:scale=float32:dialect={DIALECT}" for cut in ("tensor", "channel"))
-_MXFP8 = "float8_e4m3fn:g32:scale=rceil"
-PRESETS = MappingProxyType({
-    "nvfp4": Preset(weight=_NVFP4, input=_NVFP4, static=True, without_data="nvfp4a16"),
-    "nvfp4a16": Preset(weight=_NVFP4),
-    "fp8": Preset(weight=_FP8, input="float8_e4m3fn:tensor", static=True, without_data="fp8_dynamic"),
-    "fp8_dynamic": Preset(weight=_CHANNEL, input="float8_e4m3fn:token"),
-    "mxfp8": Preset(weight=f"{_MXFP8}:dialect={DIALECT}", input=_MXFP8),
-})  # fmt: skip
-ALGORITHMS = MappingProxyType({
-    "NVFP4": PRESETS["nvfp4"], "W4A16_NVFP4": PRESETS["nvfp4a16"], "FP8": PRESETS["fp8"],
-    "FP8_PER_CHANNEL_PER_TOKEN": PRESETS["fp8_dynamic"], "MXFP8": PRESETS["mxfp8"],
-})  # fmt: skip
-"""``quant_algo`` to what it says of a linear layer."""
-
 
 def _plain(weight: Scheme) -> Scheme:
-    """Return the scheme without what files do not tell: roundings, the dialect, the rule of powers of two."""
+    """Return the scheme without roundings, dialect and power-of-two rule, unstored."""
     first, *rest = weight.start.scales
     rule = RCEIL if first.rule.power_of_two else LINEAR if first.rule == LINEAR_UP else first.rule
     return replace(
@@ -107,9 +90,8 @@ def algorithm_of(weight: Scheme, given: Activation | None) -> str:
     """
     fits = bool(weight.scales) and weight.dialect.tensor_scale is TensorScale.DIRECT
     weights = [
-        name for name, known in ALGORITHMS.items()
-        if fits and _plain(weight) == Scheme.parse(known.weight)
-    ]  # fmt: skip
+        name for name, known in ALGORITHMS.items() if fits and _plain(weight) == Scheme.parse(known.weight)
+    ]
     if not weights:
         raise UnsupportedError(
             f"scheme {weight} is not what ModelOpt stores, whose tensor scales are factors; use "
@@ -126,102 +108,6 @@ def _input_of(algorithm: str) -> Activation | None:
     """Return how the inputs of layers are quantized."""
     known = ALGORITHMS[algorithm]
     return None if known.input is None else Activation.of(known.input, dynamic=not known.static)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What one of the two files says.
-
-    algorithm: ``quant_algo``, in upper case. ignore: names and globs of modules that are not quantized.
-    layers: ``quant_algo`` by module, of MIXED_PRECISION.
-    """
-
-    algorithm: str
-    ignore: tuple[str, ...]
-    layers: Mapping[str, str]
-
-    def of(self, module: str) -> str:
-        """Return the algorithm of a quantized layer.
-
-        Raises CheckpointError for one that is not named, UnsupportedError for an algorithm that is not read.
-        """
-        found = self.algorithm
-        if found == MIXED:
-            if module not in self.layers:
-                raise CheckpointError(
-                    "it is quantized, but quantized_layers of the configuration does not name it"
-                )
-            found = self.layers[module]
-        return _known(found)
-
-
-def _known(algorithm: str) -> str:
-    if algorithm not in ALGORITHMS:
-        raise UnsupportedError(
-            f"quant_algo {algorithm!r:.40} of ModelOpt is not read here; known are {', '.join(ALGORITHMS)}, "
-            f"{MIXED}"
-        )
-    return algorithm
-
-
-def settings(config: Mapping[str, Any]) -> Settings:
-    """Return what the contents of either file say.
-
-    Raises CheckpointError for malformed ones, UnsupportedError for a ``quant_algo`` that is not read.
-
-    >>> settings({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}).ignore
-    ('lm_head',)
-    """
-    table = config.get("quantization", config)
-    if not isinstance(table, dict):
-        raise CheckpointError("quantization of the configuration must be an object; the file is damaged")
-    algorithm = _text(table)
-    ignore = table.get("exclude_modules", table.get("ignore")) or []
-    if not isinstance(ignore, list) or not all(isinstance(name, str) for name in ignore):
-        raise CheckpointError("ignore and exclude_modules must be lists of names; the file is damaged")
-    layers = table.get("quantized_layers") or {}
-    if algorithm != MIXED:
-        _known(algorithm)
-        _require_agreement(algorithm, table)
-        return Settings(algorithm=algorithm, ignore=tuple(ignore), layers={})
-    if not isinstance(layers, dict) or not layers or not all(isinstance(v, dict) for v in layers.values()):
-        raise CheckpointError(
-            f"{MIXED} needs quantized_layers, an object of objects that is not empty; the file is damaged"
-        )
-    for entry in layers.values():
-        _require_agreement(_text(entry), entry)
-    return Settings(
-        algorithm=MIXED, ignore=tuple(ignore), layers={name: _text(entry) for name, entry in layers.items()}
-    )
-
-
-def _text(table: Mapping[str, Any]) -> str:
-    found = table.get("quant_algo")
-    if not isinstance(found, str) or not found:
-        raise CheckpointError(f"quant_algo is {found!r:.40}, but must be text; the file is damaged")
-    return found.upper()
-
-
-def _require_agreement(algorithm: str, table: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where an entry says something else of the weights than its algorithm."""
-    if algorithm not in ALGORITHMS:
-        return
-    weight = Scheme.parse(ALGORITHMS[algorithm].weight)
-    group = table.get("group_size")
-    if group not in (None, 0, blocks(weight)[1]):
-        raise CheckpointError(
-            f"group_size is {group!r:.40}, but {algorithm} has {blocks(weight)[1] or 'no groups'}; correct "
-            "the configuration"
-        )
-    groups = table.get("config_groups")
-    for entry in groups.values() if isinstance(groups, dict) else ():
-        weights = entry.get("weights") if isinstance(entry, dict) else None
-        bits = weights.get("num_bits") if isinstance(weights, dict) else None
-        if bits not in (None, weight.bits):
-            raise CheckpointError(
-                f"config_groups has weights of {bits!r:.40} bits, but {algorithm} has {weight.bits}; correct "
-                "the configuration"
-            )
 
 
 class ModelOptReader(Reader):
@@ -403,7 +289,7 @@ class ModelOpt(Codec):
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """See :class:`Codec`; block scales have no sign, so engines may not ignore it."""
+        """See :class:`Codec`; block scales have no sign for engines."""
         signed = layer.layout in _FLOAT4 and bool(torch.signbit(tensors[SCALE].float()).any())
         return "a scale is negative" if signed else None
 
@@ -427,7 +313,7 @@ class ModelOpt(Codec):
         return ModelOptReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError where loaders would take a quantized module for kept."""
+        """See :class:`Codec`; raises CheckpointError for ambiguous names of kept modules."""
         contents.require_distinct(self.title)
         layers = {m.name: _entry(m.layer.layout) for m in contents.modules() if m.layer is not None}
         kinds = list({entry["quant_algo"]: entry for entry in layers.values()}.values())
@@ -450,7 +336,7 @@ class ModelOpt(Codec):
 
 
 def _entry(algorithm: str) -> dict[str, Any]:
-    """Return what configurations say of a layer."""
+    """Return the configuration of a layer."""
     group = blocks(Scheme.parse(ALGORITHMS[algorithm].weight))[1]
     return {"quant_algo": algorithm} | ({"group_size": group} if group else {})
 
@@ -477,7 +363,7 @@ def _section(table: Mapping[str, Any], producer: Mapping[str, str]) -> dict[str,
 
 
 def _group(algorithm: str, targets: list[str]) -> dict[str, Any]:
-    """Return a group in the words of compressed-tensors, of which loaders of ModelOpt read the targets."""
+    """Return a group of compressed-tensors, whose targets ModelOpt's loaders read."""
     weight = Scheme.parse(ALGORITHMS[algorithm].weight)
     group = blocks(weight)[1]
     arguments: dict[str, Any] = {"dynamic": False, "num_bits": weight.bits, "type": "float"}

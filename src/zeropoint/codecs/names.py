@@ -1,4 +1,4 @@
-"""The names of all codecs, for texts of help that must not wait for the codecs themselves."""
+"""Names of all codecs, for help texts without loading codecs."""
 
 NAMES = (
     "compressed-tensors", "awq", "bitsandbytes", "fp8-block", "gguf", "gpt-oss", "gptq", "hqq", "llm-int8",

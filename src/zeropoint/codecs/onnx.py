@@ -1,9 +1,9 @@
-"""Weights of ONNX models as codes that DequantizeLinear decodes, which is what the standard has for them.
+"""ONNX weights as codes that the standard's DequantizeLinear decodes.
 
 For a weight W of shape (N, K), (outputs, inputs), that MatMul(x, W) or Gemm reads as (K, N):
 
     M.weight_quantized   codes (K, N): INT4, UINT4, INT8, UINT8, INT16, UINT16, FLOAT8E4M3FN, ...,
-                         FLOAT4E2M1; those of 4 and 2 bits from the first to the last, low bits first
+                         FLOAT4E2M1; codes of 4 and 2 bits from the first to the last, low bits first
     M.weight_scale       of groups of g inputs (K / g, N), with axis 0 and block_size g; of channels (N,),
                          with axis 1; of the whole tensor one number
     M.weight_zero_point  of the type of the codes, shaped like the scale; absent where it is 0
@@ -136,7 +136,7 @@ def _record(layer: GraphLayer, key: str, tensors: Mapping[str, Entry]) -> Record
 
 
 def _blocks(layer: GraphLayer, columns: int) -> str:
-    """Return the text of a weight's granularity; raises UnsupportedError for blocks along its outputs."""
+    """Return a weight's granularity text; raises UnsupportedError for output blocks."""
     count, size = math.prod(layer.parts[SCALE].dims), attribute_of(layer.node, "block_size", 0)
     use, dims = layer.use, layer.parts[CODES].dims
     axis = attribute_of(layer.node, "axis", 1)
@@ -167,7 +167,7 @@ def _levels(tensors: Mapping[str, Entry]) -> str:
 
 
 def _runtime(facts: Facts) -> Iterator[Problem]:
-    """Yield what onnxruntime 1.31 says of what DequantizeLinear reads; on a CPU, it was run."""
+    """Yield the verdicts of onnxruntime 1.31, run on a CPU, on DequantizeLinear."""
     kinds = {code_type(layer.weight.element) for layer in facts.layers}
     if "F4" in kinds:
         yield Loads.NO, "its DequantizeLinear takes no 4-bit floats on a CPU"
@@ -266,12 +266,12 @@ class Onnx(Codec):
         return max(1, 8 // layer.weight.bits)
 
     def _folded(self, layer: LayerScheme) -> int:
-        """Return how many rows of zero points take whole bytes, however many of them a row has."""
+        """Return the fewest rows whose zero points fill whole bytes."""
         single = layer.weight.zero_point is ZeroPoint.NONE or layer.weight.granularity == Granularity.tensor()
         return 1 if single or self.use.transposed else self._per_byte(layer)
 
     def axis(self, layer: LayerScheme) -> int:
-        """See :class:`Codec`: parts are some of the inputs where the graph has these first."""
+        """See :class:`Codec`: inputs are cut where the graph has them first."""
         return COLUMNS if self.use.transposed else ROWS
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
@@ -295,12 +295,10 @@ class Onnx(Codec):
         group = weight.granularity.block_shape(shape)[axis]
         scale = TensorSpec(
             suffix=SCALE, dtype=_scale_dtype(weight, 0, dtype), shape=grid, axis=axis, per=group
-        )  # fmt: skip
+        )
         fold = self._folded(layer)
         folded = (grid[0] // fold, grid[1] * fold)
-        zero = TensorSpec(
-            suffix=ZERO, dtype=kind, shape=folded, axis=axis, per=group * fold, across=(1, per)
-        )  # fmt: skip
+        zero = TensorSpec(suffix=ZERO, dtype=kind, shape=folded, axis=axis, per=group * fold, across=(1, per))
         for spec in (scale,) if weight.zero_point is ZeroPoint.NONE else (scale, zero):
             whole = weight.granularity == Granularity.tensor()
             specs.append(replace(spec, shape=(), axis=None, per=1) if whole else spec)
@@ -335,7 +333,7 @@ class Onnx(Codec):
         return (x.t() if self.use.transposed else x).contiguous()
 
     def _packed(self, codes: torch.Tensor, layer: LayerScheme) -> torch.Tensor:
-        """Return lines of codes in their type, or as bytes where several share one."""
+        """Return lines of codes in their type, or packed bytes."""
         kind, lines = code_type(layer.weight.element), self._lines(codes)
         dtype = TORCH_DTYPES.get(kind or "")
         if dtype is not None:
@@ -379,7 +377,7 @@ class Onnx(Codec):
         return OnnxReader(listing)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`: the model, whose tensors lie in the file next to it."""
+        """See :class:`Codec`: the model, with its tensors in another file."""
         layers = [module.layer for module in contents.modules() if module.layer is not None]
         operators = max(map(_operator_set, layers))
         if any(found.row.dtype in _HALVES and found.row.name.endswith(SCALE) for found in contents.tensors()):
@@ -388,7 +386,7 @@ class Onnx(Codec):
 
 
 def _scale_dtype(weight: Scheme, level: int, dtype: torch.dtype) -> str:
-    """Return the type in which scales of a level are stored for weights of a dtype, or nothing."""
+    """Return the stored dtype of a level's scales, or ""."""
     return FILE_DTYPES.get(storage_dtype(weight.scales[level].format_for(format_of(dtype))), "")
 
 

@@ -3,12 +3,12 @@
     M.input_scale        one number, of the dtype of the model
     M.input_zero_point   one number of the type of the codes; where the scheme has none, a 0 in the graph
 
-This module knows which input of a node is its data, and opens no file.
+This module opens no file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -22,9 +22,8 @@ from .containers.onnx_graph import (
     INPUT_ZERO,
     QUANTIZE,
     Initializer,
-    Read,
-    products,
 )
+from .containers.onnx_running import DATA_INPUTS, data_of
 from .containers.protocol import Use
 from .data_scales import InputNames
 from .onnx_rewriting import Rewriting, module_name
@@ -32,8 +31,6 @@ from .onnx_types import ELEMENTS, code_type
 from .safetensors_dtypes import FILE_DTYPES
 
 INPUTS = InputNames(INPUT_SCALE, INPUT_ZERO, INPUT_SCALE, shape=(), signed=False)
-_OF_PRODUCT = {"Conv": (0,), "ConvTranspose": (0,), "Gemm": (0,), "MatMul": (1, 0)}
-"""Which input of a node is its data: the first, or the one that is not the weight."""
 _PASSES = frozenset(("Identity", "Cast", "Transpose"))
 
 
@@ -49,15 +46,8 @@ def input_type(given: Activation) -> str | None:
 
 def input_refusal(use: Use) -> str | None:
     """Return why inputs of a layer cannot be quantized, or None."""
-    odd = {name for name in use.operators if name.partition(" ")[0] not in _OF_PRODUCT.keys() | _PASSES}
+    odd = {name for name in use.operators if name.partition(" ")[0] not in DATA_INPUTS.keys() | _PASSES}
     return f"it is read by {', '.join(sorted(odd))}, whose inputs are not quantized here" if odd else None
-
-
-def data_of(each: Initializer) -> Iterator[tuple[Read, int]]:
-    """Yield the products that read a weight, each with the index of its data."""
-    for read in products(each.reads):
-        places = _OF_PRODUCT[read.node.op_type]
-        yield read, places[read.index % len(places)]
 
 
 def input_of(key: str, found: Mapping[str, Initializer]) -> Activation | None:

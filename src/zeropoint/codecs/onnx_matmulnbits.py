@@ -1,4 +1,4 @@
-"""Weights of ONNX models for onnxruntime's operator MatMulNBits, which multiplies with codes of groups.
+"""ONNX weights for onnxruntime's MatMulNBits, with codes in groups.
 
 For a weight W of shape (N, K), (outputs, inputs), codes of b bits in groups of g inputs, a power of two:
 
@@ -95,10 +95,10 @@ def nbits_record(layer: GraphLayer, key: str, tensors: Mapping[str, Entry]) -> R
 
 
 def as_written(layer: GraphLayer, found: Scheme) -> Scheme:
-    """Return the scheme of a weight that a node decodes, with the rules by which scales were chosen.
+    """Return a node's scheme, with the rules that chose its scales.
 
-    They are those that its node says, where we wrote it. Where another tool did, those of symmetric codes of
-    4 bits are signed, as onnxruntime has them.
+    The node says them, where we wrote it. Where another tool did, scales of symmetric codes of 4 bits are
+    signed, as onnxruntime has them.
     """
     try:
         said = Scheme.parse(layer.node.doc_string)
@@ -121,7 +121,7 @@ class _Shaped:
 
 
 def _three(shape: tuple[int, ...], part: str, rows: int) -> tuple[int, ...]:
-    """Return a shape with a line for each row; older files have scales and zero points in one line."""
+    """Return a shape with a line per row, for older files."""
     flat = part != BLOCKS and len(shape) == 1 and shape[0] % rows == 0
     return (rows, shape[0] // rows) if flat else shape
 
@@ -218,22 +218,22 @@ class MatMulNBits(Codec):
         return NBitsReader(listing)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`: the model, whose tensors lie in the file next to it."""
+        """See :class:`Codec`: the model, with its tensors in another file."""
         return rewritten(contents, 1, _replace)
 
 
 def _scale_dtype(weight: Scheme, dtype: torch.dtype) -> str:
-    """Return the type in which scales are stored for weights of a dtype, or nothing."""
+    """Return the stored dtype of scales, or ""."""
     return FILE_DTYPES.get(storage_dtype(weight.scales[0].format_for(format_of(dtype))), "")
 
 
 def _least(weight: Scheme) -> int:
-    """Return what is added to a code, so that the least one is 0."""
+    """Return the shift of codes to a least code of 0."""
     return 1 << (weight.bits - 1) if weight.element.signed else 0
 
 
 def _shift(bits: int) -> int:
-    """Return the byte whose exclusive or adds ``2 ** (bits - 1)`` to each code in it, and undoes it."""
+    """Return the byte to XOR for code shifts by half the range."""
     return sum(1 << (at + bits - 1) for at in range(0, 8, bits))
 
 
@@ -261,7 +261,7 @@ def _replace(edit: Rewriting, each: Initializer, layer: LayerScheme, shape: tupl
 def _replace_product(
     edit: Rewriting, read: Read, names: list[str], said: tuple[Mapping[str, int], str]
 ) -> None:
-    """Make MatMulNBits of a MatMul or Gemm, and an Add of what Gemm adds."""
+    """Replace a MatMul or Gemm by MatMulNBits, and an Add."""
     node, (result,), (attributes, text) = read.node, read.node.output, said
     added = node.input[2] if node.op_type == "Gemm" and len(node.input) > 2 and node.input[2] else None
     out = result if added is None else f"{result}_product"

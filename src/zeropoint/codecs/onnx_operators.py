@@ -1,4 +1,4 @@
-"""The operator set of an ONNX model: which one its types need, and the translation to it, which is compared.
+"""Operator sets of ONNX models: required versions, and compared translations.
 
 ``onnx`` translates graphs from one set to another, and gives some nodes another meaning. What is known is set
 right, and where onnxruntime is installed, the model before and after is run on random weights and inputs,
@@ -23,7 +23,7 @@ from .containers.onnx_session import has_runtime, opened
 _INTERNAL_VERSIONS = ((19, 9), (21, 10), (23, 11), (24, 12), (25, 13))
 """Sets of operators, and the first version of the format with the types that they need."""
 _LEAST_OPERATORS = 7
-"""That of ONNX 1.2, of 2017; translating damaged models from older ones, onnx 1.22 crashes the process."""
+"""Operator set of ONNX 1.2 (2017): from older ones, onnx 1.22 crashes the process on damaged models."""
 _RESIZE_COORDINATES = 11
 """The set in which Resize has a mode of coordinates, half_pixel by default and asymmetric before."""
 _MOST_BYTES = 1 << 29
@@ -35,9 +35,10 @@ _APART = 1e-3
 
 
 def raised(model: Any, least: int) -> tuple[Any, str | None]:
-    """Return a model with a set of operators of at least ``least``, and a note where nothing compared it.
+    """Return a model with a newer operator set, if needed.
 
-    The model is changed. Raises UnsupportedError where ``onnx`` cannot translate it, or changes its outputs.
+    A note says where nothing compared the two. least: number of the set. The model is changed in place.
+    Raises UnsupportedError where ``onnx`` cannot translate it, or changes its outputs.
     """
     for operators, version in _INTERNAL_VERSIONS:
         if least >= operators:
@@ -101,7 +102,7 @@ def _translated(model: Any, least: int, problem: str, remedy: str) -> Any:
 
 @contextmanager
 def _without_numbers(model: Any) -> Iterator[None]:
-    """Let numbers that lie elsewhere count as none: onnx looks for them in the directory of this process."""
+    """Hide external tensor data, misplaced for onnx, within the block."""
     elsewhere = [(each, list(each.dims)) for each in _tensors(model) if each.data_location == 1]
     try:
         for each, _ in elsewhere:
@@ -119,7 +120,7 @@ def _tensors(model: Any) -> Iterator[Any]:
 
 
 def _set_right(model: Any, before: int) -> Any:
-    """Give nodes the meaning that they had in the set ``before``, where onnx 1.22 does not.
+    """Restore the meaning of nodes that onnx 1.22 changes.
 
     Resize has asymmetric coordinates in set 10, which the adapter to 11 does not say (onnx issue 8480).
     """
@@ -134,7 +135,7 @@ def _set_right(model: Any, before: int) -> Any:
 
 
 def _changed_operators(model: Any, before: int, after: int) -> set[str]:
-    """Return the operators of a model whose definition is another one in the set ``after``."""
+    """Return the model's operators that the set ``after`` redefines."""
     import onnx.defs
 
     operators = {
@@ -157,7 +158,7 @@ _NOT_RUN = "onnxruntime does not run it", "compare it by hand"
 
 
 def _compared(before: Any, after: Any) -> str | None:
-    """Return how outputs of two models differ, or None; raises an error where they cannot be run."""
+    """Return the difference of two models' outputs, or None; may raise."""
     first, names = _session(before)
     inputs, expected = _first_run(before, first)
     second, _ = _session(after)
@@ -171,7 +172,7 @@ def _compared(before: Any, after: Any) -> str | None:
 
 
 def _distance(a: Any, b: Any) -> float:
-    """Return the norm of a difference over the norm, or Inf for other shapes and places of NaN."""
+    """Return a difference's relative norm; Inf for other shapes or NaN."""
     if a.shape != b.shape:
         return math.inf
     if a.dtype.kind != "f":
@@ -185,7 +186,7 @@ def _distance(a: Any, b: Any) -> float:
 
 
 def _session(model: Any) -> tuple[Any, list[str]]:
-    """Return a model with random numbers in the place of those that lie elsewhere, ready to be run."""
+    """Return a runnable session, random numbers in place of external data."""
     if not has_runtime():
         raise _IncomparableError("onnxruntime is not installed")
     filled = type(model)()
@@ -204,7 +205,7 @@ def _session(model: Any) -> tuple[Any, list[str]]:
 
 
 def _first_run(model: Any, session: Any) -> tuple[Mapping[str, Any], list[Any]]:
-    """Return inputs of the first sizes with which a model runs, and its outputs."""
+    """Return inputs of the smallest working sizes, and the outputs."""
     given = {each.name for each in model.graph.initializer}
     inputs = [each for each in model.graph.input if each.name not in given]
     problem = _IncomparableError("its inputs are large")
@@ -229,7 +230,7 @@ def _shape(kind: Any, size: int) -> tuple[int, ...]:
 
 
 def _random(name: str, data_type: int, shape: tuple[int, ...]) -> Any:
-    """Return normal numbers whose products with as many others stay alike, or ones and zeros of integers."""
+    """Return random normals, scaled for stable products; integers are bits."""
     import onnx
 
     try:

@@ -1,4 +1,4 @@
-"""The graph of an ONNX model with codes in the place of weights, and every tensor in one file next to it.
+"""Rewriting of ONNX graphs: codes in place of weights.
 
 What a weight becomes is its codec's business; this module knows where tensors and nodes go. Nodes, names and
 metadata of the model stay as they are, unless a newer set of operators is needed (onnx_operators.py).
@@ -40,7 +40,7 @@ _LIMIT = (1 << 31) - 1
 
 
 class Rewriting:
-    """A model that is changed in place. places: where the tensors of the result lie, by name."""
+    """A model changed in place, and the result's tensor ``places`` by name."""
 
     def __init__(self, model: Any, places: Mapping[str, Found]) -> None:
         self.model = model
@@ -60,12 +60,12 @@ class Rewriting:
 
     @staticmethod
     def add_zero(graph: Any, name: str, dtype: str) -> None:
-        """Add a zero of one byte, whose type says that of codes, to a graph."""
+        """Add a one-byte zero to a graph, in the codes' type."""
         tensor = graph.initializer.add()
         tensor.name, tensor.data_type, tensor.raw_data = name, DATA_TYPES[dtype].number, b"\0"
 
     def place(self, tensor: Any, name: str) -> None:
-        """Say where the numbers of a tensor lie that the result calls ``name``.
+        """Point a tensor at the result's data of ``name``.
 
         Scales that calibration gives have no place before it.
         """
@@ -83,7 +83,7 @@ class Rewriting:
         self, operator: str, inputs: Sequence[str], output: str, attributes: Mapping[str, int] | None = None,
         *, name: str = "",
     ) -> Any:  # fmt: skip
-        """Return a new node, of the standard's operators unless only onnxruntime has it."""
+        """Return a new node, of onnxruntime's domain where needed."""
         import onnx
 
         domain = RUNTIME if operator not in _STANDARD_NODES else ""
@@ -106,14 +106,14 @@ class Rewriting:
         _insert(read.graph, at, nodes)
 
     def swap(self, each: Initializer, name: str, nodes: Sequence[Any]) -> None:
-        """Put nodes before all others of a graph, and let ``name`` be read in the place of an initializer."""
+        """Insert nodes before a graph; replace an initializer by ``name``."""
         for read in each.reads:
             read.node.input[read.index] = name
         _insert(each.graph, 0, nodes)
         self.drop(each)
 
     def drop(self, each: Initializer) -> None:
-        """Remove an initializer, which in old models is an input of the graph, too."""
+        """Remove an initializer, and its graph input in old models."""
         for group in (each.graph.input, each.graph.value_info):
             for info in [info for info in group if info.name == each.tensor.name]:
                 group.remove(info)
@@ -134,9 +134,10 @@ def module_name(each: Initializer) -> str:
 
 
 def rewritten(
-    contents: Contents, operators: int,
+    contents: Contents,
+    operators: int,
     replace: Callable[[Rewriting, Initializer, LayerScheme, tuple[int, int]], None],
-) -> Documents:  # fmt: skip
+) -> Documents:
     """Return the model of a result as its only document.
 
     operators: the least set of operators that it needs. replace: puts what a weight became in its place.
@@ -168,7 +169,7 @@ def rewritten(
 
 
 def _with_floats(model: Any) -> Any:
-    """Return a model with a tensor of floats, without numbers, in the place of each quantized weight.
+    """Return a model with empty float tensors for quantized weights.
 
     What decoded or multiplied the codes is gone, and the codes with it.
     """
@@ -198,7 +199,7 @@ def _with_floats(model: Any) -> Any:
 
 
 def _remove_inputs(model: Any, layers: Mapping[str, GraphLayer]) -> set[str]:
-    """Remove the nodes that quantize static inputs of layers; return the names of their parameters."""
+    """Remove the nodes that quantize static inputs; return their parameters' names."""
     scales = {f"{key}.{INPUT_SCALE}" for key in layers}
     gone: set[str] = set()
     for graph in all_graphs(model):
@@ -226,14 +227,14 @@ def _values_type(layer: GraphLayer) -> int:
 
 
 def _remove_makers(graph: Any, name: str) -> None:
-    """Remove the node that makes a tensor which no node reads any more."""
+    """Remove the node that makes a tensor without readers."""
     if not any(name in node.input for node in graph.node):
         for node in [node for node in graph.node if name in node.output]:
             graph.node.remove(node)
 
 
 def _put_product(graph: Any, node: Any, weight: str) -> None:
-    """Put a MatMul, and an Add of a bias, in the place of MatMulNBits."""
+    """Replace MatMulNBits by a MatMul, and an Add of a bias."""
     (result,), bias = node.output, node.input[_BIAS] if len(node.input) > _BIAS else ""
     edit = Rewriting(None, {})
     out = f"{result}_product" if bias else result

@@ -1,4 +1,4 @@
-"""Types of ONNX for codes: which one holds those of a format, and back."""
+"""ONNX types of codes by format, and formats by type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .safetensors_dtypes import FILE_DTYPES
 
 
 def code_type(element: Format) -> str | None:
-    """Return the type of ONNX whose codes are those of a format, or None where there is none.
+    """Return the ONNX type with a format's codes, or None.
 
     >>> from zeropoint.formats import get_format
     >>> [code_type(get_format(name)) for name in ("int4", "float8_e5m2", "float4_e2m1fn", "int3")]

@@ -3,9 +3,9 @@
 A codec is a stateless value. It turns a quantized weight, or a part of one, into tensors and back; it knows
 the names of these tensors, the configuration files, which checkpoints are its own and which engines load
 it. It opens no file. How files are laid out is the container's business (containers/), which tensors are
-quantized that of checkpoint/, and what a codec reads is in records.py.
+quantized checkpoint's, and what a codec reads is in records.py.
 
-A weight is cut along one axis, the codec's: a tensor has an axis too, that of the weight along which a part
+A weight is cut along one axis, the codec's: a tensor has an axis too, the weight's axis along which a part
 of the weight gives whole lines of the tensor, so that each part writes one run of bytes in each tensor.
 
 A new codec says its ``name``, ``title``, ``presets``, ``engines`` and ``methods``, and defines ``layout``,
@@ -51,7 +51,7 @@ class TensorSpec:
         suffix: the last part of its name, such as ``weight_scale``.
         dtype: in the container's spelling, such as ``F8_E4M3``.
         shape: of the whole tensor; () is one number, which counts as a line.
-        axis: that of the weight which the tensor's first axis follows, or None for a tensor that no part of a
+        axis: the weight's axis which the tensor's first axis follows, or None for a tensor that no part of a
             weight gives alone.
         lines, per: each ``per`` values of the weight along that axis give ``lines`` lines along the tensor's
             first axis.
@@ -71,11 +71,11 @@ class TensorSpec:
 
     @property
     def height(self) -> int:
-        """How many lines it has along its first axis, or its first two."""
+        """Number of lines along its first axis, or first two."""
         return math.prod(self.shape[: 2 if self.stacked else 1])
 
     def span(self, start: int, count: int) -> tuple[int, int]:
-        """Return the first of the tensor's lines that a part of the weight touches, and how many it touches.
+        """Return the tensor's first line under a part, and their number.
 
         Args:
             start: index of the part's first value along ``axis``.
@@ -89,11 +89,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerScheme:
-    """How a linear layer is quantized in a checkpoint.
+    """Quantization of a linear layer in a checkpoint.
 
     Args:
         codec: whose files hold it.
-        name: that of the preset, or the text of the weight scheme.
+        name: of the preset, or the text of the weight scheme.
         weight: how its weight is quantized.
         input: how its inputs are quantized, or None.
 
@@ -159,11 +159,11 @@ class Contents:
 
     @property
     def left_out(self) -> list[str]:
-        """Kept modules under the names of files, and under those that transformers gives them."""
+        """Kept modules by the names in files and in transformers."""
         return list(dict.fromkeys(name for m in self.kept for name in loaded_names(m, self.family)))
 
     def only_layer(self, title: str) -> LayerScheme:
-        """Return the scheme of all quantized layers; raises CheckpointError where there are several.
+        """Return the only layer scheme; raises CheckpointError for several.
 
         Args:
             title: what the codec calls its files, for the message.
@@ -178,7 +178,7 @@ class Contents:
         return layer
 
     def require_distinct(self, title: str) -> None:
-        """Raise CheckpointError where the name of a kept module is part of that of a quantized one.
+        """Raise CheckpointError where a kept name occurs in quantized ones.
 
         Args:
             title: of files whose loaders take such a name for all modules with it in theirs.
@@ -210,7 +210,7 @@ class Documents:
 
 
 class Codec(Protocol):
-    """How quantized layers lie in files; see the module, which says what has no default.
+    """Protocol of codecs; the module says what has no default.
 
     Args:
         name: what users write in ``--format``.
@@ -247,12 +247,12 @@ class Codec(Protocol):
     model_format: ModelFormat = ModelFormat()
 
     def __hash__(self) -> int:
-        """Return one number for all values of a codec: it has no state."""
+        """Return one hash for all values of a stateless codec."""
         return hash(type(self))
 
     # What it holds.
     def used(self, use: Use | None) -> Codec:
-        """Return the codec of a weight that the graph of the source uses so; by default, itself.
+        """Return the codec for a weight's use in a graph, usually itself.
 
         Args:
             use: what the graph says of the weight, or None where the source has none.
@@ -260,7 +260,7 @@ class Codec(Protocol):
         return self
 
     def layout(self, layer: LayerScheme) -> str:
-        """Return what the codec calls the layout of a layer's tensors.
+        """Return the name of the layout of a layer's tensors.
 
         Args:
             layer: the layer that is to be written.
@@ -270,7 +270,7 @@ class Codec(Protocol):
         """
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """Return why a weight of ``shape`` cannot be held, or None when it can.
+        """Return why a weight's shape cannot be held, or None.
 
         By default, matrices of whole groups can.
 
@@ -281,7 +281,7 @@ class Codec(Protocol):
         return no_matrix(shape) or partial_group(layer.weight, shape)
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
-        """Return the numbers that divide a device's part of a weight along ``axis``, each with its name.
+        """Return the named divisors of a device's part along ``axis``.
 
         Args:
             layer: how the weight is quantized.
@@ -291,7 +291,7 @@ class Codec(Protocol):
         return [(found[axis] or 1, "the group" if axis == COLUMNS and found[ROWS] == 1 else "the block")]
 
     def shares_scale(self, layer: LayerScheme) -> bool:
-        """Return whether layers that engines run as one must have one tensor scale.
+        """Return whether fused layers must share one tensor scale.
 
         Args:
             layer: how each of them is quantized.
@@ -299,10 +299,11 @@ class Codec(Protocol):
         return False
 
     def fuses(self, layer: LayerScheme) -> bool:
-        """Return whether the experts of a layer stay in one tensor, and are no modules of their own.
+        """Return whether a layer's experts stay in one tensor.
 
-        The shape of such a weight has a first axis of experts for :meth:`refusal`; elsewhere the rows of all
-        experts are those of one matrix, whose tensors get that axis in the file.
+        They are no modules of their own then. The shape of such a weight has a first axis of experts for
+        :meth:`refusal`; elsewhere the rows of all experts form one matrix, whose tensors get that
+        axis in the file.
 
         Args:
             layer: how each expert is quantized.
@@ -310,7 +311,7 @@ class Codec(Protocol):
         return False
 
     def needs_extremes(self, layer: LayerScheme) -> bool:
-        """Return whether the smallest and the largest value of the whole weight must be known first.
+        """Return whether the extremes of the whole weight come first.
 
         Args:
             layer: how the weight is quantized.
@@ -318,15 +319,15 @@ class Codec(Protocol):
         return any(level.granularity == Granularity.tensor() for level in layer.weight.scales)
 
     def needs_mean(self, layer: LayerScheme) -> bool:
-        """Return whether the mean of the scales of the whole weight must be known first.
+        """Return whether the mean scale of the whole weight comes first.
 
         Args:
             layer: how the weight is quantized.
         """
         return False
 
-    def known(self, layer: LayerScheme, mean: float) -> LayerScheme:
-        """Return the scheme of parts of a weight, of whose scales the mean is known; by default the same.
+    def with_mean(self, layer: LayerScheme, mean: float) -> LayerScheme:
+        """Return the scheme of parts under a known mean scale.
 
         Args:
             layer: how the weight is quantized.
@@ -336,7 +337,7 @@ class Codec(Protocol):
 
     # Its tensors.
     def axis(self, layer: LayerScheme) -> int:
-        """Return the axis of the weight along which it may be cut: ROWS or COLUMNS.
+        """Return the axis along which weights are cut: ROWS or COLUMNS.
 
         Args:
             layer: how the weight is quantized.
@@ -344,7 +345,7 @@ class Codec(Protocol):
         return ROWS
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """Return the number that divides a part of a weight along that axis, so that it can be written alone.
+        """Return the multiple of independent parts along that axis.
 
         The default is for ROWS: the rows of a block.
 
@@ -357,12 +358,12 @@ class Codec(Protocol):
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
-        """Return the tensors that a weight becomes, that of its codes first.
+        """Return the tensors of a weight, its codes first.
 
         Args:
             layer: how the weight is quantized.
             shape: (out_features, in_features).
-            dtype: of the weight before it is quantized, which is that of scales under ``scale=input``.
+            dtype: of the weight before it is quantized, which scales have under ``scale=input``.
         """
 
     def tensor_name(self, module: str, suffix: str) -> str:
@@ -370,12 +371,12 @@ class Codec(Protocol):
 
         Args:
             module: dotted name of the layer.
-            suffix: that of the :class:`TensorSpec`.
+            suffix: of the :class:`TensorSpec`.
         """
         return f"{module}.{suffix}"
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """Return, by suffix, the lines that a part of a weight gives of each tensor that has an axis.
+        """Return, by suffix, a part's lines of each cut tensor.
 
         Args:
             layer: how the weight is quantized.
@@ -385,7 +386,7 @@ class Codec(Protocol):
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
     ) -> dict[str, torch.Tensor]:
-        """Return, by suffix, the tensors without an axis, which are the same for every part.
+        """Return, by suffix, the tensors shared by all parts.
 
         Args:
             layer: how the weight is quantized.
@@ -398,7 +399,7 @@ class Codec(Protocol):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """Return a part of a weight; whether its parameters are sane, ``params.validate()`` says.
+        """Return a part of a weight; ``params.validate()`` checks its parameters.
 
         Args:
             layer: how the weight is quantized.
@@ -412,7 +413,7 @@ class Codec(Protocol):
     def drift(
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...]
     ) -> torch.Tensor | None:
-        """Return how far the scale of each block may be from the one that its codes were chosen with.
+        """Return the possible drift of scales since choosing codes, or None.
 
         None says that they are the same, as by default.
 
@@ -422,7 +423,7 @@ class Codec(Protocol):
         return None
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """Return what is wrong with stored values that decoding does not look at, or None.
+        """Return damage in stored values that decoding ignores, or None.
 
         Args:
             layer: how the weight is quantized.
@@ -432,7 +433,7 @@ class Codec(Protocol):
 
     # Its files.
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """Return what a tensor may be a part of: a key of the weight, the part, and whether that is sure.
+        """Return a tensor's weight key, part, and certainty, or None.
 
         A part that is not sure belongs to the weight where another one does. By default, the key is the
         module and the part one of ``parts``.
@@ -453,7 +454,7 @@ class Codec(Protocol):
         return quantization.get("quant_method") in self.methods
 
     def read(self, listing: Listing) -> Reader:
-        """Return what reads a checkpoint of its own; raises for a configuration that is not understood.
+        """Return the reader of a checkpoint; raises for unknown configurations.
 
         Args:
             listing: a checkpoint that it claims.
@@ -467,7 +468,7 @@ class Codec(Protocol):
         """
 
     def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a configuration that says, too, that keys and values are quantized, by scales in ``cache``.
+        """Return a configuration with a float8 cache of keys and values.
 
         Args:
             document: the configuration of a checkpoint that it claims, in whichever file that stands.
@@ -491,7 +492,7 @@ class Codec(Protocol):
         )
 
     def keeps(self, quantization: Mapping[str, Any]) -> bool:
-        """Return whether its documents can describe layers that keep the codes of this configuration.
+        """Return whether its documents can describe layers with kept codes.
 
         Args:
             quantization: ``quantization_config`` of the source's config.json.

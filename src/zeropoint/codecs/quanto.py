@@ -72,7 +72,7 @@ _ELEMENTS = MappingProxyType({
     "qint8": "int8", "qfloat8_e4m3fn": "float8_e4m3fn", "qfloat8_e5m2": "float8_e5m2", "qint4": "uint4",
     "qint2": "uint2",
 })  # fmt: skip
-"""What Quanto calls codes; those of 2 and 4 bits are stored from 0 on."""
+"""Quanto's names of codes; codes of 2 and 4 bits are stored from 0 on."""
 _STORED = MappingProxyType({"qint8": "I8", "qfloat8_e4m3fn": "F8_E4M3", "qfloat8_e5m2": "F8_E5M2"})
 _BYTE, _LARGEST, _STEP = 8, 128, 32
 _MODEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
@@ -80,7 +80,7 @@ _MODEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
 
 
 def group_of(columns: int) -> int:
-    """Return the inputs of a group in a row of ``columns``, 0 where the row is one.
+    """Return the inputs per group in a row, 0 for one group.
 
     >>> group_of(4096), group_of(576), group_of(100), group_of(200)
     (128, 96, 0, 0)
@@ -105,13 +105,13 @@ def packed_lines(groups: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def codes_in(lines: torch.Tensor, bits: int, groups: int) -> torch.Tensor:
-    """Return the codes of ``groups`` groups from their bytes: the inverse of :func:`packed_lines`."""
+    """Return the codes of ``groups`` groups: inverse of :func:`packed_lines`."""
     found = [lines >> shift & (1 << bits) - 1 for shift in range(0, _BYTE, bits)]
     return torch.cat(found)[:groups]
 
 
 def kind_of(weight: Scheme) -> str | None:
-    """Return what Quanto calls the codes of a scheme that it stores, or None.
+    """Return Quanto's name of a scheme's codes, or None.
 
     >>> kind_of(Scheme.parse("int8:channel")), kind_of(Scheme.parse("int4:g128"))
     ('qint8', None)
@@ -129,7 +129,7 @@ def kind_of(weight: Scheme) -> str | None:
 
 
 def _dtype_of(weight: Scheme) -> str | None:
-    """Return the dtype of scales, that of the weight if empty, or None for one that files do not have."""
+    """Return the scales' dtype, "" for the weight's, or None."""
     fmt = weight.scales[0].format
     name = "" if fmt is None else FILE_DTYPES.get(storage_dtype(fmt), "-")
     return name if name in ("", *SCALE_DTYPES) else None
@@ -142,7 +142,7 @@ def _shifted(bits: int, group: int, scale: str, *, integer: bool) -> Scheme:
 
 
 class QuantoReader(Reader):
-    """The layers of one checkpoint of Quanto, each of which its map names."""
+    """Reader of a Quanto checkpoint, whose map names its layers."""
 
     def __init__(self, listing: Listing, codec: Codec) -> None:
         self._listing, self._codec = listing, codec
@@ -191,7 +191,7 @@ class QuantoReader(Reader):
     def _shape(
         self, module: str, tensors: Mapping[str, Entry], groups: tuple[int, int], known: Known | None
     ) -> tuple[int, int]:
-        """Return the shape of a weight in so many groups of so many inputs."""
+        """Return the shape of a weight from its groups."""
         count, width = groups
         if SIZE in tensors:
             entry = tensors[SIZE]
@@ -225,7 +225,7 @@ class QuantoReader(Reader):
 
 
 def _columns(module: str, config: Config) -> int | None:
-    """Return how many inputs a layer of a decoder has, by its name, or None where that is not known."""
+    """Return the inputs of a decoder layer by name, or None."""
     last, width = module.rpartition(".")[2], config.get("hidden_size")
     if type(width) is not int:
         return None
@@ -286,7 +286,7 @@ class Quanto(Codec):
         return found
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`; groups must be those that Quanto takes for the number of inputs."""
+        """See :class:`Codec`; groups must be Quanto's for the inputs."""
         problem = no_matrix(shape)
         if problem is not None or layer.layout in _STORED:
             return problem
@@ -313,13 +313,12 @@ class Quanto(Codec):
         lines, each = -(-groups * bits // _BYTE), groups // shape[0]
         shift = own if weight.offsets else "U8"
         return (
-            TensorSpec(
-                suffix=PACKED, dtype="U8", shape=(lines, shape[1] // each), lines=lines, per=shape[0]
-            ),
+            TensorSpec(suffix=PACKED, dtype="U8", shape=(lines, shape[1] // each), lines=lines, per=shape[0]),
             TensorSpec(suffix=SCALE, dtype=own, shape=(groups, 1), lines=each),
             TensorSpec(suffix=SHIFT, dtype=shift, shape=(groups, 1), lines=each),
-            TensorSpec(suffix=SIZE, dtype="I64", shape=(2,), axis=None), *ends,
-        )  # fmt: skip
+            TensorSpec(suffix=SIZE, dtype="I64", shape=(2,), axis=None),
+            *ends,
+        )
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """See :class:`Codec`."""
@@ -343,7 +342,7 @@ class Quanto(Codec):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`; all codes of 2 and 4 bits come with any row."""
+        """See :class:`Codec`; codes of 2 and 4 bits come whole."""
         weight, bits = layer.weight, layer.weight.bits
         grid = weight.granularity.grid(shape)
         scale = tensors[SCALE].reshape(grid)
@@ -368,7 +367,7 @@ class Quanto(Codec):
         return f"{SHIFT} has a zero point of {int(shift.max())}, above the largest code, {most}"
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`; names of parts have dots of their own, the longest first."""
+        """See :class:`Codec`; parts contain dots, the longest come first."""
         for part in (PACKED, CODES, SCALE, SHIFT, SIZE, INPUT, OUTPUT):
             module = name.removesuffix(f".{part}")
             if module != name and module:
@@ -376,7 +375,7 @@ class Quanto(Codec):
         return None
 
     def claims(self, quantization: Mapping[str, Any]) -> bool:
-        """See :class:`Codec`: a map from layers to what their weights are; or what names the method."""
+        """See :class:`Codec`: a map of layers, or a named method."""
         if super().claims(quantization):
             return True
         said = [each for each in quantization.values() if isinstance(each, dict)]

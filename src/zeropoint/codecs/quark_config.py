@@ -1,4 +1,4 @@
-"""What Quark's configuration says of weights and inputs, and the schemes that it means.
+"""Quark's configuration of weights and inputs, and its schemes.
 
 This module knows words of the configuration, and no tensor.
 """
@@ -29,7 +29,7 @@ CODE_DTYPES = MappingProxyType({
 })  # fmt: skip
 MX = 32
 E5M3, E8M0 = "e5m3", "e8m0"
-"""``scale_format`` of 4-bit floats: AMD's and that of OCP."""
+"""``scale_format`` of 4-bit floats: AMD's and OCP's."""
 _E5M3_GROUPS = (16, 32)
 _UE5M3 = get_format("float8_ue5m3fn")
 
@@ -51,7 +51,7 @@ class QuarkKind:
 
     @property
     def integer(self) -> bool:
-        """Whether codes are integers, which have zero points, and lie transposed in groups."""
+        """Whether codes are integers, with zero points, transposed in groups."""
         return self.dtype in _INTEGERS
 
     @property
@@ -71,7 +71,7 @@ class QuarkKind:
 
 
 def kind_of(weight: Scheme) -> QuarkKind | None:
-    """Return what a scheme is in Quark, or None where it is nothing.
+    """Return Quark's kind of a scheme, or None.
 
     >>> print(kind_of(Scheme.parse("int4:g128")))
     int4 per_group
@@ -97,7 +97,7 @@ def kind_of(weight: Scheme) -> QuarkKind | None:
 
 
 def text_of(kind: QuarkKind, scale: str) -> str:
-    """Return the text form of what is read as a kind with scales of a dtype of torch."""
+    """Return the scheme text of a kind, with a torch scale dtype."""
     cut = {"per_tensor": "tensor", "per_channel": "channel"}.get(kind.qscheme, f"g{kind.group}")
     element = f"{ELEMENTS[kind.dtype]}:{cut}"
     if kind.scale == E5M3:
@@ -151,7 +151,7 @@ _INPUTS: MappingProxyType[str, tuple[str, bool]] = MappingProxyType({
 
 
 def input_in(spec: object) -> Activation | None:
-    """Return how inputs are quantized that an entry of the configuration describes, or None where none are.
+    """Return the configured input quantization, or None.
 
     Raises UnsupportedError for what is not read.
 
@@ -174,7 +174,7 @@ def input_in(spec: object) -> Activation | None:
 
 
 def weight_spec(kind: QuarkKind) -> dict[str, Any]:
-    """Return what the configuration says of a weight."""
+    """Return the configuration of a weight."""
     groups = {"per_group": -1, "per_channel": 0}
     observers = {"per_group": "PerGroup", "per_channel": "PerChannel", "per_tensor": "PerTensor"}
     mx, amd = kind.dtype == "fp4", kind.scale == E5M3
@@ -190,7 +190,7 @@ def weight_spec(kind: QuarkKind) -> dict[str, Any]:
 
 
 def input_spec(given: Activation) -> dict[str, Any] | None:
-    """Return what the configuration says of inputs, or None where it has no words for them."""
+    """Return the configuration of inputs, or None if inexpressible."""
     for name, (text, static) in _INPUTS.items():
         if given.scheme == Scheme.parse(text) and (given.dynamic or static):
             dtype, qscheme, *more = name.split()

@@ -1,4 +1,4 @@
-"""What a codec reads: the tensors of a checkpoint as headers describe them, and the layers that they make up.
+"""Checkpoint tensors as codecs read them, and the resulting layers.
 
 A codec opens no file: what it needs of one, it asks of a :class:`Listing`.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Known(NamedTuple):
-    """What the source checkpoint says of a weight that another one holds quantized.
+    """Facts of a source checkpoint about a quantized weight.
 
     Args:
         shape: (out_features, in_features).
@@ -64,10 +64,10 @@ class Listing(Protocol):
 
     @property
     def graph(self) -> bytes:
-        """What a file with a graph says besides its tensors, as its container gives it; or nothing."""
+        """A graph file's content without tensors, or empty bytes."""
 
     def document(self, name: str) -> Mapping[str, Any] | None:
-        """Return what a JSON file next to the configuration says, or None where it is not there.
+        """Return a JSON file next to the configuration, or None.
 
         Args:
             name: of a file of the checkpoint.
@@ -93,7 +93,7 @@ class Record:
         layer: how it is quantized.
         shape: (out_features, in_features) of the weight that was quantized.
         dtype: of that weight.
-        parts: the names that its codec has for its tensors, that of the codes first.
+        parts: the names that its codec has for its tensors, the codes first.
         experts: how many matrices of ``shape`` lie one after the other in each tensor, or None for one
             matrix.
     """
@@ -107,13 +107,15 @@ class Record:
 
 
 class Reader(Protocol):
-    """What a codec reads in one checkpoint; all but ``record`` has defaults, for one that says little."""
+    """Reader of one checkpoint; only ``record`` has no default."""
 
     ignore: tuple[str, ...] = ()
     """Names or patterns of modules that the configuration says are not quantized."""
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
-        """Return the quantized weight that some tensors make up; :func:`record_of` checks most of it.
+        """Return the quantized weight of some tensors.
+
+        :func:`record_of` checks most of it.
 
         Args:
             key: what the codec's ``part_of`` calls the weight.
@@ -134,7 +136,7 @@ class Reader(Protocol):
         return False
 
     def kept(self) -> Callable[[str], bool]:
-        """Return what says whether the configuration leaves a layer out, by the name of its module.
+        """Return a predicate of module names that the configuration omits.
 
         By default, names of ``ignore`` leave out modules that have them, whole, in their own, as transformers
         does. A reader whose :meth:`record` refuses such layers has nothing to say here.
@@ -143,7 +145,7 @@ class Reader(Protocol):
         return lambda module: bool(names) and not names.isdisjoint(_runs(module))
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
-        """Return where the configuration says something else of a layer than its tensors, or None.
+        """Return a contradiction between configuration and tensors, or None.
 
         Args:
             module: its dotted name.
@@ -152,7 +154,7 @@ class Reader(Protocol):
         return None
 
     def promised(self) -> Iterable[str]:
-        """Return last parts of names of modules of which the configuration says that one is quantized."""
+        """Return last parts of module names, each promised one quantized module."""
         return ()
 
     def named(self) -> Iterable[str]:
@@ -181,10 +183,10 @@ def _runs(module: str) -> Iterator[str]:
 
 
 def needed(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -> Entry:
-    """Return a tensor of a weight; raises CheckpointError where it is missing.
+    """Return a tensor of a weight; raises CheckpointError if missing.
 
     Args:
-        tensors: those of the weight, by part.
+        tensors: of the weight, by part.
         part: which one.
         layout: what needs it, for the message.
     """
@@ -194,7 +196,7 @@ def needed(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -
 
 
 def names_in(quantization: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Return the names that a list of the configuration holds, none where it is missing or null.
+    """Return the names in a configured list, none if missing.
 
     Args:
         quantization: ``quantization_config`` of config.json.
@@ -235,12 +237,12 @@ def record_of(
     layer: LayerScheme, module: str, tensors: Mapping[str, Entry], *, shape: tuple[int, int],
     dtype: torch.dtype, optional: Collection[str] = (),
 ) -> Record:  # fmt: skip
-    """Return the record of a weight whose tensors are those that its codec writes.
+    """Return the record of a weight with its codec's own tensors.
 
     Args:
         layer: how it is quantized.
         module: dotted name of its layer.
-        tensors: those of the weight, by suffix.
+        tensors: of the weight, by suffix.
         shape: (out_features, in_features).
         dtype: of the weight before it was quantized.
         optional: suffixes of tensors that other writers leave out.

@@ -66,7 +66,7 @@ STACKS = tuple(found.stack for found in _PLAIN if found.stack)
 
 
 def parts_of(name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, StoredForm]]:
-    """Return the tensors of the model that one of a safetensors file holds; nothing where that is itself.
+    """Return the model tensors in a safetensors tensor, or nothing.
 
     Args:
         name: of the tensor in the file.
@@ -93,7 +93,7 @@ def claiming(quantization: Mapping[str, Any]) -> Codec | None:
 
 
 def method_in(quantization: Mapping[str, Any]) -> str:
-    """Return the method that a configuration names, or else the codec whose checkpoints have it.
+    """Return the configured method, or its codec's name.
 
     Args:
         quantization: ``quantization_config`` of config.json.

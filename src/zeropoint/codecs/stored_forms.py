@@ -1,8 +1,8 @@
-"""How tensors of a model lie in a file that has names and an order of rows of its own.
+"""Stored forms of tensors in files with other names and orders.
 
-The names of tensors are those of the model everywhere but in heads of files. A form says what a file has in
+Tensors have their model names everywhere but in headers of files. A form says what a file has in
 their place: another name, another shape, rows or columns in another order, other values that follow from
-those of the model, float32, one tensor for all experts of a layer.
+the model's, float32, one tensor for all experts of a layer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ Shape = tuple[int, ...]
 
 
 class RowOrder(NamedTuple):
-    """An order of rows or columns: ``runs`` of a group that follow each other in the model alternate.
+    """An order of rows or columns with interleaved runs of groups.
 
-    A run is some units, and a file has the first unit of every run, then the second of every run. Two runs of
-    units of one row are the halves of a head that llama.cpp interleaves.
+    ``runs`` of a group that follow each other in the model alternate. A run is some units, and a file has the
+    first unit of every run, then the second of every run. Two runs of units of one row are the halves of a
+    head that llama.cpp interleaves.
 
     Args:
         group: rows of a group.
@@ -44,7 +45,7 @@ class RowOrder(NamedTuple):
         return self._moved(at, self.runs, self.group // self.runs)
 
     def file_rows(self, at: torch.Tensor) -> torch.Tensor:
-        """Return where some rows of the model lie in the file: the inverse of model_rows."""
+        """Return the file positions of model rows: inverse of model_rows."""
         return self._moved(at, self.group // self.runs // self.unit, self.runs * self.unit)
 
     def _moved(self, at: torch.Tensor, runs: int, distance: int) -> torch.Tensor:
@@ -56,7 +57,7 @@ class RowOrder(NamedTuple):
 
     @property
     def alignment(self) -> int:
-        """Rows of which a part should hold a multiple, so that few others are read with it."""
+        """Row multiple for parts that read few other rows."""
         return self.group if self.unit == 1 else self.unit
 
     def fits(self, rows: int) -> bool:
@@ -90,7 +91,7 @@ class StoredForm(NamedTuple):
     shapes: tuple[Shape, Shape] | None = None
 
     def file_shape(self, shape: Shape) -> Shape:
-        """Return the shape of the tensor of a file that holds one of ``shape`` of the model.
+        """Return the file shape of a model tensor.
 
         >>> StoredForm("blk.0.ffn_up_exps.weight", part=(3, 8)).file_shape((96, 64))
         (8, 96, 64)
@@ -100,7 +101,7 @@ class StoredForm(NamedTuple):
         return shape if self.shapes is None else self.shapes[1]
 
     def model_shape(self, shape: Shape) -> Shape:
-        """Return the shape in the model of what a tensor of ``shape`` holds: the inverse of file_shape."""
+        """Return the model shape of a file tensor: inverse of file_shape."""
         if self.part is not None:
             return shape[1:]
         return shape if self.shapes is None else self.shapes[0]
@@ -124,7 +125,7 @@ class StoredForm(NamedTuple):
         return x + self.plus if self.plus else x
 
     def restored(self, x: torch.Tensor) -> torch.Tensor:
-        """Return values of the file as the model has them: the inverse of :meth:`stored`.
+        """Return file values as the model's: the inverse of :meth:`stored`.
 
         Args:
             x: (rows, columns) of the file, in any float dtype.
@@ -149,19 +150,19 @@ class StoredForm(NamedTuple):
 
 
 def places(at: torch.Tensor, source: RowOrder | None, wanted: RowOrder | None) -> torch.Tensor:
-    """Return where rows lie in an order that are wanted in another, at some places of that."""
+    """Return source positions of rows in the wanted order."""
     at = at if wanted is None else wanted.model_rows(at)
     return at if source is None else source.file_rows(at)
 
 
 class Reshaped(NamedTuple):
-    """What the shape of a tensor becomes in a file, and what that becomes in the model."""
+    """Shapes of a tensor in a file and in the model."""
 
     to_file: Callable[[Shape], Shape]
     to_model: Callable[[Shape], Shape]
 
 
-NO_PLACE = StoredForm("")
-"""That of a tensor which files leave out."""
-AS_MODEL = StoredForm("")
-"""That of values as the model has them."""
+OMITTED = StoredForm("")
+"""Form of a tensor that files omit."""
+MODEL_FORM = StoredForm("")
+"""Form of unchanged values."""

@@ -1,4 +1,4 @@
-"""The safetensors files of torchao, which transformers writes and reads: tensors, and JSON about each.
+"""Safetensors files of torchao and transformers: tensors, with JSON metadata.
 
 For the weight ``X.weight`` of shape (N, K) and groups of g inputs (all little-endian, rows one after the
 other; S is the dtype of the model):
@@ -77,7 +77,7 @@ _SCALES, _NAMES = ("F32", "BF16", "F16"), "tensor_names"
 
 
 def class_of(weight: Scheme) -> str | None:
-    """Return the class of torchao that holds weights of a scheme, or None.
+    """Return torchao's class for weights of a scheme, or None.
 
     >>> class_of(Scheme.parse("int8:channel")), class_of(Scheme.parse("int4:g32:asym"))
     ('Int8Tensor', 'IntxUnpackedToInt8Tensor')
@@ -108,18 +108,18 @@ def class_of(weight: Scheme) -> str | None:
 
 
 def _member(table: Mapping[str, Any], key: str) -> Any:
-    """Return what a wrapped value of the JSON says, such as the name of a dtype."""
+    """Return a wrapped value of the JSON, such as a dtype."""
     found = table.get(key)
     return found.get("_data") if isinstance(found, dict) else found
 
 
 def _unwrapped(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all values of a table, those that are wrapped without what they are in."""
+    """Return all values of a table, unwrapped."""
     return {key: _member(table, key) for key in table}
 
 
 class TorchaoReader(Reader):
-    """The layers of one checkpoint of torchao, each of which the metadata describes."""
+    """Reader of a torchao checkpoint, described by its metadata."""
 
     def __init__(self, listing: Listing, codec: Torchao) -> None:
         self._metadata, self._codec = listing.metadata, codec
@@ -188,7 +188,7 @@ class TorchaoReader(Reader):
         return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
-        """See :class:`Reader`: what the default says, from which a layer of its own entry may differ."""
+        """See :class:`Reader`: the default, from which own entries may differ."""
         kind, data = self._said
         classes = next((found for name, found in _CLASSES.items() if kind.startswith(name)), ())
         if classes and layer.layout not in classes:
@@ -206,7 +206,7 @@ class TorchaoReader(Reader):
         return None
 
     def _described(self, module: str) -> tuple[str, Mapping[str, Any]]:
-        """Return the class of a weight, and what the metadata says of it."""
+        """Return the class and metadata of a weight."""
         try:
             found = json.loads(self._metadata[f"{module}.weight"])
         except (KeyError, ValueError, RecursionError) as error:
@@ -230,13 +230,13 @@ _CLASSES = MappingProxyType({
     "MXDynamicActivation": (MX,), "NVFP4": (NVFP4,), "Int4WeightOnly": (INT4,),
 })  # fmt: skip
 """How names of configurations begin, and the classes of the tensors that they give."""
-_DTYPES = MappingProxyType({
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)
-})  # fmt: skip
+_DTYPES = MappingProxyType(
+    {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+)
 
 
 def _text(kind: str, data: Mapping[str, Any], shape: tuple[int, int], *, symmetric: bool) -> str:
-    """Return the text of the scheme that the metadata of a weight describes, without its scale."""
+    """Return the scheme text in a weight's metadata, without scales."""
     block = data.get("block_size")
     if (
         not isinstance(block, list)
@@ -287,7 +287,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
 
 
 def _diffusers(facts: Facts) -> Iterator[Problem]:
-    """Say that diffusers 0.42.1 loaded int8 weights, by hand, and nothing else was tried."""
+    """Yield the verdict of diffusers 0.42.1: int8 weights were tried."""
     if any(layer.weight.element_name != "int8" or layer.input is not None for layer in facts.layers):
         yield from loader_not_run(facts)
     yield Loads.PARTLY, "with torchao 0.18 installed"
@@ -413,7 +413,7 @@ class Torchao(Codec):
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """See :class:`Codec`; codes beyond their bits, and zero points that a symmetric scheme has not."""
+        """See :class:`Codec`; wide codes, and zero points in symmetric schemes."""
         if layer.layout == FLOAT8 or layer.layout in packed.CLASSES:
             return packed.damage(layer, tensors)
         half = 1 << (layer.weight.bits - 1)
@@ -429,7 +429,7 @@ class Torchao(Codec):
         return TorchaoReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`; raises CheckpointError for several schemes, of which it can name one."""
+        """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         if layer.layout == MX and layer.input is None:
             raise UnsupportedError(

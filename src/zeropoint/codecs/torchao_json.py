@@ -1,4 +1,4 @@
-"""What files of torchao say of their tensors in JSON: the metadata of each, and the configuration of all.
+"""JSON of torchao files: tensor metadata, and the configuration.
 
 Values of classes, enumerations and dtypes are wrapped: ``{"_type": NAME, "_data": VALUE}``, as
 TensorSubclassAttributeJSONEncoder and config_to_dict of torchao 0.18 write them. What is said of a class
@@ -24,7 +24,7 @@ def _wrapped(kind: str, data: object) -> dict[str, object]:
 
 
 def json_of(tensor: FileTensor) -> str:
-    """Return what the metadata says of a tensor."""
+    """Return the metadata of a tensor."""
     layer = tensor.layer
     if layer is None:
         return json.dumps({"_type": "Tensor"})
@@ -54,7 +54,7 @@ def _dtype(name: object) -> dict[str, object]:
 
 
 def _json_of_packed(tensor: FileTensor, layer: LayerScheme) -> str:
-    """Return what the metadata says of a tensor whose codes or scales are packed."""
+    """Return the metadata of a tensor with packed codes or scales."""
     weight, own = layer.weight, _dtype(tensor.dtype)
     group = blocks(weight)[1]
     names, data = ["qdata", "scale"], dict[str, object]()
@@ -88,7 +88,7 @@ def _json_of_packed(tensor: FileTensor, layer: LayerScheme) -> str:
 
 
 def _config_of_packed(layer: LayerScheme) -> dict[str, object]:
-    """Return the configuration of torchao that gives weights whose codes or scales are packed."""
+    """Return torchao's configuration for packed codes or scales."""
     weight, group = layer.weight, blocks(layer.weight)[1]
     if layer.layout == INT4:
         return _wrapped("Int4WeightOnlyConfig", {

@@ -1,4 +1,4 @@
-"""How the classes of torchao lie in a file that pack codes or scales: Int4Tensor, MXTensor and NVFP4Tensor.
+"""Packed classes of torchao in files: Int4Tensor, MXTensor and NVFP4Tensor.
 
 For the weight ``X.weight`` of shape (N, K); the first of two codes in a byte is the low half:
 
@@ -61,7 +61,7 @@ def microscaled(element: str, mode: str) -> Scheme:
 
 
 def nvfp4(*, tensor: bool) -> Scheme:
-    """Return the scheme of NVFP4Tensor, with a scale of the tensor or without."""
+    """Return the scheme of NVFP4Tensor, with or without tensor scale."""
     level = ":scale2=float32@tensor" if tensor else ""
     return Scheme.parse(f"float4_e2m1fn:g{_NVFP4_GROUP}:scale=float8_ue4m3fn{level}")
 
@@ -88,7 +88,7 @@ def class_of(weight: Scheme) -> str | None:
 
 
 def swizzled(scale: torch.Tensor) -> torch.Tensor:
-    """Return scales, (rows, columns) of any dtype of a byte, as tensor cores read them; zeros fill tiles."""
+    """Return byte-sized scales (rows, columns) in tensor-core tiles, zero-padded."""
     rows, columns = scale.shape
     down, across = -(-rows // _TILE_ROWS), -(-columns // _TILE_COLUMNS)
     padded = torch.zeros(down * _TILE_ROWS, across * _TILE_COLUMNS, dtype=torch.uint8)
@@ -98,7 +98,7 @@ def swizzled(scale: torch.Tensor) -> torch.Tensor:
 
 
 def straight(scale: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return the scales of whole tiles in rows and columns: the inverse of :func:`swizzled`, rows padded.
+    """Return untiled scales, rows padded: inverse of :func:`swizzled`.
 
     >>> x = torch.arange(200, dtype=torch.uint8).view(40, 5)
     >>> torch.equal(straight(swizzled(x), 5)[:40], x)
@@ -111,12 +111,12 @@ def straight(scale: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def alignment(layout: str, shape: tuple[int, ...], *, swizzle: bool) -> int:
-    """Return the rows of a part: all of Int4Tensor, whose scales lie transposed; those of a tile."""
+    """Return the row multiple of parts: a tile's; all for Int4Tensor."""
     return shape[0] if layout == INT4 else _TILE_ROWS if swizzle else 1
 
 
 def tensors(layer: LayerScheme, shape: tuple[int, ...], own: str, *, swizzle: bool) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a weight; ``own``: the dtype of the model, of scales of Int4Tensor."""
+    """Return a weight's tensors; Int4Tensor's scales in the ``own`` dtype."""
     rows, columns = shape
     weight, group = layer.weight, blocks(layer.weight)[COLUMNS]
     count = columns // group
@@ -147,9 +147,10 @@ def encode(layer: LayerScheme, q: QuantizedTensor, *, swizzle: bool) -> dict[str
     if layer.layout == INT4:
         # A code of zeropoint is the four bits of the integer, and so is it here.
         return {
-            CODES: q.data.view(torch.int8), SCALE: stored[0].t().contiguous(),
+            CODES: q.data.view(torch.int8),
+            SCALE: stored[0].t().contiguous(),
             ZEROS: stored[1].t().contiguous(),
-        }  # fmt: skip
+        }
     data = q.data if q.scheme.bits < 8 else q.data.view(storage_dtype(q.scheme.element))
     scale = stored[0].view(torch.float8_e8m0fnu if layer.layout == MX else torch.float8_e4m3fn)
     return {CODES: data, SCALE: swizzled(scale) if swizzle else scale}
@@ -159,7 +160,7 @@ def decode(
     layer: LayerScheme, tensors: Mapping[str, torch.Tensor], place: tuple[int, tuple[int, ...]],
     dtype: torch.dtype, *, swizzle: bool,
 ) -> QuantizedTensor:  # fmt: skip
-    """Return a part of a weight; ``place``: its first row, and its shape."""
+    """Return a part of a weight at ``place``: first row, shape."""
     start, shape = place
     weight, rows = layer.weight, slice(start, start + shape[0])
     grid = weight.granularity.grid(shape)
@@ -178,14 +179,14 @@ def decode(
 
 
 def damage(layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Return what is wrong with stored values that decoding does not look at."""
+    """Return damage in stored values that decoding ignores, or None."""
     if layer.layout == NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any()):
         return "a scale is negative"
     return None
 
 
 def scheme_of(kind: str, data: Mapping[str, Any], *, tensor: bool, mode: object) -> Scheme | str:
-    """Return the scheme that the metadata of a weight describes, or what in it is not read.
+    """Return the scheme in a weight's metadata, or its unread part.
 
     data: attributes, of which those that are dtypes and the like are unwrapped. tensor: whether there is a
     scale of the tensor. mode: how scales were chosen, where that is known.
@@ -207,7 +208,7 @@ def scheme_of(kind: str, data: Mapping[str, Any], *, tensor: bool, mode: object)
 
 
 def input_of(kind: str, weight: Scheme, given: Mapping[str, Any]) -> Activation | None:
-    """Return how inputs are quantized by ``act_quant_kwargs``, without its wraps, or None if not read."""
+    """Return the input quantization of unwrapped ``act_quant_kwargs``, or None."""
     if kind == NVFP4:
         return DYNAMIC_NVFP4 if given.get("use_dynamic_per_tensor_scale") is True else None
     mode = _MODES.get(str(given.get("scaling_mode")))
@@ -220,11 +221,11 @@ def input_of(kind: str, weight: Scheme, given: Mapping[str, Any]) -> Activation 
 
 
 def element_name(weight: Scheme) -> str:
-    """Return what torchao calls an element."""
+    """Return torchao's name of an element."""
     return next(name for name, element in _ELEMENTS.items() if get_format(element) == weight.element)
 
 
 def mode_name(weight: Scheme) -> str:
-    """Return what torchao calls the rule of power-of-two scales."""
+    """Return torchao's name of the power-of-two scale rule."""
     text = str(weight)
     return next(name for name, rule in _MODES.items() if f"scale={rule}" in text.split(":"))

@@ -1,4 +1,6 @@
-"""Weights in 32-bit words, as GPTQ and AWQ store them: transposed, with scales and zero points of groups.
+"""Transposed weights in 32-bit words, shared by GPTQ and AWQ.
+
+Scales and zero points are of groups.
 
     X.qweight   I32: codes of X.weight (N, K)
     X.qzeros    I32 [K / g, ...]: zero points of groups of g inputs
@@ -38,20 +40,20 @@ def group_of(weight: Scheme, columns: int) -> int:
 
 
 def whole_words(bits: int) -> tuple[int, int]:
-    """Return the least number of words that hold whole fields, and how many fields these are."""
+    """Return the fewest words of whole fields, and these fields' number."""
     common = math.gcd(bits, WORD)
     return bits // common, WORD // common
 
 
 def words_of(fields: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return rows of unsigned fields as rows of int32 words, low bits first; a row must fill whole words."""
+    """Return unsigned fields as whole int32 words, low bits first."""
     stream = packing.pack(fields, bits)
     return stream.reshape(-1).view(torch.int32).view(len(fields), -1)
 
 
 @functools.lru_cache(maxsize=8)
 def words_of_one(field: int, rows: int, count: int, bits: int) -> torch.Tensor:
-    """Return rows of ``count`` fields of one number as rows of words; the same tensor each time."""
+    """Return rows of one repeated field as words, the same tensor always."""
     return words_of(torch.full((rows, count), field), bits)
 
 
@@ -67,7 +69,7 @@ _PLACE = torch.argsort(_ORDER)
 
 
 def interleaved_words(fields: torch.Tensor) -> torch.Tensor:
-    """Return rows of 4-bit fields, a multiple of eight, as rows of words in the order of AWQ."""
+    """Return rows of 4-bit fields, in eights, as words in AWQ's order."""
     shape = fields.shape
     return words_of(
         fields.reshape(shape[0], -1, len(_ORDER))[..., _ORDER].reshape(shape), WORD // len(_ORDER)
@@ -87,7 +89,7 @@ INTERLEAVED = WordLines(places=tuple(_ORDER.tolist()))
 def words_of_rows(
     data: torch.Tensor, scheme: Scheme, shape: tuple[int, int], order: WordLines
 ) -> torch.Tensor:
-    """Return packed rows of fields, uint8 (rows, bytes), as lines of words, int32.
+    """Return packed rows, uint8 (rows, bytes), as int32 lines of words.
 
     shape: rows, and the fields of each. A row fills whole words, or rows come by eights.
     """
@@ -98,7 +100,7 @@ def words_of_rows(
 def rows_of_words(
     lines: torch.Tensor, scheme: Scheme, shape: tuple[int, int], order: WordLines
 ) -> torch.Tensor:
-    """Return lines of words as packed rows of fields; the inverse of :func:`words_of_rows`."""
+    """Return lines of words as packed rows: inverse of :func:`words_of_rows`."""
     if order.places and len(lines) % 2:
         lines = torch.nn.functional.pad(lines, (0, 0, 0, 1))
     rows: torch.Tensor = kernel(_request(Op.FROM_LINES, lines, scheme, shape)).run(order, lines)
@@ -111,7 +113,7 @@ def _request(op: Op, stored: torch.Tensor, scheme: Scheme, shape: tuple[int, int
 
 
 def with_scales(weight: Scheme, scales: Entry) -> Scheme:
-    """Return ``weight``, whose scales are float16, with scales of the dtype that a file has."""
+    """Return ``weight`` with scales in the dtype of a file."""
     if scales.dtype not in SCALE_DTYPES:
         raise CheckpointError(f"scales is {scales.dtype}, but must be one of {', '.join(SCALE_DTYPES)}")
     name = str(TORCH_DTYPES[scales.dtype]).removeprefix("torch.")
@@ -122,13 +124,13 @@ def word_record(
     layer: LayerScheme, module: str, tensors: Mapping[str, Entry], known: Known | None, *,
     shape: tuple[int, int], config: Config,
 ) -> Record:  # fmt: skip
-    """Return the record of a layer, whose dtype is float16 unless the source or the model says otherwise."""
+    """Return a layer's record, float16 unless source or model says otherwise."""
     dtype = known.dtype if known is not None and known.shape == shape else model_dtype(config, torch.float16)
     return record_of(layer, module, tensors, shape=shape, dtype=dtype, optional=(GROUPS,))
 
 
 def transformers(facts: Facts) -> Iterator[Problem]:
-    """Yield what transformers says of these layouts, whose loader replaces Linear layers by name."""
+    """Yield the problems of transformers, which replaces Linear layers by name."""
     if facts.experts:
         yield Loads.NO, "it reads no experts in this layout"
     if facts.cut is not None:

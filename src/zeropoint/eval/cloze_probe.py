@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.forward_pass import ForwardPass
+from ..checkpoint.model.running_model import Batches
 from .cloze import ClozeItem
 from .estimates import Estimate, Floats, mean_of, proportion_of
 from .language_statistics import Samples, Statistics

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from ..checkpoint.model.calibration import Batches, RunningModel
 from ..checkpoint.model.forward_pass import ForwardPass
+from ..checkpoint.model.running_model import Batches, RunningModel
 from ..models.calibrate import evaluating
 from .estimates import Estimate, proportion_of
 from .language_statistics import Samples, Statistics

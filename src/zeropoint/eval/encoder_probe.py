@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.forward_pass import ForwardPass
+from ..checkpoint.model.running_model import Batches
 from ..checkpoint.read.source import MAX_JSON_BYTES, Source
 from ..checkpoint.read.storage import read_small
 from ..errors import CalibrationError

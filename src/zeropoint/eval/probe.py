@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
-from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.forward_pass import ForwardPass
+from ..checkpoint.model.running_model import Batches
 from .estimates import Estimate, Floats
 from .language_statistics import Samples, Statistics
 

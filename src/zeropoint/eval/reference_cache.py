@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.model.calibration import Batches
 from ..checkpoint.model.loading import Files, read_tensor
+from ..checkpoint.model.running_model import Batches
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
 from ..checkpoint.read.storage import open_file, shown

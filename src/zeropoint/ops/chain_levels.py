@@ -21,7 +21,7 @@ from ..params.effective import signed_end, span
 from ..params.stored import IEEE, LEAST_NORMAL, round_to, smallest, store, top
 from ..schemes import ScaleLevel, Scheme, ZeroPoint
 from ..schemes.scale_rules import Linear, Pick, Store
-from .lowering import From, HeldAs
+from .lowering import Chain, From, HeldAs, Level
 
 _MOST = torch.finfo(torch.float32).max
 _SAME = 0x7FFFFFFF
@@ -32,57 +32,6 @@ _FLOATS = {
     torch.bfloat16: HeldAs.BFLOAT16,
     torch.float16: HeldAs.FLOAT16,
 }
-
-
-class Level(NamedTuple):
-    """A level, finest first.
-
-    blocks: how many of the finest blocks one of its blocks has. signed: whether the number of largest
-    magnitude keeps its sign. late: whether elements take the number before it was rounded. mask: of codes of
-    integers. low, high: numbers are clipped to these. least, most: numbers that the coarsest level takes.
-    tiny: the smallest positive number. span: the largest product of the levels below. first, rungs: of its
-    ladder.
-    """
-
-    blocks: int
-    held: HeldAs
-    signed: bool
-    late: bool
-    mask: int
-    low: float
-    high: float
-    least: float
-    most: float
-    tiny: float
-    span: float
-    first: int
-    rungs: int
-
-
-class Chain(NamedTuple):
-    """Constants of a chain's numbers before they are stored.
-
-    scale_from: of which numbers. under_zero: whether the range begins at 0 or below. zeroed: whether there
-    are zero points, and the range ends at 0 or above. steps: of the range; divisor: of other numbers; end:
-    the value of the smallest code. quiet: the scale of a block of zeros, blank the same as the format holds
-    it, 0 for none. least: the smallest magnitude of a single level; step: the smallest step of an edge.
-    scales,
-    offsets: how many levels. run: values of a block of the coarsest level.
-    """
-
-    scale_from: From
-    under_zero: bool
-    zeroed: bool
-    steps: float
-    divisor: float
-    end: float
-    quiet: float
-    blank: float
-    least: float
-    step: float
-    scales: int
-    offsets: int
-    run: int
 
 
 class Rungs(NamedTuple):

@@ -1,7 +1,8 @@
 """Named kernel constants of schemes and shapes, equal for all backends.
 
-Constants are plain numbers, exact or to be rounded to float32; a backend puts them into its own records, and
-refuses schemes whose features its kernels lack.
+Constants are plain numbers, exact or to be rounded to float32. A field names, next to its Python type, the
+type that a compiled kernel holds it in: backends derive their records from these declarations. What a scheme
+needs and a kernel lacks is the backend's to refuse.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ import torch
 from ..formats import CodebookFormat, FloatFormat, IntFormat, RoundingMode
 from ..formats.codes import decode
 from ..formats.torch_dtypes import dtype_of, format_of
-from ..params.arithmetic import multiplies, rounder, zero_scale
+from ..params.arithmetic import multiplies, rounder, tensor_rule, zero_scale
 from ..params.powers_of_two import quiet_below
 from ..params.stored import IEEE, round_to, smallest, top
 from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
@@ -26,6 +27,16 @@ from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, Ceiling
 
 THRESHOLDS = 15
 """Boundaries of a codebook that kernels have room for."""
+UInt8: TypeAlias = Annotated[int, np.uint8]
+UInt32: TypeAlias = Annotated[int, np.uint32]
+UInt64: TypeAlias = Annotated[int, np.uint64]
+Int32: TypeAlias = Annotated[int, np.int32]
+Int64: TypeAlias = Annotated[int, np.int64]
+Float32: TypeAlias = Annotated[float, np.float32]
+Float64: TypeAlias = Annotated[float, np.float64]
+Flag: TypeAlias = Annotated[bool, np.uint8]
+Thresholds: TypeAlias = Annotated[tuple[float, ...], np.float32, THRESHOLDS]
+"""Fields of records: what Python hands over, what a kernel holds, and how many of it."""
 
 
 class Kind(IntEnum):
@@ -124,25 +135,25 @@ class Element(NamedTuple):
     negative zero's code is NaN): of a float format.
     unsigned_below: largest magnitude of a quotient whose sign is dropped, negative for none. quotient: what
     the quotient is rounded to first.
-    thresholds: ascending boundaries of a codebook.
+    thresholds: ascending boundaries of a codebook, padded with Inf.
     """
 
-    kind: Kind
-    low: int = 0
-    high: int = 0
-    zero_place: ZeroPlace = ZeroPlace.NONE
-    sign: int = 0
-    mantissa: int = 0
-    emin: int = 0
-    maximum: float = 0.0
-    sign_shift: int = 0
-    magnitude: int = 0
-    max_code: int = 0
-    negative_nan: bool = False
-    unsigned_below: float = -1.0
-    quotient: Narrow = Narrow.NONE
-    scaling: ScaleBy = ScaleBy.DIVIDE
-    thresholds: tuple[float, ...] = ()
+    kind: Annotated[Kind, np.uint8]
+    low: Float32 = 0
+    high: Float32 = 0
+    zero_place: Annotated[ZeroPlace, np.uint8] = ZeroPlace.NONE
+    sign: UInt32 = 0
+    mantissa: UInt32 = 0
+    emin: UInt32 = 0
+    maximum: Float32 = 0.0
+    sign_shift: UInt32 = 0
+    magnitude: UInt32 = 0
+    max_code: UInt32 = 0
+    negative_nan: Flag = False
+    unsigned_below: Float32 = -1.0
+    quotient: Annotated[Narrow, np.uint8] = Narrow.NONE
+    scaling: Annotated[ScaleBy, np.uint8] = ScaleBy.DIVIDE
+    thresholds: Thresholds = (math.inf,) * THRESHOLDS
 
 
 class LoweredRule(NamedTuple):
@@ -159,36 +170,97 @@ class LoweredRule(NamedTuple):
     it, too.
     """
 
-    how: How
-    divisor: float = 1.0
-    narrow: Narrow = Narrow.NONE
-    stored: Narrow = Narrow.NONE
-    zero_scale: float = 1.0
-    least: float = 0.0
-    addend: int = 0
-    emax: int = 0
-    quiet: float = 0.0
-    quiet_byte: int = 0
-    least_byte: int = 0
-    unit: float = 1.0
-    coarse: float = 1.0
-    inverse: bool = False
-    by_product: bool = False
-    empty_scale: float = 0.0
-    ceiling: float = math.inf
-    mantissa: int = 0
-    emin: int = 0
-    maximum: float = 0.0
-    low: int = 0
-    high: int = 0
-    unsigned: bool = False
-    widen: bool = False
-    offset: Offset = Offset.NEAREST
-    formula: bool = False
+    how: Annotated[How, np.uint8]
+    divisor: Float32 = 1.0
+    narrow: Annotated[Narrow, np.uint8] = Narrow.NONE
+    stored: Annotated[Narrow, np.uint8] = Narrow.NONE
+    zero_scale: Float32 = 1.0
+    least: Float32 = 0.0
+    addend: UInt32 = 0
+    emax: UInt32 = 0
+    quiet: Float32 = 0.0
+    quiet_byte: UInt8 = 0
+    least_byte: UInt32 = 0
+    unit: Float32 = 1.0
+    coarse: Float32 = 1.0
+    inverse: Flag = False
+    by_product: Flag = False
+    empty_scale: Float32 = 0.0
+    ceiling: Float32 = math.inf
+    mantissa: UInt32 = 0
+    emin: UInt32 = 0
+    maximum: Float32 = 0.0
+    low: Float32 = 0
+    high: Float32 = 0
+    unsigned: Flag = False
+    widen: Flag = False
+    offset: Annotated[Offset, np.uint8] = Offset.NEAREST
+    formula: Flag = False
 
 
 GIVEN = LoweredRule(how=How.GIVEN)
 """The rule of factors that are given."""
+
+
+class OuterRule(NamedTuple):
+    """Scale of a whole tensor above finer ones; see :class:`zeropoint.params.arithmetic.TensorRule`."""
+
+    largest: Float64
+    divisor: Float32
+    reciprocal: Flag
+    narrow: Annotated[Narrow, np.uint8]
+    tiny: Float32
+    fits: Float64
+
+
+class Level(NamedTuple):
+    """A level, finest first.
+
+    blocks: how many of the finest blocks one of its blocks has. signed: whether the number of largest
+    magnitude keeps its sign. late: whether elements take the number before it was rounded. mask: of codes of
+    integers. low, high: numbers are clipped to these. least, most: numbers that the coarsest level takes.
+    tiny: the smallest positive number. span: the largest product of the levels below. first, rungs: of its
+    ladder.
+    """
+
+    blocks: UInt64
+    held: Annotated[HeldAs, np.uint8]
+    signed: Flag
+    late: Flag
+    mask: UInt32
+    low: Float32
+    high: Float32
+    least: Float32
+    most: Float32
+    tiny: Float32
+    span: Float64
+    first: UInt64
+    rungs: UInt64
+
+
+class Chain(NamedTuple):
+    """The numbers of blocks, before they are stored.
+
+    scale_from: of which numbers. under_zero: whether the range begins at 0 or below. zeroed: whether there
+    are zero points, and the range ends at 0 or above. steps: of the range; divisor: of other numbers; end:
+    the value of the smallest code. quiet: the scale of a block of zeros, blank that as the format holds it, 0
+    for none. least: the smallest magnitude of a single level; step: the smallest step of an edge. scales,
+    offsets: how many levels. run: values of a block of the coarsest level.
+    """
+
+    scale_from: Annotated[From, np.uint8]
+    under_zero: Flag
+    zeroed: Flag
+    steps: Float64
+    divisor: Float32
+    end: Float32
+    quiet: Float32
+    blank: Float32
+    least: Float32
+    step: Float32
+    scales: UInt64
+    offsets: UInt64
+    run: UInt64
 
 
 @functools.lru_cache(maxsize=1024)
@@ -223,7 +295,8 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
             negative_nan=fmt.nan_code == fmt.sign_bit,
         )  # fmt: skip
     assert isinstance(fmt, CodebookFormat)
-    return base._replace(kind=Kind.CODEBOOK, thresholds=tuple(float(t) for t in fmt.thresholds))
+    ends = tuple(float(t) for t in fmt.thresholds)
+    return base._replace(kind=Kind.CODEBOOK, thresholds=ends + (math.inf,) * (THRESHOLDS - len(ends)))
 
 
 def _zero_place(scheme: Scheme) -> ZeroPlace:
@@ -270,6 +343,13 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
         widen=scheme.widens_to_zero, offset=_offset(scheme),
         formula=scheme.formula_zero_point,
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def outer_rule_of(scheme: Scheme, dtype: torch.dtype) -> OuterRule | None:
+    """Constants of a tensor's scale above one finer level, or None where kernels lack its rule."""
+    rule = tensor_rule(scheme, dtype)
+    return None if rule is None else OuterRule(**{**rule._asdict(), "narrow": _NARROW[rule.narrow]})
 
 
 def _under_a_coarse_scale(scheme: Scheme, rule: LoweredRule) -> LoweredRule:

@@ -1,1 +1,1 @@
-"""What people and programs read: tables for a terminal, documents for JSON. Nothing is decided here."""
+"""Reports for people and programs: terminal tables and JSON documents."""

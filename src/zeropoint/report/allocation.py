@@ -14,7 +14,7 @@ from .tables import folded, lines, once, times
 
 
 def search_report(result: SearchResult, *, everything: bool = False) -> RenderableType:
-    """Return what each layer got, the candidates for all layers, notes and a summary.
+    """Return the report of a search: layers, candidates, notes, summary.
 
     everything: a line for each layer instead of one for each pattern of names.
     """
@@ -25,7 +25,7 @@ def search_report(result: SearchResult, *, everything: bool = False) -> Renderab
 
 
 def layer_table(result: SearchResult, *, everything: bool = False) -> Plain:
-    """Return what each layer got: its scheme, bits, error and share of the loss."""
+    """Return the table of layers: scheme, bits, error, share of loss."""
     table = plain("layers", "n", "scheme", "bits", "rel.err", "of loss", numbers=(1, 3, 4, 5), whole=(2,))
     total = result.allocation.loss or 1.0
     groups = folded(result.chosen, lambda c: c.layer.name, lambda c: c.candidate, everything)
@@ -39,7 +39,7 @@ def layer_table(result: SearchResult, *, everything: bool = False) -> Plain:
 
 
 def scheme_table(result: SearchResult) -> Plain:
-    """Return how many layers got each candidate, and the loss if all layers had it."""
+    """Return the table of candidates: layers, bits, loss for all layers."""
     table = plain("candidate", "layers", "bits", "loss for all layers", numbers=(1, 2, 3))
     counts = Counter(choice.candidate for choice in result.chosen)
     uniform = {point.name: point for point in result.uniform}

@@ -1,4 +1,4 @@
-"""Charts of a page, as SVG in the colors of its style sheet. Every mark has its numbers as a title."""
+"""SVG charts of a page, in its colors; marks' titles have numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 900, 280, 56, 28, 10
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A rectangle of a treemap. size: its area. color: number of its color."""
+    """A rectangle of a treemap: label, area, color number, and title."""
 
     label: str
     size: float
@@ -31,7 +31,7 @@ Line = Sequence[tuple[int, float]]
 def depth_chart(
     series: Mapping[str, Line], dashed: Mapping[str, Line] | None = None, *, label: str
 ) -> Picture:
-    """Return lines over the depth of a model, one for each kind of layer, in the color of its number.
+    """Return lines over a model's depth, one for each layer kind.
 
     series: kind to line. dashed: a second line of some kinds. label: what the values are.
     """
@@ -70,7 +70,7 @@ def depth_chart(
 
 
 def share_bars(rows: Sequence[tuple[str, float, str]], *, label: str) -> Picture:
-    """Return bars of shares of one. rows: name, share, and the text behind the bar."""
+    """Return bars of shares; rows: name, share, and text behind."""
     height, left, row, most = 30 + 20 * len(rows), 400, 20, 1.1  # some shares are a little above one
     scale = (_WIDTH - left - 60) / most
     parts = []
@@ -117,7 +117,7 @@ _Box = tuple[float, float, float, float]
 
 
 def _placed(areas: Sequence[Area], box: _Box) -> list[tuple[Area, _Box]]:
-    """Return the place of each area: the longer side of the box is cut where the sizes are halved."""
+    """Return the box of each area, cutting the longer side at half."""
     if len(areas) < 2:
         return [(area, box) for area in areas]
     sums = list(accumulate(area.size for area in areas))
@@ -129,7 +129,7 @@ def _placed(areas: Sequence[Area], box: _Box) -> list[tuple[Area, _Box]]:
 
 
 def histogram(shares: Sequence[float], *, label: str) -> Picture:
-    """Return bars of equal width, small enough for a cell of a table."""
+    """Return a histogram for a cell of a table."""
     return _picture('class="bars" viewBox="0 0 96 24"', [_bars(shares, 96, 24)], label)
 
 
@@ -155,7 +155,7 @@ class Spot:
 def scatter(
     spots: Sequence[Spot], *, axes: tuple[str, str], label: str, line: Sequence[tuple[float, float]] = ()
 ) -> Picture:
-    """Return named points, and a line, on axes whose second one is logarithmic.
+    """Return named points, and a line, over a logarithmic axis.
 
     Points of zero, which no logarithm has, stand at its lower end. axes: what is measured along each.
     """
@@ -203,7 +203,7 @@ _TALL = 380
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten between two numbers, or powers alone where there are many."""
+    """Return axis ticks between two numbers: 1, 2, 5 by decade."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(decades) <= 4 else (1,)
     found = [n * 10.0**power for power in decades for n in factors if low <= n * 10.0**power <= high]
@@ -219,7 +219,7 @@ def _steps(low: float, high: float) -> list[float]:
 
 
 def _named(spot: Spot, place: tuple[float, float], taken: list[tuple[float, float]]) -> str:
-    """Return the name of a point where no other name stands; taken: where names stand, which it joins."""
+    """Return a point's name, clear of ``taken`` places, which it joins."""
     x, y = place
     width, at = 7.0 * len(spot.label), y - 8
     while any(abs(at - y2) < 13 and x - width < x2 < x + width for x2, y2 in taken):
@@ -231,7 +231,7 @@ def _named(spot: Spot, place: tuple[float, float], taken: list[tuple[float, floa
 
 
 def codes_chart(shares: Sequence[float], ends: tuple[str, str], *, label: str) -> Picture:
-    """Return bars over the values of a format. ends: the smallest and the largest."""
+    """Return bars over a format's values, between the ``ends``."""
     width, height = _WIDTH - 20, 160
     low, high = (
         f'<text x="{x}" y="{height + 28}" text-anchor="{anchor}">{escape(text)}</text>'
@@ -242,7 +242,7 @@ def codes_chart(shares: Sequence[float], ends: tuple[str, str], *, label: str) -
 
 
 def number_line(values: Sequence[float], *, label: str) -> Picture:
-    """Return a mark for each value on a line from the smallest to the largest."""
+    """Return a number line with a mark for each value."""
     low, high = min(values), max(values)
 
     def place(value: float) -> float:

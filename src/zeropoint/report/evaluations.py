@@ -24,7 +24,7 @@ _YARD = {True: "Mean cosine", False: "Mean KLD"}
 
 
 def evaluation_report(found: Evaluation, *, seconds: float, everything: bool = False) -> RenderableType:
-    """Return what was found of models: a table of a line for each statistic and a column for each model.
+    """Return the table of an evaluation: statistics by model, with notes.
 
     everything: all statistics, also percentiles. Models no further from the reference than the noise floor
     are named in a note.
@@ -68,7 +68,7 @@ def _size(model: ModelQuality) -> str:
 
 
 def estimate_text(key: str, estimate: Estimate) -> str:
-    """Return a number, in percent where it is a share; two digits of its error count."""
+    """Return a number to two digits of its error, shares in percent."""
     factor, unit = (100, " %") if any(word in key for word in _SHARES) else (1, "")
     value, error = estimate.value * factor, (estimate.error or 0) * factor
     if not error:
@@ -78,7 +78,7 @@ def estimate_text(key: str, estimate: Estimate) -> str:
 
 
 def below_floor(found: Evaluation) -> list[str]:
-    """Return a sentence about models that are as near to the reference as it is to itself in bfloat16."""
+    """Return a sentence for each model within the noise floor."""
     floor, key = found.noise_floor, _YARD[found.encoder]
     if floor is None:
         return []

@@ -1,4 +1,4 @@
-"""The pages about formats and presets: every fact derived from the catalog, as documents and as tables."""
+"""Pages of formats and presets, derived from the catalog."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN_INTEGERS = (2, 4, 8, 16, 32)
 
 
 def formats_document() -> dict[str, Any]:
-    """Return all formats that have a name, without their values, and all presets."""
+    """Return all named formats, without their values, and all presets."""
     return {
         "formats": [facts_of_format(name, fmt) for name, fmt in CATALOG.items()],
         "presets": [_preset(name) for name in PRESETS],
@@ -33,7 +33,7 @@ def formats_document() -> dict[str, Any]:
 
 
 def page_document(name: str) -> dict[str, Any]:
-    """Return every fact of one format, values included, the schemes of a preset, or the parts of a scheme.
+    """Return every fact of a format, preset or scheme.
 
     Raises FormatError, with the closest names, when ``name`` is none of these, SchemeError for a scheme that
     has no meaning.
@@ -63,7 +63,7 @@ def page_document(name: str) -> dict[str, Any]:
 
 
 def formats_table() -> RenderableType:
-    """Return the table of formats and that of presets."""
+    """Return the tables of formats and presets."""
     table = plain(
         "format", "bits", "largest", "smallest", "special", "also called", numbers=(1, 2, 3), whole=(0,)
     )
@@ -88,7 +88,7 @@ def formats_table() -> RenderableType:
 
 
 def page_table(name: str) -> RenderableType:
-    """Return the page of one format, preset or scheme; raises what :func:`page_document` raises."""
+    """Return the page of a name; raises as :func:`page_document` does."""
     document = page_document(name)
     if "bits" not in document:
         return keyed((k.replace("_", " "), in_words(v)) for k, v in document.items() if v is not None)
@@ -105,7 +105,7 @@ def page_table(name: str) -> RenderableType:
 
 
 def facts_of_format(name: str, fmt: Format) -> dict[str, Any]:
-    """Return what is known of a format but its values."""
+    """Return the facts of a format, except its values."""
     dtype = dtype_of(fmt)
     facts: dict[str, Any] = {
         "name": name,
@@ -128,7 +128,7 @@ _NUMBERS = ("largest", "lowest", "smallest_positive", "smallest_normal", "step")
 
 
 def facts_in_words(document: dict[str, Any], fmt: Format) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a format in words; what a format has not is left out."""
+    """Yield the facts of a format in words, absent ones omitted."""
     for key, value in document.items():
         if value is None or value == [] or key == "values":
             continue
@@ -185,7 +185,7 @@ def number_text(number: Number) -> str:
 
 
 def _json_number(number: Number) -> float | str:
-    """Return a number that JSON can hold: finite ones as numbers, the others by name."""
+    """Return a number for JSON: finite ones as numbers, others by name."""
     if number is Special.NEGATIVE_ZERO:
         return -0.0
     return number.value if isinstance(number, Special) else float(number)

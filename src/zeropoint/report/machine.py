@@ -1,4 +1,4 @@
-"""What a machine has, and how fast its kernels are: the reports of ``zeropoint doctor`` and ``bench``."""
+"""Reports of ``zeropoint doctor`` and ``bench``: machine and kernel speeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRIED = ("int4:g128", "float8_e4m3fn:channel", "mxfp4", "nvfp4", "q4_k")
 
 
 def checkup() -> dict[str, Any]:
-    """Return what is installed here, and which backend runs some schemes; the version is not known here."""
+    """Return packages, hardware, and the backends of some schemes."""
     return {
         **installation.machine(),
         "packages": installation.versions(installation.PACKAGES),
@@ -34,7 +34,7 @@ def _devices() -> list[str]:
 
 
 def _kernels(device: str) -> dict[str, str]:
-    """Return which backend quantizes under some schemes on a device, and why another does not."""
+    """Return each scheme's backend on a device, and others' refusals."""
     x = torch.ones(4, 256, dtype=torch.bfloat16, device=device)
     return {scheme: str(explain(x, scheme)) for scheme in _TRIED}
 

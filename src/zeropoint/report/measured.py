@@ -18,7 +18,7 @@ _LAYERS = 4000
 
 
 def search_picture(result: SearchResult) -> Picture:
-    """Return the best losses over bits, with candidates for all layers and what was chosen."""
+    """Return the picture of a search: losses over bits."""
     values = max(1, result.choices.values)
 
     def bits(nbytes: int) -> float:
@@ -31,7 +31,7 @@ def search_picture(result: SearchResult) -> Picture:
 
 
 def search_nodes(result: SearchResult) -> Iterator[Node]:
-    """Yield what each layer got, what that costs, and the best losses at other sizes."""
+    """Yield the nodes of a search: choices, costs, and other sizes."""
     allocation = result.allocation
     best = "no choice within the budget loses less"
     if not allocation.optimal:
@@ -62,14 +62,15 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
     yield Part("Candidates", (DataTable(heads, tuple(rows)),))
     cells = tuple(
         (
-            text_cell(choice.layer.name), text_cell(choice.candidate),
+            text_cell(choice.layer.name),
+            text_cell(choice.candidate),
             number_cell(choice.nbytes, size_of(choice.nbytes)),
             number_cell(choice.bits, f"{choice.bits:.3f}"),
             number_cell(choice.relative, f"{choice.relative:.4f}"),
             number_cell(choice.loss, f"{choice.loss:.4g}"),
         )
         for choice in sorted(result.chosen, key=lambda choice: -choice.loss)[:_LAYERS]
-    )  # fmt: skip
+    )
     of_layers = ("layers that run as one", "scheme", "size", "bits", "relative error", "loss")
     yield Part("What each layer got", (DataTable(of_layers, cells, sortable=True),), long=True)
     yield Part("The recipe", (FactList((("recipe", result.recipe.text),)),), folded=True, long=True)
@@ -105,7 +106,7 @@ def evaluation_nodes(found: Evaluation) -> Iterator[Node]:
 
 
 def evaluation_picture(found: Evaluation) -> Picture | None:
-    """Return the divergence of models over their sizes, or None where fewer than two have some."""
+    """Return models' divergence over their sizes, or None below two."""
     name, axis = ("Mean cosine", "1 - mean cosine") if found.encoder else ("Mean KLD", "mean KL divergence")
 
     def distance(model: ModelQuality) -> float:

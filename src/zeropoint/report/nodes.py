@@ -1,6 +1,7 @@
-"""Nodes of a report: headings, sentences, tables and pictures, of which text and HTML are made.
+"""Nodes of a report, rendered as text or HTML.
 
-A page, a cell of a notebook and a screen of text are made of the same nodes, so that they say the same.
+Headings, sentences, tables and pictures are nodes. Pages, notebook cells and screens share them, so that they
+say the same.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class FactList:
-    """Names with what they are; large: the few that come first, as cards."""
+    """Names and facts; large: the first few, as cards."""
 
     pairs: tuple[tuple[str, str], ...]
     large: bool = False
@@ -54,7 +55,7 @@ class FactList:
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table; cells of the first column are names. sortable: whether a page sorts and filters its rows."""
+    """A table, names first; ``sortable``: pages sort and filter its rows."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -79,7 +80,10 @@ class FigureRow:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Nodes under a title. folded: whether a reader opens it first. long: whether short text omits it."""
+    """Nodes under a title.
+
+    folded: whether a reader opens it first. long: whether short text omits it.
+    """
 
     title: str
     nodes: tuple[Node, ...] = field(default=())
@@ -110,14 +114,14 @@ def every(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def as_text(nodes: Iterable[Node], *, whole: bool = False, width: int = 100) -> str:
-    """Return nodes as lines of text. whole: with long parts, explanations and all rows."""
+    """Return nodes as text; ``whole``: with long parts, explanations, all rows."""
     written = io.StringIO()
     Console(file=written, width=width, color_system=None).print(on_screen(nodes, whole=whole))
     return written.getvalue().strip("\n")
 
 
 def on_screen(nodes: Iterable[Node], *, whole: bool = False) -> RenderableType:
-    """Return nodes as rich prints them. whole: with long parts, explanations and all rows."""
+    """Return nodes for rich; ``whole``: with long parts, explanations, all rows."""
     return Group(*_printed(nodes, whole=whole))
 
 

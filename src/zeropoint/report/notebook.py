@@ -1,7 +1,7 @@
-"""What a notebook shows of each type, as nodes, and the pictures of :meth:`plot`.
+"""Notebook display of each type, as nodes, and pictures of :meth:`plot`.
 
 The first nodes are the text that ``repr`` has; what is folded below it adds to that. Ink and typeface are
-those of the page around it, which may be white or black.
+the surrounding page's, which may be white or black.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from importlib import resources
 from typing import Any
 
 from ..bench.speeds import KernelSpeeds
+from ..checkpoint.measure.tensor_error import TensorError
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.verdicts import verdicts
 from ..checkpoint.run.loop import RunResult
-from ..checkpoint.run.tensor_error import TensorError
 from ..checkpoint.verify.compare import Comparison
 from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.overview import Overview, sample_of
@@ -53,20 +53,20 @@ _DRAWN_BITS = 8
 
 
 def html_of(shown: object) -> str:
-    """Return what a notebook shows of an object."""
+    """Return the notebook's HTML of an object."""
     style = resources.files(__package__).joinpath("notebook.css").read_text(encoding="utf-8")
     return f"<div class=zeropoint><style>{style}</style>{as_html(nodes_of(shown), level=4)}</div>"
 
 
 @singledispatch
 def nodes_of(shown: object) -> tuple[Node, ...]:
-    """Return what there is to say of an object: what its ``repr`` has, then what is folded."""
+    """Return the nodes of an object: its ``repr``, then folded parts."""
     return tuple(map(Sentence, repr(shown).splitlines()))
 
 
 @singledispatch
 def picture_of(shown: object) -> Picture:
-    """Return a picture of an object; raises UnsupportedError where there is nothing to draw."""
+    """Return a picture of an object; raises UnsupportedError without one."""
     raise UnsupportedError(
         f"plot() of a {type(shown).__name__} has nothing to draw; it has numbers as text alone"
     )
@@ -77,7 +77,7 @@ def _head(shown: object) -> tuple[Node, ...]:
 
 
 def _folded(title: str, heads: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], many: int) -> Part:
-    """Return a table under a title, folded, of the first rows. many: how many there are."""
+    """Return a folded table of the first of ``many`` rows."""
     grid = DataTable(heads, tuple(itertools.islice(rows, _ROWS)))
     rest = (Sentence(f"and {many - _ROWS:,} more; to_dict() has all"),) if many > _ROWS else ()
     return Part(f"{title} ({many:,})", (grid, *rest), folded=True)
@@ -225,13 +225,14 @@ def _errors(title: str, head: str, found: Iterable[tuple[str, TensorError]]) -> 
     known = sorted(found, key=lambda pair: -pair[1].relative)
     rows = (
         (
-            text_cell(name), number_cell(error.relative, f"{error.relative:.4f}"),
+            text_cell(name),
+            number_cell(error.relative, f"{error.relative:.4f}"),
             number_cell(error.sqnr_db, decibels(error.sqnr_db)),
             number_cell(error.largest, f"{error.largest:.3g}"),
             number_cell(error.clipped_share, share(error.clipped_share)),
         )
         for name, error in known
-    )  # fmt: skip
+    )
     return _folded(title, (head, "rel.err", "SQNR dB", "largest", "clipped"), rows, len(known))
 
 
@@ -296,7 +297,7 @@ def _(shown: Inspection) -> tuple[Node, ...]:
 
 
 def _short(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield nodes of a page as a cell of a notebook holds them: of a long table the first rows."""
+    """Yield nodes shortened for a notebook cell: first rows of tables."""
     for node in nodes:
         if isinstance(node, Part):
             yield replace(node, nodes=tuple(_short(node.nodes)))

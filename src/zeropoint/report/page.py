@@ -1,4 +1,4 @@
-"""One HTML page about checkpoints, a search or an evaluation, which is a file of its own.
+"""Self-contained HTML page about checkpoints, a search or an evaluation.
 
 The page needs no network, and is complete without scripts; a script adds sorting and filtering. All that it
 shows, and more, stands in it as JSON.
@@ -33,7 +33,7 @@ from .wording import name
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckpointReport(Result):
-    """A report about checkpoints, which stand side by side, with what a search or an evaluation found.
+    """Report about checkpoints side by side, with a search or evaluation.
 
     Args:
         runs: the checkpoints, in the order in which they were given.
@@ -78,11 +78,12 @@ class CheckpointReport(Result):
         found = [result for result in (self.search, self.evaluation) if result is not None]
         return (
             *(line for run in self.runs for line in run.lines),
-            *(line for result in found for line in result.lines), *where,
-        )  # fmt: skip
+            *(line for result in found for line in result.lines),
+            *where,
+        )
 
     def on_screen(self) -> RenderableType:
-        """Return what the page says in short, as rich prints it: sizes, errors, what stays and why."""
+        """Return the page's summary for rich: sizes, errors, kept tensors."""
         where = () if self.path is None else (Text(f"\nwritten to {self.path}"),)
         return Group(Text(name(self.title), style="bold"), on_screen(self.nodes), *where)
 
@@ -150,7 +151,7 @@ def report_checkpoint(
 
 
 def page_of(path: Place | str) -> Path:
-    """Return the file of the page about a checkpoint where none is named: next to it, or here for a URL.
+    """Return a page's default file: next to its checkpoint, or here.
 
     >>> page_of("models/tiny-w4a16")
     PosixPath('models/tiny-w4a16.html')

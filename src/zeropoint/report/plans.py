@@ -1,4 +1,4 @@
-"""Tables about plans: what would be written and where, what it takes, who loads it, how it can be divided."""
+"""Tables of plans: actions, outputs, sizes, engines, and devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..checkpoint.plan.output_shards import OutputShard, SharedScale
 from ..checkpoint.plan.placement import Placed, Placement
 from ..checkpoint.plan.tensor_parallel import WAYS, Indivisible, indivisible
 from ..checkpoint.plan.verdicts import Verdict, verdicts
-from ..checkpoint.run.advice import partly
+from ..checkpoint.run.advice import misfit_warnings
 from ..errors import size_of
 from .table_layout import Plain, plain
 from .tables import decision_table, folded, lines, once, times
@@ -23,7 +23,7 @@ _SHARDS = 12
 
 
 def plan_report(plan: CheckpointPlan, *, everything: bool = False) -> RenderableType:
-    """Return the report of a plan: a summary, engines and notes, then actions, outputs, shards and devices.
+    """Return the report of a plan: summary, engines, notes, tables.
 
     everything: a line for each tensor instead of one for each pattern of names.
     """
@@ -37,7 +37,7 @@ def plan_report(plan: CheckpointPlan, *, everything: bool = False) -> Renderable
         parts.append(shared_table(plan.shared_scales, everything=everything))
     spaced = [part for table in parts for part in (table, Text())]
     return Group(
-        *lines(partly(plan), "warning: "),
+        *lines(misfit_warnings(plan), "warning: "),
         Text("\n".join((*plan.summary, plan.memory, ""))),
         engine_table(verdicts(plan)),
         Text(),
@@ -74,14 +74,14 @@ def _kind(weight: Placement) -> tuple[tuple[int, int], str]:
 
 
 def _parts(weight: Placement) -> str:
-    """Return what the tensors of a weight are, by the last parts of their names, and their dtypes."""
+    """Return a weight's tensors by name suffix and dtype."""
     suffixes = (placed.name.rpartition(".")[2].removeprefix("weight_") for placed in weight.outputs)
     dtypes = (placed.spec.dtype for placed in weight.outputs)
     return ", ".join(f"{suffix} {dtype}" for suffix, dtype in zip(suffixes, dtypes, strict=True))
 
 
 def shard_table(shards: Sequence[OutputShard], *, everything: bool = False) -> Plain:
-    """Return the files of weights; of many, the first ones and what the others sum to."""
+    """Return the table of shards: the first ones, others summed."""
     table = plain("shards", "size", numbers=(1,))
     listed = shards if everything or len(shards) <= _SHARDS else shards[: _SHARDS - 1]
     for shard in listed:
@@ -102,7 +102,7 @@ def engine_table(found: Iterable[Verdict]) -> Plain:
 
 
 def parallel_table(found: Sequence[Indivisible], *, everything: bool = False) -> Plain:
-    """Return for each number of devices whether they can share every weight, and what they cannot share."""
+    """Return the table of tensor parallelism: indivisible weights by device count."""
     table = plain("tensor parallel", "weights that cannot be split", "n", "why", numbers=(0, 2))
     for ways in WAYS:
         here = [item for item in found if item.ways == ways]
@@ -115,7 +115,7 @@ def parallel_table(found: Sequence[Indivisible], *, everything: bool = False) ->
 
 
 def shared_table(shared: Sequence[SharedScale], *, everything: bool = False) -> Plain:
-    """Return the sets that take one tensor scale together, and how many have members in several shards."""
+    """Return the table of sets with one scale, and their shards."""
     table = plain("one tensor scale for", "n", "across shards", numbers=(1, 2))
     for label, group in folded(shared, _members, _how_many, everything):
         across = sum(len(item.shards) > 1 for item in group)
@@ -124,7 +124,7 @@ def shared_table(shared: Sequence[SharedScale], *, everything: bool = False) -> 
 
 
 def _members(shared: SharedScale) -> str:
-    """Return the first member in full and of the others the last part."""
+    """Return the first member in full, the others by last part."""
     first, *others = shared.modules
     return ", ".join([first, *(module.rpartition(".")[2] for module in others)])
 

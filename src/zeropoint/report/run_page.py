@@ -1,4 +1,4 @@
-"""The page that a run leaves next to its manifest: that of ``zeropoint report OUT`` under another title."""
+"""The report page of a run, next to its manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 8000
 
 
 def with_page(result: RunResult) -> RunResult:
-    """Return the result of a run with the page about its output, which is written.
+    """Return a run's result with the written page about its output.
 
     Of an output behind a URL no rows are decoded, which would take a request for each layer. A run does not
     fail for its page: what is in the way is said in a note.
@@ -46,7 +46,7 @@ def with_page(result: RunResult) -> RunResult:
 
 
 def _title(found: Overview) -> str:
-    """Return what an output holds: its folder may have any name, and equal outputs have equal pages."""
+    """Return an output's title from its content alone, not its folder."""
     model = next(iter(classes_of(found.inspection.source.config or {})), "model")
     schemes = list(dict.fromkeys(short_scheme(layer.scheme) for layer in found.layers))
     rest = f" and {len(schemes) - _NAMED} more" if len(schemes) > _NAMED else ""

@@ -1,4 +1,4 @@
-"""The parts of a report about a checkpoint, as nodes: what page, text and JSON say of it."""
+"""Parts of a report about a checkpoint, as nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stays:
-    """Tensors of one kind that are not quantized. reason: why, or None where no manifest says so."""
+    """Unquantized tensors of one kind, and the manifest's reason, if any."""
 
     name: str
     dtype: str
@@ -49,7 +49,7 @@ class Stays:
 
 
 def kinds_of(layers: Sequence[LayerFacts]) -> tuple[LayerKind, ...]:
-    """Return the kinds of layers, that of the largest error first."""
+    """Return the kinds of layers, largest error first."""
     groups: dict[str, list[LayerFacts]] = {}
     for layer in layers:
         groups.setdefault(kind_of(layer.module), []).append(layer)
@@ -70,7 +70,7 @@ def _kind(name: str, group: Sequence[LayerFacts]) -> LayerKind:
 
 
 def stays_of(run: Overview) -> tuple[Stays, ...]:
-    """Return what is not quantized, by kind of tensor and reason, the largest first."""
+    """Return unquantized tensors by kind and reason, largest first."""
     groups: dict[tuple[str, str, str | None], list[int]] = {}
     for each in run.kept:
         groups.setdefault((pattern(each.name), each.dtype, each.reason), []).append(each.nbytes)
@@ -116,15 +116,15 @@ def side_by_side(runs: Sequence[Overview]) -> Iterator[Node]:
     """Yield the nodes about several checkpoints."""
     rows = tuple(
         (
-            text_cell(run.name), number_cell(run.inspection.nbytes, size_of(run.inspection.nbytes)),
+            text_cell(run.name),
+            number_cell(run.inspection.nbytes, size_of(run.inspection.nbytes)),
             number_cell(run.inspection.bits_per_value, _bits(run.inspection.bits_per_value)),
-            number_cell(run.relative, relative(run.relative)), number_cell(len(run.layers)),
-            text_cell(
-                ", ".join(dict.fromkeys(short_scheme(each.scheme) for each in run.layers)) or "floats"
-            ),
+            number_cell(run.relative, relative(run.relative)),
+            number_cell(len(run.layers)),
+            text_cell(", ".join(dict.fromkeys(short_scheme(each.scheme) for each in run.layers)) or "floats"),
         )
         for run in runs
-    )  # fmt: skip
+    )
     heads = ("checkpoint", "size", "bits a value", "relative error", "quantized layers", "schemes")
     yield Part("Side by side", (DataTable(heads, rows),))
     yield from layers_part(runs)
@@ -150,7 +150,7 @@ def cards(run: Overview) -> FactList:
 
 
 def worst_part(layers: Sequence[LayerFacts]) -> Iterator[Node]:
-    """Yield the layers with the largest errors: the reason, and the bytes that keeping one costs."""
+    """Yield the layers with the largest errors, reasons, and keeping costs."""
     known = sorted((e, n) for n, layer in enumerate(layers) if (e := layer.relative))[::-1][:_WORST]
     rows = tuple(
         (
@@ -170,14 +170,14 @@ def _more(nbytes: int) -> str:
 
 
 def _seen(layer: LayerFacts) -> str:
-    """Return the reasons of an error, or what a sample of the layer is like."""
+    """Return the reasons of an error, or facts of a sample."""
     if layer.reasons or layer.sample is None:
         return "; ".join(layer.reasons)
     return f"nothing unusual: largest value {layer.sample.peak:.1f} times the rms"
 
 
 def depth_part(layers: Sequence[LayerFacts]) -> Iterator[Node]:
-    """Yield the errors of each kind of layer over the depth of the model."""
+    """Yield the error of each layer kind over the depth."""
     series = series_of((layer.module, layer.relative) for layer in layers)
     if series:
         picture = depth_chart(series, label="relative error")
@@ -188,21 +188,22 @@ def _kinds(layers: Sequence[LayerFacts]) -> Iterator[Node]:
     """Yield sizes and errors of each kind of layer."""
     rows = tuple(
         (
-            text_cell(kind.name), number_cell(kind.layers),
+            text_cell(kind.name),
+            number_cell(kind.layers),
             number_cell(kind.nbytes, size_of(kind.nbytes)),
             number_cell(8 * kind.nbytes / max(1, kind.values), _bits(8 * kind.nbytes / max(1, kind.values))),
             number_cell(kind.relative, relative(kind.relative)),
             number_cell(kind.worst, relative(kind.worst)),
         )
         for kind in kinds_of(layers)
-    )  # fmt: skip
+    )
     if rows:
         heads = ("kind of layer", "layers", "size", "bits a value", "relative error", "largest")
         yield Part("Error by kind of layer", (DataTable(heads, rows[:ROWS]),))
 
 
 def _losses(layers: Sequence[LayerFacts]) -> Iterator[Node]:
-    """Yield losses of outputs, on calibration data and on held-out data, and where they are far apart."""
+    """Yield output losses on calibration and held-out data, and overfitting."""
     seen, held = (
         series_of((layer.module, layer.loss.get(key)) for layer in layers) for key in ("seen", "held_out")
     )
@@ -248,7 +249,7 @@ def _number(value: float | None, spelled: str = "{:.4g}") -> Cell:
 
 
 def _experts(layers: Sequence[LayerFacts]) -> Iterator[Node]:
-    """Yield how many calibration tokens the experts of each layer were solved on."""
+    """Yield the calibration tokens per expert of each layer."""
     rows = tuple(
         (text_cell(each.layer), *(number_cell(n, f"{n:,.12g}") for n in (
             each.experts, each.fewest, each.median, each.most, each.without
@@ -261,9 +262,10 @@ def _experts(layers: Sequence[LayerFacts]) -> Iterator[Node]:
 
 
 def series_of(pairs: Iterable[tuple[str, float | None]]) -> dict[str, list[tuple[int, float]]]:
-    """Return values by kind of layer, over depth; layers without a number in their name have none.
+    """Return values by layer kind over depth.
 
-    Several values of one depth, such as those of experts, are their mean.
+    Layers without a number in their name have none. Several values of one depth, such as experts',
+    are their mean.
     """
     found: dict[str, dict[int, list[float]]] = {}
     for module, value in pairs:
@@ -277,7 +279,7 @@ def series_of(pairs: Iterable[tuple[str, float | None]]) -> dict[str, list[tuple
 
 
 def _stays(run: Overview) -> Iterator[Node]:
-    """Yield what is not quantized: the bytes of each reason, then of each kind of tensor."""
+    """Yield unquantized tensors: bytes by reason, then by kind."""
     found = stays_of(run)
     if not found:
         return
@@ -331,7 +333,7 @@ def _sizes(run: Overview) -> Iterator[Node]:
 
 
 def _codes(layers: Sequence[LayerFacts]) -> Iterator[Node]:
-    """Yield histograms of codes and scales, of the first layer of each kind and scheme."""
+    """Yield histograms of codes and scales, one layer per kind and scheme."""
     first: dict[tuple[str, str], LayerFacts] = {}
     for layer in layers:
         if layer.sample is not None:
@@ -359,7 +361,7 @@ def _codes(layers: Sequence[LayerFacts]) -> Iterator[Node]:
 
 
 def layers_part(runs: Sequence[Overview]) -> Iterator[Node]:
-    """Yield the table of all layers, with a column of errors for each checkpoint that has some."""
+    """Yield the table of layers, with an error column per checkpoint."""
     runs = [run for run in runs if run.layers]
     by_name: dict[str, list[LayerFacts | None]] = {}
     for n, run in enumerate(runs):

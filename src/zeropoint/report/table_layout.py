@@ -1,4 +1,4 @@
-"""The few shapes that all tables share: columns without frames, readable at 80 columns and in a pipe."""
+"""Shapes of all tables: frameless columns, readable at 80 columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST = ord("a")
 
 
 class Plain:
-    """A table with a line under its headings, which costs some microseconds a row.
+    """A table with underlined headings, at microseconds per row.
 
     It looks as rich's own does, which takes about a millisecond a row (rich 14): too long for the tensors of
     a large model. Cells are texts as they stand, never markup.
@@ -34,7 +34,7 @@ class Plain:
         self._rows: list[tuple[str, tuple[str, ...]]] = []
 
     def add_row(self, *cells: str, style: str = "") -> None:
-        """Add a line; cells at its end may be left out. style: of its text, as rich names it."""
+        """Add a row in a rich ``style``; trailing cells may be omitted."""
         self._rows.append((style, cells + ("",) * (len(self._headings) - len(cells))))
 
     def add_section(self) -> None:
@@ -50,7 +50,7 @@ class Plain:
             yield from self._lines(console, widths, style, cells)
 
     def _widths(self, console: Console, options: ConsoleOptions) -> list[int]:
-        """Return the columns' widths: rich's for a single row whose cells are as wide as the widest ones."""
+        """Return the widths that rich gives to the widest cells."""
         rows = (self._headings, *(cells for _, cells in self._rows))
         longest = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
         probe = Table(box=_BOX, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
@@ -70,7 +70,7 @@ class Plain:
         *,
         bottom: bool = False,
     ) -> Iterator[Segment]:
-        """Yield what a row takes: one line, or several where a cell is wider than its column.
+        """Yield the lines of a row; wide cells take several.
 
         bottom: whether shorter cells stand at the last of these lines rather than at the first.
         """
@@ -91,7 +91,7 @@ class Plain:
 
 
 def _wrapped(console: Console, cell: str, width: int, whole: bool) -> list[str]:
-    """Return the lines of a cell that is wider than its column; a terminal may have no room for a column."""
+    """Return the wrapped lines of a cell; none without room."""
     name = cell.lstrip(" ")
     indent = cell[: len(cell) - len(name)]
     if (room := width - len(indent)) <= 0:
@@ -104,7 +104,7 @@ def _wrapped(console: Console, cell: str, width: int, whole: bool) -> list[str]:
 
 
 def _broken(word: str, width: int) -> str:
-    """Return a name with line breaks before dots where it is longer than a line: no part of it is cut.
+    """Return a name broken before dots, no part cut.
 
     >>> _broken("encoder.layer.attention.output", 15).split()
     ['encoder.layer', '.attention', '.output']
@@ -120,7 +120,7 @@ def _broken(word: str, width: int) -> str:
 
 
 def plain(*headings: str, numbers: Sequence[int] = (), whole: Sequence[int] = ()) -> Plain:
-    """Return an empty table; ``numbers`` are the columns aligned right, neither they nor ``whole`` wrap."""
+    """Return an empty table; ``numbers`` align right, and ``whole`` do not wrap."""
     return Plain(headings, numbers, whole)
 
 
@@ -135,7 +135,7 @@ def keyed(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def grid(cells: Sequence[str]) -> Table:
-    """Return short texts in columns, read downwards, with a power of two of columns."""
+    """Return short texts in columns, a power of two, read downwards."""
     width = max(map(len, cells)) + 2
     columns = 1
     while 2 * columns * width <= WIDTH + 2 and 2 * columns <= len(cells) // 2:

@@ -1,4 +1,4 @@
-"""Tables about checkpoints: what was decided and why, what it cost, what is there, what was proven.
+"""Tables about checkpoints: decisions, errors, content, and proofs.
 
 The tensors of a model's layers differ by a number in their names; they share a line unless all are asked for.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from array import array
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
@@ -16,15 +16,15 @@ from rich.text import Text
 
 from ..checkpoint.choose.decisions import TensorDecision
 from ..checkpoint.choose.selection import Why
+from ..checkpoint.measure.equality import Equality
+from ..checkpoint.measure.tensor_error import TensorError, worst
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.qualities import offered_quality
 from ..checkpoint.plan.verdicts import verdicts
-from ..checkpoint.run.advice import partly, rough
-from ..checkpoint.run.equality import Equality
+from ..checkpoint.run.advice import error_warnings, misfit_warnings
 from ..checkpoint.run.expert_tokens import expert_tokens
+from ..checkpoint.run.keeping import keeping_cost
 from ..checkpoint.run.loop import Outcome, RunResult
-from ..checkpoint.run.tensor_error import TensorError
-from ..checkpoint.run.worst import keeping, worst
 from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.proofs import LayerProof
@@ -52,7 +52,7 @@ class Order(enum.StrEnum):
 def run_report(
     result: RunResult, *, seconds: float, everything: bool = False, order: Order = Order.FILE
 ) -> RenderableType:
-    """Return the report of a run: decisions, errors, the worst weights, notes and a summary.
+    """Return the report of a run: decisions, errors, notes, summary.
 
     everything: a line for each tensor instead of one for each pattern of names. order: of errors.
     """
@@ -62,20 +62,20 @@ def run_report(
     if result.outcomes:
         errors = [error_table(result.outcomes, everything=everything, order=order), *_kept(result), Text()]
     return Group(
-        *lines(partly(plan), "warning: "),
+        *lines(misfit_warnings(plan), "warning: "),
         decision_table(plan.decisions, everything=everything),
         Text(),
         *errors,
         *_experts(plan),
         *lines(once(result.notes, everything), "note: "),
         *lines([*offered_quality(plan), *doubts(plan)], "note: "),
-        *lines([*_losses(result.outcomes), *rough(result)], "warning: "),
+        *lines([*_losses(result.outcomes), *error_warnings(result)], "warning: "),
         Text("\n".join((f"{sizes} in {seconds:.1f} s", *facts))),
     )
 
 
 def decision_table(decisions: Sequence[TensorDecision], *, everything: bool = False) -> Plain:
-    """Return what happens to each tensor, under headlines that say why."""
+    """Return the table of decisions, under headlines with reasons."""
     table = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     groups = _grouped(decisions, map(_headline, decisions))
     # Stable: quantized tensors first, and otherwise in the order of the files.
@@ -88,7 +88,7 @@ def decision_table(decisions: Sequence[TensorDecision], *, everything: bool = Fa
 
 
 def error_table(outcomes: Sequence[Outcome], *, everything: bool = False, order: Order = Order.FILE) -> Plain:
-    """Return the error of each weight, and the worst; those that share a line are taken as one."""
+    """Return the table of errors, weights of a line joined, and worst."""
     table = plain("weights", "n", "rel.err", "SQNR dB", "largest", "clipped", numbers=(1, 2, 3, 4, 5))
     groups = folded(outcomes, lambda o: o.weight.module, _same, everything)
     rows = [(label, times(group), TensorError.merge(o.error for o in group)) for label, group in groups]
@@ -110,7 +110,7 @@ def _ordered(rows: Sequence[T], error: Callable[[T], TensorError], order: Order)
 def _add_worst(
     table: Plain, errors: Iterable[tuple[str, TensorError]], cells: Callable[[TensorError], tuple[str, ...]]
 ) -> None:
-    """Add the few items of the largest relative error, each on a line of its own, to a table."""
+    """Add the items of the largest relative errors to a table."""
     found = worst(errors, lambda item: item[1])
     if found:
         table.add_section()
@@ -120,15 +120,15 @@ def _add_worst(
 
 
 def _kept(result: RunResult) -> list[RenderableType]:
-    """Return what it costs to keep the worst weights, and the option for it, whole on a line to be copied."""
-    found = keeping(result)
+    """Return the cost of keeping the worst weights, and its option."""
+    found = keeping_cost(result)
     if found is None:
         return []
     return [Text(str(found)), Text(f"  {found.option}", no_wrap=True, overflow="ignore")]
 
 
 def _experts(plan: CheckpointPlan) -> list[RenderableType]:
-    """Return how many tokens the experts of each layer were solved on, where there are any."""
+    """Return the calibration tokens per expert of each layer, if any."""
     found = expert_tokens(plan.solved)
     if not found:
         return []
@@ -140,7 +140,7 @@ def _experts(plan: CheckpointPlan) -> list[RenderableType]:
 
 
 def inspection_report(inspection: Inspection, *, everything: bool = False) -> RenderableType:
-    """Return what a checkpoint holds: tensors, dtypes, schemes, problems and a summary."""
+    """Return the report of an inspection: tensors, dtypes, schemes, problems."""
     tensors = plain("tensors", "n", "dtype", "shape", numbers=(1,))
     for label, entries in folded(
         inspection.tensors, lambda e: e.name, lambda e: (e.dtype, e.shape), everything
@@ -170,7 +170,7 @@ def inspection_report(inspection: Inspection, *, everything: bool = False) -> Re
 def verification_report(
     verification: Verification, *, seconds: float, everything: bool = False, order: Order = Order.FILE
 ) -> RenderableType:
-    """Return what was proven, layer by layer, the worst layers, and what is wrong.
+    """Return the report of a verification: proofs by layer, and problems.
 
     everything: a line for each layer instead of one for each pattern of names. order: of layers.
     """
@@ -195,7 +195,7 @@ def verification_report(
 def comparison_report(
     comparison: Comparison, *, seconds: float, everything: bool = False, order: Order = Order.FILE
 ) -> RenderableType:
-    """Return the deviation of a checkpoint from another, tensor by tensor, under how each holds them.
+    """Return the report of a comparison, tensor by tensor.
 
     everything: a line for each tensor instead of one for each pattern of names. order: of tensors.
     """
@@ -249,7 +249,7 @@ _LINE = re.compile(r", line (\d+)$")
 
 
 def _lines_of(group: Sequence[TensorDecision]) -> str:
-    """Return the lines of a recipe that gave weights one scheme, as their headline ends."""
+    """Return the recipe lines behind a headline, as its ending."""
     found = (_LINE.search(decision.reason) for decision in group if decision.quantized)
     numbers = list(dict.fromkeys(each[1] for each in found if each is not None))
     if not numbers:
@@ -267,9 +267,9 @@ def _same(item: object) -> None:  # noqa: ARG001 (everything with one name is of
 
 
 def _grouped(items: Sequence[T], keys: Iterable[K]) -> list[tuple[K, Sequence[T]]]:
-    """Return items grouped by key, in the order of the first item of each key. keys: one for each item.
+    """Return items grouped by key, in order of first items.
 
-    A group holds indices, so that items that are created on access take no memory.
+    keys: one for each item. A group holds indices, so that items that are created on access take no memory.
     """
     found: dict[K, array[int]] = {}
     for number, key in enumerate(keys):
@@ -283,9 +283,9 @@ _LINES, _OTHERS = 1000, "(other names: --all lists them)"
 def folded(
     items: Sequence[T], label: Callable[[T], str], kind: Callable[[T], object], everything: bool
 ) -> list[tuple[str, Sequence[T]]]:
-    """Return items whose names differ in numbers only, and which are of one kind, together.
+    """Return items grouped by names that differ only in numbers.
 
-    Where names differ in more than numbers, the first thousand have lines: nobody reads more.
+    Items of a group are of one kind. Of other names, the first thousand have lines: nobody reads more.
     """
     lines = set[tuple[str, object]]()
 
@@ -322,7 +322,7 @@ def _errors(group: Iterable[LayerProof]) -> Iterator[TensorError]:
 
 
 def doubts(plan: CheckpointPlan, among: Collection[Loads] = frozenset(Loads) - {Loads.YES}) -> list[str]:
-    """Return sentences about the engines that most people load with: diffusers for a part of a pipeline.
+    """Return sentences about the usual engines; diffusers for pipeline parts.
 
     among: the answers of engines that are said.
     """
@@ -336,7 +336,7 @@ _LOADS = {Loads.NO: "does not load it, since ", Loads.PARTLY: "", Loads.UNCHECKE
 
 
 def _losses(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return a sentence for each weight in which whole blocks came out as zeros although they were none."""
+    """Return a sentence for each weight with blocks quantized to zero."""
     return [
         f"{name(o.weight.module)}: {count(o.error.lost_blocks, 'block')} came out as zeros alone"
         for o in outcomes
@@ -345,7 +345,7 @@ def _losses(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def once(sentences: Iterable[str], everything: bool) -> list[str]:
-    """Return sentences that differ in the numbers of layers only as one, with how many they are."""
+    """Return sentences merged where only layer numbers differ, with counts."""
     found: dict[str, list[str]] = {}
     for sentence in sentences:
         found.setdefault(sentence if everything else pattern(sentence), []).append(sentence)
@@ -355,3 +355,36 @@ def once(sentences: Iterable[str], everything: bool) -> list[str]:
 def lines(sentences: Iterable[str], prefix: str) -> list[RenderableType]:
     """Return each sentence on a line of its own, behind ``prefix``."""
     return [Text(prefix + sentence) for sentence in sentences]
+
+
+def runs_report(results: Mapping[str, RunResult | str], *, seconds: float) -> RenderableType:
+    """Return the table of several runs: sizes, bits, errors, failures.
+
+    Warnings follow. results: source to its result, or what its error says. seconds: of all.
+    """
+    table = plain("checkpoint", "from", "to", "bits", "rel.err", "SQNR dB", numbers=(1, 2, 3, 4, 5))
+    written = {source: found for source, found in results.items() if not isinstance(found, str)}
+    for source, found in results.items():
+        if isinstance(found, str):
+            table.add_row(source, "failed")
+            continue
+        plan, error = found.plan, found.error
+        bits = f"{plan.bits_per_value:.3f}" if plan.quantized_values else ""
+        errors = (f"{error.relative:.4f}", decibels(error.sqnr_db)) if found.outcomes else ("", "")
+        table.add_row(source, size_of(plan.source_bytes), size_of(plan.output_bytes), bits, *errors)
+    failed = [f"{source}: {said}" for source, said in results.items() if isinstance(said, str)]
+    warned = [
+        f"{source}: warning: {said}"
+        for source, found in written.items()
+        for said in (*misfit_warnings(found.plan), *error_warnings(found))
+    ]
+    warned += [
+        f"{source}: note: {said}"
+        for source, found in written.items()
+        for said in doubts(found.plan, among=(Loads.NO,))
+    ]
+    before = sum(found.plan.source_bytes for found in written.values())
+    after = sum(found.plan.output_bytes for found in written.values())
+    sizes = f"{size_of(before)} -> {size_of(after)}"
+    last = f"{count(len(written), 'checkpoint')}, {sizes} in {seconds:.1f} s"
+    return Group(table, Text(), *map(Text, (*failed, *warned, last)))

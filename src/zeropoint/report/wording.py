@@ -1,4 +1,4 @@
-"""How numbers and names are written in tables. This module knows no tensors."""
+"""Spelling of numbers and names in tables. This module knows no tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shape(extents: tuple[int, ...]) -> str:
 
 
 def name(text: str) -> str:
-    r"""Return a tensor's name as it stands, but for characters that could drive a terminal.
+    r"""Return a tensor's name without terminal control characters.
 
     >>> name("a.weight"), name("a\x1b[31mb")
     ('a.weight', "'a\\x1b[31mb'")
@@ -56,7 +56,7 @@ def name(text: str) -> str:
 
 
 def pattern(text: str) -> str:
-    """Return a name with each number between dots replaced, so that the layers of a model share it.
+    """Return the name pattern of a model's layers, numbers replaced.
 
     >>> pattern("model.layers.11.mlp.experts.3.up_proj.weight")
     'model.layers.*.mlp.experts.*.up_proj.weight'
@@ -65,7 +65,7 @@ def pattern(text: str) -> str:
 
 
 def short_scheme(text: str) -> str:
-    """Return a scheme without the choices that all weights share where nobody asks for another format.
+    """Return a scheme without the default choices of all weights.
 
     >>> short_scheme("int4:g128:scale=input"), short_scheme("int4:g128:dialect=torch")
     ('int4:g128', 'int4:g128:dialect=torch')
@@ -76,7 +76,7 @@ def short_scheme(text: str) -> str:
 
 
 def exact(value: Fraction) -> str:
-    """Return a value of a format without rounding, as a short decimal or by powers of two.
+    """Return a format's exact value, as short decimal or powers of two.
 
     Entries of a codebook are float32 numbers, and the nine digits that identify one are written.
 

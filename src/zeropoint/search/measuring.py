@@ -1,7 +1,7 @@
 """Errors of each weight under every candidate, in one tiled pass.
 
 A tile is read once and quantized by all candidates while it is in memory. Errors are sums without rounding
-(checkpoint/run/tensor_error.py), so that neither tiles nor threads change a digit, and a weight in memory
+(checkpoint/measure/tensor_error.py), so that neither tiles nor threads change a digit, and a weight in memory
 gives the same. Where a scale is one for the whole tensor, its extremes are found in a pass before.
 """
 
@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..checkpoint.measure.tensor_error import TensorError, exact_sum, measure
+from ..checkpoint.measure.tiles import Scratch, extremes_of, needs_extremes, widest
+from ..checkpoint.measure.workers import Task, done_tasks
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import layer_data
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
 from ..checkpoint.read.storage import OpenFile, Place, open_file
-from ..checkpoint.run.tensor_error import TensorError, exact_sum, measure
-from ..checkpoint.run.tiles import Scratch, extremes_of, needs_extremes, widest
-from ..checkpoint.run.workers import Task, done_tasks
 from ..codecs.block_extents import blocks
 from ..errors import NonFiniteError, ZeropointError, option, printable
 from ..methods import LayerData, Scope, method_named

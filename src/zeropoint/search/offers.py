@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..architectures import fused_set, is_expert
-from ..checkpoint.choose.asked import require_blocks
 from ..checkpoint.choose.recipe import RecipeText
+from ..checkpoint.choose.requests import require_blocks
 from ..checkpoint.choose.selection import Selection, module_of
 from ..checkpoint.choose.tied import tied_copies
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan

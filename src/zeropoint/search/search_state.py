@@ -17,11 +17,11 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
+from ..checkpoint.measure.tensor_error import TensorError
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.identity import require_same, shard_fields
 from ..checkpoint.read.storage import shown
 from ..checkpoint.run.journal import Journal, first_record, journal_bytes
-from ..checkpoint.run.tensor_error import TensorError
 from ..errors import CheckpointError, option, printable
 from ..own_files import FileKind, OwnFile, reason_of
 

@@ -23,19 +23,20 @@ from ..checkpoint.call_options import (
     planned,
     selection_of,
 )
-from ..checkpoint.choose.asked import codec_for
+from ..checkpoint.choose.requests import codec_for
 from ..checkpoint.choose.selection import Selection
-from ..checkpoint.model.calibration import calibrated, tokens_digest_of
+from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.graph_export import graph_of
 from ..checkpoint.model.importance import with_importance
+from ..checkpoint.model.running_model import tokens_digest_of
 from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.short_run import compared
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
 from ..checkpoint.model.statistics_file import SavedStatistics
-from ..checkpoint.model.tokens import Windows, asked_windows
+from ..checkpoint.model.tokens import Windows, requested_windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
-from ..checkpoint.plan.identity import asked_of
+from ..checkpoint.plan.identity import request_digest
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.verdicts import require_loadable
 from ..checkpoint.read.source import Source, open_source
@@ -185,7 +186,7 @@ def search_checkpoint(
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
-    data, files = asked_windows(calibration, samples, length), paths(statistics)
+    data, files = requested_windows(calibration, samples, length), paths(statistics)
     _require_one_source(data, imatrix, files)
     page = None if out is None or not report else Path(out).with_name(f"{Path(out).name}.html")
     _require_apart(out=out, plot=plot, state=state, report=page)
@@ -321,7 +322,7 @@ def quantize_checkpoint(
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
-    data, files = asked_windows(calibration, samples, length), paths(statistics)
+    data, files = requested_windows(calibration, samples, length), paths(statistics)
     _require_one_source(data, imatrix, files)
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
@@ -351,7 +352,7 @@ def quantize_checkpoint(
             made = with_ranges(made, data, progress=progress is True)
         elif data is not None and in_order(made):
             _require_local(writing, made)
-            made = replace(made, asked=asked_of(made, tokens_digest_of(made.source, data, limits)))
+            made = replace(made, asked=request_digest(made, tokens_digest_of(made.source, data, limits)))
             if (before := _finished_before(made, out, writing)) is not None:
                 return before
             with folder_for(target, spool, restart=restart) as folder:
@@ -397,7 +398,7 @@ def _by_statistics(
         if not in_order(made):
             return writing.write(made, out, "quantizing")
         _require_local(writing, made)
-        made = replace(made, asked=asked_of(made, saved.digest))
+        made = replace(made, asked=request_digest(made, saved.digest))
         before = _finished_before(made, out, writing)
         if before is not None:
             return before

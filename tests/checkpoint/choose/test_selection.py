@@ -16,7 +16,7 @@ from zeropoint.checkpoint.choose.selection import DEFAULT_RULES, Selection, subj
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
-from zeropoint.checkpoint.run.advice import partly
+from zeropoint.checkpoint.run.advice import misfit_warnings
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, PatternError
 
@@ -432,7 +432,7 @@ def test_what_is_left_of_experts_is_counted_and_named(tmp_path: Path) -> None:
     }
     made = plan(tmp_path, tensors, "int4:g32")
     assert [d.entry.name for d in made.unfit] == ["m.ffn.experts.mlp.v1", "m.ffn.output_linear.weight"]
-    (said,) = partly(made)
+    (said,) = misfit_warnings(made)
     assert "18 KiB of" in said
     assert {"m.ffn.experts", "m.ffn.output_linear"} <= set(
         json.loads(str(made.texts["config.json"]))["quantization_config"]["ignore"]

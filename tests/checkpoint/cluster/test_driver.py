@@ -32,7 +32,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.cluster.ray import RayExecutor
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.work import Done
+from zeropoint.checkpoint.run.unit_results import UnitResult
 
 source, out, scheme, address, count = sys.argv[1:]
 commit.COMMIT_SECONDS = 0.0
@@ -44,7 +44,7 @@ def killed(job):
         if done == int(count):
             os.kill(os.getpid(), signal.SIGKILL)
         yield result
-        done += isinstance(result, Done)
+        done += isinstance(result, UnitResult)
 
 run(make_plan(open_source(source), scheme, limits=Limits(workers=1)), out, executor=killed)
 """

@@ -26,7 +26,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Executor, ExecutorError, Job, Results
 from zeropoint.checkpoint.run.executor import local as on_threads
 from zeropoint.checkpoint.run.loop import RunResult, run
-from zeropoint.checkpoint.run.work import Done
+from zeropoint.checkpoint.run.unit_results import UnitResult
 from zeropoint.cli.main import main
 from zeropoint.errors import NonFiniteError
 
@@ -57,7 +57,7 @@ def until(count: int, executor: Executor) -> Executor:
         with closing(executor(job)) as results:
             for result in results:
                 yield result
-                done += isinstance(result, Done)
+                done += isinstance(result, UnitResult)
                 if done == count:
                     raise KeyboardInterrupt
 

@@ -15,8 +15,8 @@ from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.directory import Partials
 from zeropoint.checkpoint.run.executor import Job
+from zeropoint.checkpoint.run.unit_results import ScanResult
 from zeropoint.checkpoint.run.units import groups, units
-from zeropoint.checkpoint.run.work import Scanned
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 def remaining(job: Job, skipped: set[int], scanned: set[int]) -> Job:
     """Return a job of which some units were done, and some scanned."""
-    known = {number: Scanned(number=number, low=-1.0, high=1.0) for number in scanned}
+    known = {number: ScanResult(number=number, low=-1.0, high=1.0) for number in scanned}
     todo = tuple(unit for unit in job.todo if unit.number not in skipped)
     return Job(plan=job.plan, partials=job.partials, todo=todo, groups=job.groups, scanned=known)
 
@@ -55,7 +55,7 @@ def test_every_unit_is_handed_out_once_and_never_before_its_set_is_scanned(
         if batch is None:
             assert waiting, "no scan is under way, and yet nothing can be handed out"
             number = waiting.pop(0)
-            known[number] = Scanned(number=number, low=-1.0, high=float(number))
+            known[number] = ScanResult(number=number, low=-1.0, high=float(number))
             schedule.add(known[number])
         elif batch.scans:
             waiting += batch.numbers

@@ -16,8 +16,8 @@ from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.directory import Partials
+from zeropoint.checkpoint.run.unit_results import UnitResult
 from zeropoint.checkpoint.run.units import units
-from zeropoint.checkpoint.run.work import Done
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_nothing_of_a_batch_counts_when_a_unit_of_it_fails(tmp_path: Path) -> No
     numbers = tuple(unit.number for unit in units(plan) if unit.placement.to is not None)
     request = requested(plan, tmp_path / "out")
     first = UnitBatch(numbers=numbers[:1], scans=False, extremes={}, means={})
-    assert [type(found) for found in work(request, first)] == [Done]
+    assert [type(found) for found in work(request, first)] == [UnitResult]
     (failed,) = work(request, replace(first, numbers=numbers))
     assert isinstance(failed, Failed)
     assert failed.number == numbers[1]

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
-from zeropoint.checkpoint.model import calibration as door
 from zeropoint.checkpoint.model import own_tokens
+from zeropoint.checkpoint.model import running_model as door
 from zeropoint.checkpoint.model.calibration import calibrated
 from zeropoint.checkpoint.model.tokens import Windows
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan

@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import zeropoint as zp
-from zeropoint.checkpoint.model import calibration, solved_weights
-from zeropoint.checkpoint.model.device_memory import parameters_on
+from zeropoint.checkpoint.model import running_model, solved_weights
+from zeropoint.checkpoint.model.running_model import parameters_on
 from zeropoint.checkpoint.plan import limits
 from zeropoint.models import solving
 from zeropoint.ops.devices import CPU, device_named
@@ -71,7 +71,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that passes for a GPU with much memory, and attention that is the same on both."""
     monkeypatch.setattr(limits, "device_named", lambda given: given or CPU)
-    monkeypatch.setattr(calibration, "free_bytes", lambda _: 8 << 30)
+    monkeypatch.setattr(running_model, "free_bytes", lambda _: 8 << 30)
 
 
 def quantize(models: Path, out: Path, method: str, **options: Any) -> zp.RunResult:
@@ -256,7 +256,7 @@ def test_a_gpu_without_enough_free_memory_is_refused_in_one_sentence(
         )
         with pytest.raises(zp.CheckpointError, match=rf"{solving_takes}; leave device='elsewhere:0' out$"):
             quantize(models, tmp_path / "out", "gptq", device=device)
-        monkeypatch.setattr(calibration, "free_bytes", lambda _: 1 << 12)
+        monkeypatch.setattr(running_model, "free_bytes", lambda _: 1 << 12)
         with pytest.raises(
             zp.CheckpointError, match=r"the model takes about .* more than is free on elsewhere"
         ):

@@ -88,7 +88,7 @@ def test_weights_are_solved_from_a_file_without_a_run_of_the_model(
 ) -> None:
     quantize(source, tmp_path / "run", calibration=ids())
     monkeypatch.setattr(
-        "zeropoint.checkpoint.model.calibration.empty_model", lambda *_: pytest.fail("the model was built")
+        "zeropoint.checkpoint.model.running_model.empty_model", lambda *_: pytest.fail("the model was built")
     )
     result = quantize(source, tmp_path / "file", statistics=gram)
     run, file = tensors_of(tmp_path / "run"), tensors_of(tmp_path / "file")

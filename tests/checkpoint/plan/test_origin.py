@@ -19,7 +19,8 @@ from tests.checkpoint.written import CONFIG, quantize, save, tensors_of, weight
 from tests.peers import Peer
 from tests.tensors import same_bytes
 
-from zeropoint.checkpoint.plan.origin import Origin, as_floats
+from zeropoint.checkpoint.plan.float_view import as_floats
+from zeropoint.checkpoint.plan.origin import Origin
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file
 from zeropoint.codecs.compressed_tensors import CODEC

@@ -12,7 +12,7 @@ from tests.cli.checkpoints import write_llama
 
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.advice import partly, rough
+from zeropoint.checkpoint.run.advice import error_warnings, misfit_warnings
 from zeropoint.checkpoint.run.loop import run
 
 
@@ -32,16 +32,15 @@ def test_an_output_that_keeps_little_of_the_weights_names_a_scheme_that_keeps_mo
     tmp_path: Path, to: str, finer: str
 ) -> None:
     result = run(make_plan(open_source(with_outliers(tmp_path / "model")), to), tmp_path / "out")
-    (said,) = rough(result)
+    (said,) = error_warnings(result)
     assert said.startswith("the relative error of all weights is above 0.5, that of 'model.layers.")
     assert said.endswith(f"to='{finer}' has less error")
 
 
 def test_an_output_like_others_of_its_bits_is_not_warned_of(tmp_path: Path) -> None:
     for to in ("w4a16", "mxfp4", "int3:g64"):
-        assert (
-            rough(run(make_plan(open_source(write_llama(tmp_path / to)), to), tmp_path / f"{to}-out")) == []
-        )
+        plan = make_plan(open_source(write_llama(tmp_path / to)), to)
+        assert error_warnings(run(plan, tmp_path / f"{to}-out")) == []
 
 
 def narrow(folder: Path, columns: int) -> Path:
@@ -61,12 +60,12 @@ def test_a_scheme_that_fits_a_part_says_how_much_stays_and_which_fits_all(
     tmp_path: Path, to: str, columns: int, fitting: str
 ) -> None:
     source = open_source(narrow(tmp_path / "model", columns))
-    (said,) = partly(make_plan(source, to))
+    (said,) = misfit_warnings(make_plan(source, to))
     kept, whole = 64 * columns * 4 / 1024, 64 * (columns + 256) * 4 / 1024
     assert said.startswith(
         f"{kept:.0f} KiB of {whole:.0f} KiB of linear weights stay in F32: {to} does not fit 1 "
     )
     name = said.partition("to='")[2].removesuffix("' fits all of them")
     assert name in fitting.split("|")
-    assert partly(make_plan(source, name)) == []
+    assert misfit_warnings(make_plan(source, name)) == []
     assert len(make_plan(source, name).weights) == 2

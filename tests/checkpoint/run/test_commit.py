@@ -17,8 +17,8 @@ from zeropoint.checkpoint.run import commit as module
 from zeropoint.checkpoint.run.commit import Commit
 from zeropoint.checkpoint.run.directory import Partials, partial_name
 from zeropoint.checkpoint.run.journal import Journal
+from zeropoint.checkpoint.run.unit_results import UnitResult
 from zeropoint.checkpoint.run.units import Unit, units
-from zeropoint.checkpoint.run.work import Done
 from zeropoint.errors import CheckpointError
 
 
@@ -35,8 +35,8 @@ def committing(folder: Path, cut: tuple[Unit, ...]) -> tuple[Commit, Journal]:
     return Commit(journal, Partials(path=folder, needed=0), cut), journal
 
 
-def done(number: int) -> Done:
-    return Done(number=number, digests=("",), error=None)
+def done(number: int) -> UnitResult:
+    return UnitResult(number=number, digests=("",), error=None)
 
 
 def test_results_are_journaled_after_so_many_bytes_once_their_file_is_synchronized(

@@ -18,7 +18,7 @@ from tests.oracles import synthetic_llama
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.run import executor
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.run.work import Done
+from zeropoint.checkpoint.run.unit_results import UnitResult
 
 pytestmark = [pytest.mark.usefixtures("small_units"), pytest.mark.rotating]
 
@@ -35,13 +35,13 @@ SCHEMES = ("nvfp4a16", "w4a16_asym", "mxfp4", "fp8_block", "float8_e4m3fn:tensor
 
 def unsteady(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Let each unit take its time, so that units end in another order each time."""
-    dice, do = random.Random(seed), executor.do
+    dice, do = random.Random(seed), executor.process
 
-    def slow(*arguments: object) -> Done:
+    def slow(*arguments: object) -> UnitResult:
         time.sleep(dice.choice((0, 0, 0.001, 0.005)))
         return do(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(executor, "do", slow)
+    monkeypatch.setattr(executor, "process", slow)
 
 
 @pytest.mark.parametrize("to", SCHEMES)

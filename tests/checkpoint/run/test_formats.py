@@ -15,7 +15,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.advice import rough
+from zeropoint.checkpoint.run.advice import error_warnings
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.run.units import units
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -79,5 +79,5 @@ def test_a_plan_in_a_file_has_its_format(tmp_path: Path) -> None:
 def test_rough_weights_get_a_finer_preset_of_their_own_format(tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     plan = plan_of(source, "gptq", "int2:channel", Limits(workers=1))
-    (said,) = rough(run(plan, tmp_path / "out"))
+    (said,) = error_warnings(run(plan, tmp_path / "out"))
     assert said.endswith("has less error")

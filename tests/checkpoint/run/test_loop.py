@@ -14,12 +14,12 @@ from tests.oracles import synthetic_llama
 from tests.tensors import same_bytes
 
 import zeropoint as zp
+from zeropoint.checkpoint.measure.tiles import Scratch
+from zeropoint.checkpoint.measure.workers import Task, done_tasks
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.run.tiles import Scratch
-from zeropoint.checkpoint.run.workers import Task, run_tasks
 from zeropoint.codecs.compressed_tensors import layer_scheme
 from zeropoint.codecs.compressed_tensors.layout import Layout, encode
 from zeropoint.errors import CheckpointError, NonFiniteError, RangeError
@@ -307,7 +307,7 @@ def test_the_earliest_failure_wins_though_a_later_one_comes_first() -> None:
     tasks = [_Waits("early", gate, fails=True), _Waits("late", late, fails=True)]
     threading.Timer(0.3, gate.set).start()
     with pytest.raises(RangeError, match="early"):
-        run_tasks(tasks, workers=2, buffer_bytes=0)
+        list(done_tasks(tasks, workers=2, buffer_bytes=0))
 
 
 def test_an_exception_of_the_callback_ends_all_threads(tmp_path: Path) -> None:

@@ -19,12 +19,11 @@ from tests.checkpoint.interrupted import plan_of
 from tests.checkpoint.written import LINEAR, save, weight
 from tests.oracles import synthetic_llama
 
+from zeropoint.checkpoint.measure.tensor_error import TensorError, exact_sum
 from zeropoint.checkpoint.plan.identity import stamps
 from zeropoint.checkpoint.plan.limits import Limits
-from zeropoint.checkpoint.run.hashes import Hashes
-from zeropoint.checkpoint.run.tensor_error import TensorError, exact_sum
+from zeropoint.checkpoint.run.unit_results import Hashes, UnitResult, UnitResults
 from zeropoint.checkpoint.run.units import groups, units
-from zeropoint.checkpoint.run.work import Done, Results
 
 
 @pytest.mark.usefixtures("small_units")
@@ -107,10 +106,10 @@ def test_the_record_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
         clipped=1, zero_blocks=2, lost_blocks=3,
     )  # fmt: skip
     for done in (
-        Done(number=rows.number, digests=("ab", "cd"), error=error),
-        Done(number=whole.number, digests=("",), error=None),
+        UnitResult(number=rows.number, digests=("ab", "cd"), error=error),
+        UnitResult(number=whole.number, digests=("",), error=None),
     ):
-        assert Done.parse(json.loads(json.dumps(done.document())), found) == done
+        assert UnitResult.parse(json.loads(json.dumps(done.document())), found) == done
 
 
 def test_a_run_keeps_the_hash_that_it_reads_back_with_and_no_record_does(tmp_path: Path) -> None:
@@ -118,10 +117,10 @@ def test_a_run_keeps_the_hash_that_it_reads_back_with_and_no_record_does(tmp_pat
     hashes = Hashes()
     hashes.update(memoryview(b"some "))
     hashes.update(memoryview(b"bytes"))
-    done = Done.of(found[0], [hashes, Hashes()])
+    done = UnitResult.of(found[0], [hashes, Hashes()])
     assert done.digests[0] == hashlib.sha256(b"some bytes").hexdigest()
     assert done.checks[0] == xxhash.xxh3_128(b"some bytes").hexdigest()
-    assert Results(len(found), {0: done})[0] == done
+    assert UnitResults(len(found), {0: done})[0] == done
     assert "xxh3" not in json.dumps(done.document())
     assert replace(done, checks=()).document() == done.document()
 

@@ -12,7 +12,7 @@ import torch
 from tests.checkpoint import manifests
 from tests.checkpoint.written import CONFIG, LINEAR, quantize, save, weight
 
-from zeropoint.checkpoint.plan.origin import as_floats
+from zeropoint.checkpoint.plan.float_view import as_floats
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, UnsupportedError, ZeropointError

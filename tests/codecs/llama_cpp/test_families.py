@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zeropoint.codecs.llama_cpp.families import FAMILIES, Family, family_of, form_of, model_names
-from zeropoint.codecs.stored_forms import NO_PLACE, RowOrder
+from zeropoint.codecs.stored_forms import OMITTED, RowOrder
 from zeropoint.errors import CheckpointError
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
@@ -90,7 +90,7 @@ def test_prefixes_of_other_classes_are_understood(prefix: str) -> None:
 def test_what_llama_cpp_has_no_place_for_is_left_out_or_refused() -> None:
     bert = next(family for family in FAMILIES if family.architecture == "bert")
     for name in ("pooler.dense.weight", "embeddings.position_ids", "cls.predictions.bias"):
-        assert form_of(bert, name, (4,), config_of(bert)) is NO_PLACE
+        assert form_of(bert, name, (4,), config_of(bert)) is OMITTED
     llama = FAMILIES[0]
     with pytest.raises(CheckpointError, match=r"'model.extra.weight' has no name in GGUF files of llama"):
         form_of(llama, "model.extra.weight", (4, 4), config_of(llama))
@@ -132,6 +132,6 @@ def test_norms_of_gemma_are_stored_with_1_added_and_vectors_in_float32() -> None
 def test_layers_behind_those_of_the_model_are_left_out() -> None:
     family = next(family for family in FAMILIES if family.architecture == "glm4moe")
     config = config_of(family)
-    assert form_of(family, "model.layers.1.self_attn.q_proj.weight", (64, 64), config) is not NO_PLACE
-    assert form_of(family, "model.layers.2.self_attn.q_proj.weight", (64, 64), config) is NO_PLACE
-    assert form_of(family, "model.layers.2.eh_proj.weight", (64, 64), config) is NO_PLACE
+    assert form_of(family, "model.layers.1.self_attn.q_proj.weight", (64, 64), config) is not OMITTED
+    assert form_of(family, "model.layers.2.self_attn.q_proj.weight", (64, 64), config) is OMITTED
+    assert form_of(family, "model.layers.2.eh_proj.weight", (64, 64), config) is OMITTED

@@ -11,9 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from zeropoint.kernels.cpu.machine import cache
 from zeropoint.kernels.cpu.machine.cache import KernelCache
 from zeropoint.kernels.cpu.machine.compilers import rebuilt_device, rebuilt_kernel
 from zeropoint.kernels.cpu.machine.intrinsics import device, kernel
+from zeropoint.kernels.cpu.machine.named_records import pack, reader
 
 pytestmark = pytest.mark.rotating
 
@@ -105,6 +107,54 @@ def test_a_device_function_from_the_disk_is_linked_into_another_kernel(tmp_path:
     assert _linked(tmp_path) == (43, True)
     (kept,) = tmp_path.iterdir()
     assert b"ELF" not in kept.read_bytes()  # LLVM IR alone
+
+
+class Narrow(NamedTuple):
+    """A record."""
+
+    low: np.float32
+    high: np.float32
+
+
+class Wide(NamedTuple):
+    """The same record after a field was added."""
+
+    low: np.float32
+    middle: np.float32
+    high: np.float32
+
+
+class Renamed(NamedTuple):
+    """A record with the bytecode of the first, and its last field first."""
+
+    high: np.float32
+    low: np.float32
+
+
+def _read(kind: Any, folder: Path) -> tuple[float, bool]:
+    """Return the last field of a record, and whether the function that reads it came from the disk."""
+    function = reader(kind)
+    function.__name__ = function.__qualname__ = "unpack"
+    function.__module__ = __name__
+    unpack: Any = device(function)
+    unpack._cache = KernelCache(function, folder, rebuilt_device)
+
+    def call(packed: Any) -> Any:
+        return unpack(packed).high
+
+    outer: Any = kernel(call)
+    outer._cache = KernelCache(call, None, rebuilt_kernel)
+    return outer(pack(kind(*range(1, 1 + len(kind._fields))))), bool(unpack.stats.cache_hits)
+
+
+@pytest.mark.parametrize(("kind", "last"), [(Wide, 3), (Renamed, 1)])
+def test_another_declaration_of_a_record_is_not_read_by_the_function_on_disk(
+    kind: Any, last: int, tmp_path: Path
+) -> None:
+    assert _read(Narrow, tmp_path) == (2, False)
+    assert _read(Narrow, tmp_path) == (2, True)
+    assert _read(kind, tmp_path) == (last, False)
+    assert _read(kind, tmp_path) == (last, True)
 
 
 def test_a_second_process_reads_what_the_first_compiled(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What layers that are quantized already become in another file layout, their values unchanged.
+"""Schemes of quantized layers in another file layout, values unchanged.
 
 This module looks at schemes and shapes. Whether the numbers of a weight allow it, the method says that reads
 them (methods/lossless.py).
@@ -46,10 +46,10 @@ def conversions(
     stored: Callable[[str], tuple[StoredLayer, Activation | None] | None], codec: Codec, *,
     to: LayerScheme | None, requantize: bool,
 ) -> Sequence[TensorDecision]:  # fmt: skip
-    """Return ``decisions``, with those about quantized layers replaced by their conversion to ``codec``.
+    """Return ``decisions`` with quantized layers converted to ``codec``.
 
     source: the checkpoint seen as floats. stored: from a name to the layer that is converted, with its
-    inputs, or None. to: their scheme; by default, that of ``codec`` which stores what each of them does.
+    inputs, or None. to: their scheme; by default, the equivalent one of ``codec``.
     requantize: whether values may change where they must.
 
     Raises UnsupportedError that names layers without an equal.
@@ -93,14 +93,14 @@ def conversions(
 
 
 def _of_one_scale(stored: StoredLayer) -> StoredLayer:
-    """Return fused experts, each matrix of which lies in a block, with the scheme of one matrix."""
+    """Return fused experts with one scale per matrix as single matrices' scheme."""
     (level,) = stored.weight.scales
     weight = replace(stored.weight, scales=(replace(level, granularity=Granularity.tensor()),))
     return replace(stored, layer=replace(stored.layer, weight=weight))
 
 
 def _out_of_order(stored: StoredLayer, to: LayerScheme, dtype: torch.dtype) -> tuple[LayerScheme, str]:
-    """Return what holds a layer whose inputs lie in groups out of order, or ``to`` and why nothing does."""
+    """Return a layer's act-order scheme, or ``to`` and the reason against it."""
     own = out_of_order(to)
     if own is None:
         return to, f"its inputs lie in groups out of order (act-order), which {to.codec.name} does not hold"
@@ -112,7 +112,7 @@ def _out_of_order(stored: StoredLayer, to: LayerScheme, dtype: torch.dtype) -> t
 def _target(
     stored: StoredLayer, given: Activation | None, dtype: torch.dtype, codec: Codec, to: LayerScheme | None
 ) -> tuple[LayerScheme | None, str]:
-    """Return what a layer is converted to, weights of ``dtype``, or None and the reason."""
+    """Return the target scheme of a layer, or None and the reason."""
     if to is None:
         return equivalent(explicit(stored.weight, stored.dtype), given, dtype, codec)
     to = to if to.codec == codec else replace(to, codec=codec)
@@ -131,7 +131,7 @@ def _target(
 def equivalent(
     weight: Scheme, given: Activation | None, dtype: torch.dtype, codec: Codec
 ) -> tuple[LayerScheme | None, str]:
-    """Return the scheme of ``codec`` that holds all values of ``weight``, or None and the reason.
+    """Return the equivalent scheme of ``codec``, or None and the reason.
 
     weight: with the format of every scale. given: how the layer's inputs are quantized; they are kept where
     the codec has them. dtype: of weights in the result.
@@ -147,7 +147,7 @@ def equivalent(
 
 
 def _inputs(given: Activation | None, codec: Codec) -> Iterator[Activation | None]:
-    """Yield inputs that are quantized as ``given`` says, first as the presets have them; then none."""
+    """Yield equivalent input quantizations: presets', the given one, none."""
     if given is not None and (given.dynamic or codec.input_names is not None):
         for preset in codec.presets.values():
             if preset.input is not None:
@@ -159,7 +159,7 @@ def _inputs(given: Activation | None, codec: Codec) -> Iterator[Activation | Non
 
 
 def same_inputs(a: Activation, b: Activation) -> bool:
-    """Return whether inputs get the same codes and parameters, up to the roundings of engines."""
+    """Return whether inputs have equal codes and parameters, engine roundings aside."""
     rules = [
         [level.rule if level.rule.power_of_two else None for level in each.scheme.scales] for each in (a, b)
     ]
@@ -168,7 +168,7 @@ def same_inputs(a: Activation, b: Activation) -> bool:
 
 
 def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Scheme]:
-    """Yield schemes that hold the values of ``weight``, those that change least first."""
+    """Yield schemes that hold the values of ``weight``, least changes first."""
     yield from _presets(weight, dtype, codec)
     signed = _signed(weight)
     dialects = (get_dialect(codec.defaults.get("dialect", ZEROPOINT.name)), ZEROPOINT)
@@ -202,7 +202,7 @@ def _is_of_integers(weight: Scheme) -> bool:
 
 
 def _with_other_codes(plain: Scheme, weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Scheme]:
-    """Yield integers of the other kind, with a sign or without, whose zero points are moved as they are."""
+    """Yield signed for unsigned integers, and back, with shifted zero points."""
     if not _is_of_integers(weight) or weight.zero_point is ZeroPoint.REAL:
         return
     assert isinstance(weight.element, IntFormat)
@@ -215,9 +215,9 @@ def _with_other_codes(plain: Scheme, weight: Scheme, dtype: torch.dtype, codec: 
 
 
 def _with_offsets(weight: Scheme) -> Iterator[Scheme]:
-    """Yield integers from 0 on with the value of the smallest code, in place of those of ``weight``.
+    """Yield unsigned integers with offsets for the codes of ``weight``.
 
-    That of symmetric integers is a power of two times the scale, and so in its format; others need float32.
+    The offset of symmetric integers is a power of two times the scale, so in its format; others need float32.
     """
     if not _is_of_integers(weight):
         return
@@ -231,7 +231,7 @@ def _with_offsets(weight: Scheme) -> Iterator[Scheme]:
 
 
 def _with_real_zeros(weight: Scheme) -> Iterator[Scheme]:
-    """Yield integers from 0 on with zero points that are floats, in place of those of ``weight``."""
+    """Yield unsigned integers with float zero points for ``weight``."""
     if not _is_of_integers(weight):
         return
     for fmt in (weight.scales[0].format, get_format("float32")):
@@ -242,7 +242,7 @@ def _with_real_zeros(weight: Scheme) -> Iterator[Scheme]:
 
 
 def _holds_parts(scheme: Scheme, weight: Scheme) -> bool:
-    """Return whether ``scheme`` has the elements of ``weight`` in smaller blocks, each within one of its."""
+    """Return whether ``scheme`` divides the blocks of ``weight``."""
     if (scheme.element, scheme.zero_point, len(scheme.scales)) != (weight.element, weight.zero_point, 1):
         return False
     if unrelated(weight, scheme) is not None:
@@ -264,7 +264,7 @@ def _presets(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Schem
 
 
 def _formats(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[tuple[ScaleLevel, ...]]:
-    """Yield the scales of ``weight`` in formats that may hold their numbers, with no rule but a power of two.
+    """Yield the scales of ``weight`` in formats that may hold them.
 
     These are the weight's own, spelled so; those that they have; that which the codec usually has, in place
     of another one of 16 bits; float32.
@@ -281,7 +281,7 @@ def _formats(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[tuple
 
 
 def explicit(weight: Scheme, dtype: torch.dtype) -> Scheme:
-    """Return a scheme with the format of every scale, in the place of that of weights of ``dtype``."""
+    """Return a scheme with an explicit format for every scale."""
     own = format_of(dtype)
     return replace(weight, scales=tuple(replace(s, format=s.format_for(own)) for s in weight.scales))
 

@@ -1,4 +1,4 @@
-"""The decision about each tensor of a checkpoint under a recipe: quantized or kept, and why.
+"""Decisions about tensors under a recipe: quantized or kept, and why.
 
 This module joins the selection by name (selection.py) with what the layout can hold; it places nothing.
 """
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ...architectures import fused_set
 from ...codecs.block_extents import no_matrix, partial_group
 from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of
@@ -18,6 +19,7 @@ from ...columns import Kinds, Made
 from ...errors import CheckpointError, RecipeError, count, option, printable
 from ...methods import NEAREST
 from ...recipes import Assignment, Quality, Recipe, Rule, Subject, picked, without_inputs
+from ..read.problems import listed
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
 from .expert_matrices import matrices
@@ -38,7 +40,7 @@ from .smaller_groups import SmallerGroups, group_of, why_none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDecision:
-    """What happens to one tensor: quantized to ``layer`` by ``method``, or kept where that is None.
+    """Decision about a tensor: quantized to ``layer``, or kept if None.
 
     why: where it comes from. reason: in words. fitted: whether ``layer`` has a smaller group than was asked
     for.
@@ -58,14 +60,14 @@ class TensorDecision:
 
     @property
     def kept_by_default(self) -> bool:
-        """Whether it is a linear weight that is kept although no option says so."""
+        """Whether it is a linear weight kept without any option."""
         return self.layer is None and self.why in (Why.UNFIT, Why.UNNAMED)
 
 
 def decide(
     source: Source, recipe: Recipe, selection: Selection, codec: Codec, *, quality: Quality | None = None
-) -> Sequence[TensorDecision]:  # fmt: skip
-    """Return the decision about every tensor of ``source``, in the order of its entries.
+) -> Sequence[TensorDecision]:
+    """Return the decision about every tensor of ``source``, in order.
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
     the recipe gives by default. codec: what the files are written in. quality: picked the methods of the
@@ -136,14 +138,17 @@ def decide(
 
 
 def _kept_by(rule: Rule, *, kept: bool) -> str:
-    """Return the reason of a rule that keeps weights, with its place where the user wrote it for these."""
+    """Return a rule's reason, with its place in the user's recipe.
+
+    kept: whether it keeps weights that would be quantized.
+    """
     if not kept:
         return rule.reason
     return f"{rule.reason} ({rule.place})" if rule.reason else rule.place
 
 
 def compact(entries: Entries, decisions: Iterable[TensorDecision]) -> Sequence[TensorDecision]:
-    """Return the decisions about ``entries``, one for each in their order, in columns."""
+    """Return decisions about ``entries``, in their order, in columns."""
     of, kinds = array("I"), Kinds()
     for decision in decisions:
         d = decision
@@ -159,7 +164,7 @@ def compact(entries: Entries, decisions: Iterable[TensorDecision]) -> Sequence[T
 
 
 class _Uses:
-    """The rules of a recipe that decided, and those that gave a scheme."""
+    """Rules of a recipe that decided, and rules that gave a scheme."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -172,7 +177,7 @@ class _Uses:
         self._first.setdefault(id(rule), decision)
 
     def check(self, subjects: Iterable[Subject]) -> None:
-        """Raise RecipeError when a rule had no effect, or gave a scheme to nothing."""
+        """Raise RecipeError for a rule without effect, or without weights."""
         if any(id(rule) not in self._first for rule in self._recipe.rules):
             self._recipe.decide(subjects)
         for rule in self._recipe.rules:
@@ -186,7 +191,7 @@ class _Uses:
 
 
 class _LayerSchemes:
-    """The layer scheme of each assignment for tensors that are used alike, made once."""
+    """Layer scheme of each assignment and use, made once."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -199,7 +204,7 @@ class _LayerSchemes:
 
 
 def _unfit(entry: TensorEntry, entries: Entries, layer: LayerScheme) -> str | None:
-    """Return why a weight is not quantized to ``layer``, or None when it is."""
+    """Return why a weight does not fit ``layer``, or None."""
     stem = module_of(entry.name)
     biased = is_fused_experts(entry) and (f"{stem}_bias" in entries or f"{stem}.bias" in entries)
     stays = entry.stack is not None and entry.stack.stays
@@ -209,7 +214,7 @@ def _unfit(entry: TensorEntry, entries: Entries, layer: LayerScheme) -> str | No
 
 
 def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
-    """Return why the layout cannot hold a weight, or None when it can."""
+    """Return why the layout cannot hold a weight, or None."""
     if not is_fused_experts(entry) and (problem := no_matrix(entry.shape)) is not None:
         return problem
     fused = layer.codec.fuses(layer)
@@ -220,7 +225,7 @@ def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
 
 
 def _refusal(layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-    """Return why a matrix cannot be held, or its inputs not be quantized, or None."""
+    """Return why a matrix or its inputs do not fit, or None."""
     problem = layer.codec.refusal(layer, shape)
     if problem is None and layer.input is not None:
         return partial_group(layer.input.scheme, shape[-2:], "the group of inputs")
@@ -240,10 +245,9 @@ def _check_includes(selection: Selection, decisions: Sequence[TensorDecision]) -
 def _check_strict(decisions: Sequence[TensorDecision]) -> None:
     left = [d for d in decisions if d.kept_by_default]
     if left:
-        listed = "; ".join(describe(d) for d in left[:_LISTED])
-        more = f"; and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
+        names = listed([describe(d) for d in left], _LISTED, mark=";")
         raise CheckpointError(
-            f"{count(len(left), 'linear weight')} would stay unquantized: {listed}{more}; name them in "
+            f"{count(len(left), 'linear weight')} would stay unquantized: {names}; name them in "
             f"{option('ignore')} by "
             f"name, or leave out {option('strict', True)}"
         )
@@ -253,13 +257,13 @@ _LISTED = 10
 
 
 def describe(decision: TensorDecision) -> str:
-    """Return what the tensor is and why it is quantized or kept, in words."""
+    """Return a description of a tensor and its decision."""
     entry = decision.entry
     return f"{printable(entry.name)} ({entry.dtype}, shape {list(entry.shape)}): {decision.reason}"
 
 
 def remarks(decisions: Iterable[TensorDecision]) -> Iterator[str]:
-    """Yield a sentence for each reason why linear weights are kept or get a smaller group by default."""
+    """Yield a sentence for each default reason to keep or refit weights."""
     found: dict[str, list[TensorDecision]] = {}
     for decision in decisions:
         if decision.kept_by_default or decision.fitted:
@@ -270,7 +274,7 @@ def remarks(decisions: Iterable[TensorDecision]) -> Iterator[str]:
 
 
 def nothing_selected(decisions: Sequence[TensorDecision]) -> str:
-    """Return the sentence for a checkpoint of which nothing would be quantized, with the reasons."""
+    """Return the error sentence for an empty selection, with reasons."""
     reasons = Counter(d.reason for d in decisions).most_common(3)
     listed = ", ".join(f"{number} because: {reason}" for reason, number in reasons)
     return (
@@ -278,3 +282,23 @@ def nothing_selected(decisions: Sequence[TensorDecision]) -> str:
         f"{option('include')} "
         "PATTERN to quantize some of them"
     )
+
+
+def split_sets(decisions: Iterable[TensorDecision]) -> list[str]:
+    """Return a sentence for each fused set without one common scheme."""
+    sets: dict[str, dict[LayerScheme | None, str]] = {}
+    for decision in decisions:
+        entry = decision.entry
+        if len(entry.shape) == 2 or is_fused_experts(entry):
+            name = fused_set(module_of(entry.name))
+            if name is not None:
+                sets.setdefault(name, {}).setdefault(decision.layer, entry.name)
+    return [_split(members) for members in sets.values() if len(members) > 1]
+
+
+def _split(members: dict[LayerScheme | None, str]) -> str:
+    schemes = [
+        f"{printable(name)} is {'kept' if layer is None else f'quantized to {layer}'}"
+        for layer, name in members.items()
+    ]
+    return f"{' and '.join(schemes)}, but engines run them as one layer"

@@ -1,4 +1,4 @@
-"""The matrices that one tensor of a checkpoint holds: itself, or one a projection and expert.
+"""Matrices in one tensor: itself, or one per projection and expert.
 
     X.experts.gate_up_proj (E, 2 I, H)  ->  X.experts.{e}.gate_proj (I, H), X.experts.{e}.up_proj (I, H)
     X.experts.down_proj    (E, H, I)    ->  X.experts.{e}.down_proj (H, I)
@@ -45,7 +45,7 @@ class WeightMatrix:
 
 
 def matrices(entry: TensorEntry, *, fused: bool = False) -> list[WeightMatrix]:
-    """Return the matrices of a weight; of fused experts, those of which the layout is known.
+    """Return the matrices of a weight or of known fused experts.
 
     fused: whether experts stay in one.
 
@@ -87,7 +87,7 @@ def matrices(entry: TensorEntry, *, fused: bool = False) -> list[WeightMatrix]:
 
 
 def has_one_scale_each(layer: StoredLayer, layout: ExpertLayout) -> bool:
-    """Return whether each matrix of fused experts lies in one block of one scale."""
+    """Return whether each fused matrix has exactly one scale."""
     weight = layer.weight
     plain = len(weight.scales) == 1 and weight.zero_point is ZeroPoint.NONE and not weight.offsets
     if layer.experts is None or not plain:

@@ -1,4 +1,4 @@
-"""Which tensors hold the matrices of all experts of a layer, and how these lie there.
+"""Recognition of tensors that stack all experts of a layer.
 
 Names differ from family to family (gate_up_proj, input_linear, w1, fc1), so that shapes decide. Tensors of
 three axes next to each other, with one number of experts, hold experts where some take the width of the model
@@ -25,7 +25,7 @@ _WIDTHS = ("hidden_size", "d_model", "n_embd")
 
 
 class _Reading(NamedTuple):
-    """A way to read tensors as experts: which are up and down, and whether matrices are (in, out)."""
+    """An interpretation of tensors as experts: up, down, and orientation."""
 
     up: tuple[TensorEntry, ...]
     down: tuple[TensorEntry, ...]
@@ -40,7 +40,7 @@ def with_stacks(source: Source) -> Source:
 
 
 def stacked(entries: Entries, config: Mapping[str, Any]) -> Entries:
-    """Return tensors that say which experts they hold: the same table where none does."""
+    """Return tensors annotated with their experts, or the same table."""
     found = dict(_stacks(entries, config)) if _AXES in entries.ranks else {}
     if not found:
         return entries
@@ -72,7 +72,7 @@ def _are_called_experts(parent: str, members: Sequence[TensorEntry]) -> bool:
 
 
 def holder_of(parent: str) -> str:
-    """Return the module that experts are numbered in, of a module around tensors that hold them.
+    """Return the module that numbers the experts inside of ``parent``.
 
     >>> holder_of("layers.0.mlp.experts"), holder_of("layers.0.block_sparse_moe")
     ('layers.0.mlp.experts', 'layers.0.block_sparse_moe.experts')
@@ -109,7 +109,7 @@ def _problem(entry: TensorEntry, read: _Reading | None, axes: str) -> str:
 
 
 def _may_be_experts(entry: TensorEntry, entries: Entries) -> bool:
-    """Return whether a tensor has an axis more than a matrix, and is no kernel of a convolution."""
+    """Return whether a tensor has three axes and no convolution's bias."""
     count = entry.shape[0] if len(entry.shape) == _AXES else 0
     if entry.use is not None or 0 in entry.shape or not 0 < count <= MOST_EXPERTS:
         return False
@@ -118,7 +118,7 @@ def _may_be_experts(entry: TensorEntry, entries: Entries) -> bool:
 
 
 class _Evidence:
-    """What else a checkpoint says of experts: routers, numbers in its configuration, and widths."""
+    """Evidence for experts: routers, configured numbers, and widths."""
 
     def __init__(self, entries: Entries, config: Mapping[str, Any], numbers: set[int]) -> None:
         self._columns, self._entries = entries.columns_but(_SAYS_SO), entries
@@ -141,7 +141,7 @@ class _Evidence:
         )
 
     def best(self, members: Sequence[TensorEntry], layout: ExpertLayout) -> _Reading | None:
-        """Return the likeliest way to read tensors as experts, or None where there is none."""
+        """Return the likeliest interpretation of tensors as experts, or None."""
 
         def likelihood(read: _Reading) -> tuple[int | bool, ...]:
             wide = any(
@@ -164,7 +164,7 @@ class _Evidence:
 
 
 def _readings(members: Sequence[TensorEntry]) -> Iterator[_Reading]:
-    """Yield the ways in which some tensors go from a width to another one and the rest back."""
+    """Yield the up and down interpretations of tensors by width."""
     sizes = sorted({size for entry in members for size in entry.shape[1:]})
     for transposed in (False, True):
         shapes = [(e, e.shape[1:][::-1] if transposed else e.shape[1:]) for e in members]
@@ -185,7 +185,7 @@ def _readings(members: Sequence[TensorEntry]) -> Iterator[_Reading]:
 def _alike(
     up: tuple[TensorEntry, ...], down: tuple[TensorEntry, ...]
 ) -> tuple[tuple[TensorEntry, ...], tuple[TensorEntry, ...]]:
-    """Return what goes up and down where both widths are one: the last tensor goes down."""
+    """Return up and down projections of equal widths; the last goes down."""
     return (*up, *down[:-1]), down[-1:]
 
 

@@ -1,7 +1,7 @@
-"""Recipes for checkpoints: rules as for models, about tensors in files and what their layouts hold.
+"""Recipes for checkpoints: rules about tensors in files and layouts.
 
 A rule sees of a tensor: its module's name and its own (`model.layers.0.mlp.up_proj`, with `.weight`), its
-shape, its dtype, and as its type what the default rules take it for (selection.py). Presets are those of
+shape, its dtype, and as its type what the default rules take it for (selection.py). Presets are as for
 ``--to``, and a scheme's text is one too. This module decides nothing.
 """
 
@@ -36,7 +36,7 @@ _WEIGHT, _INPUT = "weight", "input"
 
 
 def vocabulary(codec: Codec) -> Vocabulary:
-    """Return the words for the tensors of a checkpoint that is written by ``codec``."""
+    """Return the vocabulary of recipes for files of ``codec``."""
 
     def spelled(texts: Mapping[str, str]) -> Assignment:
         given = Assignment.of(**texts)
@@ -49,7 +49,7 @@ def vocabulary(codec: Codec) -> Vocabulary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeText:
-    """A recipe as it was written: YAML ``text``, and the ``name`` under which messages quote its lines."""
+    """A recipe as YAML ``text``, and its ``name`` in messages."""
 
     text: str
     name: str = "recipe"
@@ -61,12 +61,12 @@ class RecipeText:
 
     @staticmethod
     def read(path: Path | str) -> RecipeText:
-        """Return the recipe in a file; raises RecipeError when it cannot be read."""
+        """Return the recipe in a file; raises RecipeError if unreadable."""
         return RecipeText(text=read_recipe(path), name=Path(path).name)
 
     @staticmethod
     def named(name: str) -> RecipeText:
-        """Return the recipe of a family, or that in a file; a file of that name comes first.
+        """Return the recipe in a file, or a family's.
 
         Raises RecipeError for what is neither.
 
@@ -84,7 +84,7 @@ class RecipeText:
 
     @staticmethod
     def given(recipe: RecipeText | Recipe | Path | str) -> RecipeText:
-        """Return a recipe however it is given: as an object, a file, its text, or the name of a family.
+        """Return a recipe given as object, file, text or family.
 
         A text has several lines or is one mapping; anything else is a name, see :meth:`named`.
 
@@ -108,7 +108,7 @@ class RecipeText:
         return RecipeText(text=f"default: {json.dumps(scheme)}", name=option("to", scheme))
 
     def by(self, method: str) -> RecipeText:
-        r"""Return the recipe with ``method`` for all weights but those whose rule names a method itself.
+        r"""Return the recipe with ``method`` wherever a rule names none.
 
         method: a name, of a method or a quality.
 
@@ -135,13 +135,13 @@ class RecipeText:
         return self.text.startswith('default: "') and "\n" not in self.text
 
     def mixture(self, codec: Codec) -> str | None:
-        """Return the mixture of ``codec`` that it gives to all weights, or None."""
+        """Return the mixture that it gives to all weights, or None."""
         found = _DEFAULT.match(self.text)
         name = "" if found is None else found[1].lower()
         return name if name.removesuffix(WEIGHTED) in codec.model_format.mixtures else None
 
     def weighted(self) -> RecipeText:
-        """Return the recipe that gives a mixture as the tool makes it that has an importance matrix.
+        """Return the recipe with the importance-matrix variant of its mixture.
 
         >>> RecipeText.of("q4_k_m").weighted().text
         'default: "q4_k_m+imatrix"'
@@ -149,7 +149,7 @@ class RecipeText:
         return replace(self, text=_DEFAULT.sub(rf'default: "\1{WEIGHTED}"', self.text, count=1))
 
     def of_types(self, types: Mapping[str, str], codec: Codec) -> RecipeText:
-        """Return the recipe that gives tensors, by name, these presets, where this one gives a mixture."""
+        """Return the recipe with its mixture replaced by tensor presets."""
         by_preset: dict[str, list[str]] = {}
         for name, preset in types.items():
             by_preset.setdefault(preset, []).append(re.escape(name))
@@ -161,7 +161,7 @@ class RecipeText:
         return RecipeText(text=f"rules: {json.dumps(rules)}\ndefault: keep\n{rest}", name=self.name)
 
     def parse(self, codec: Codec) -> Recipe:
-        """Return its rules for files of ``codec``; raises RecipeError, with the line, for a mistake."""
+        """Return its rules for ``codec``; raises RecipeError, with the line."""
         return parse_recipe(self.text, name=self.name, words=vocabulary(codec))
 
 

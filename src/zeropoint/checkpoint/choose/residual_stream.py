@@ -1,4 +1,4 @@
-"""Which tensors of a decoder read its residual stream, and which write it, by family.
+"""Readers and writers of a decoder's residual stream, by family.
 
 Each layer of these models normalizes the stream by the root of its mean square (RMSNorm), reads it with
 linear layers, and adds to it what other linear layers give. So an orthogonal matrix on the stream leaves the
@@ -135,9 +135,10 @@ def stream_of(entries: Entries, config: Mapping[str, Any]) -> Stream:
     width, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
     head = width // heads if config.get("head_dim") is None else _number(config, "head_dim")
     norms = {
-        f"model.layers.{n}.{norm}{WEIGHT}" for n in range(_number(config, "num_hidden_layers"))
+        f"model.layers.{n}.{norm}{WEIGHT}"
+        for n in range(_number(config, "num_hidden_layers"))
         for norm in family.readers
-    }  # fmt: skip
+    }
     needed = {f"{EMBEDDING}{WEIGHT}", *norms, *(role.norm for role in roles.values() if role.norm)}
     for name in sorted(needed - entries.keys()):
         raise CheckpointError(f"tensor {printable(name)} is missing; pass the whole model")
@@ -171,7 +172,7 @@ def _number(config: Mapping[str, Any], key: str) -> int:
 
 
 def _role(entry: TensorEntry, family: Decoder, config: Mapping[str, Any]) -> Role | None:
-    """Return the role of a tensor, or None for one without a part in the stream."""
+    """Return the role of a tensor in the stream, or None."""
     module, is_bias = module_of(entry.name).removesuffix(BIAS), entry.name.endswith(BIAS)
     outside = {EMBEDDING: Role(reads=True), NORM: Role(), HEAD: Role(reads=True)}
     if module in outside:
@@ -197,7 +198,7 @@ def _role(entry: TensorEntry, family: Decoder, config: Mapping[str, Any]) -> Rol
 
 
 def _check(entry: TensorEntry, role: Role, width: int, head: int) -> None:
-    """Raise CheckpointError for a tensor whose dtype or shape its role does not have."""
+    """Raise CheckpointError for a dtype or shape against the role."""
     wanted = 2 if role.reads or (role.writes and not entry.name.endswith(BIAS)) else 1
     rows, columns = (*entry.shape, 1)[:2] if entry.shape else (0, 0)
     stream, values = (columns, rows) if role.reads else (rows, columns)

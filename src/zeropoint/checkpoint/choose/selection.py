@@ -1,4 +1,4 @@
-"""Which tensors are quantized: the default rules by name, shape and dtype, and what the user says of it.
+"""Selection of tensors to quantize: default rules and user patterns.
 
 This module decides from names, dtypes and shapes alone; it reads no data and knows no file layout. Rules are
 tried in order, the first that applies gives the reason, and every tensor gets one.
@@ -10,9 +10,10 @@ import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from ...architectures import heads_of, layer_type
+from ...architectures import ADAPTED, adapted_module, heads_of, is_adapter, layer_type
 from ...codecs import registry
 from ...codecs.known import CONFIG_KEYS, is_quantized
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -20,6 +21,8 @@ from ...errors import CheckpointError, near_misses, option, printable
 from ...loaded_names import is_table, transformers_names
 from ...patterns import name_pattern, name_patterns
 from ...recipes import Recipe, Rule, Subject
+from ..read.source import CONFIG, Source
+from ..read.storage import shown
 from ..read.tensor_entries import Entries, TensorEntry, code_operators
 
 FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -44,7 +47,7 @@ class Why(enum.Enum):
     UNNAMED = "unnamed"
     """A linear weight that no rule of the recipe names, and the recipe has no default."""
     ROTATED = "rotated"
-    """Written as other floats, those of the same model in a rotated space."""
+    """Written as other floats, of the same model in a rotated space."""
 
 
 class DequantizePolicy(enum.Enum):
@@ -99,7 +102,7 @@ class Selection:
         return any(names(pattern, name) for pattern in self.include)
 
     def recipe(self, asked: Recipe) -> Recipe:
-        """Return all rules about a checkpoint: ``asked``, with these patterns and what is kept by default.
+        """Return all rules: ``asked``, these patterns, and the default rules.
 
         Patterns to ignore come first, then the rules of ``asked``, patterns to include, and DEFAULT_RULES.
         The default of ``asked`` decides about weights of linear layers that no rule names.
@@ -150,22 +153,22 @@ DEFAULT_RULES = (
 )
 """What is kept unless the user asks for it."""
 _UNFIT = (_TRANSPOSED, _FLOAT64)
-"""Those of them that keep weights of linear layers, which the user hears about."""
+"""Reasons to keep weights of linear layers, which are reported."""
 
 
 def is_fused_experts(entry: TensorEntry) -> bool:
-    """Return whether a tensor holds the matrices of all experts of a layer."""
+    """Return whether a tensor stacks all experts of a layer."""
     return entry.stack is not None
 
 
 def not_a_weight(entry: TensorEntry) -> str | None:
-    """Return why a tensor cannot be quantized under any scheme, or None when it can."""
+    """Return why no scheme can quantize a tensor, or None."""
     problem = _no_weight(entry)
     return entry.stack.problem if problem is None and entry.stack is not None else problem
 
 
 def is_linear_weight(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> bool:
-    """Return whether the default rules take a tensor for the weight of a linear layer, to be quantized."""
+    """Return whether the default rules quantize a tensor as linear weight."""
     subject = subject_of(entry, entries, config)
     return not_a_weight(entry) is None and not any(rule.matches(subject) for rule in DEFAULT_RULES)
 
@@ -178,7 +181,7 @@ def why_kept(rule: Rule) -> Why:
 
 
 def subject_of(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> Subject:
-    """Return what the rules of a recipe look at in a tensor of ``entries``.
+    """Return the recipe subject of a tensor of ``entries``.
 
     Its type is what the default rules take it for: one of :func:`~zeropoint.architectures.layer_type`, or
     Other.
@@ -205,7 +208,7 @@ _NUMBER = re.compile(r"\.\d+\.")
 
 
 def _as_loaded(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> str:
-    """Return the type of a matrix outside of the blocks, by what transformers makes of it.
+    """Return the type of a matrix outside blocks, as transformers loads it.
 
     It has the name that a head has there, or is a table, which has no bias.
     """
@@ -216,7 +219,7 @@ def _as_loaded(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) 
 
 
 def is_embedding(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]) -> bool:
-    """Return whether a tensor is a table of embeddings, which multiplies no inputs."""
+    """Return whether a tensor is an embedding table."""
     return subject_of(entry, entries, config).type == "Embedding"
 
 
@@ -225,7 +228,7 @@ _TABLES = re.compile("embed|position|token_type", re.IGNORECASE)
 
 
 def _projects(entry: TensorEntry, entries: Entries) -> bool:
-    """Return whether a matrix that is called an embedding multiplies its inputs, and is no table.
+    """Return whether a matrix named as embedding is a projection.
 
     A table has no bias, and as many rows as there are ids. Of a projection, other layers take what it gives,
     while none takes what it is given.
@@ -240,7 +243,7 @@ def _projects(entry: TensorEntry, entries: Entries) -> bool:
 
 
 def _no_weight(entry: TensorEntry) -> str | None:
-    """Return why a tensor is no matrix of floats that belongs to a module, or None."""
+    """Return why a tensor is no float matrix, or None."""
     if entry.dtype not in _FLOATS:
         return f"{entry.dtype}, not a float"
     if is_fused_experts(entry):
@@ -255,7 +258,7 @@ def _no_weight(entry: TensorEntry) -> str | None:
 
 
 EXPERTS_AS_ROWS = "the experts of a layer one below the other, which no layout holds"
-"""Why a matrix such as those of DBRX is kept."""
+"""Why a matrix like DBRX's is kept."""
 
 
 def _has_experts_as_rows(entry: TensorEntry) -> bool:
@@ -264,7 +267,7 @@ def _has_experts_as_rows(entry: TensorEntry) -> bool:
 
 
 def check_patterns(selection: Selection, tensors: Iterable[str]) -> None:
-    """Raise CheckpointError, with near misses, for each pattern that names no tensor: most likely a typo."""
+    """Raise CheckpointError, with near misses, for patterns without a match."""
     known = list(tensors)
     idle = [p for p in (*selection.include, *selection.ignore) if not any(names(p, name) for name in known)]
     if idle:
@@ -283,7 +286,7 @@ _HINT_LIMIT = 20_000
 
 
 def require_unquantized(entries: Iterable[TensorEntry], config: Mapping[str, Any] | None, place: str) -> None:
-    """Raise CheckpointError when a checkpoint is quantized already: doing so again would destroy it."""
+    """Raise CheckpointError for a checkpoint that is quantized already."""
     for key in CONFIG_KEYS:
         found = (config or {}).get(key)
         if found not in (None, {}):
@@ -314,3 +317,37 @@ def _dequantize() -> str:
 
 _UNREADABLE = "pass the original checkpoint"
 _NO_CONFIG = "pass the directory whose config.json says how, or the original checkpoint"
+
+
+_ADAPTER_CONFIG = "adapter_config.json"
+
+
+def require_model(source: Source) -> None:
+    """Raise CheckpointError for an adapter, or a useless config.json."""
+    part = _adapter_alone(source)
+    if part is not None:
+        raise CheckpointError(
+            f"{shown(source.root)} is an adapter (it holds {printable(part)}), not a model; merge it into "
+            "its base model first, as with merge_and_unload() of PEFT"
+        )
+    if source.config is None and Path(CONFIG) in source.companions:
+        raise CheckpointError(
+            f"{shown(source.root / CONFIG)} is not a valid configuration, and the result could not say in it "
+            "what is quantized; correct it, or remove it to quantize the weights alone"
+        )
+
+
+def _adapter_alone(source: Source) -> str | None:
+    """Return a part of a bare adapter, or None for a model.
+
+    Models may hold adapters next to their weights; next to an adapter there may be heads that it came with.
+    """
+    parts = [name for name in source.entries if is_adapter(name)]
+    saved = Path(_ADAPTER_CONFIG) in source.companions
+    if not parts:
+        return _ADAPTER_CONFIG if saved and source.config is None else None
+    if saved:
+        bases = {f"{adapted_module(name)}{ending}" for name in parts for ending in (WEIGHT, ADAPTED + WEIGHT)}
+        return None if any(name in source.entries for name in bases) else parts[0]
+    others = (e for e in source.entries.values() if len(e.shape) > 1 and not is_adapter(e.name))
+    return parts[0] if next(others, None) is None else None

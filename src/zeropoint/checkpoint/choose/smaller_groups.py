@@ -1,4 +1,4 @@
-"""Smaller groups for weights whose inputs are no multiple of the group that their scheme has."""
+"""Smaller groups for weights that the scheme's group does not divide."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SMALLEST = 32
 
 
 def group_of(layer: LayerScheme) -> int:
-    """Return the columns of a group of a layer's scheme; 0 where it has other blocks."""
+    """Return the columns of a scheme's group; 0 for other blocks."""
     found = blocks(layer.weight)
     return found[COLUMNS] if found[ROWS] == 1 else 0
 
 
 def _halved(layer: LayerScheme) -> LayerScheme | None:
-    """Return a layer with half the group, or None where its format has no other, as in MX."""
+    """Return a layer with half the group, or None, as for MX."""
     group = group_of(layer)
     if not group or group % 2 or len(layer.weight.levels) > 1:
         return None
@@ -37,7 +37,7 @@ def _halved(layer: LayerScheme) -> LayerScheme | None:
 
 
 def smaller(layer: LayerScheme) -> Iterator[LayerScheme]:
-    """Yield a layer with half the group, a quarter, and so on, down to SMALLEST."""
+    """Yield a layer with repeatedly halved groups, down to SMALLEST."""
     half = _halved(layer)
     while half is not None and group_of(half) >= SMALLEST:
         yield half
@@ -45,7 +45,7 @@ def smaller(layer: LayerScheme) -> Iterator[LayerScheme]:
 
 
 class SmallerGroups:
-    """The smaller groups of weights, one for all that engines run as one layer.
+    """Smaller groups of weights, one for each fused set.
 
     misfit: returns why the layout cannot hold a weight under a scheme, or None.
     """
@@ -55,7 +55,7 @@ class SmallerGroups:
         self._found: dict[tuple[str, LayerScheme], LayerScheme] = {}
 
     def add(self, entry: TensorEntry, layer: LayerScheme) -> None:
-        """Choose the group of a weight that is to be quantized to ``layer``."""
+        """Choose the group of a weight for ``layer``."""
         if self._misfit(entry, layer) is None:
             return
         fitting = next((half for half in smaller(layer) if self._misfit(entry, half) is None), None)
@@ -64,7 +64,7 @@ class SmallerGroups:
             self._found[key] = fitting
 
     def of(self, entry: TensorEntry, layer: LayerScheme) -> LayerScheme:
-        """Return the layer with the group of a weight, once all weights were added."""
+        """Return the layer with a weight's group, after all were added."""
         return self._found.get((_set_of(entry), layer), layer)
 
 
@@ -74,7 +74,7 @@ def _set_of(entry: TensorEntry) -> str:
 
 
 def why_none(layer: LayerScheme) -> str:
-    """Return why no smaller group fits a weight, or nothing for a layer without groups."""
+    """Return why no smaller group fits, or "" without groups."""
     if not group_of(layer):
         return ""
     if _halved(layer) is None:

@@ -1,7 +1,7 @@
-"""Heads that are tied to an embedding: those that a checkpoint leaves out, and those that it holds twice.
+"""Tied output heads: absent ones, and copies of the embedding.
 
 A model whose configuration says ``tie_word_embeddings`` takes its head from the embedding. A checkpoint may
-hold the head all the same; where its bytes are those of the embedding, nothing is lost without it.
+hold the head all the same; where its bytes equal the embedding's, nothing is lost without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _is(module: str, head: str) -> bool:
 
 
 def tied_heads(source: Source) -> list[str]:
-    """Return heads that the model has and the checkpoint has not, since they are tied to an embedding."""
+    """Return tied heads of the model that the checkpoint lacks."""
     config, present = source.config or {}, [module_of(name) for name in source.entries]
     known = heads_of(config)
     absent = [head for head in known if not any(_is(name, head) for name in present)]
@@ -32,7 +32,7 @@ def tied_heads(source: Source) -> list[str]:
 
 
 def tied_copies(source: Source) -> dict[str, str]:
-    """Return, by name, heads whose bytes are those of an embedding that the configuration ties them to.
+    """Return heads with the bytes of their tied embedding, by name.
 
     Reads both where dtype and shape agree. Raises CheckpointError when a file cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The executor that does units on a Ray cluster whose nodes share a file system.
+"""Executor on a Ray cluster whose nodes share a file system.
 
 The driver hands out batches of units and takes their results; it alone journals and publishes, so a run that
 ends on a cluster continues locally, and the other way round. A batch whose node dies is done again elsewhere.
@@ -20,11 +20,11 @@ from typing import Any
 from unittest import mock
 
 from ...errors import UnsupportedError, option, printable
+from ..measure.tiles import widest
 from ..plan.identity import identity
 from ..run.executor import ExecutorError, Job, Results
-from ..run.tiles import widest
+from ..run.unit_results import ScanResult, UnitResult, mean_scale
 from ..run.units import Unit
-from ..run.work import Done, Scanned, mean_scale
 from .worker import TOKEN_FILE, Failed, PlanRequest, UnitBatch, work
 
 BATCH_BYTES = 1 << 28
@@ -41,17 +41,17 @@ _ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayExecutor:
-    """An :class:`Executor` on the cluster at ``address`` (HOST:PORT); None: one that Ray finds or starts.
+    """Executor on the Ray cluster at ``address``, HOST:PORT.
 
-    patience: seconds until a worker must see the output's files, and until a cluster without any CPU is given
-    up.
+    None: a cluster that Ray finds or starts. patience: seconds until a worker must see the output's files,
+    and until a cluster without any CPU is given up.
     """
 
     address: str | None = None
     patience: float = 60.0
 
     def __call__(self, job: Job) -> Results:
-        """See :class:`Executor`. Raises ExecutorError where no cluster answers or its nodes do not fit."""
+        """See :class:`Executor`; raises ExecutorError where cluster or nodes do not fit."""
         if not job.todo:
             return
         if job.plan.placements.added:
@@ -84,13 +84,13 @@ class _Run:
         self._failed: list[Failed] = []
 
     def results(self) -> Results:
-        """Yield what comes back, until all is done or all that runs has ended after a failure."""
+        """Yield results until all work, or after a failure running work, ends."""
         try:
             while self._pending or not (self._failed or self._schedule.empty):
                 self._hand_out()
                 ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_POLL_SECONDS)
                 for handle in ready:
-                    yield from self._take_in(handle)
+                    yield from self._add_result(handle)
         finally:
             self._end()
         if self._failed:
@@ -105,7 +105,7 @@ class _Run:
                 return
             self._pending[self._remote.remote(self._request, batch)] = batch
 
-    def _take_in(self, handle: Any) -> Iterator[Scanned | Done]:
+    def _add_result(self, handle: Any) -> Iterator[ScanResult | UnitResult]:
         batch = self._pending.pop(handle)
         try:
             found = self._ray.get(handle)
@@ -115,12 +115,12 @@ class _Run:
             if isinstance(result, Failed):
                 self._failed.append(result)
                 continue
-            if isinstance(result, Scanned):
+            if isinstance(result, ScanResult):
                 self._schedule.add(result)
             yield result
 
     def _cpus(self) -> int:
-        """Return the CPUs of the cluster now; raises ExecutorError where it has none for too long."""
+        """Return the cluster's CPUs; raises ExecutorError after long without any."""
         end = time.monotonic() + self._patience
         while True:
             cpus = int(self._ray.cluster_resources().get("CPU", 0))
@@ -142,7 +142,7 @@ class _Run:
 
 
 class Schedule:
-    """The batches of a job, in an order in which none waits for a later one.
+    """Batches of a job; none waits for a later one.
 
     cpus: of the cluster, when it begins. Sets are scanned ahead of the units that are done, by so much that
     all CPUs are busy meanwhile.
@@ -160,12 +160,12 @@ class Schedule:
         """Whether all batches were handed out."""
         return not self._steps
 
-    def add(self, found: Scanned) -> None:
+    def add(self, found: ScanResult) -> None:
         """Take in the extremes of a unit."""
         self._scanned[found.number] = found
 
     def next(self) -> UnitBatch | None:
-        """Return the next batch, or None as long as it needs extremes that are not there."""
+        """Return the next batch, or None while it lacks extremes."""
         numbers: list[int] = []
         size, extremes, means = 0, {}, {}
         scans = bool(self._steps) and self._steps[0][0]
@@ -186,7 +186,7 @@ class Schedule:
 
 
 def steps(job: Job, *, ahead: int) -> list[tuple[bool, Unit]]:
-    """Return what is to be done in order, each as (whether it is a scan, unit).
+    """Return the work in order, as (whether it is a scan, unit).
 
     The scans of a set come before its units, and ``ahead`` bytes of the units that need scans earlier.
     """
@@ -212,7 +212,7 @@ def steps(job: Job, *, ahead: int) -> list[tuple[bool, Unit]]:
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
-    """Give Ray, connected for the block; a connection that is there already is used and stays."""
+    """Connect Ray for the block; keep an existing connection."""
     try:
         import ray  # an extra, and slow to load
     except ImportError as error:
@@ -236,7 +236,7 @@ def _connected(address: str | None) -> Iterator[Any]:
 
 
 def _join_or_start(ray: Any, address: str | None) -> None:
-    """Connect to a cluster: that at an address, the one that Ray finds, or one of this machine alone.
+    """Connect to a given, found or new local cluster.
 
     A process that reaches the ports of a cluster can run code on it, so that ours listens on the loopback
     interface and asks for a token.
@@ -259,7 +259,7 @@ _START = "pass the HOST:PORT that `ray start --head` says, with one version of r
 
 
 def _require_answer(address: str) -> None:
-    """Raise ExecutorError unless something listens at HOST:PORT; Ray itself would try for minutes."""
+    """Raise ExecutorError unless HOST:PORT answers; Ray would try for minutes."""
     host, colon, port = address.rpartition(":")
     if address.startswith("ray://") or not colon or not port.isdigit():
         raise ExecutorError(f"address {printable(address)} must be HOST:PORT of a Ray cluster; {_START}")
@@ -272,7 +272,7 @@ def _require_answer(address: str) -> None:
 
 @contextlib.contextmanager
 def _token(job: Job) -> Iterator[str]:
-    """Write a random text next to the partial files for the block, for workers to find, and give it."""
+    """Write a random token, which workers look for, next to partial files."""
     token = secrets.token_hex(16)
     path = job.partials.path / TOKEN_FILE
     with job.partials.io(TOKEN_FILE):

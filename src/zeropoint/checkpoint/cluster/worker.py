@@ -1,4 +1,4 @@
-"""What a worker of a Ray cluster does: rebuild the plan, see that it is the driver's, and do some units.
+"""Worker of a Ray cluster: rebuild the plan, check it, run units.
 
 A worker knows nothing but the request. It reads the source and writes into the partial files by itself, so
 nothing but the request, numbers of units and their results travels between machines. Doing a unit twice, on
@@ -23,6 +23,7 @@ from ...ops.threads import thread_limit
 from ...stats import Statistics
 from ..choose.recipe import RecipeText
 from ..choose.selection import Selection
+from ..measure.tiles import Scratch
 from ..plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity, require_same
@@ -32,9 +33,9 @@ from ..read.source import open_source
 from ..read.storage import Place, shown
 from ..run.directory import Partials, partial_name
 from ..run.executor import ExecutorError
-from ..run.tiles import Scratch
+from ..run.unit_results import ScanResult, UnitResult
 from ..run.units import Unit, units
-from ..run.work import Done, Scanned, buffer_bytes, do, scan
+from ..run.work import buffer_bytes, process, scan
 
 TOKEN_FILE = partial_name(MANIFEST)
 """Where the driver leaves its token: the hidden file of this run that is written last of all."""
@@ -43,11 +44,11 @@ _GLANCE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What makes a plan again on another machine, and what tells that it is the same one.
+    """Inputs and identity of a plan to rebuild on another machine.
 
     token: random text, which stands in ``TOKEN_FILE`` of the output: a worker that does not find it there
     sees another file system. patience: seconds until it must be seen, since file systems on a network look
-    again only now and then. limits: of a worker, which has one thread. statistics: those of the plan.
+    again only now and then. limits: of a worker, which has one thread. statistics: of the plan.
     """
 
     token: str
@@ -64,9 +65,9 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitBatch:
-    """Units, by number, that one worker does one after the other; or scans, where ``scans`` is set.
+    """Units, by number, to process or scan in order.
 
-    extremes, means: those of the groups of the units, and of their scales where these are asked for.
+    extremes, means: by group of units, and of their scales where these are asked for.
     """
 
     numbers: tuple[int, ...]
@@ -77,7 +78,7 @@ class UnitBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Why the unit of this number, or all that came after it in its batch, is not done.
+    """Failure of a unit, and of the rest of its batch.
 
     cause: the operating system's error behind it, which exceptions lose on their way between machines.
     """
@@ -87,11 +88,11 @@ class Failed:
     cause: OSError | None
 
 
-Result = Scanned | Done | Failed
+Result = ScanResult | UnitResult | Failed
 
 
 def work(request: PlanRequest, batch: UnitBatch) -> list[Result]:
-    """Do a batch and make its bytes durable; a failure is the last result, and the units before it count."""
+    """Process a batch durably; a failure is the last of its results."""
     found: list[Result] = []
     number = batch.numbers[0]
     try:
@@ -112,13 +113,13 @@ def work(request: PlanRequest, batch: UnitBatch) -> list[Result]:
     return found
 
 
-def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPlan) -> Scanned | Done:
+def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPlan) -> ScanResult | UnitResult:
     scratch = _scratch(buffer_bytes([unit], plan.limits), plan.limits.device)
     if batch.scans:
         return scan(unit, plan.limits, scratch)
     group = unit.group
     found = (None, None) if group is None else (batch.extremes[group], batch.means[group])
-    return do(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.placement, *found))
+    return process(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.placement, *found))
 
 
 @functools.lru_cache(maxsize=1)
@@ -127,7 +128,7 @@ def _scratch(size: int, device: torch.device) -> Scratch:
 
 
 def _require_shared(request: PlanRequest) -> None:
-    """Raise ExecutorError unless the output here is the one that the driver writes to."""
+    """Raise ExecutorError unless this output is the driver's."""
     path, end = request.partials.path / TOKEN_FILE, time.monotonic() + request.patience
     while _content(path) != request.token:
         if time.monotonic() >= end:
@@ -148,7 +149,7 @@ def _content(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _prepare(request: PlanRequest) -> tuple[CheckpointPlan, Sequence[Unit]]:
-    """Return the driver's plan and its units, made here; raises ExecutorError where they differ."""
+    """Return the rebuilt plan and units; raises ExecutorError where they differ."""
     plan = make_plan(
         open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,
         codec=request.codec,

@@ -1,7 +1,7 @@
-"""Scales for a float8 cache of keys and values, learned by running a quantized checkpoint's model on data.
+"""Float8 cache scales of keys and values, learned from data.
 
 Each attention layer gets two, for keys and for values: the largest magnitude that it gave to its cache over
-that of the format. Engines take 1 where a scale is missing, so nothing is written unless all are learned.
+the format's largest. Engines take 1 where a scale is missing, so nothing is written unless all are learned.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...models.sequential import observe_blocks
 from ..plan.additions import plan_with, with_cache
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.limits import Limits
-from ..plan.new_tensor import NewTensor
+from ..plan.origin import NewTensor
 from ..read.quantized_layers import configuration
 from ..read.source import Source
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
-from .calibration import RunningModel, running
 from .parameter_names import WEIGHT
+from .running_model import RunningModel, running
 from .tokens import OWN, Given, Windows
 
 _REMEDY = "calibrate it with the tool that wrote it"
@@ -37,7 +37,7 @@ _LATENT = "kv_b_proj"
 def with_cache_scales(
     source: Source, given: Given, *, limits: Limits | None = None, progress: bool = False
 ) -> CheckpointPlan:
-    """Return the plan that copies a quantized checkpoint and adds scales of its cache, learned from data.
+    """Return the plan that adds learned cache scales to a checkpoint.
 
     given: token ids, or a file of these or of text; see :class:`~.tokens.Windows`. progress: whether to
     show a bar, on a terminal. Raises UnsupportedError for a layout that has no place for scales, and for a
@@ -102,7 +102,7 @@ def _codec(source: Source) -> Codec:
 
 
 def _layers(model: RunningModel, watch: KvCacheObserver) -> dict[str, tuple[str, TensorEntry]]:
-    """Return, by the name of an attention layer, its name in the files, and a weight of its there.
+    """Return each attention layer's name in the files, and a weight there.
 
     Raises UnsupportedError for layers whose scales loaders do not find.
     """
@@ -129,7 +129,7 @@ def _layers(model: RunningModel, watch: KvCacheObserver) -> dict[str, tuple[str,
 def _learned(
     layers: Mapping[str, tuple[str, TensorEntry]], watch: KvCacheObserver, place: CacheScales
 ) -> Iterator[NewTensor]:
-    """Yield the scales of all layers; raises CalibrationError for one of which none follows."""
+    """Yield the scales of all layers; raises CalibrationError for a missing one."""
     for name, (own, near) in layers.items():
         for what, suffix, found in (("keys", place.key, watch.keys), ("values", place.value, watch.values)):
             if name not in found:

@@ -1,4 +1,4 @@
-"""Files of data that models run on: text in UTF-8, and token ids in a safetensors file.
+"""Data files for calibration: UTF-8 text, and token ids in safetensors.
 
 They are regular files, read up to a bound and never mapped: a FIFO would be waited for without end, and a
 device has none.
@@ -42,9 +42,9 @@ def read_text(path: Path | str, *, what: str = "text", remedy: str, most: int = 
 
 
 def read_ids(path: Path | str, *, what: str = "token ids", remedy: str) -> torch.Tensor:
-    """Return the one tensor of token ids in a safetensors file, int64; the arguments are those of read_text.
+    """Return the only tensor of token ids in a safetensors file, int64.
 
-    Raises CalibrationError for what is no such file.
+    The arguments are as for read_text. Raises CalibrationError for what is no such file.
     """
     try:
         header = parse_header(Path(path))
@@ -65,7 +65,7 @@ def read_ids(path: Path | str, *, what: str = "token ids", remedy: str) -> torch
 
 
 def as_ids(given: torch.Tensor, name: str) -> torch.Tensor:
-    """Return token ids as int64; raises CalibrationError for a tensor of anything else."""
+    """Return token ids as int64; raises CalibrationError for any other tensor."""
     floats = given.is_floating_point() or given.is_complex()
     if floats or given.dtype is torch.bool or given.ndim not in (1, 2):
         raise CalibrationError(

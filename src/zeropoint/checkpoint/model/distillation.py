@@ -1,4 +1,4 @@
-"""Train the scales of a quantized checkpoint for the outputs of the float model, and plan its new files.
+"""Distillation: train the scales of a checkpoint against the float model.
 
 Codes, names, dtypes, shapes and the configuration stay as they are: the plan copies the checkpoint with other
 bytes for some tensors of scales. Scales of blocks that are done are kept in a folder next to the output, so
@@ -32,15 +32,15 @@ from ..plan.additions import plan_with, with_trained
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import shard_fields
 from ..plan.limits import Limits
-from ..plan.new_tensor import NewTensor
-from ..plan.rotated import rotated_floats, rotation_said
+from ..plan.origin import NewTensor
+from ..plan.rotated import rotated_floats, saved_rotation
 from ..read.decoding import read_rows
 from ..read.quantized_layers import StoredLayer, configuration
 from ..read.source import Source
 from ..read.storage import shown
-from .calibration import RunningModel, running
 from .loading import Files
 from .rounded_inputs import rounded_inputs
+from .running_model import RunningModel, running
 from .solved_weights import SolvedFolder, windows_at_once
 from .tokens import Given
 
@@ -49,10 +49,10 @@ _REMEDY = "keep the quantized checkpoint as it is"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """What is trained, on what, and how.
+    """Models, data and training options of a distillation.
 
     source: the float model. quantized: what was made from it. given: see :class:`~.tokens.Windows`. rate: the
-    size of the first step, as a share of a scale. steps: those of a block.
+    size of the first step, as a share of a scale. steps: of a block.
     """
 
     source: Source
@@ -86,15 +86,15 @@ def copying(asked: Distillation, limits: Limits) -> CheckpointPlan:
 
 def distilled(
     asked: Distillation, plan: CheckpointPlan, folder: Path, *, progress: bool = False
-) -> CheckpointPlan:  # fmt: skip
-    """Return the plan that writes a quantized checkpoint with scales trained for the outputs of blocks.
+) -> CheckpointPlan:
+    """Return the plan that writes a checkpoint with trained scales.
 
     plan: what :func:`copying` gives. folder: keeps scales. progress: whether to show a bar, on a terminal.
     Raises CheckpointError for models that differ, and too little memory; UnsupportedError for schemes without
     scales that can be trained, and models that are not run here; CalibrationError for bad data.
     """
     source, quantized, limits = asked.source, asked.quantized, plan.limits
-    rotation = rotation_said(quantized) if rotation_said(source) is None else None
+    rotation = saved_rotation(quantized) if saved_rotation(source) is None else None
     seen = None if rotation is None else functools.partial(rotated_floats, rotation=rotation)
     with running(source, asked.given, limits, remedy=_REMEDY, seen=seen) as teacher, Files() as files:
         # What is free on a GPU is asked of the GPU, where the first model lies already.
@@ -118,7 +118,7 @@ def distilled(
                 teacher.batches, asked.steps, scales, progress=progress,
             )  # fmt: skip
             made = list(scales.tensors())
-            said = (*scales.said(), *notes)
+            said = (*scales.notes(), *notes)
     plan = plan_with(quantized, plan.codec, made, {}, limits, notes=said)
     return with_trained(plan, frozenset(scales.modules))
 
@@ -140,7 +140,7 @@ def _require_same(teacher: RunningModel, student: RunningModel, source: Source, 
 
 @dataclass(slots=True)
 class _Layer:
-    """A quantized weight in files, the rows of a layer of the model that it has, and its trained scales."""
+    """A quantized weight in files, its model rows, and its trained scales."""
 
     stored: StoredLayer
     layer: str
@@ -149,7 +149,7 @@ class _Layer:
 
 
 class _Scales:
-    """What is trained of each block, and the folder of results: a file for each block."""
+    """Trained scales of each block, and the result folder, by block."""
 
     def __init__(self, model: RunningModel, files: Files, asked: Distillation, folder: Path) -> None:
         self._model, self._files, self._asked, self._folder = model, files, asked, folder
@@ -174,7 +174,7 @@ class _Scales:
             raise UnsupportedError(f"no scale can be trained: {printable(modules[0])}: {reason}; {_REMEDY}")
 
     def begin(self, teacher: RunningModel) -> None:
-        """Write the identity of the run, or compare it with the one that is there."""
+        """Write the identity of the run, or compare an existing one."""
         tokens = b"".join(batch["input_ids"].cpu().numpy().tobytes() for batch in teacher.batches)
         asked, steps = self._asked, self._asked.steps
         SolvedFolder(self._folder).begin(
@@ -198,7 +198,7 @@ class _Scales:
         return found
 
     def known(self, block: str) -> TrainingResult | None:
-        """Return what an earlier run kept of a block, or None; what is damaged is trained again."""
+        """Return an earlier run's result for a block, or None if damaged."""
         try:
             with (
                 reading("scales of an earlier run are damaged", "train them again"),
@@ -239,7 +239,7 @@ class _Scales:
         return [each.stored.module for layers in self._layers.values() for each in layers]
 
     def tensors(self) -> Iterator[NewTensor]:
-        """Yield the tensors of the files that have other bytes with the scales that were trained."""
+        """Yield the file tensors that trained scales change."""
         for layers in self._layers.values():
             for each in layers:
                 if each.state is not None:
@@ -264,7 +264,7 @@ class _Scales:
             self._files[entry.file]  # which opens it
         return read_rows(stored, self._files, 0, stored.shape[0])
 
-    def said(self) -> Iterator[str]:
+    def notes(self) -> Iterator[str]:
         """Yield sentences about errors of blocks, and about weights whose scales stay."""
         blocks = len(self._errors)
         before, after = (math.fsum(pair[at] for pair in self._errors) / blocks for at in (0, 1))
@@ -281,7 +281,7 @@ class _Scales:
 
 
 def _stays(stored: StoredLayer) -> str | None:
-    """Return why the scales of a weight in files cannot be trained, or None."""
+    """Return why a stored weight's scales cannot be trained, or None."""
     if stored.experts is not None:
         return "fused experts are one tensor"
     if group_index(stored.layer) is not None:

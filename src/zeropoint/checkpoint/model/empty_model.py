@@ -1,4 +1,4 @@
-"""A checkpoint's model as transformers builds it, without memory for parameters, and bounded by its files.
+"""A checkpoint's model without parameter memory, bounded by its files.
 
 The class of the model must be the one that belongs to the configuration. The model is first
 built on the meta device, where it costs nothing, and must not have more modules, numbers and buffers than its
@@ -29,14 +29,14 @@ from ..read.source import Source
 from ..read.storage import shown
 
 _MODULES, _FEW_MODULES = 16, 1024
-"""Modules for each tensor in the files, most of which have a parameter or two, and those of any model."""
+"""Modules for each tensor in the files, most of which have a parameter or two, and a model's own."""
 _SLACK = 1 << 20
 
 
 def empty_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype | None) -> Any:
-    """Return the model of a checkpoint in evaluation mode; nothing touches the memory of its parameters.
+    """Return the model of a checkpoint in evaluation mode, parameters untouched.
 
-    dtype: of its parameters, or None for that of the configuration. Raises UnsupportedError where
+    dtype: of its parameters, or None for the configuration's. Raises UnsupportedError where
     transformers does not build it, CheckpointError where it is larger than its files.
     """
     assert source.config is not None
@@ -79,7 +79,7 @@ def _architecture(source: Source, remedy: str) -> str:
 
 
 def _require_small(model: nn.Module, source: Source, limits: Limits) -> None:
-    """Raise CheckpointError for a model that is larger than its files, or than memory allows."""
+    """Raise CheckpointError for a model larger than its files or memory."""
     numbers = sum(parameter.numel() for parameter in model.parameters())
     there = sum(math.prod(entry.shape) for entry in source.entries.values())
     if numbers > 2 * there + _SLACK:
@@ -97,7 +97,7 @@ def _require_small(model: nn.Module, source: Source, limits: Limits) -> None:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Let modules that are made inside the block have parameters on the meta device, and real buffers.
+    """Create parameters on the meta device, but real buffers, inside the block.
 
     Buffers that are in no file, such as the frequencies of rotary embeddings, would be lost on meta.
     """
@@ -113,7 +113,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _with_memory(model: nn.Module) -> nn.Module:
-    """Return a model whose parameters have memory that is not touched; shared ones once."""
+    """Return a model with allocated, untouched parameters; shared ones once."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():

@@ -1,4 +1,4 @@
-"""One pass of a checkpoint's model over data, on decoded weights: the driver of calibration, up to the end.
+"""Forward pass of a checkpoint's model on decoded weights, block by block.
 
 Blocks have their weights one at a time while all batches pass them. What the last block gives is kept, and
 the rest of the model, which is small next to its blocks, runs on one batch at a time when that is asked for:
@@ -23,17 +23,17 @@ from ...ops.devices import CPU
 from ..plan.limits import Limits
 from ..read.source import Source
 from ..read.storage import shown
-from .calibration import Batches, RunningModel, running
 from .loading import Files
 from .parameter_names import WeightRows
 from .rounded_inputs import rounded_inputs
+from .running_model import Batches, RunningModel, running
 
 _REMEDY = "it is not evaluated here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardPass:
-    """A model that has run on batches up to the end of its last block.
+    """A model that has run on batches up to its last block.
 
     model: it. values: what the last block gave, one value a batch. notes: sentences about inputs that are
     quantized.
@@ -44,7 +44,7 @@ class ForwardPass:
     notes: tuple[str, ...] = ()
 
     def output(self, batch: int, *, last: int | None = None) -> Any:
-        """Return what the model gives for a batch. last: of logits, the last positions that are wanted."""
+        """Return the model's output for a batch; of logits, ``last`` positions."""
         given: dict[str, Any] = dict(self.model.batches[batch])
         if last is not None and _KEEP in inspect.signature(self.model.root.forward).parameters:
             given[_KEEP] = last
@@ -53,9 +53,9 @@ class ForwardPass:
             return run_rest(self.model.root, given, there, self.model.steps)
 
     def logits(self, batch: int, *, last: int | None = None) -> torch.Tensor:
-        """Return logits of a batch: (sequences, positions, vocabulary), of the last positions or of all.
+        """Return logits of a batch: (sequences, positions, vocabulary).
 
-        Raises UnsupportedError for a model that gives none.
+        They are of the last positions, or of all. Raises UnsupportedError for a model that gives none.
         """
         found = getattr(self.output(batch, last=last), "logits", None)
         if found is None:
@@ -73,10 +73,11 @@ _KEEP = "logits_to_keep"
 def opened(
     source: Source, batches: Batches, limits: Limits, *, dtype: torch.dtype | None = torch.float32
 ) -> Iterator[tuple[RunningModel, tuple[str, ...]]]:
-    """Return a context in which a checkpoint's model runs on batches, inputs quantized where it says so.
+    """Return a context in which a checkpoint's model runs on batches.
 
-    It gives the model, and sentences about inputs. dtype: of weights and activations. Raises CalibrationError
-    for tokens that the model does not know, and what :func:`~.calibration.running` raises.
+    Inputs are quantized where it says so. It gives the model, and sentences about inputs. dtype: of weights
+    and activations. Raises CalibrationError for tokens that the model does not know, and what
+    :func:`~.running_model.running` raises.
     """
     with Files() as files, ExitStack() as stack:
         model = stack.enter_context(running(source, batches, limits, remedy=_REMEDY, dtype=dtype))
@@ -101,10 +102,10 @@ def forward_pass(
     source: Source, batches: Batches, limits: Limits, *, dtype: torch.dtype | None = torch.float32,
     progress: bool = False, known: Callable[[int], Sequence[Any]] | None = None,
 ) -> Iterator[ForwardPass]:  # fmt: skip
-    """Run a checkpoint's model on batches, and return a context in which its outputs can be asked for.
+    """Return a context with the outputs of a model on batches.
 
-    batches: see :data:`~.calibration.Batches`. dtype: of weights and activations. progress: whether to show a
-    bar, on a terminal. known: where that is known already, takes the width of the model and gives what the
+    batches: see :data:`~.running_model.Batches`. dtype: of weights and activations. progress: whether to show
+    a bar, on a terminal. known: where that is known already, takes the width of the model and gives what the
     last block does, one value a batch. Raises what :func:`opened` raises.
     """
     with opened(source, batches, limits, dtype=dtype) as (model, notes):
@@ -118,13 +119,13 @@ def forward_pass(
 
 
 def _last(passed: Iterator[list[Any]]) -> list[Any]:
-    """Return what the last block gives; nothing of the others is kept."""
+    """Return the output of the last block, keeping no other."""
     (found,) = deque(passed, maxlen=1)
     return found
 
 
 class Replacing:
-    """A model on data of which weights can be replaced: only the blocks from the first such one on run again.
+    """A model on data with replaceable weights; later blocks run again.
 
     model: a model that runs, see :func:`opened`. Within the context all of it has its weights, and what each
     block gives for each batch is kept: for models that fit into memory.
@@ -149,17 +150,17 @@ class Replacing:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Names in the files of the Linear layers whose weights can be replaced."""
+        """Names in the files of the replaceable Linear layers."""
         return tuple(rows.module for rows in self.model.rows)
 
     def weight(self, module: str) -> torch.Tensor:
-        """Return a copy of a weight as the file has it: (out, in)."""
+        """Return a copy of a weight in file layout: (out, in)."""
         rows = self._rows(module)
         return self._parameter(rows.layer)[rows.index].clone()
 
     @contextmanager
     def outputs(self, weights: Mapping[str, torch.Tensor]) -> Iterator[ForwardPass]:
-        """Return a context in which some weights are replaced: (out, in) each, by the names of their modules.
+        """Return a context with some replaced weights: (out, in), by module.
 
         Raises CalibrationError for a name or shape that the model has not.
         """
@@ -207,7 +208,7 @@ class Replacing:
         return self.model.root.get_parameter(f"{layer}.weight").detach()
 
     def _block(self, module: str) -> int:
-        """Return the number of the block that a layer is inside of: 0 before, and their number after all."""
+        """Return the block number of a layer; the block count after all."""
         layer = self._rows(module).layer
         for number, name in enumerate(self._blocks):
             if layer.startswith(f"{name}."):
@@ -218,7 +219,7 @@ class Replacing:
 
 
 def require_whole(model: RunningModel) -> None:
-    """Raise CheckpointError if all blocks of a model do not fit into the free memory of a GPU."""
+    """Raise CheckpointError if a model's blocks exceed a GPU's free memory."""
     inside = [sum(p.nbytes for p in model.root.get_submodule(n).parameters()) for n in model.steps.blocks]
     missing = sum(inside) - 2 * max(inside) - model.spare
     if model.device != CPU and missing > 0:

@@ -1,4 +1,4 @@
-"""Statistics of a checkpoint's float model on data, written to a file of ours or of llama.cpp."""
+"""Input statistics of a float model, written to a statistics file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ...results import Result
 from ..plan.limits import Limits
 from ..read.source import Source
 from ..read.storage import shown
-from .calibration import running
 from .imatrix_writing import GGUF_ENDING, imatrix_pieces
+from .running_model import running
 from .statistics_file import STATISTICS, SavedStatistics, SiteRecord, StatisticsDraft, mark_of, tokens_digest
 from .tokens import Given
 
@@ -71,7 +71,7 @@ def gathered(  # noqa: PLR0913 (what a user asks for, and how it is written)
     source: Source, given: Given, path: Path, limits: Limits,
     *, gram: bool = False, overwrite: bool = False, progress: bool = False,
 ) -> StatisticsResult:  # fmt: skip
-    """Run a checkpoint's model on data and write the statistics of the inputs of its layers.
+    """Run a model on data and write its layers' input statistics.
 
     given, progress: as for :func:`~.calibration.calibrated`, which says what is raised. path: see
     :func:`require_ending`. gram: whether to sum Gram matrices, too. overwrite: whether a file of statistics
@@ -97,7 +97,7 @@ def gathered(  # noqa: PLR0913 (what a user asks for, and how it is written)
 def merged(
     source: Source, paths: Iterable[Path | str], path: Path, *, overwrite: bool = False
 ) -> StatisticsResult:
-    """Write the sums of files of statistics to another one, or as an importance matrix of llama.cpp.
+    """Write the sum of statistics files, or an importance matrix of llama.cpp.
 
     paths: at least one, added in this order. path: see :func:`require_ending`.
     """
@@ -118,7 +118,7 @@ def merged(
 
 
 def require_ending(path: Path, *, of_files: bool) -> None:
-    """Raise OptionError for a name of an output that says no kind of file.
+    """Raise OptionError for an output name without a known suffix.
 
     of_files: whether files of statistics are read, of which an importance matrix can be made.
     """

@@ -1,4 +1,4 @@
-"""The graph of a checkpoint's model: an ONNX file that torch exports, to be quantized like any other.
+"""Export of a checkpoint's model to ONNX, for quantization as a graph.
 
 Weights have the names that they have in the checkpoint, so that rules and patterns mean the same. They are in
 float32, which runtimes multiply on a CPU, and codes of a quantized checkpoint are decoded. Files that go with
@@ -26,7 +26,7 @@ from ...libraries import reading
 from ..plan.limits import Limits
 from ..read.source import Source, open_source
 from ..read.storage import Place, read_small, shown
-from .calibration import whole_model
+from .running_model import whole_model
 from .solved_weights import folder_for
 
 _REMEDY = "export it by hand, with torch.onnx.export or optimum-cli export onnx, and pass the .onnx file"
@@ -43,7 +43,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 def graph_of(
     source: Source, codec: Codec, out: Place, spool: Path | str | None, limits: Limits, *, learns: bool
 ) -> Iterator[Source]:
-    """Return a context with the source that a codec can write: itself, or an ONNX model exported from it.
+    """Return a context with a writable source: itself, or an ONNX export.
 
     Args:
         source: a checkpoint.
@@ -114,7 +114,7 @@ def _program(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
 
 
 def _rename_weight(node: Any, initializers: Any) -> None:
-    """Give a weight that the export transposed the name of its layer, which the product says."""
+    """Rename a weight that the export transposed after its layer."""
     if node.op_type not in ("MatMul", "Gemm") or _SCOPES not in node.metadata_props:
         return
     scopes = ast.literal_eval(node.metadata_props[_SCOPES])

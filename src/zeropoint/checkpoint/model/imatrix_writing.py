@@ -22,10 +22,10 @@ GGUF_ENDING = ".gguf"
 
 
 def imatrix_pieces(saved: SavedStatistics, source: Source, *, as_gguf: bool) -> tuple[list[bytes], list[str]]:
-    """Return the bytes of an importance matrix, and modules that it leaves out, since nothing reached them.
+    """Return the bytes of an importance matrix, and the modules without inputs.
 
-    Weights have llama.cpp's names, where these are known, and those of experts stand together. as_gguf: the
-    newer layout. Raises CalibrationError where nothing is left.
+    These are left out. Weights have llama.cpp's names, where these are known, and experts stand
+    together. as_gguf: the newer layout. Raises CalibrationError where nothing is left.
     """
     parts = defaultdict[str, dict[int, str]](dict)
     counts, orders = dict[str, int](), dict[str, RowOrder | None]()
@@ -65,7 +65,7 @@ def _form(module: str, source: Source) -> StoredForm | None:
 
 
 def _dat(entries: list[tuple[str, np.ndarray, np.ndarray]]) -> list[bytes]:
-    """Return the older layout: means as the sums of one call; 1 for a matrix that saw no input."""
+    """Return the older layout: means as one call's sums, else 1."""
     pieces = [struct.pack("<i", len(entries))]
     for name, sums, vectors in entries:
         means = np.where(vectors > 0, sums / np.maximum(vectors, 1), 1).astype("<f4")

@@ -1,6 +1,6 @@
-"""The importance matrix of llama.cpp as statistics of the inputs of a checkpoint's layers.
+"""Importance matrices of llama.cpp as input statistics of layers.
 
-Its names are those of llama.cpp, ``blk.0.attn_q.weight``, which are matched with those of transformers, or
+Its names are llama.cpp's, ``blk.0.attn_q.weight``, which are matched with the names of transformers, or
 the checkpoint's own. llama.cpp permutes rows of some weights; importance is of columns, in their order.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ...codecs.model_format import WEIGHTED
-from ...codecs.stored_forms import NO_PLACE, StoredForm
+from ...codecs.stored_forms import OMITTED, StoredForm
 from ...errors import CalibrationError, near_misses, option, printable
 from ...methods import method_named
 from ...methods.rotate import of_rotated
@@ -36,7 +36,7 @@ _OUTSIDE = {"lm_head": "output.weight", "model.embed_tokens": "token_embd.weight
 
 
 def name_in_llama_cpp(module: str) -> str | None:
-    """Return llama.cpp's name of the weight of a module, or None where it is not known here.
+    """Return llama.cpp's name of a module's weight, or None if unknown.
 
     >>> name_in_llama_cpp("model.layers.3.mlp.down_proj")
     'blk.3.ffn_down.weight'
@@ -49,7 +49,7 @@ def name_in_llama_cpp(module: str) -> str | None:
 
 
 def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointPlan, list[str]]:
-    """Return ``plan`` with the importance of weights from a file, and the modules that have none in it.
+    """Return ``plan`` with the importance in a file, and modules without any.
 
     path: an importance matrix of llama.cpp. A mixture is planned anew, as it is with importance. Raises
     CheckpointError where it is none, CalibrationError where no method of the plan takes importance, no weight
@@ -71,7 +71,7 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
 def mean_squares_of_file(
     path: Path | str, weights: Iterable[tuple[CheckpointPlan, Placement]]
 ) -> tuple[dict[str, dict[str, Statistics]], list[str]]:
-    """Return the mean squares of inputs that an importance matrix has, by module, and modules without any.
+    """Return the mean squares in an importance matrix, and modules without any.
 
     weights: at least one, each with a plan that writes it. Raises CheckpointError for a file that is none,
     CalibrationError where no weight is named and for one of another width.
@@ -95,14 +95,14 @@ def mean_squares_of_file(
 
 
 def takes_importance(method: str) -> bool:
-    """Return whether a method weighs errors by the mean squares of inputs, where it knows them."""
+    """Return whether a method weighs errors by mean squares of inputs."""
     return NEED in method_named(method).takes
 
 
 def importance_in(
     found: Mapping[str, Floats], module: str, columns: int, path: Path | str, stored: StoredForm | None = None
 ) -> Floats | None:
-    """Return the importance of the inputs of a module, (columns,), or None where the file has none.
+    """Return the importance of a module's inputs, (columns,), or None.
 
     found: of the file at ``path``. stored: llama.cpp's name of the weight, where it is known, and which of
     several it is under that name. Raises CalibrationError for numbers of a layer of another width.
@@ -125,7 +125,7 @@ def importance_in(
 
 
 def weighted(plan: CheckpointPlan) -> CheckpointPlan:
-    """Return ``plan`` with the types that its mixture, if it has one, has with importance."""
+    """Return ``plan`` with the importance-matrix variant of its mixture, if any."""
     mixture = plan.recipe.mixture(plan.codec)
     if mixture is None or mixture.endswith(WEIGHTED):
         return plan
@@ -136,10 +136,10 @@ def weighted(plan: CheckpointPlan) -> CheckpointPlan:
 
 
 def _stored_form(plan: CheckpointPlan, weight: Placement) -> StoredForm | None:
-    """Return the form of a weight in the files that are written, where these are llama.cpp's."""
+    """Return the form of a weight in the output files of llama.cpp."""
     name, config = f"{weight.module}.weight", plan.source.config or {}
     form = plan.codec.model_format.stored_form(name, weight.shape, config)
-    return None if form is NO_PLACE else form
+    return None if form is OMITTED else form
 
 
 def _statistics(values: Floats, name: str) -> Statistics:

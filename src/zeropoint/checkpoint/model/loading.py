@@ -1,4 +1,4 @@
-"""A quantized checkpoint in a model of ours: packed layers in the places of its Linear layers.
+"""Load a quantized checkpoint into a model with packed layers.
 
 Codes, scales and zero points become what the file holds, bit for bit; other tensors are copied into it.
 """
@@ -36,13 +36,13 @@ from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place, open_file, shown
 from ..read.tensor_entries import TensorEntry
-from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, stands_of
+from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .parts import layer_scheme_of, whole_scale
 
 
 @by_signature
 def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = False) -> Conversion:
-    """Return ``model`` with the weights of a checkpoint: in packed layers where they are quantized.
+    """Return ``model`` with a checkpoint's weights, quantized ones in packed layers.
 
     Args:
         model: of the same architecture, of floats, with any numbers, such as
@@ -62,7 +62,7 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
         linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
         rows = {name: m.out_features for name, m in linears.items() if TRANSPOSED not in vars(m)}
-        where = file_rows(root, stands_of(rows, experts))
+        where = file_rows(root, model_weights(rows, experts))
         stored = _stored(source, where, linears)
         _load_floats(target, stored, files)
         made = _layers(linears, where, (source, stored), files)
@@ -74,7 +74,7 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
 
 
 class Files(dict[Place, OpenFile]):
-    """Files that are opened when they are first asked for, and closed at the end."""
+    """Files opened on first use, and closed at the end."""
 
     def __missing__(self, place: Place) -> OpenFile:
         self[place] = file = open_file(place)
@@ -89,7 +89,7 @@ class Files(dict[Place, OpenFile]):
 
 
 def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, nn.Linear]) -> StoredLayers:
-    """Return the quantized layers of the files, with the shapes and dtypes that the model gives them."""
+    """Return the files' quantized layers, with the model's shapes and dtypes."""
     known = {
         rows.module: Known(
             shape=(len(rows.index), linears[rows.layer].in_features), dtype=linears[rows.layer].weight.dtype
@@ -115,7 +115,7 @@ def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, n
 
 
 def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, OpenFile]) -> None:
-    """Copy what is not quantized into the model, through views of its memory that have the names of files."""
+    """Copy unquantized tensors into the model through views with file names."""
     state = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
     views = file_tensors(model, state)
     quantized = {layer.module + WEIGHT for layer in stored.layers}
@@ -136,9 +136,10 @@ def fill(
     state: Mapping[str, torch.Tensor], views: Mapping[str, torch.Tensor], names: Iterable[str],
     read: Callable[[str], torch.Tensor],
 ) -> None:  # fmt: skip
-    """Copy tensors of files into ``views`` of the memory of ``state``, by ``names``; ``read`` reads one.
+    """Copy tensors of files into ``views`` of the memory of ``state``.
 
-    Raises CheckpointError for a tensor of another shape, UnsupportedError for a dtype that torch lacks.
+    names: of tensors. read: reads one. Raises CheckpointError for a tensor of another shape, UnsupportedError
+    for a dtype that torch lacks.
     """
     memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
     for name in names:
@@ -152,7 +153,7 @@ def fill(
 
 
 def read_tensor(entry: TensorEntry, files: Mapping[Place, OpenFile]) -> torch.Tensor:
-    """Return a tensor of a file; raises UnsupportedError for a dtype that torch lacks."""
+    """Return a tensor of a file; raises UnsupportedError for foreign dtypes."""
     if entry.dtype not in TORCH_DTYPES:
         raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
     if not entry.nbytes:
@@ -164,7 +165,7 @@ def read_tensor(entry: TensorEntry, files: Mapping[Place, OpenFile]) -> torch.Te
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some rows of a layer in codes, and what the file says of the layer's input."""
+    """Some rows of a layer in codes, and its stored input quantization."""
 
     index: torch.Tensor
     codes: QuantizedTensor
@@ -224,7 +225,7 @@ def _joined(pieces: Sequence[_Piece]) -> QuantizedTensor:
 def input_quantizer(
     layer: StoredLayer, given: Activation | None, source: Source, files: Mapping[Place, OpenFile]
 ) -> FakeQuantize | LocalQuantize | Activation | None:
-    """Return how a layer's input is quantized, with the parameters that the file has.
+    """Return the input quantization of a layer, with the parameters in files.
 
     given: what the configuration says. source: which holds these parameters; its codec has names for them
     unless they come from each tensor. files: of ``source``, open. Raises CheckpointError for missing ones.
@@ -249,7 +250,7 @@ def input_quantizer(
 def _local(
     module: str, given: Activation, names: InputNames, source: Source, files: Mapping[Place, OpenFile]
 ) -> LocalQuantize:
-    """Return the quantizer that has the scale in the file, found from the range that gives it."""
+    """Return the local quantizer that reproduces the scale in the file."""
     entry = source.entries.get(f"{module}.{names.global_scale}")
     scale = (
         None if entry is None or math.prod(entry.shape) != 1 else read_tensor(entry, files).reshape(1).float()

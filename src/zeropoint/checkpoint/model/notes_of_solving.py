@@ -1,4 +1,4 @@
-"""Sentences of a report about weights that were solved on calibration data: losses, bounds, what changed."""
+"""Report sentences about solved weights: losses, bounds and changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of_losses(losses: Mapping[str, Loss]) -> Iterator[str]:
 
 
 def of_rescaling(found: Iterable[RescaledBlock]) -> Iterator[str]:
-    """Yield sentences about inputs whose channels are rescaled, and about blocks where none are."""
+    """Yield sentences about rescaled inputs, and blocks without any."""
     blocks = list(found)
     notes = [note for block in blocks for note in block.notes]
     if blocks:
@@ -34,7 +34,7 @@ def of_rescaling(found: Iterable[RescaledBlock]) -> Iterator[str]:
 
 
 def of_corrections(plan: CheckpointPlan, corrected: Collection[str]) -> Iterator[str]:
-    """Yield a sentence about biases that are corrected, and about weights of layers without one."""
+    """Yield a sentence about corrected biases, and layers without one."""
     asked = [weight for weight in plan.weights if corrections_of(method_named(weight.method))]
     if not asked:
         return
@@ -47,7 +47,7 @@ def of_corrections(plan: CheckpointPlan, corrected: Collection[str]) -> Iterator
 
 
 def outside_of_blocks(tasks: Iterable[WeightTask], losses: Mapping[str, Loss]) -> Iterator[str]:
-    """Yield a sentence about weights that lie outside of blocks, by methods that round blocks."""
+    """Yield a sentence about weights outside blocks, for methods by block."""
     found: dict[str, list[str]] = {}
     for task in tasks:
         if of_block(task) and losses[task.name].together is None:
@@ -60,7 +60,7 @@ def outside_of_blocks(tasks: Iterable[WeightTask], losses: Mapping[str, Loss]) -
 
 
 def _outputs(losses: Mapping[str, Loss]) -> Iterator[str]:
-    """Yield sentences about the losses of all weights: the error of outputs over the outputs, squared."""
+    """Yield sentences about the losses of all weights, relative squared errors."""
     known = {name: loss for name, loss in losses.items() if loss.seen is not None}
     if not known:
         return

@@ -1,4 +1,4 @@
-"""Tokens that a model generates itself, to learn from where there is no data.
+"""Calibration tokens that a model generates itself.
 
 Each window begins with a random token, and each token that follows is drawn from what the model makes of
 those before it, at temperature 1, with keys and values kept. Windows are generated a few at a
@@ -28,9 +28,9 @@ TOGETHER = 16
 def require_memory(
     model: Any, blocks: Sequence[str], windows: Sequence[torch.Tensor], limits: Limits, spare: int
 ) -> None:
-    """Raise CheckpointError where a model with all of its blocks, keys and values takes more than there is.
+    """Raise CheckpointError where generation exceeds the memory limit.
 
-    model: with parameters. blocks: names of those of which memory for two is counted already. windows:
+    model: with parameters. blocks: names of blocks, memory for two of which is counted already. windows:
     (1, length) each. spare: bytes that are left.
     """
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]

@@ -1,4 +1,4 @@
-"""What the parts of a model are called in its checkpoint, and which rows of a weight stand under which name.
+"""Names of model parameters in files, and the places of their rows.
 
 In memory transformers, from 5.0 on, calls and joins weights otherwise than its files do. How it gets from one
 to the other when it saves is asked of transformers itself: for each quantized weight a column with the
@@ -28,7 +28,7 @@ WEIGHT, BIAS = ".weight", ".bias"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRows:
-    """Where rows of a model's layer lie in a file: ``module`` holds the rows ``index`` of ``layer``."""
+    """Rows of a model layer in a file: ``module`` holds rows ``index``."""
 
     module: str
     layer: str
@@ -36,8 +36,8 @@ class WeightRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
-    """A quantized weight as a model has it: the layers whose rows it consists of, and its shape.
+class ModelWeight:
+    """A quantized weight of a model: its layers and shape.
 
     layers: name and rows of each, in order. shape: with one number for each row.
     """
@@ -46,14 +46,14 @@ class Stand:
     shape: tuple[int, ...]
 
 
-def stands_of(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) -> dict[str, Stand]:
-    """Return the weights that a checkpoint may hold quantized, by their names in the model.
+def model_weights(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) -> dict[str, ModelWeight]:
+    """Return the weights that may be quantized, by their model names.
 
-    layers: the rows of linear layers by name, of which those of experts do not count. experts: by name.
+    layers: the rows of linear layers by name; experts' layers do not count. experts: by name.
     """
     inside = tuple(f"{name}." for name in experts)
     found = {
-        f"{name}{WEIGHT}".lstrip("."): Stand(layers=((name, rows),), shape=(rows, 1))
+        f"{name}{WEIGHT}".lstrip("."): ModelWeight(layers=((name, rows),), shape=(rows, 1))
         for name, rows in layers.items()
         if not name.startswith(inside)
     }
@@ -62,7 +62,7 @@ def stands_of(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) ->
             children = split.get_submodule(own).named_children()
             members = tuple((f"{name}.{own}.{key}", _rows(layer)) for key, layer in children)
             order = (1, members[0][1]) if split.rest.is_transposed else (members[0][1], 1)
-            found[f"{name}.{own}"] = Stand(layers=members, shape=(len(members), *order))
+            found[f"{name}.{own}"] = ModelWeight(layers=members, shape=(len(members), *order))
     return found
 
 
@@ -72,7 +72,7 @@ def _rows(layer: nn.Module) -> int:
 
 
 def file_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model as its files have them; tied ones once.
+    """Return a model's tensors in file layout; tied ones once.
 
     Models that are not of transformers keep their names.
     """
@@ -84,7 +84,7 @@ def file_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[
 
 
 def file_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Return the names in files of parameters that files have as they are, by their names in the model.
+    """Return the file names of parameters stored unchanged, by model name.
 
     Raises UnsupportedError for a parameter that files have otherwise.
     """
@@ -97,20 +97,20 @@ def file_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[WeightRows]:
-    """Return where the rows of quantized weights lie in the files of ``model``.
+def file_rows(model: nn.Module, weights: Mapping[str, ModelWeight]) -> list[WeightRows]:
+    """Return the places of quantized weights' rows in the model's files.
 
-    stands: by the names of the weights in the model. Raises UnsupportedError, which names the layer, where a
+    weights: by the names of the weights in the model. Raises UnsupportedError, which names the layer, where a
     file holds no matrix of rows of one layer.
     """
     columns, starts = {}, dict[int, tuple[str, int]]()
     count = 0
-    for name, stand in stands.items():
+    for name, weight in weights.items():
         begin = count
-        for layer, rows in stand.layers:
+        for layer, rows in weight.layers:
             starts[count] = layer, rows
             count += rows
-        columns[name] = torch.arange(begin, count).reshape(stand.shape)
+        columns[name] = torch.arange(begin, count).reshape(weight.shape)
     begins = torch.tensor(sorted(starts))
     config: Any = model.config if is_pretrained(model) else None
     interleaved = config is not None and expert_layout(config.to_dict()).interleaved
@@ -135,7 +135,7 @@ def file_rows(model: nn.Module, stands: Mapping[str, Stand]) -> list[WeightRows]
 
 
 def _rows_of_experts(name: str, layers: Sequence[tuple[str, int]], interleaved: bool) -> Iterator[WeightRows]:
-    """Yield the rows of each matrix that is made of a tensor of all experts, as checkpoints are quantized.
+    """Yield the rows of each matrix in a tensor of all experts.
 
     layers: of the experts in order, with their rows.
     """

@@ -1,4 +1,4 @@
-"""What a converted model becomes in a checkpoint: quantized matrices, and tensors of floats."""
+"""Parts of a converted model: quantized matrices, and float tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ...models.dequantize import QUANTIZED, restore
 from ...recipes import Activation
 from ...tensor import QuantizedTensor
 from ...training import FakeQuantize
-from .parameter_names import WEIGHT, file_rows, file_tensors, stands_of
+from .parameter_names import WEIGHT, file_rows, file_tensors, model_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,13 @@ class QuantizedPart:
         return {**codec.encode(self.layer, codes), **constants, **self.inputs}
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Return what its codec says of its tensors, but those of inputs."""
+        """Return its codec's tensors, inputs excluded."""
         return self.layer.codec.tensors(self.layer, self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """All that a checkpoint of a model holds, by the names in the file.
+    """Content of a model's checkpoint, by the names in the file.
 
     quantized: by module. floats: other tensors. named: module of a file to its name in the model, where that
     is another. kept: Linear layers of the model that are not quantized, by their names there.
@@ -70,7 +70,7 @@ class Parts:
 
 
 def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
-    """Return the parts of a converted model, which stays as it is and whose memory they share.
+    """Return the parts of a converted model, which share its memory.
 
     codec: what its files are written in.
     Raises UnsupportedError for a model without quantized layers, for a prepared one, and, unless
@@ -88,17 +88,18 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
         )
     skeleton = restore(skeleton, [module for module, _ in others.values()])
     experts = {n: m for n, m in skeleton.named_modules() if isinstance(m, SplitExperts)}
-    stands = stands_of({name: layer.out_features for name, layer in fits.items()}, experts)
+    weights = model_weights({name: layer.out_features for name, layer in fits.items()}, experts)
     gone = tuple(itertools.chain(
         (f"{name}.{part}" for name in fits for part in ("weight.", "input_quantizer.")),
         (f"{name}.{own}." for name, split in experts.items() for own in (split.up, split.down)),
     ))  # fmt: skip
     state = {
-        name: value for name, value in skeleton.state_dict().items()
+        name: value
+        for name, value in skeleton.state_dict().items()
         if isinstance(value, torch.Tensor) and not name.startswith(gone)
-    }  # fmt: skip
+    }
     floats, quantized, named = file_tensors(skeleton, state), {}, {}
-    for rows in file_rows(skeleton, stands):
+    for rows in file_rows(skeleton, weights):
         layer = skeleton.get_submodule(rows.layer)
         if isinstance(layer, QuantizedLinear):
             quantized[rows.module] = _quantized(layer, rows.index, codec)
@@ -119,7 +120,7 @@ _Others = dict[str, tuple[nn.Module, str]]
 
 
 def _sorted(model: nn.Module, codec: Codec) -> tuple[dict[str, QuantizedLinear], _Others]:
-    """Return the layers that a layout holds by name, and the others with the reason."""
+    """Return the layers that a layout holds, and the others with reasons."""
     fits: dict[str, QuantizedLinear] = {}
     others: _Others = {}
     for name, module in _outermost(model, ""):
@@ -145,7 +146,7 @@ def _sorted(model: nn.Module, codec: Codec) -> tuple[dict[str, QuantizedLinear],
 
 
 def _outermost(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield all modules by name, but nothing inside quantized layers and split attention."""
+    """Yield modules by name, none inside quantized layers or split attention."""
     yield name, module
     if not isinstance(module, (*QUANTIZED, PreparedLayer, SplitAttention)):
         for key, child in module.named_children():
@@ -153,7 +154,7 @@ def _outermost(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _untied(fits: dict[str, QuantizedLinear], others: _Others) -> dict[str, QuantizedLinear]:
-    """Move layers to the others whose weight is that of one of these, which the file holds as floats."""
+    """Move layers that share a weight of ``others``, stored as floats, there."""
     owners = {
         id(packed): name
         for name, (module, _) in others.items()
@@ -189,7 +190,7 @@ def _refusal(module: nn.Module, codec: Codec) -> str | None:
 
 
 def layer_scheme_of(module: QuantizedLinear, codec: Codec) -> LayerScheme:
-    """Return how a layer is quantized; raises UnsupportedError for what no layout holds."""
+    """Return the scheme of a layer; raises UnsupportedError without a layout."""
     return _named(codec, module.weight.scheme, _input_of(module.input_quantizer))
 
 
@@ -228,7 +229,7 @@ _LARGE = 1 << 40
 
 
 def whole_scale(quantizer: LocalQuantize) -> torch.Tensor:
-    """Return the scale over all tensors, as its scheme's dialect keeps it: [1]."""
+    """Return the tensor-wide scale in its dialect's form: [1]."""
     columns = quantizer.activation.scheme.granularity.block_shape((1, _LARGE))[1]
     return quantizer.codes(torch.zeros(1, columns)).scales[-1].reshape(1)
 

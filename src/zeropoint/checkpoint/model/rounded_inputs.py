@@ -1,4 +1,4 @@
-"""Inputs of layers that a checkpoint says are quantized, quantized as a model runs on decoded weights."""
+"""Quantized layer inputs in a model that runs on decoded weights."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ...errors import count
 from ...models.dynamic_quantize import as_module
 from ..read.source import Source
 from ..read.storage import OpenFile, Place
-from .calibration import RunningModel
 from .loading import input_quantizer
+from .running_model import RunningModel
 
 
 @contextmanager
 def rounded_inputs(
     model: RunningModel, source: Source, files: Mapping[Place, OpenFile]
 ) -> Iterator[tuple[str, ...]]:
-    """Let the inputs of layers be quantized and dequantized as in a converted model; yield what that means.
+    """Fake-quantize layer inputs within the context; yield sentences about them.
 
     Sentences say how many layers have which scheme of inputs, and where inputs are quantized in engines but
     not here. source: the checkpoint with its codes. files: of it, open.
@@ -63,7 +63,7 @@ class _Rounding:
 
     def __call__(
         self,
-        layer: nn.Module,  # noqa: ARG002 (the signature is that of hooks)
+        layer: nn.Module,  # noqa: ARG002 (the signature of hooks)
         args: tuple[torch.Tensor, ...],
     ) -> tuple[torch.Tensor, ...]:
         return (self._quantizer(args[0]), *args[1:])

@@ -1,4 +1,4 @@
-"""Weights from statistics in files: solved one by one from Gram matrices, without running the model."""
+"""Solve weights one by one from saved statistics, without the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HELD = frozenset((GRAM, MEAN_SQUARE))
 
 
 def with_mean_squares(plan: CheckpointPlan, saved: SavedStatistics) -> CheckpointPlan:
-    """Return ``plan`` with the mean squares of inputs, where its methods take these.
+    """Return ``plan`` with mean squares of inputs, where methods take them.
 
     A mixture is planned anew, as it is with importance. Raises CalibrationError where no method takes any, or
     one needs more.
@@ -58,7 +58,7 @@ def with_mean_squares(plan: CheckpointPlan, saved: SavedStatistics) -> Checkpoin
 
 
 def _require_held(plan: CheckpointPlan) -> None:
-    """Raise CalibrationError for methods and inputs that learn from more than such files hold."""
+    """Raise CalibrationError for methods and inputs that saved statistics cannot serve."""
     if static_inputs(plan):
         raise CalibrationError(
             f"static inputs take their scales from a run of the model, which {option('statistics')} does not "
@@ -82,10 +82,10 @@ def _require_held(plan: CheckpointPlan) -> None:
 def solved_from(
     plan: CheckpointPlan, saved: SavedStatistics, folder: Path, *, progress: bool = False
 ) -> CheckpointPlan:
-    """Return ``plan`` with the codes of weights whose methods take Gram matrices, from those that are saved.
+    """Return ``plan`` with codes solved from saved Gram matrices.
 
     folder: keeps the codes; what an earlier run left there is used. Raises CalibrationError for statistics
-    that have no such matrices or not those of a weight; CheckpointError where memory is too little.
+    that have no such matrices, or none of a weight; CheckpointError where memory is too little.
     """
     require_gram(saved)
     kept = SolvedFolder(folder)
@@ -121,7 +121,7 @@ def solved_from(
                 data = LayerData(statistics={GRAM: gram}, own=saved.sites[site].vectors)
                 _solve(todo, data, extremes, kept, files, workers=plan.limits.workers)
     tasks = [task for group in groups.values() for task, _ in group]
-    return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.said()))
+    return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.notes()))
 
 
 def require_gram(saved: SavedStatistics) -> None:
@@ -137,7 +137,7 @@ def _solve(
     todo: list[tuple[WeightTask, Placement]], data: LayerData, extremes: Mapping[str, tuple[float, float]],
     kept: Solutions, files: Files, *, workers: int,
 ) -> None:  # fmt: skip
-    """Solve weights that read one input. extremes: of weights that share a scale, by ``share``."""
+    """Solve weights with one input, under extremes by ``share``."""
     found: dict[str, tuple[LayerResult, Loss]] = {}
     gram = data.statistics[GRAM]
     # Files are opened in this thread.
@@ -161,7 +161,7 @@ def _solve(
 
 
 def _loss_by(gram: Statistics, weight: torch.Tensor, result: LayerResult) -> float:
-    """Return how far outputs are from those of the weight, as a share of their squares: of all vectors."""
+    """Return the relative squared error of outputs over all vectors."""
     matrix, own = gram["gram"], weight.double()
     error = result.dequantize(torch.float32).double() - own
     lost, whole = (float(((x @ matrix) * x).sum()) for x in (error, own))
@@ -175,7 +175,7 @@ def _matrix(weight: Placement, files: Files) -> torch.Tensor:
 
 
 def _extremes(weights: Iterable[Placement]) -> dict[str, tuple[float, float]]:
-    """Return the smallest and largest value of weights that share a tensor scale, by ``share``."""
+    """Return the extremes of weights with a shared tensor scale, by ``share``."""
     found: dict[str, tuple[float, float]] = {}
     with Files() as files:
         for weight in weights:
@@ -187,7 +187,7 @@ def _extremes(weights: Iterable[Placement]) -> dict[str, tuple[float, float]]:
 
 
 class PooledGrams:
-    """Gram matrices of sites, those of experts drawn toward the sum over all experts of their layer.
+    """Gram matrices of sites; experts' are shrunk toward their layer's sum.
 
     saved: where they are from. The sum of one layer, and the last matrix, are kept.
     """
@@ -201,7 +201,7 @@ class PooledGrams:
         self._known: Statistics | None = None
 
     def of(self, module: str) -> Statistics | None:
-        """Return the Gram matrix of the inputs of a module, or None where there is none."""
+        """Return the Gram matrix of a module's inputs, or None."""
         site = self.site(module)
         if site is None:
             return None
@@ -210,7 +210,7 @@ class PooledGrams:
         return self._known
 
     def site(self, module: str) -> str | None:
-        """Return the name of what modules with one Gram matrix read, or None."""
+        """Return the site of a module's Gram matrix, or None."""
         return self._saved.owners.get(module) if self._saved.has_gram else None
 
     def state(self, name: str) -> State:
@@ -231,7 +231,7 @@ class PooledGrams:
 
 
 def _place_of(name: str) -> str:
-    """Return the name of a module with ``*`` for the number of an expert, which comes after that of a block.
+    """Return a module's name with ``*`` for its expert's number.
 
     >>> _place_of("model.layers.3.mlp.experts.7.up_proj"), _place_of("model.layers.3.mlp.up_proj")
     ('model.layers.3.mlp.experts.*.up_proj', 'model.layers.3.mlp.up_proj')

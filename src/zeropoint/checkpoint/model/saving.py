@@ -1,4 +1,4 @@
-"""A converted model as a checkpoint that transformers and vLLM load, in the layouts of a codec.
+"""Save a converted model as a checkpoint for transformers and vLLM.
 
 Weights, scales and zero points are written as the model has them, under the names that its files have:
 nothing is quantized here. All files get their names in the directory, or none of them does.
@@ -46,7 +46,7 @@ class Saves(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """What was written: the directory, the names of its files, and how many layers are quantized or kept."""
+    """Saved checkpoint: directory, file names, and numbers of layers."""
 
     path: Path
     files: tuple[str, ...]
@@ -109,7 +109,7 @@ def save_checkpoint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """A tensor of a file; ``part`` is the module of the quantized matrix that it belongs to, or empty."""
+    """A tensor of a file, and its quantized matrix's module, if any."""
 
     name: str
     dtype: str
@@ -125,7 +125,7 @@ _Shards = Mapping[str, list[_Tensor]]
 
 
 def _tensors(parts: Parts) -> Iterator[list[_Tensor]]:
-    """Yield what stays together: the tensors of a matrix, or one of floats."""
+    """Yield tensors of one shard: a matrix's, or a float tensor."""
     for module, part in parts.quantized.items():
         found = [(spec.suffix, spec.dtype, spec.shape) for spec in part.specs()]
         found += [(end, FILE_DTYPES[t.dtype], tuple(t.shape)) for end, t in part.inputs.items()]
@@ -140,7 +140,7 @@ def _tensors(parts: Parts) -> Iterator[list[_Tensor]]:
 
 
 def _shards(parts: Parts, limit: int) -> dict[str, list[_Tensor]]:
-    """Return the tensors of each file, in the order in which safetensors' own writer puts them."""
+    """Return the tensors of each file in the order of safetensors' writer."""
     files: list[list[_Tensor]] = [[]]
     size = 0
     for group in sorted(_tensors(parts), key=lambda group: group[0].name):
@@ -204,7 +204,7 @@ def _documents(model_config: bytes | None, parts: Parts, shards: _Shards) -> dic
 
 
 def _quantization_config(parts: Parts, codec: Codec) -> Mapping[str, Any]:
-    """Return what is quantized and how. Names are those of the file, which vLLM has, and of the model."""
+    """Return the quantization section, by names of the file and model."""
     modules: dict[LayerScheme, list[str]] = {}
     for module, part in parts.quantized.items():
         modules.setdefault(part.layer, []).extend(dict.fromkeys((module, parts.named[module])))
@@ -232,7 +232,7 @@ def _write(path: Path, parts: Parts, shards: _Shards, texts: Mapping[str, bytes]
             for name, data in texts.items():
                 directory.prepare(name, len(data), data)
             last = [n for n in texts if n.endswith(INDEX_SUFFIX) or n in (CONFIG, WEIGHTS_ONLY_CONFIG)]
-            directory.settle()
+            directory.sync()
             directory.publish(last)
         except BaseException:
             directory.discard()
@@ -240,7 +240,7 @@ def _write(path: Path, parts: Parts, shards: _Shards, texts: Mapping[str, bytes]
 
 
 def _write_tensors(descriptor: int, begin: int, tensors: list[_Tensor], parts: Parts) -> None:
-    """Write the tensors of a file behind its header; each quantized matrix is encoded once."""
+    """Write the tensors of a file; encode each quantized matrix once."""
     offsets: dict[str, list[tuple[_Tensor, int]]] = {}
     for tensor in tensors:
         offsets.setdefault(tensor.part or tensor.name, []).append((tensor, begin))

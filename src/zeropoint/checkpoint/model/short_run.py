@@ -1,4 +1,4 @@
-"""Compare the logits of a quantized checkpoint with those of the original on a few tokens."""
+"""Short comparison of a result's logits with the original's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANOTHER = 2.0
 
 
 def compared(result: RunResult, source: Source, ids: torch.Tensor, limits: Limits) -> RunResult:
-    """Return ``result`` with a note: the KL divergence from the original on a few tokens.
+    """Return ``result`` with a note on its KL divergence from the original.
 
     Args:
         result: what was written.

@@ -1,4 +1,4 @@
-"""Solve the weights of a checkpoint on calibration data, and keep the codes until they are written.
+"""Solve weights on calibration data, and keep their codes on disk.
 
 A folder has a file of codes for each weight, complete or absent, so that an interrupted command resumes.
 The digests of these files are part of the identity of the run.
@@ -44,9 +44,9 @@ from ..plan.limits import Limits, give_back
 from ..plan.placement import Placement
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
-from .calibration import RunningModel, running
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
 from .parameter_names import BIAS, WEIGHT, WeightRows, file_names
+from .running_model import RunningModel, running
 from .tokens import Given
 
 _RECORD = "zeropoint_solved.json"
@@ -56,7 +56,7 @@ _REMEDY = "quantize it by method mse, which needs no data"
 
 
 def in_order(plan: CheckpointPlan) -> bool:
-    """Return whether a method of ``plan`` is solved in the order in which layers run."""
+    """Return whether a method of ``plan`` solves layers in running order."""
     return any(is_in_order(method_named(weight.method)) for weight in plan.weights)
 
 
@@ -64,12 +64,12 @@ def in_order(plan: CheckpointPlan) -> bool:
 def folder_for(
     out: Place, spool: Path | str | None, *, restart: bool, kind: str = "solved"
 ) -> Iterator[Path]:
-    """Return a context with the folder of solved weights of an output, which is removed at the end.
+    """Return a context with an output's folder of solved weights.
 
-    out: the output directory, next to which it lies, or a URL, for which it is in ``spool`` or in the
-    system's directory for temporary files. restart: whether what an earlier run left there is discarded.
-    kind: ``"solved"``, or ``"exported"`` for a model that is exported. Raises CheckpointError where
-    it cannot be made.
+    The folder is removed at the end. out: the output directory, next to which it lies, or a URL, for which it
+    is in ``spool`` or in the system's directory for temporary files. restart: whether what an earlier run
+    left there is discarded. kind: ``"solved"``, or ``"exported"`` for a model that is exported. Raises
+    CheckpointError where it cannot be made.
     """
     if isinstance(out, Path):
         folder = out.with_name(f".{out.name}.{kind}")
@@ -95,7 +95,7 @@ def folder_for(
 
 
 def _require_own(folder: Path, kind: str) -> None:
-    """Raise CheckpointError unless a folder is a user's own and holds nothing, or what was solved."""
+    """Raise CheckpointError unless the folder is ours, with solved weights alone."""
     found = folder.lstat()
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not ours or not all(map(_OWN.fullmatch, (path.name for path in folder.iterdir()))):
@@ -106,7 +106,7 @@ def _require_own(folder: Path, kind: str) -> None:
 
 
 def _remove(folder: Path, *, finished: bool) -> None:
-    """Remove what is kept while a model runs, of runs that were killed, too.
+    """Remove temporary files of a model's runs, killed ones included.
 
     finished: whether solved weights are removed with it, and then the folder.
     """
@@ -128,7 +128,7 @@ def _remove(folder: Path, *, finished: bool) -> None:
 def solved(
     plan: CheckpointPlan, given: Given, folder: Path, *, progress: bool = False
 ) -> tuple[CheckpointPlan, torch.Tensor]:
-    """Return ``plan`` with the codes of its weights, solved on calibration data one block after another.
+    """Return ``plan`` with codes solved block by block, and held-out tokens.
 
     With it come token ids, (1, tokens), that are held out where some are.
 
@@ -160,14 +160,14 @@ def solved(
     if folds:
         plan = with_folds(plan, folds)
     notes = (
-        *plan.notes, *of_rescaling(kept.rescalings), *of_corrections(plan, kept.corrected), *kept.said(),
+        *plan.notes, *of_rescaling(kept.rescalings), *of_corrections(plan, kept.corrected), *kept.notes(),
         *outside_of_blocks(tasks, kept.losses),
     )  # fmt: skip
     return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
 
 
 def _in_files(model: RunningModel, folds: Mapping[str, ChannelFold]) -> dict[str, ChannelFold]:
-    """Return what tensors of files are multiplied with, from what parameters of the model are."""
+    """Return the channel folds of file tensors, from model parameters'."""
     found, left = dict[str, ChannelFold](), dict(folds)
     for own in model.rows:
         bias = folds.get(f"{own.layer}{BIAS}")
@@ -193,10 +193,10 @@ _BLOCKS_REMEDY = "use method shift+descent, which trains nothing"
 
 
 def windows_at_once(spare: int, limits: Limits, remedy: str) -> Callable[[int, int], int]:
-    """Return what says how many windows run at once while a block is trained, see :class:`Steps`.
+    """Return a function for the number of concurrent training windows.
 
-    spare: bytes that the process may take beyond a model that runs. remedy: what to do instead, for messages.
-    It raises CheckpointError where not even one window fits.
+    See :class:`Steps`. spare: bytes that the process may take beyond a model that runs. remedy: what to do
+    instead, for messages. It raises CheckpointError where not even one window fits.
     """
 
     def at_once(fixed: int, window: int) -> int:
@@ -233,7 +233,7 @@ def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits)
 
 
 def _passing(tasks: Iterable[WeightTask], model: RunningModel) -> int:
-    """Return the bytes of what is kept of all tokens while weights are solved, at most.
+    """Return the most bytes kept of all tokens while weights are solved.
 
     That is what passes between blocks in the float and in the deployed model, of which one is counted as
     what running takes, and the inputs of the layers of a block in the float model.
@@ -248,7 +248,7 @@ def _passing(tasks: Iterable[WeightTask], model: RunningModel) -> int:
 
 
 def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]:
-    """Return a task for each weight of a plan that is a Linear layer of the model.
+    """Return a task for each weight in a Linear layer.
 
     Raises UnsupportedError for another weight whose method needs statistics of inputs.
     """
@@ -280,13 +280,13 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
 
 
 def _in_file(weight: Placement, index: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of rows in the order in which the output has them, which some layouts change."""
+    """Return row numbers in the order of the output's layout."""
     order = None if weight.origin.form is None else weight.origin.form.rows
     return index if order is None else index[order.model_rows(torch.arange(len(index)))]
 
 
 class SolvedFolder:
-    """Solved weights in a folder: a file of codes for each weight, and a file with its loss.
+    """Solved weights in a folder: codes and a loss for each.
 
     losses: by the names of weights.
     """
@@ -298,7 +298,7 @@ class SolvedFolder:
         self._changes: dict[str, Mapping[str, torch.Tensor]] = {}
 
     def begin(self, fields: Mapping[str, str]) -> None:
-        """Write the identity of the run, or compare it with the one that is there.
+        """Write the identity of the run, or compare an existing one.
 
         Raises CheckpointError where they differ.
         """
@@ -328,7 +328,7 @@ class SolvedFolder:
         self.write(self._codes(task), result.q.save)
 
     def known(self, task: WeightTask) -> LayerResult | None:
-        """Return the codes of a weight that an earlier run kept, or None; what is damaged is solved again."""
+        """Return an earlier run's codes of a weight, or None if damaged."""
         try:
             q = QuantizedTensor.load(self._codes(task))
             said = json.loads(self._loss(task).read_text(encoding="utf-8"))
@@ -371,7 +371,7 @@ class SolvedFolder:
         return {name for name, changes in self._changes.items() if changes}
 
     def folds(self, tasks: Iterable[WeightTask], root: nn.Module) -> dict[str, ChannelFold]:
-        """Return what parameters of the model are multiplied with, and what is added to them, by name."""
+        """Return the factors and corrections of model parameters, by name."""
         found = {name: fold for block in self.rescalings for name, fold in block.folds.items()}
         added = dict[str, torch.Tensor]()
         for task in tasks:
@@ -392,7 +392,7 @@ class SolvedFolder:
             found[task.name] = SolvedWeight(path, digest, self.losses[task.name])
         return found
 
-    def said(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[str, ...]:
         """Return sentences about the losses of all weights."""
         return tuple(of_losses(self.losses))
 

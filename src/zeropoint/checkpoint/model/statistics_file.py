@@ -1,4 +1,4 @@
-"""Files of statistics: sums over the inputs of a checkpoint's layers, as a safetensors file.
+"""Statistics files: sums over layer inputs in a safetensors file.
 
 Each site, a tensor that layers read, has the name of its first reader X:
 
@@ -8,7 +8,7 @@ Each site, a tensor that layers read, has the name of its first reader X:
 ``__metadata__`` has zeropoint_statistics, the version; model, a digest of the checkpoint; tokens, digests of
 the data; and sites, by name: readers, vectors and numbers that were left out as not finite.
 
-Several files are read as one, whose sums are those of the files, added in float64 in their order.
+Several files are read as one, whose sums are the files' sums, added in float64 in their order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SAMPLED, _SAMPLE = 16, 256
 
 
 def mark_of(source: Source) -> str:
-    """Return a digest that tells a checkpoint from others: its headers, and some bytes of some tensors."""
+    """Return a digest of a checkpoint's headers and sampled bytes."""
     total = hashlib.sha256()
     names = sorted(source.entries)
     for name in names:
@@ -118,7 +118,7 @@ class StatisticsDraft:
 
 
 class _Pieces(Sequence[bytes]):
-    """A head and the content of a file behind it, a piece at a time."""
+    """A head and the content of a file, in pieces."""
 
     def __init__(self, head: bytes, file: Any, size: int) -> None:
         self._head, self._file, self._size = head, file, size
@@ -147,11 +147,11 @@ _PIECE = 1 << 24
 
 
 class SavedStatistics:
-    """The statistics of one file, or of several together.
+    """Statistics of one or several files.
 
     paths: of the files, at least one. source: the checkpoint that they must be of. sites: by the names of
     their first readers. owners: the site of each reader. tokens: digests of data. has_gram: whether there are
-    Gram matrices. Raises CheckpointError for files that are none or damaged; CalibrationError for those of
+    Gram matrices. Raises CheckpointError for files that are none or damaged; CalibrationError for files of
     another checkpoint, of other sites, and of the same data.
     """
 
@@ -183,12 +183,13 @@ class SavedStatistics:
         self.has_gram = all(grams)
         self.sites = {
             name: SiteRecord(
-                readers=site.readers, features=site.features,
+                readers=site.readers,
+                features=site.features,
                 vectors=sum(sites[name].vectors for sites, _ in found),
                 left_out=sum(sites[name].left_out for sites, _ in found),
             )
             for name, site in first.items()
-        }  # fmt: skip
+        }
         self.owners = {reader: name for name, site in self.sites.items() for reader in site.readers}
 
     def __enter__(self) -> SavedStatistics:
@@ -214,10 +215,11 @@ class SavedStatistics:
                 name: SiteRecord(
                     readers=tuple(map(str, said["readers"])),
                     features=head.table[f"{name}.{_SQUARES}"].shape[0],
-                    vectors=_whole(said["vectors"]), left_out=_whole(said["left_out"]),
+                    vectors=_whole(said["vectors"]),
+                    left_out=_whole(said["left_out"]),
                 )
                 for name, said in json.loads(str(texts["sites"])).items()
-            }  # fmt: skip
+            }
             tokens = [str(digest) for digest in json.loads(str(texts["tokens"]))]
             wanted = {f"{name}.{_SQUARES}": (site.features,) for name, site in sites.items()}
             if len(head.table) > len(wanted):
@@ -251,12 +253,13 @@ class SavedStatistics:
 
     def _counts(self, site: SiteRecord) -> State:
         return {
-            "vectors": torch.tensor(site.vectors), "seen": torch.tensor(site.vectors * site.features),
+            "vectors": torch.tensor(site.vectors),
+            "seen": torch.tensor(site.vectors * site.features),
             "left_out": torch.tensor(site.left_out),
-        }  # fmt: skip
+        }
 
     def squares(self, name: str) -> State:
-        """Return the state of the mean squares of a site; raises CheckpointError for bad numbers."""
+        """Return a site's mean-square state; raises CheckpointError for bad numbers."""
         own = self._sum(f"{name}.{_SQUARES}")
         if bool((own < 0).any()):
             raise CheckpointError(
@@ -265,12 +268,12 @@ class SavedStatistics:
         return {"squares": own, **self._counts(self.sites[name])}
 
     def gram(self, name: str) -> State:
-        """Return the state of the Gram matrix of a site; raises CheckpointError for numbers that are none."""
+        """Return a site's Gram matrix state; raises CheckpointError for bad numbers."""
         site = self.sites[name]
         return {"gram": _square(self._sum(f"{name}.{_GRAM}"), site.features), **self._counts(site)}
 
     def mean_square(self, module: str) -> Statistics | None:
-        """Return the mean squares of the inputs of a module, or None where nothing reached it."""
+        """Return the mean squares of a module's inputs, or None."""
         name = self.owners.get(module)
         if name is None or not self.sites[name].vectors:
             return None
@@ -307,7 +310,7 @@ def _whole(number: object) -> int:
 
 
 def _triangle(gram: torch.Tensor) -> torch.Tensor:
-    """Return the rows of the upper triangle of a symmetric matrix, one after the other."""
+    """Return the concatenated rows of a symmetric matrix's upper triangle."""
     return torch.cat([row[at:] for at, row in enumerate(gram)])
 
 

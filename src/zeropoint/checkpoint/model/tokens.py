@@ -1,4 +1,4 @@
-"""Calibration data of models: windows of token ids of a file, of text, random ones, or the model's own.
+"""Calibration windows of token ids: from files, random, or generated.
 
 Text is cut by the tokenizer of the checkpoint, without special tokens, into windows of equal length that
 follow each other; what is left at the end is dropped. Code of a checkpoint is never executed.
@@ -6,23 +6,25 @@ follow each other; what is left at the end is dropped. Code of a checkpoint is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
+from ...codecs.registry import codec_of
 from ...declared_models import transformers_package
 from ...errors import CalibrationError, OptionError, UnsupportedError, count, option
 from ...libraries import quiet, reading
-from ..read.source import Source
-from ..read.storage import shown
+from ..read.source import CONFIG, Source
+from ..read.storage import read_small, shown
 from .data_files import TEXT_BYTES, TEXT_OF_IDS, as_ids, read_ids, read_text
-from .model_folder import model_folder
 
 WINDOW, MOST = 512, 128
-"""Tokens of a window, and windows: those of llama.cpp's imatrix, and of GPTQ (arXiv:2210.17323)."""
+"""Tokens of a window, and windows, as in llama.cpp's imatrix, and in GPTQ (arXiv:2210.17323)."""
 RANDOM, OWN = "random", "self"
 """The words for random tokens, and for those that the model generates, in place of a file."""
 _WINDOWS = {RANDOM: 8, OWN: 32}
@@ -57,7 +59,7 @@ class Windows:
 
     @staticmethod
     def of(given: Given) -> Windows:
-        """Return what is asked for, where it may be data alone."""
+        """Return the windows of ``given``, which may be data alone."""
         return given if isinstance(given, Windows) else Windows(given=given)
 
     @property
@@ -77,7 +79,7 @@ class Windows:
         return " and ".join(option(name, number) for name, number in numbers if number is not None)
 
     def window(self, longest: int) -> int:
-        """Return the tokens of a window; raises CalibrationError where the model takes fewer.
+        """Return the tokens of a window; raises CalibrationError above the limit.
 
         longest: most tokens that the model takes at once.
         """
@@ -91,7 +93,7 @@ class Windows:
         return self.length
 
     def cut(self, ids: torch.Tensor, length: int, name: str) -> torch.Tensor:
-        """Return windows, (samples, length): the first ones of token ids, or all of them if they are windows.
+        """Return windows, (samples, length), cut from the start of ids.
 
         ids: (tokens,), or (windows, tokens). length: of a window. name: of the ids, for messages. Raises
         CalibrationError where there are fewer windows than are asked for, and for windows that have another
@@ -118,10 +120,10 @@ Given: TypeAlias = torch.Tensor | Path | str | Windows
 """Calibration data, with or without the number and length of windows."""
 
 
-def asked_windows(
+def requested_windows(
     given: torch.Tensor | Path | str | None, samples: int | None, length: int | None
 ) -> Windows | None:
-    """Return the windows that options ask for, or None; raises OptionError for numbers without data."""
+    """Return the requested windows, or None; raises OptionError without data."""
     if given is not None:
         return Windows(given=given, samples=samples, length=length)
     if samples is not None or length is not None:
@@ -158,7 +160,7 @@ class CheckpointTokenizer:
             self.is_fast = self._own.is_fast is True
 
     def __call__(self, text: str, **options: bool) -> Mapping[str, Any]:
-        """Return the tokens of a text under ``input_ids``, and what else options of transformers ask for."""
+        """Return a text's tokens as ``input_ids``, and other requested outputs."""
         with quiet(), reading(self._what, _NO_TOKENIZER, UnsupportedError):
             found: Mapping[str, Any] = self._own(text, verbose=False, **options)
             torch.tensor(found["input_ids"], dtype=torch.int64)
@@ -225,3 +227,34 @@ def _ids(path: Path, source: Source, most: int) -> torch.Tensor:
         return read_ids(path, what="calibration", remedy=_REMEDY)
     text = read_text(path, what="calibration", remedy=_REMEDY, most=most)
     return torch.tensor(CheckpointTokenizer(source)(text, add_special_tokens=False)["input_ids"])
+
+
+@contextmanager
+def model_folder(source: Source) -> Iterator[Path]:
+    """Yield a directory with config.json and the tokenizer of a checkpoint.
+
+    It is the checkpoint's own directory; for a URL, and for files that embed both, such as GGUF, a temporary
+    one with their content, in which files next to the weights count more. Code is never among it.
+    """
+    indexed = source.container.indexed
+    if indexed and isinstance(source.root, Path):
+        yield source.root
+        return
+    said: Mapping[str, str] = {}
+    if not indexed:
+        said = codec_of(source.container.name).model_format.companions(source.metadata[source.shards[0]])
+    with tempfile.TemporaryDirectory(prefix="zeropoint-") as name:
+        folder = Path(name)
+        texts = {CONFIG: source.config_text or "{}", **said}
+        for file, text in texts.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        for path in source.companions:
+            if len(path.parts) == 1 and path.suffix in _READ:
+                (folder / path).write_bytes(read_small(source.root / path, limit=_LARGEST)[0])
+        yield folder
+
+
+_READ = frozenset((".json", ".txt", ".model", ".jinja"))
+"""Suffixes of the files that configurations and tokenizers consist of."""
+_LARGEST = 1 << 30
+"""Bytes of such a file at most; the largest tokenizers have a few dozen MB."""

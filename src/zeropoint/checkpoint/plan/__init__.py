@@ -1,1 +1,1 @@
-"""What will be written: every file, offset and size, before a byte is."""
+"""Output layout: every file, offset and size, before a byte is written."""

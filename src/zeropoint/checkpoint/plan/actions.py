@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by action: quantized, copied, written as floats, or left out."""
+"""Tensors of a checkpoint by action: quantized, copied, dequantized or omitted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from ..choose.expert_matrices import matrices
 from ..choose.selection import Why
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
-from .carried_scales import NOTHING, Carried
-from .origin import Floats, Origin
+from .carried_scales import NOTHING, Replacements
+from .float_view import Floats
+from .origin import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +42,9 @@ class Actions:
     @staticmethod
     def of(
         floats: Floats, decisions: Sequence[TensorDecision], tied: Mapping[str, str], *, every: bool,
-        more: Carried = NOTHING,
+        more: Replacements = NOTHING,
     ) -> Actions:  # fmt: skip
-        """Return what follows from ``decisions``.
+        """Return the actions for ``decisions``.
 
         tied: heads that are copies of an embedding. every: whether layers that are quantized already and not
         anew are written as floats. more: what is written besides, and in
@@ -86,7 +87,7 @@ class Actions:
 
     @staticmethod
     def copying(floats: Floats, added: Sequence[Origin]) -> Actions:
-        """Return what copies all tensors of ``floats``, which are those of the files, and adds some.
+        """Return the actions that copy all tensors of ``floats`` and add some.
 
         added: takes the place of the tensor of its name, where there is one.
         """
@@ -111,7 +112,7 @@ class Actions:
         return ((d.entry, d.layer, d.method) for d in self.decisions if d.layer is not None)
 
     def rewrite(self, codec: Codec) -> bool:
-        """Return whether all that is quantized stays in the layout of ``codec`` that it has."""
+        """Return whether all quantized weights keep the layout that they have."""
         layers = ((self.floats.origin(entry).layer, to) for entry, to, _ in self.quantized)
         same = (was is not None and (was.codec, was.layer.layout) == (codec, to.layout) for was, to in layers)
         return not self.restored and not self._moved(codec) and all(same)
@@ -121,7 +122,7 @@ class Actions:
         return self.floats.source.container.name != codec.container
 
     def require_sense(self, codec: Codec, *, every: bool) -> None:
-        """Raise CheckpointError when nothing would be done, or when no configuration could say what was.
+        """Raise CheckpointError for a plan without work, or without a valid configuration.
 
         codec: what the files are written in. every: whether codes that are kept otherwise were to be decoded.
         """
@@ -166,12 +167,12 @@ class Actions:
 
 
 def _folded(origin: Origin) -> str:
-    """Return what is done to a tensor of floats, in words."""
-    return "gathered" if origin.folded is None else origin.folded.said
+    """Return the description of a change to a tensor of floats."""
+    return "gathered" if origin.folded is None else origin.folded.action
 
 
 def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> TensorDecision:
-    """Return a decision whose reason ends with what becomes of the codes; ``alone`` where that is all."""
+    """Append the action on its codes to, or as, a decision's reason."""
     if words is None:
         return decision
     reason = words if alone else f"{decision.reason}, {words}"

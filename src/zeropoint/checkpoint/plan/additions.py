@@ -1,6 +1,6 @@
-"""Plans that add small tensors to the files that they write, and one that does nothing but copy and add.
+"""Plans that copy a checkpoint and add small tensors.
 
-Where nothing is quantized or decoded, what the source's manifest says of weights, that of the result says.
+Where nothing is quantized or decoded, the result's manifest repeats the weight records of the source's.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..read.storage import exists, open_file, shown
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, graph_texts, index_name, index_text, readable
+from .float_view import Floats
 from .limits import Limits
-from .new_tensor import NewTensor
-from .origin import Floats
-from .placement import Placements
+from .origin import NewTensor
+from .placements import Placements
 from .texts import Text
 
 
@@ -35,10 +35,10 @@ def plan_with(
     source: Source, codec: Codec, added: Iterable[NewTensor], texts: Mapping[str, Text], limits: Limits,
     *, notes: Iterable[str] = (),
 ) -> CheckpointPlan:  # fmt: skip
-    """Return the plan that copies ``source``, whose files ``codec`` claims, and adds tensors.
+    """Return the plan that copies ``source`` and adds tensors.
 
-    added: in the place of those of their names, where there are such. texts: files that say something else
-    than those of the source, by name. notes: for the report.
+    ``codec`` claims the files of the source. added: they replace tensors of
+    their names. texts: files whose content differs from the source's, by name. notes: for the report.
     """
     floats = Floats(source=source, origins={}, config=None)
     actions = Actions.copying(floats, [tensor.origin for tensor in added])
@@ -55,7 +55,7 @@ def plan_with(
 
 
 def with_trained(plan: CheckpointPlan, modules: Collection[str]) -> CheckpointPlan:
-    """Return a plan that copies weights, whose manifest says of some that their scales were trained."""
+    """Return a copying plan with scales marked as trained in the manifest."""
     return replace(plan, earlier=Text.of(_about_weights(plan.source, modules)))
 
 
@@ -75,7 +75,7 @@ _COPY = RecipeText(text="default: keep", name="copy")
 
 
 def with_cache(source: Source, codec: Codec) -> dict[str, Text]:
-    """Return the files that say how a checkpoint is quantized, when they also say that its cache is."""
+    """Return the configuration files of a checkpoint with a quantized cache."""
     texts = {}
     config = source.config or {}
     section = next((config[key] for key in CONFIG_KEYS if config.get(key)), None)
@@ -90,7 +90,7 @@ def with_cache(source: Source, codec: Codec) -> dict[str, Text]:
 
 
 def _about_weights(source: Source, trained: Collection[str]) -> Iterator[str]:
-    """Yield what the source's manifest says of each weight, a line each, where it has one.
+    """Yield the weight records of the source's manifest, one per line.
 
     trained: modules of which nothing that it says is true any more. Raises CheckpointError for one that is no
     JSON.

@@ -1,4 +1,4 @@
-"""What goes with converted layers: scales of static inputs and of a cache, and biases of fused experts.
+"""Input and cache scales, and biases of experts, in a conversion.
 
 Scales are single numbers next to the codes, under names and in shapes that each layout has of its own
 (codecs/data_scales.py). They become the tensors of another layout, number for number. Where experts become
@@ -30,13 +30,13 @@ from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import is_fused_experts, module_of
 from ..read.storage import open_file
 from ..read.tensor_entries import TensorEntry
-from .new_tensor import NewTensor
-from .origin import Floats, Origin
+from .float_view import Floats
+from .origin import NewTensor, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """What is written for some tensors of a source that are not copied.
+class Replacements:
+    """Tensors that replace tensors of a source instead of copies.
 
     added: what is written. gone: what is not copied, with the reason. notes: sentences about that. cache:
     whether scales of a cache are written.
@@ -47,21 +47,21 @@ class Carried:
     notes: tuple[str, ...] = ()
     cache: bool = False
 
-    def __or__(self, other: Carried) -> Carried:
+    def __or__(self, other: Replacements) -> Replacements:
         """Return both."""
-        return Carried(
+        return Replacements(
             added=self.added + other.added, gone={**self.gone, **other.gone}, notes=self.notes + other.notes,
             cache=self.cache or other.cache,
         )  # fmt: skip
 
 
-NOTHING = Carried()
+NOTHING = Replacements()
 _OF_CACHE = re.compile(r"(.+?)(?:\.[kv]_proj)?\.([kv]_scale)", re.DOTALL)
 
 
-def carried(
+def replacements(
     floats: Floats, decisions: Sequence[TensorDecision], codec: Codec, *, requantize: bool
-) -> Carried:
+) -> Replacements:
     """Return all that goes with the layers that ``decisions`` convert to ``codec``.
 
     requantize: whether numbers may be rounded that have another form there. Raises what
@@ -74,11 +74,11 @@ def carried(
     )
 
 
-def cache_scales(floats: Floats, codec: Codec) -> Carried:
-    """Return the scales of a cache in float8 as ``codec`` has them.
+def cache_scales(floats: Floats, codec: Codec) -> Replacements:
+    """Return the float8 cache scales in the layout of ``codec``.
 
-    Where it has no place for those of ``floats``, or for what the configuration says of them, they are left
-    out; a layout keeps its own.
+    They are left out where the layout has no place for them, or for the cache format in the configuration; a
+    layout keeps its own.
     """
     entries, config = floats.source.entries, floats.config or {}
     found = [entry for entry in entries.values() if entry.name.rpartition(".")[2] in CACHE_SCALES]
@@ -94,7 +94,7 @@ def cache_scales(floats: Floats, codec: Codec) -> Carried:
             f"{count(len(found), 'scale')} of a cache left out, such as {example}, which have no place in "
             f"{codec.title}{said}"
         )
-        return Carried(gone=dict.fromkeys(gone, "left out"), notes=(note,))
+        return Replacements(gone=dict.fromkeys(gone, "left out"), notes=(note,))
     added = []
     for entry in found:
         match = _OF_CACHE.fullmatch(entry.name)
@@ -103,11 +103,11 @@ def cache_scales(floats: Floats, codec: Codec) -> Carried:
         number = _number(entry)
         number = number.to(place.dtype or number.dtype).reshape(place.shape)
         added.append(NewTensor(f"{match[1]}.{own}", entry, number).origin)
-    return Carried(added=tuple(added), gone=gone, cache=True)
+    return Replacements(added=tuple(added), gone=gone, cache=True)
 
 
-def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Carried:
-    """Return the biases of fused experts that ``decisions`` split into matrices, one for each of these."""
+def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Replacements:
+    """Return the biases of fused experts, split as ``decisions`` split the weights."""
     added: list[Origin] = []
     gone: dict[str, str] = {}
     for decision in decisions:
@@ -118,11 +118,11 @@ def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Carried
         if bias is not None:
             added += _biases(bias, entry)
             gone[bias.name] = "split as its experts are"
-    return Carried(added=tuple(added), gone=gone)
+    return Replacements(added=tuple(added), gone=gone)
 
 
 def _biases(bias: TensorEntry, weight: TensorEntry) -> Iterator[Origin]:
-    """Yield the bias of each matrix of fused experts: some rows of a tensor that has one number in each."""
+    """Yield the bias of each matrix of fused experts."""
     assert weight.stack is not None
     item, stack = bias.nbytes // math.prod(bias.shape), weight.stack._replace(transposed=False)
     for matrix in matrices(replace(weight, shape=(*bias.shape, 1), stack=stack)):
@@ -134,8 +134,8 @@ def _biases(bias: TensorEntry, weight: TensorEntry) -> Iterator[Origin]:
         yield Origin(entry=entry, step=matrix.step)
 
 
-def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requantize: bool) -> Carried:
-    """Return the parameters of static inputs of the layers that are converted, as their codecs have them.
+def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requantize: bool) -> Replacements:
+    """Return the static input parameters of converted layers in their codecs' layouts.
 
     requantize: whether a reciprocal may be rounded.
 
@@ -162,11 +162,11 @@ def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requant
             origin = floats.origins[name]
             for matrix in matrices(decision.entry, fused=decision.layer.codec.fuses(decision.layer)):
                 added += scales_of_matrix(origin, matrix, given, decision.layer, rounded=requantize)
-    return Carried(added=tuple(added), notes=tuple(_said(changed)))
+    return Replacements(added=tuple(added), notes=tuple(_changed_inputs(changed)))
 
 
-def _said(changed: Sequence[tuple[str, Activation, Activation | None]]) -> Iterator[str]:
-    """Yield a sentence for layers whose inputs are quantized otherwise than in the source, or not at all."""
+def _changed_inputs(changed: Sequence[tuple[str, Activation, Activation | None]]) -> Iterator[str]:
+    """Yield a sentence for layers whose inputs change their quantization."""
     if changed:
         name, given, wanted = changed[0]
         now = "are not quantized" if wanted is None else f"are quantized to {wanted}"
@@ -177,10 +177,10 @@ def _said(changed: Sequence[tuple[str, Activation, Activation | None]]) -> Itera
 def scales_of_matrix(
     origin: Origin, matrix: WeightMatrix, given: Activation, layer: LayerScheme, *, rounded: bool
 ) -> Iterator[Origin]:
-    """Yield the parameters of static inputs that were quantized as ``given`` says, as ``layer`` has them.
+    """Yield the static input parameters of a matrix for ``layer``.
 
-    origin: of the tensor in which the matrix lies: fused experts have a scale each, or one together. The rest
-    is that of :func:`input_scales`.
+    given: how the inputs were quantized in the source. origin: of the tensor in which the matrix lies: fused
+    experts have a scale each, or one together. The rest is as for :func:`input_scales`.
     """
     names, wanted, stored = layer.codec.input_names, layer.input, origin.layer
     assert names is not None
@@ -222,7 +222,7 @@ def scales_of_matrix(
 
 
 def _kind_of(name: str) -> tuple[str, str]:
-    """Return what a parameter of inputs or outputs belongs to, and which it is.
+    """Return the owner and the kind of an input or output parameter.
 
     >>> _kind_of("a.input_scale"), _kind_of("a.experts.down_proj_activation_scale")
     (('input', 'scale'), ('activation', 'scale'))
@@ -233,7 +233,7 @@ def _kind_of(name: str) -> tuple[str, str]:
 
 
 def _number(entry: TensorEntry, experts: int | None = None, expert: int | None = None) -> torch.Tensor:
-    """Return the one number of a tensor, or that of an expert where it has one for each.
+    """Return a tensor's only number, or an expert's number.
 
     Raises CheckpointError where it holds another count.
     """

@@ -1,4 +1,4 @@
-"""Decide everything before anything is read or written: each tensor's action, each output byte's place.
+"""The plan of a run: each tensor's action, each output byte's place.
 
 A plan is a value: what is quantized and how, what is kept and why, which files come out with which headers
 and offsets (placement.py), how much memory and disk it takes. run/loop.py makes no more decisions.
@@ -9,45 +9,42 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...architectures import is_expert, is_transposed
 from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_of, layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CheckpointError, UnsupportedError, count, option, printable, size_of
+from ...errors import CheckpointError, UnsupportedError, count, option, size_of
 from ...formats import RoundingMode
-from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
 from ...methods import OF_TABLES, ROTATING, Scope
 from ...methods.channels import kept_with_codes
 from ...recipes import Recipe
 from ...results import Result
-from ..choose.adapters import require_model
 from ..choose.converted_layers import conversions
-from ..choose.decisions import TensorDecision, decide, describe, remarks
-from ..choose.fused_layers import split_sets
+from ..choose.decisions import TensorDecision, decide, split_sets
 from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, module_of
-from ..choose.tied import tied_copies, tied_heads
-from ..read.config_text import WEIGHTS_ONLY_CONFIG
+from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, require_model
+from ..choose.tied import tied_copies
 from ..read.source import Source
 from ..read.storage import shown
 from .actions import Actions
-from .carried_scales import NOTHING, carried
+from .carried_scales import NOTHING, replacements
 from .config_and_index import MANIFEST, index_and_config
 from .cuts import tile_bytes, tile_shape
 from .file_heads import model_files
+from .float_view import Floats, as_floats, unquantized
 from .gathered import require_order
 from .limits import Limits
-from .origin import Floats, as_floats, unquantized
 from .output_shards import OutputShard, SharedScale
-from .placement import Placement, Placements
+from .placement import Placement
+from .placements import Placements
 from .plan_document import plan_document
+from .plan_notes import configuration_notes, omission_notes, source_notes
 from .rescaled import RESCALED, changed_by, folds_text, rescaled_floats
 from .rotated import ROTATED, require_unrotated, rotated_floats, rotation_in, rotation_notes, rotation_text
 from .texts import Text
@@ -60,7 +57,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 
 class SolvedWeight(NamedTuple):
-    """The file with the codes of a weight that was solved on data, its SHA-256, and the loss of the layer."""
+    """Codes file of a solved weight, its SHA-256, and the loss."""
 
     path: Path
     digest: str
@@ -122,18 +119,18 @@ class CheckpointPlan(Result):
         return self.placements.layers
 
     def seen(self, floats: Floats) -> Floats:
-        """Return the source as it is worked on: rotated, and with channels rescaled. floats: it as it is."""
+        """Return ``floats`` rotated and with rescaled channels, as the plan asks."""
         floats = floats if self.rotation is None else rotated_floats(floats, self.rotation)
         return rescaled_floats(floats, self.folds)
 
     @property
-    def worked(self) -> Iterator[Placement]:
+    def processed(self) -> Iterator[Placement]:
         """All that is more than copied."""
         return itertools.chain(self.weights, self.restored)
 
     @property
-    def worked_bytes(self) -> int:
-        """Bytes of all tensors that are worked on or copied, codes counted as the floats that they become."""
+    def processed_bytes(self) -> int:
+        """Bytes of all processed and copied tensors, codes counted as floats."""
         return sum(item.extent * item.line_bytes for item in self.placements.all)
 
     @property
@@ -143,7 +140,7 @@ class CheckpointPlan(Result):
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of all files that are written but the manifest, which says what came of them."""
+        """Bytes of all output files except the manifest."""
         return (
             sum(shard.size for shard in self.shards)
             + sum(self.companions.values())
@@ -175,7 +172,7 @@ class CheckpointPlan(Result):
 
     @property
     def _read_bytes(self) -> int:
-        """Bytes of all tensors of the source, and of the files that are copied, which count in the output."""
+        """Bytes of all source tensors and of the copied files."""
         return self.source_bytes + sum(self.companions.values())
 
     @property
@@ -205,7 +202,7 @@ class CheckpointPlan(Result):
     @property
     def peak_memory(self) -> int:
         """Estimate of the largest memory of a run, interpreter and libraries included."""
-        kinds = kinds_of(self.worked)
+        kinds = kinds_of(self.processed)
         sizes = (tile_bytes(w, self.limits) for w in kinds)
         largest = max(sizes, default=0)
         return self.limits.base_memory + self.limits.workers * largest
@@ -243,7 +240,7 @@ def make_plan(
     source: Source, to: str | RecipeText, *, selection: Selection | None = None, limits: Limits | None = None,
     codec: Codec = DEFAULT, folds: Mapping[str, ChannelFold] | None = None,
 ) -> CheckpointPlan:  # fmt: skip
-    """Return the plan that quantizes ``source`` to a layer preset or weight scheme, or by a recipe.
+    """Return the quantization plan of ``source`` for a scheme or recipe.
 
     codec: what the files are written in. folds: what rescaled channels mean for tensors, by name.
 
@@ -267,8 +264,8 @@ def make_plan(
         require_unrotated(source)
         floats = rotated_floats(plain, rotation)
     floats = floats.in_pieces(codec, selection.floats)
-    placeless = floats.placeless(codec)
-    floats = rescaled_floats(floats.without(placeless), folds or {})
+    omitted = floats.omitted(codec)
+    floats = rescaled_floats(floats.without(omitted), folds or {})
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
@@ -279,7 +276,7 @@ def make_plan(
         decisions = conversions(
             floats.source, decisions, floats.quantized, codec, to=_only_layer(recipe, codec), requantize=anew
         )
-        more = carried(floats, decisions, codec, requantize=anew)
+        more = replacements(floats, decisions, codec, requantize=anew)
     merged = mixture is None and not MERGING.isdisjoint(codec.usual)
     split = split_sets(decisions) if merged else []
     if split and selection.strict:
@@ -310,13 +307,13 @@ def make_plan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
         placements=placements, texts=texts, limits=limits, rotation=rotation, folds=folds or {},
         notes=(
-            *source.notes, *notes, *_notes(floats.source, decisions), *_of_configuration(texts), *split,
-            *actions.notes(), *remarks, *remarks_of_files,
-            *_of_placeless(placeless, codec), *more.notes,
+            *source.notes, *notes, *source_notes(floats.source, decisions), *configuration_notes(texts),
+            *split, *actions.notes(), *remarks, *remarks_of_files, *omission_notes(omitted, codec),
+            *more.notes,
         ),
         companions={path: source.size_of(path) for path in companions},
     )  # fmt: skip
-    for weight in kinds_of(plan.worked):
+    for weight in kinds_of(plan.processed):
         tile_shape(weight, limits)
         require_order(weight)
     return plan
@@ -342,7 +339,7 @@ def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:
 
 
 def _of_mixture(mixture: str, text: RecipeText, source: Source, codec: Codec) -> Recipe:
-    """Return the rules that give the tensors of ``source`` what a mixture has for them."""
+    """Return the recipe for the tensor types of a llama.cpp mixture."""
     copies = tied_copies(source)
     shapes = {entry.name: entry.shape for entry in source.entries.values() if entry.name not in copies}
     types = codec.model_format.mixture(mixture, shapes, source.config or {})
@@ -350,22 +347,15 @@ def _of_mixture(mixture: str, text: RecipeText, source: Source, codec: Codec) ->
     return text.of_types(types, codec).parse(codec)
 
 
-def _of_placeless(names: Collection[str], codec: Codec) -> list[str]:
-    if not names:
-        return []
-    example, engine = printable(min(names)), codec.usual[0]
-    return [f"{count(len(names), 'tensor')} left out, for which {engine} has no place, such as {example}"]
-
-
 def conversion_plan(
     source: Source, to: str | None, codec: Codec, *, requantize: bool = False, ignore: tuple[str, ...] = (),
     limits: Limits | None = None,
 ) -> CheckpointPlan:  # fmt: skip
-    """Return the plan that writes the codes of ``source`` as ``codec`` has them, their values unchanged.
+    """Return the plan that converts the codes of ``source`` to another layout.
 
-    to: a layer preset or weight scheme, by default that which stores what each layer does, or a dtype of
-    FLOATS. requantize: whether values may change where ``codec`` cannot hold them. Raises what
-    :func:`make_plan` raises; UnsupportedError for layers that cannot be converted.
+    Values stay the same. to: a layer preset or weight scheme, by default that which stores what each layer
+    does, or a dtype of FLOATS. requantize: whether values may change where ``codec`` cannot hold them. Raises
+    what :func:`make_plan` raises; UnsupportedError for layers that cannot be converted.
     """
     floats = FLOATS.get(to or "")
     if floats and codec.use is not None:
@@ -397,7 +387,7 @@ def _floats(source: Source, selection: Selection) -> Floats:
 
 
 def _only_layer(recipe: Recipe, codec: Codec) -> LayerScheme | None:
-    """Return the scheme that a recipe without rules gives to all layers, or None where it keeps them."""
+    """Return the only scheme of a recipe without rules, or None."""
     given = recipe.default.gives
     return None if given is None else layer_of(given, codec)
 
@@ -442,46 +432,3 @@ def _require_streaming(recipe: Recipe) -> None:
                 f"{weight} draws random bits by the place in a tensor, but weights are quantized in parts; "
                 "use half_even"
             )
-
-
-def _notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
-    notes = []
-    heads = tied_heads(source)
-    if heads:
-        notes.append(f"the head ({', '.join(heads)}) is tied to the embedding and stays as that is")
-    if (source.config or {}).get("tie_word_embeddings") is True:
-        notes += [
-            f"{printable(d.entry.name)} is quantized, but config.json ties it to the embedding"
-            for d in decisions
-            if d.quantized and module_of(d.entry.name).endswith("lm_head")
-        ]
-    family = source.config or {}
-    transposed = [d for d in decisions if d.quantized and is_transposed(module_of(d.entry.name), family)]
-    if transposed:
-        notes.append(
-            f"{len(transposed)} weights are stored transposed, and their blocks run along the outputs, such "
-            "as "
-            f"{describe(transposed[0])}"
-        )
-    unknown = unknown_names(family)
-    if unknown is not None and any(not d.quantized for d in decisions):
-        notes.append(
-            f"layers that are kept have the names of the files alone in the configuration: {unknown}"
-        )
-    alone = next((n for n in (d.entry.name for d in decisions) if _is_lost(n, family)), None)
-    if alone is not None and not any(d.quantized for d in decisions):
-        notes.append(
-            f"transformers does not load {printable(alone)}: it takes the experts of this family as one "
-            "tensor, and here they are single matrices"
-        )
-    return [*notes, *remarks(decisions)]
-
-
-def _is_lost(name: str, family: Mapping[str, Any]) -> bool:
-    """Return whether transformers has no module for a single expert."""
-    return is_expert(name) and loaded_parameters(name, family) == (name,) and lacks_single_experts(family)
-
-
-def _of_configuration(texts: Collection[str]) -> Iterator[str]:
-    if WEIGHTS_ONLY_CONFIG in texts:
-        yield f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}"

@@ -1,6 +1,6 @@
-"""Columns of a matrix in codes, whatever the axis along which its file cuts it.
+"""Bands of columns of a matrix in codes.
 
-Where that is the rows, they are read a few at a time, and what else they hold is left out.
+A file that is cut along rows is read some rows at a time, and the other columns are dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WHOLE_BYTES = 8
 
 
 def columns_alignment(layer: StoredLayer) -> int:
-    """Return the columns of which a part must hold a multiple: those of whole blocks and whole bytes."""
+    """Return the multiple for bands of columns: whole blocks and bytes."""
     own = layer.codec.alignment(layer.layer, layer.shape) if _cut_so(layer) else 1
     return math.lcm(_WHOLE_BYTES, own, *_extents(layer, COLUMNS))
 
@@ -36,9 +36,10 @@ def columns_alignment(layer: StoredLayer) -> int:
 def read_code_columns(
     origin: Origin, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int]
 ) -> QuantizedTensor:
-    """Return some columns, (first, count), of the rows of a matrix in codes; see :meth:`Origin.codes`.
+    """Return a band of columns, (first, count), of rows in codes.
 
-    The first is a multiple of :func:`columns_alignment`, and so is the count unless they are the last.
+    See :meth:`Origin.codes`. The first is a multiple of :func:`columns_alignment`, and so is the count unless
+    they are the last.
     """
     layer, (start, count) = origin.layer, columns
     assert layer is not None
@@ -56,7 +57,7 @@ def _cut_so(layer: StoredLayer) -> bool:
 
 
 def _extents(layer: StoredLayer, axis: int) -> list[int]:
-    """Return how long blocks are along an axis, for each tensor of parameters that has several there."""
+    """Return the block lengths of all split parameters along an axis."""
     every = granularities(layer.weight)
     return [found.block_shape(layer.shape)[axis] for found in every if found.grid(layer.shape)[axis] > 1]
 
@@ -74,7 +75,7 @@ def _columns_of(q: QuantizedTensor, start: int, count: int) -> QuantizedTensor:
 
 
 def _stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
-    """Return matrices of codes, of whole blocks each, as one below the other."""
+    """Return matrices of codes, in whole blocks, joined along the rows."""
     first = parts[0]
     shape = (sum(part.shape[0] for part in parts), first.shape[1])
     stored = [
@@ -90,7 +91,7 @@ def _stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the rows of all parts; of 8-bit floats, as the bytes that they are."""
+    """Return the rows of all parts; 8-bit floats are joined as bytes."""
     dtype = parts[0].dtype
     if dtype.itemsize > 1:
         return torch.cat(list(parts))

@@ -1,4 +1,4 @@
-"""The small files next to the shards: the index, and the configuration that says what is quantized."""
+"""The index and the quantization configuration next to the shards."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
 from ..read.tensor_entries import Entries
-from .origin import Floats
-from .placement import Placements
+from .float_view import Floats
+from .placements import Placements
 from .texts import Text
 
 MANIFEST = "zeropoint_manifest.json"
-"""Where the digests and error statistics of a run go; that of a source is not copied."""
+"""File of a run's digests and error statistics; a source's is not copied."""
 
 
 def index_and_config(
     floats: Floats, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec, *,
     staying: Sequence[TensorDecision] = (), cache: bool = False,
 ) -> tuple[dict[str, Text], tuple[str, ...]]:  # fmt: skip
-    """Return the index, the configuration and what else the codec writes, by file name, and notes on them.
+    """Return the index, the configuration, and the other files of the codec.
 
-    placements: of all output tensors. staying: layers that keep the codes which
-    the configuration of ``floats`` describes. cache: whether scales of a cache are among the tensors.
+    By file name, with notes on them. placements: of all output tensors. staying: layers that keep the codes
+    which the configuration of ``floats`` describes. cache: whether scales of a cache are among the tensors.
     """
     source = floats.source
     texts = (
@@ -66,7 +66,7 @@ def index_and_config(
 def graph_texts(
     source: Source, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec
 ) -> dict[str, Text]:
-    """Return the graph of a result, which says where its tensors lie; nothing where it has none."""
+    """Return the result's graph with its tensors' places, if it has one."""
     if not CONTAINERS[codec.container].has_graph:
         return {}
     floats = Floats(source=source, origins={}, config=None)
@@ -81,7 +81,7 @@ def index_name(source: Source) -> str:
 
 
 def _unpacked(source: Source, codec: Codec) -> dict[str, Text]:
-    """Return the files that the source's file holds in itself, unless they are there or stay in it."""
+    """Return the files embedded in the source's file that must be written."""
     if source.container.indexed or not CONTAINERS[codec.container].indexed:
         return {}
     files = codec_of(source.container.name).model_format.companions(source.metadata[source.shards[0]])
@@ -100,7 +100,7 @@ def index_text(placements: Placements) -> Iterator[str]:
 
 
 def readable(text: Text) -> Text:
-    """Return the text of a configuration; raises CheckpointError for one that is too large to be read."""
+    """Return a configuration text; raises CheckpointError above the size limit."""
     if text.size > MAX_JSON_BYTES:
         raise CheckpointError(
             f"{CONFIG} would have {text.size} bytes, above the limit of {MAX_JSON_BYTES} for what it says of "
@@ -145,7 +145,7 @@ def _config(
 
 
 def _with_cache(documents: Documents, codec: Codec) -> Documents:
-    """Return the configuration files of a codec when they also say that the cache is quantized."""
+    """Return the configuration files of a codec with a quantized cache."""
     section = None if documents.section is None else codec.with_cache(documents.section)
     files = {
         name: codec.with_cache(content) if not isinstance(content, bytes) else content
@@ -160,7 +160,7 @@ _ODD = ("Embedding", "Norm", "Router")
 
 
 def odd_targets(decisions: Iterable[TensorDecision], entries: Entries, family: Config) -> list[str]:
-    """Return quantized modules that are no Linear layers, such as embeddings and routers."""
+    """Return quantized modules other than Linear layers, such as embeddings and routers."""
     return [
         module_of(d.entry.name)
         for d in decisions
@@ -172,7 +172,7 @@ def odd_targets(decisions: Iterable[TensorDecision], entries: Entries, family: C
 
 
 def _ignored(floats: Floats, kept: Iterable[TensorDecision]) -> list[str]:
-    """Return the modules that a loader must not take for quantized: kept matrices and tied heads.
+    """Return the modules to list as unquantized: kept matrices and tied heads.
 
     A Linear layer that is neither quantized nor listed is left uninitialized by transformers, without an
     error.

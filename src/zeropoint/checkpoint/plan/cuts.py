@@ -1,8 +1,8 @@
-"""How a weight is cut: into units, which follow from the plan alone, and these into tiles that fit memory.
+"""Division of a weight into units, and of units into tiles.
 
-A unit is some rows, or columns where the layout is cut so, with all that they give. A tile is some rows of a
-unit; where units are columns, what its rows give is a part of every line, which is kept until the others are
-there.
+Units follow from the plan alone, tiles from the memory limit. A unit is some rows, or columns where the
+layout is cut so, with all of their codes and parameters. A tile is some rows of a unit; where units are
+columns, a tile yields a part of every line, which is buffered until the other parts are there.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Tile(NamedTuple):
 
 
 def unit_lines(item: Placement) -> int:
-    """Return the rows of a unit of ``item``, or its columns where it is cut so."""
+    """Return the rows, or columns, of a unit of ``item``."""
     alignment, most = item.alignment, UNIT_VALUES * (1 if item.axis == ROWS else _WIDER)
     return max(alignment, most // max(1, item.line_values) // alignment * alignment)
 
 
 def tile_shape(item: Placement, limits: Limits) -> tuple[int, int]:
-    """Return how many rows and columns of ``item`` are worked on at once.
+    """Return the rows and columns of a tile of ``item``.
 
     Raises CheckpointError where memory is too little for the least that can be.
     """
@@ -48,12 +48,12 @@ def tile_shape(item: Placement, limits: Limits) -> tuple[int, int]:
 
 
 def tile_bytes(item: Placement, limits: Limits) -> int:
-    """Return the memory in which a tile is worked on, with what others have left."""
+    """Return the memory for a tile and buffered results of others."""
     return math.prod(tile_shape(item, limits)) * item.value_bytes + _kept_bytes(item)
 
 
 def tiles(item: Placement, limits: Limits, start: int, count: int) -> list[Tile]:
-    """Return the tiles of ``count`` rows, or columns, from ``start`` on, in their order."""
+    """Return the tiles of ``count`` rows or columns from ``start`` on."""
     whole = range(start, start + count)
     rows, columns = (whole, range(item.shape[1])) if item.axis == ROWS else (range(item.shape[0]), whole)
     step = tile_shape(item, limits)[0]
@@ -61,21 +61,22 @@ def tiles(item: Placement, limits: Limits, start: int, count: int) -> list[Tile]
 
 
 def _columns(item: Placement) -> int:
-    """Return the columns of a unit of a weight that is cut along them."""
+    """Return the columns of a unit of a weight cut along columns."""
     return min(unit_lines(item), item.shape[1])
 
 
 def _kept_bytes(item: Placement) -> int:
-    """Return the bytes of a unit that are kept until all of its tiles are done."""
+    """Return the bytes of a unit buffered until its last tile."""
     if item.axis == ROWS:
         return 0
     return -(-sum(placed.nbytes for placed in item.outputs) * _columns(item) // item.shape[1])
 
 
 def _height(item: Placement) -> int:
-    """Return the rows of which a tile holds a multiple where units are columns: all, where none can go alone.
+    """Return the row multiple of tiles in a unit of columns.
 
-    These are whole blocks, whole words of what lies across lines, and whole rows of what is read.
+    It covers whole blocks, whole words across lines, and whole rows of the source; all rows, where no part of
+    them can be processed alone.
     """
     specs, weight = [placed.spec for placed in item.outputs], item.layer.weight
     scope = method_named(item.method).scope(weight)

@@ -1,4 +1,4 @@
-"""A file from which the same plan is made again.
+"""Plan files, from which the same plan is made again.
 
 It is never trusted to describe the source: the plan is made from its request, and refused where the identity
 or any decision is another one. What limits say (memory, threads) changes no byte and is left out of that.
@@ -34,7 +34,7 @@ _AGAIN = "make the plan again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFile:
-    """A plan as it was written to ``path``: the request, and what the plan must come out as again."""
+    """A saved plan: the request, and the identity and decisions to reproduce."""
 
     path: Path
     recipe: RecipeText
@@ -92,7 +92,7 @@ class PlanFile:
         return plan
 
     def _require_source(self, now: Mapping[str, str]) -> None:
-        """Raise CheckpointError where the source is another one; digests of it would say nothing."""
+        """Raise CheckpointError for a changed source, before digests of it are compared."""
         for field in {**self.identity, **now}:
             of_source = field in OF_SOURCE or field.startswith(SHARD)
             if of_source and self.identity.get(field) != now.get(field):
@@ -133,6 +133,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def write_plan(plan: CheckpointPlan, path: Path) -> None:
-    """Write a plan to a new file; raises CheckpointError when something is there, and when it cannot be."""
+    """Write a plan to a new file; raises CheckpointError where impossible."""
     text = json.dumps(plan_document(plan), indent=1, allow_nan=False) + "\n"
     OwnFile(path, _PLAN, plan.source.places).write([text.encode("utf-8")], overwrite=False)

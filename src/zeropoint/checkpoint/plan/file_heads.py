@@ -1,4 +1,4 @@
-"""What the head of an output file may say of a model: configuration, tokenizer, how it is quantized."""
+"""Model metadata for file headers: configuration, tokenizer, quantization."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_TOKENIZER_BYTES = 64_000_000
 def model_files(
     source: Source, shard: str, layers: Sequence[LayerScheme], mixture: str | None = None
 ) -> ModelFiles:
-    """Return what the head of a file may say of a model.
+    """Return the model metadata for a file header.
 
-    shard: the source's file that it is made of. mixture: what gave weights their types, if one did.
+    shard: the source's file that it comes from. mixture: the mixture that chose the types, if any.
     """
     present = {str(path) for path in source.companions}
 

@@ -1,4 +1,4 @@
-"""A matrix between rotated spaces: what is folded into it, and how its rows are made a piece at a time.
+"""Rotations and norm weights folded into a matrix, in pieces.
 
     W' = A^T W diag(g) B
 
@@ -23,13 +23,13 @@ _PIECE = 1 << 18
 
 
 class RotatedSide(NamedTuple):
-    """A rotation of one side of a matrix, whose signs repeat after ``width`` numbers."""
+    """Rotation of one side of a matrix; signs repeat after ``width`` numbers."""
 
     rotation: Rotation
     width: int
 
     def of(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """Return ``x`` with its last axis rotated, which are whole blocks from number ``first`` on."""
+        """Rotate the last axis of ``x``, whole blocks from ``first`` on."""
         places = torch.arange(first, first + x.shape[-1]) % self.width
         return self.rotation.rotate(x, self.rotation.signs(self.width)[places])
 
@@ -42,7 +42,7 @@ class Folded:
     one: what that norm adds to its weight.
     """
 
-    said: ClassVar[str] = "rotated"
+    action: ClassVar[str] = "rotated"
 
     inputs: RotatedSide | None = None
     outputs: RotatedSide | None = None
@@ -55,7 +55,7 @@ class Folded:
         return 1 if self.outputs is None else self.outputs.rotation.size
 
     def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:
-        """Write into ``out`` what becomes of ``x``, which may be the same memory.
+        """Write the folded ``x`` into ``out``, which may be the same memory.
 
         x: (rows, columns), whole blocks of rows from row ``first`` on. weight: of the norm, (columns, 1).
         """
@@ -78,9 +78,9 @@ class Folded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedNorm:
-    """The weight of a norm that is folded into what reads it: all ones. one: what the norm adds to these."""
+    """Norm weight after folding: all ones, less the norm's own ``one``."""
 
-    said: ClassVar[str] = "folded into what reads it"
+    action: ClassVar[str] = "folded into what reads it"
     block_rows: ClassVar[int] = 1
     norm: ClassVar[TensorEntry | None] = None
 
@@ -93,12 +93,12 @@ class FoldedNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedChannels:
-    """What rescaled channels mean for a tensor, which may hold the matrices of all experts.
+    """Rescaled channels of a tensor of one or all experts.
 
     matrices: of each matrix, in order. height: rows of each. before: what is folded into the tensor first.
     """
 
-    said: ClassVar[str] = "its channels are rescaled"
+    action: ClassVar[str] = "its channels are rescaled"
 
     matrices: tuple[ChannelFold | None, ...]
     height: int
@@ -115,7 +115,7 @@ class FoldedChannels:
         return None if self.before is None else self.before.norm
 
     def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:
-        """Write into ``out`` what becomes of ``x``, rows from row ``first`` on; see :meth:`Folded.fill`."""
+        """Write the rescaled rows ``x`` into ``out``; see :meth:`Folded.fill`."""
         if self.before is not None:
             # Rounded in between, as a rotated checkpoint is before its channels are rescaled.
             self.before.fill(x, x, first, weight)

@@ -1,4 +1,4 @@
-"""Tensors made of rows of others: pieces of one, and one of several pieces."""
+"""Tensors assembled from rows of other tensors: cut pieces and joined wholes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from ..read.storage import OpenFile, Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
 
 if TYPE_CHECKING:  # which has what is gathered
-    from .origin import Floats, Origin
+    from .float_view import Floats
+    from .origin import Origin
     from .placement import Placement
 
 _FEW_RUNS = 8
@@ -94,7 +95,7 @@ class _Shapes(Mapping[str, tuple[int, ...]]):
 
 
 def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
-    """Return a checkpoint with the tensors that files of a codec have, cut into pieces or joined.
+    """Return a checkpoint with tensors cut or joined for a codec.
 
     dtype: of the floats of safetensors files that become others.
     """
@@ -114,7 +115,7 @@ def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
 
 
 def _in_dtype(floats: Floats, dtype: str) -> Floats:
-    """Return a checkpoint whose floats have a dtype; codes are decoded to it anyway."""
+    """Return a checkpoint whose floats have a dtype; codes keep theirs."""
     size = TORCH_DTYPES[dtype].itemsize
     made: dict[str, list[Origin]] = {}
     for entry in floats.source.entries.values():
@@ -146,7 +147,7 @@ def _replaced(floats: Floats, made: Mapping[str, list[Origin]], gone: set[str]) 
 
 
 def _entry(name: str, shape: tuple[int, ...], of: TensorEntry, origin: Origin) -> TensorEntry:
-    """Return the entry of a tensor that lies in no file, from the entry ``of`` one that it is made from."""
+    """Return the entry of an assembled tensor, based on the entry ``of``."""
     experts = of.stack is not None and len(shape) == len(of.shape)
     holder, _, last = name.removesuffix(".weight").rpartition(".")
     return TensorEntry(
@@ -199,7 +200,7 @@ def _joined(whole: Whole, floats: Floats) -> Origin:
 
 
 def require_order(weight: Placement) -> None:
-    """Raise UnsupportedError for a method with Gram matrices where a file orders inputs otherwise."""
+    """Raise UnsupportedError for Gram matrix methods on reordered inputs."""
     form = weight.origin.form
     if weight.to is None or form is None or form.columns is None:
         return

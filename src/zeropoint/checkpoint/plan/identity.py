@@ -1,7 +1,7 @@
-"""What a run makes of what, in words and digests: two runs with one identity write the same bytes.
+"""Identity of a run: equal identities write equal bytes.
 
-A journal, a plan file and a worker on another machine are compared by it before anything is done. It holds
-no path, time or host, and nothing that changes speed alone.
+In words and digests. A journal, a plan file and a worker on another machine are compared by it before
+anything is done. It holds no path, time or host, and nothing that changes speed alone.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ VERSION = metadata.version("zeropoint")
 
 
 def identity(plan: CheckpointPlan) -> dict[str, str]:
-    """Return the identity of a plan: field name to text or digest, those that a user chose first.
+    """Return the identity of a plan: field name to text or digest.
 
-    Reads the headers of all shards. Raises CheckpointError when one is gone.
+    Fields that a user chose come first. Reads the headers of all shards. Raises CheckpointError when one is
+    gone.
     """
     selection, source = plan.selection, plan.source
     fields = {
@@ -59,8 +60,8 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
     return fields
 
 
-def asked_of(plan: CheckpointPlan, data: str) -> str:
-    """Return a digest of a plan whose weights are not solved yet, and of data, which tells what is asked for.
+def request_digest(plan: CheckpointPlan, data: str) -> str:
+    """Return a digest of a plan before solving and its calibration data.
 
     data: their digest.
     """
@@ -81,7 +82,7 @@ def _output(plan: CheckpointPlan) -> Iterator[str | bytes]:
 
 
 def _learned(plan: CheckpointPlan) -> Iterator[str | bytes]:
-    """Yield all that is known of inputs, and of what they make of keys and values."""
+    """Yield all calibration results: input statistics, solved codes, cache scales."""
     for added in plan.placements.added:
         yield f"{added.entry.name}\0"
         yield added.data or b""
@@ -101,7 +102,7 @@ SHARD = "shard "
 
 
 def shard_fields(source: Source) -> Iterator[tuple[str, str]]:
-    """Yield the field of each shard, and what it says; raises CheckpointError when one is gone."""
+    """Yield each shard's identity field; raises CheckpointError for a missing shard."""
     # A file that was given alone may be a link with a name of its own.
     paths = {path.name: path for path in source.stamps}
     heads: dict[str, int] = {}
@@ -115,15 +116,15 @@ def shard_fields(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _codes(origin: Origin) -> str:
-    """Return how the codes that floats are decoded from are read, which a configuration says."""
+    """Return the scheme, layout and dtype under which codes are decoded."""
     layer = origin.layer
     return "" if layer is None else f"{layer.weight} {layer.layer.layout} {layer.dtype}"
 
 
 def require_same(now: Mapping[str, str], then: Mapping[str, str], *, what: str, remedy: str) -> None:
-    """Raise CheckpointError that names the first field in which two identities differ, and both values.
+    """Raise CheckpointError for the first field in which two identities differ.
 
-    what: what ``then`` is the identity of.
+    The error has both values. what: what ``then`` is the identity of.
     """
     for field in (*now, *then):
         if now.get(field) != then.get(field):
@@ -134,7 +135,7 @@ def require_same(now: Mapping[str, str], then: Mapping[str, str], *, what: str, 
 
 
 def stamps(plan: CheckpointPlan) -> dict[str, str]:
-    """Return the state of every file that units read, by name: a change means that its bytes may differ."""
+    """Return each source file's stamp, by name, which reveals changed bytes."""
     source = plan.source
     found = {path.name: state for path, state in source.stamps.items() if path.name in source.shards}
     for path in plan.companions:
@@ -143,9 +144,9 @@ def stamps(plan: CheckpointPlan) -> dict[str, str]:
 
 
 def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
-    """Return the size of a file of weights and the SHA-256 of its head.
+    """Return the size and the header's SHA-256 of a weights file.
 
-    length: bytes of the head; without it, the file begins with that of the rest, as safetensors has it.
+    length: bytes of the head; without it, the file begins with the length of the rest, as safetensors has it.
     """
     file = open_file(path)
     try:

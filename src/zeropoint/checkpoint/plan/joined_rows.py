@@ -1,4 +1,4 @@
-"""What a head says of the tensors of a file, some of which hold several tensors of the model.
+"""Header rows of a file's tensors, some of which stack model tensors.
 
 The parts of one lie next to each other, in their order, in one dtype: the same matrix of all experts of a
 layer, as GGUF files have them.
@@ -31,10 +31,10 @@ class FiledTensor(NamedTuple):
 def joined_rows(
     numbers: Sequence[int], filed: Callable[[int], FiledTensor], counts: array[int]
 ) -> Iterator[Row]:
-    """Yield what a head says of each tensor of a file, and add to ``counts`` how many of the model it holds.
+    """Yield the header row of each tensor of a file.
 
-    numbers: of the tensors of the model, in the order of the file. Raises CheckpointError where parts are
-    missing or differ.
+    Appends to ``counts`` the number of model tensors in each. numbers: of the tensors of the model, in the
+    order of the file. Raises CheckpointError where parts are missing or differ.
     """
     at = 0
     while at < len(numbers):
@@ -48,7 +48,7 @@ def joined_rows(
 
 
 def _require_alike(found: Sequence[FiledTensor]) -> None:
-    """Raise CheckpointError where tensors are not all parts of that of the first, in one dtype."""
+    """Raise CheckpointError unless tensors are all parts of one, in one dtype."""
     name, part = printable(found[0].form.name), found[0].form.part
     assert part is not None
     mine = [each for each in found if each.form.name == found[0].form.name]

@@ -1,4 +1,4 @@
-"""The results of calibration in a plan: statistics and codes of weights, and scales of static inputs."""
+"""Calibration results in a plan: statistics, codes, and static input scales."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def layer_data(
     plan: CheckpointPlan, weight: Placement, extremes: tuple[float, float] | None, mean: float | None = None
 ) -> LayerData:
-    """Return what the method of a weight of ``plan`` is given; what was scanned is of its group, if any."""
+    """Return the data for a weight's method, with its group's extremes."""
     known = plan.solved.get(weight.module)
     if known is not None:
         q = QuantizedTensor.load(known.path)
@@ -40,7 +40,7 @@ def layer_data(
 
 
 def _in_order(found: Statistics, columns: RowOrder) -> Statistics:
-    """Return statistics of inputs in the order that a file has these in."""
+    """Return input statistics in the column order of a file."""
     features = next((len(value) for value in found.state.values() if value.ndim), 0)
     at = columns.model_rows(torch.arange(features))
     return replace(
@@ -55,15 +55,15 @@ def _mean_of(q: QuantizedTensor) -> float:
 
 
 def solving_scheme(layer: LayerScheme) -> Scheme:
-    """Return the scheme under which weights are solved: of codes whose scales are stored as they are.
+    """Return the scheme for solving a weight: without a scale mean.
 
-    Scales less their mean follow from those of the whole weight, and are made once it is solved.
+    Scales less their mean follow from all scales of a weight, and are made once it is solved.
     """
-    return layer.codec.known(layer, 0.0).weight if layer.codec.needs_mean(layer) else layer.weight
+    return layer.codec.with_mean(layer, 0.0).weight if layer.codec.needs_mean(layer) else layer.weight
 
 
 def require_statistics(plan: CheckpointPlan) -> None:
-    """Raise CalibrationError where a method, mixture or static input needs data of which nothing is there."""
+    """Raise CalibrationError for a method, mixture or static input without data."""
     mixture = plan.recipe.mixture(plan.codec)
     of_importance = plan.codec.model_format.of_importance
     if mixture and not plan.statistics and (mixture.endswith(WEIGHTED) or mixture in of_importance):
@@ -84,7 +84,7 @@ def require_statistics(plan: CheckpointPlan) -> None:
 
 
 def require_statistics_of_methods(plan: CheckpointPlan) -> None:
-    """Raise CalibrationError where the method of a weight needs statistics of its inputs, and has none."""
+    """Raise CalibrationError where a method lacks statistics of a weight's inputs."""
     for weight in plan.weights:
         method = method_named(weight.method)
         reason = None if weight.module in plan.solved else needs_model(method, weight.layer.weight)
@@ -107,7 +107,7 @@ def require_statistics_of_methods(plan: CheckpointPlan) -> None:
 
 
 def static_inputs(plan: CheckpointPlan) -> dict[LayerScheme, str]:
-    """Return the schemes with inputs that have scales from data, and the last part of the name of one."""
+    """Return schemes with static inputs, and a parameter's suffix for each."""
     return {
         layer: layer.codec.input_names.needed(layer.input)
         for layer in plan.layers

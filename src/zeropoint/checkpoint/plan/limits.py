@@ -1,4 +1,4 @@
-"""How much a run may use: worker threads and memory, and how large its tiles are therefore."""
+"""Limits of a run: worker threads, memory, and the resulting tile size."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ DEFAULT_MEMORY = 2 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a run. They change speed and no bytes, except for statistics that a GPU computes.
+    """Limits of a run.
 
-    workers: threads. max_memory: bytes of the whole process. tile_values: numbers in a tile, memory
-    permitting. device: where weights are quantized and models run on data, whose sums a GPU rounds in its own
-    way.
+    They change speed and no bytes, except for statistics that a GPU computes. workers: threads. max_memory:
+    bytes of the whole process. tile_values: numbers in a tile, memory permitting. device: where weights are
+    quantized and models run on data, whose sums a GPU rounds in its own way.
 
     Raises CheckpointError for limits under which nothing can run.
     """
@@ -66,10 +66,11 @@ class Limits:
 
     @staticmethod
     def default(
-        workers: int | None = None, max_memory: int | str | None = None,
+        workers: int | None = None,
+        max_memory: int | str | None = None,
         device: torch.device | str | None = None,
-    ) -> Limits:  # fmt: skip
-        """Return limits; by default a worker for each core, 2 GiB, and the CPU.
+    ) -> Limits:
+        """Return limits; by default every core, 2 GiB, and the CPU.
 
         max_memory: bytes, or a text such as ``"1G"``, for which OptionError is raised where it is no size.
         device: see :func:`~zeropoint.ops.devices.device_named`, which says what is raised.
@@ -87,16 +88,16 @@ class Limits:
 
     @property
     def batches_at_once(self) -> int:
-        """Batches that run at the same time: one for each worker on the CPU, one on a GPU."""
+        """Concurrent batches: one per worker on the CPU, one on a GPU."""
         return 1 if self.on_gpu else self.workers
 
     @property
     def mark(self) -> str:
-        """The device as a part of keys, which keep results of a GPU apart; empty for the CPU."""
+        """Device suffix of cache keys: GPU results are apart; CPU has none."""
         return f", on {self.device.type}" if self.on_gpu else ""
 
     def short_of(self, missing: int, what: str = "") -> str:
-        """Return the end of an error message: which memory is too small, and the option that helps.
+        """Return the end of an out-of-memory message: the limit and the option.
 
         missing: bytes beyond the limit. what: text before the option.
         """
@@ -114,7 +115,7 @@ class Limits:
             )
 
     def require_gram(self, shape: tuple[int, int], *, workers: int = 1) -> None:
-        """Raise CheckpointError where solving a weight takes more than the process may take.
+        """Raise CheckpointError where solving a weight exceeds the memory limit.
 
         That is a Gram matrix, its sum over experts, its factors, and a weight of each worker, in float64.
         """
@@ -132,7 +133,7 @@ class Limits:
         return option("max_memory", _option(self.max_memory))
 
     def reserve(self, *tables: Sized | None) -> Limits:
-        """Return the limits that are left when the entries of ``tables`` are kept in memory.
+        """Return the limits less the memory for the entries of ``tables``.
 
         Raises CheckpointError when nothing is left.
         """
@@ -147,7 +148,7 @@ class Limits:
         return replace(self, base_memory=base)
 
     def rows(self, columns: int, alignment: int, value_bytes: int, *, kept: int = 0) -> int:
-        """Return the rows of a tile of a matrix with ``columns`` columns: a multiple of ``alignment``.
+        """Return the rows of a tile, a multiple of ``alignment``.
 
         value_bytes: memory that each number of a tile takes while it is worked on. kept: bytes that are held
         over several tiles. Raises CheckpointError when not even ``alignment`` rows fit into a worker's share
@@ -171,7 +172,7 @@ class Limits:
 
 
 def _option(nbytes: int) -> str:
-    """Return a number of bytes as --max-memory takes it: in the largest unit that leaves few digits.
+    """Return a number of bytes as --max-memory takes it, in few digits.
 
     >>> _option(100 << 20), _option(3 << 29), _option(1000)
     ('100M', '1.5G', '1000')
@@ -189,7 +190,7 @@ def _mebibytes(nbytes: int) -> str:
 
 @functools.lru_cache(maxsize=256)
 def value_bytes(scheme: Scheme, dtype: torch.dtype) -> int:
-    """Return the memory that each number of a tile takes while it is quantized, its source included."""
+    """Return the memory per value of a tile during quantization, source included."""
     ops = (registry.Op.QUANTIZE_DYNAMIC, registry.Op.MEASURE)
     requests = [
         registry.Request(
@@ -203,7 +204,7 @@ def value_bytes(scheme: Scheme, dtype: torch.dtype) -> int:
 
 @functools.lru_cache(maxsize=256)
 def decoding_bytes(scheme: Scheme, own_dtype: torch.dtype, dtype: torch.dtype) -> int:
-    """Return the memory that each number of a tile takes while it is decoded, what it becomes aside."""
+    """Return the memory per value of a tile during decoding, result excluded."""
     request = registry.Request(
         op=registry.Op.DEQUANTIZE, scheme=scheme, shape=(128, 1024), dtype=dtype, own_dtype=own_dtype,
         device=torch.device("cpu"),

@@ -1,49 +1,31 @@
-"""Where the numbers of a weight come from: rows of floats, whether its checkpoint holds floats or codes.
-
-A checkpoint that is quantized already is seen through its origins as if it were not: each quantized layer
-is one tensor of floats, with a name, a dtype and a shape, that lies in no file. Everything that plans with
-names and shapes works on that view; what reads rows asks the origin.
-"""
+"""Sources of a weight's rows: floats or codes in the files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
-from ...architectures import expert_layout
 from ...codecs.act_order import group_index
-from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
-from ...codecs.protocol import Codec
-from ...codecs.records import Reader
 from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
-from ...codecs.stored_forms import AS_MODEL, NO_PLACE, StoredForm, places
-from ...errors import CheckpointError, UnsupportedError, printable
-from ...recipes import Activation
-from ...schemes import Scheme
+from ...codecs.stored_forms import MODEL_FORM, StoredForm, places
+from ...errors import UnsupportedError, printable
+from ...functional import dequantize
+from ...layout.packing import flat_bytes
+from ...params import QuantizationParams
+from ...schemes import Granularity, Scheme
 from ...tensor import QuantizedTensor
-from ..choose.expert_matrices import has_one_scale_each
-from ..choose.expert_stacks import with_stacks
-from ..choose.selection import module_of, require_unquantized
-from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from ..read.decoding import alignment, alignment_across, read_columns, read_rows
-from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
-from ..read.source import Source
-from ..read.storage import OpenFile, Place, read_pieces, shown
-from ..read.tensor_entries import Entries, TensorEntry
-from .decoded_rows import by_expert, bytes_of, decode
+from ..read.quantized_layers import StoredLayer
+from ..read.storage import OpenFile, Place, read_pieces
+from ..read.tensor_entries import TensorEntry
 from .folded import Folded, FoldedChannels, FoldedNorm
-from .gathered import Gathered, in_pieces, read_rows_of
+from .gathered import Gathered, read_rows_of
 from .limits import decoding_bytes
-from .parts_of_codes import rows_of, under_one_scale
 
-_LISTED = 10
-_OF_QUANTIZATION = frozenset((WEIGHTS_ONLY_CONFIG, *TOOL_FILES))
-"""Files that say how a checkpoint is quantized, which its floats are not."""
 _NARROW = ("BF16", "F16")
 _BAND_VALUES = 1 << 18
 """Values of whole rows that are read at once to cut columns out of them."""
@@ -78,7 +60,7 @@ class Origin:
     gathered: Gathered | None = None
 
     def in_form(self, form: StoredForm) -> Origin:
-        """Return the same tensor as a file holds it: in a form, and where that says so in float32."""
+        """Return the tensor in a file's form, in float32 where it asks."""
         whole = replace(self, form=form)
         # What a file of this format has in another dtype, its engine reads in that.
         if (
@@ -94,16 +76,16 @@ class Origin:
     @property
     def stored_form(self) -> StoredForm:
         """How its rows lie in the file that is read."""
-        return (self.entry if self.layer is None else self.layer.codes).form or AS_MODEL
+        return (self.entry if self.layer is None else self.layer.codes).form or MODEL_FORM
 
     @property
     def same(self) -> bool:
         """Whether rows are wanted as they lie in the file."""
-        return self.stored_form.same_values(self.form or AS_MODEL)
+        return self.stored_form.same_values(self.form or MODEL_FORM)
 
     @property
     def copied(self) -> bool:
-        """Whether its bytes are those of the file."""
+        """Whether its bytes are copied from the file."""
         plain = self.layer is None and self.raw is None and self.folded is None and self.gathered is None
         return plain and self.same and self.step == 1
 
@@ -126,7 +108,7 @@ class Origin:
 
     @property
     def place(self) -> tuple[str, int]:
-        """File name and offset of its first byte, or of its first code."""
+        """File name and offset of its first byte or code."""
         if self.gathered is not None:
             return self.gathered.sources[0].place
         entry = self.entry if self.layer is None else self.layer.codes
@@ -134,14 +116,14 @@ class Origin:
 
     @property
     def stored(self) -> tuple[TensorEntry, ...]:
-        """The tensors of the files that it is made of, with its input scales."""
+        """Tensors of its source files, with its input scales."""
         if self.gathered is not None:
             return tuple(entry for each in self.gathered.sources for entry in each.stored)
         return (self.entry,) if self.layer is None else (*self.layer.tensors.values(), *self.input_scales)
 
     @property
     def value_bytes(self) -> int:
-        """Memory that each number of a tile takes while it is read, itself included."""
+        """Memory per value of a tile during reading, the value included."""
         own = self.dtype.itemsize * (2 if self.transposed else 1)
         # What is converted, and rows in another order, are copies.
         own *= 1 if self.same and self.raw is None else 3
@@ -154,10 +136,10 @@ class Origin:
 
     @property
     def alignment(self) -> int:
-        """Rows of which a part holds a multiple so that no other rows need to be read."""
+        """Row multiple at which parts can be read without other rows."""
         own = 1 if self.layer is None else alignment(self.layer)
         own = math.lcm(own, self.block_rows)
-        orders = (self.stored_form.rows, (self.form or AS_MODEL).rows)
+        orders = (self.stored_form.rows, (self.form or MODEL_FORM).rows)
         return (
             own if orders[0] == orders[1] else math.lcm(own, *(o.alignment for o in orders if o is not None))
         )
@@ -179,7 +161,7 @@ class Origin:
 
     @property
     def width(self) -> int:
-        """Values of a row as a file of floats has it; those of a vector are rows of one."""
+        """Values per row in a file of floats; 1 for vectors."""
         return self.entry.shape[-1] if len(self.entry.shape) > 1 else 1
 
     def read(
@@ -191,10 +173,10 @@ class Origin:
         *,
         step: int = 1,
     ) -> torch.Tensor:
-        """Return ``rows`` rows from row ``start`` on, in ``buffer``: (rows, columns), in the origin's dtype.
+        """Return ``rows`` rows from ``start`` on: (rows, columns), in the origin's dtype.
 
-        All axes but that of inputs count as rows. files: those of :attr:`files`, open. step: the distance of
-        rows. Raises CheckpointError when a file is shorter than its header said.
+        They lie in ``buffer``. All axes but the input axis count as rows. files: of :attr:`files`, open.
+        step: the distance of rows. Raises CheckpointError when a file is shorter than its header said.
         """
         out = torch.frombuffer(buffer, dtype=self.dtype, count=rows * self.columns).view(rows, self.columns)
         if step > 1:
@@ -221,7 +203,7 @@ class Origin:
     def read_as_written(
         self, files: Mapping[Place, OpenFile], start: int, rows: int, buffer: bytearray
     ) -> torch.Tensor:
-        """Return ``rows`` rows of the tensor as a file of floats has it; see :meth:`read`."""
+        """Return rows in the shape of a file of floats; see :meth:`read`."""
         if not self.transposed or self.layer is None:
             return self.read(files, start * self.step, rows, buffer, step=self.step)
         width = self.entry.shape[-1]
@@ -232,9 +214,9 @@ class Origin:
         return out
 
     def codes(self, files: Mapping[Place, OpenFile], rows: range) -> QuantizedTensor:
-        """Return some rows of one matrix in codes, numbered among those of all its matrices."""
+        """Return some rows of one matrix in codes, numbered over all matrices."""
         assert self.layer is not None
-        if self.stored_form.columns != (self.form or AS_MODEL).columns:
+        if self.stored_form.columns != (self.form or MODEL_FORM).columns:
             raise UnsupportedError(
                 f"{printable(self.entry.name)} has inputs in another order in files of the layout that is "
                 "written, and groups of codes stay as they are; quantize the original checkpoint"
@@ -254,7 +236,7 @@ class Origin:
         return self.layer.weight
 
     def groups(self, files: Mapping[Place, OpenFile]) -> torch.Tensor:
-        """Return the group of each input, (columns,) int32, of codes whose inputs lie out of order."""
+        """Return the group of each input, (columns,) int32, under act-order."""
         assert self.layer is not None
         entry = self.layer.tensors[str(group_index(self.layer.layer))]
         buffer = bytearray(entry.nbytes)
@@ -262,15 +244,15 @@ class Origin:
         return torch.frombuffer(buffer, dtype=torch.int32)
 
     def _places(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return where some of the rows that are wanted lie in the file."""
-        return places(rows, self.stored_form.rows, (self.form or AS_MODEL).rows)
+        """Return the file positions of rows in the wanted order."""
+        return places(rows, self.stored_form.rows, (self.form or MODEL_FORM).rows)
 
     def _convert(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-        """Fill ``out`` with rows from ``start`` on, of another dtype or in another form than in the file."""
+        """Fill ``out`` with rows from ``start`` on, converted in dtype and form."""
         plain = replace(self, entry=self.raw or self.entry, raw=None, form=self.stored_form)
         wanted = self._places(torch.arange(start, start + len(out)))
         x = read_rows_of(plain, files, wanted).to(self.dtype)
-        before, after = self.stored_form, self.form or AS_MODEL
+        before, after = self.stored_form, self.form or MODEL_FORM
         if not self.same:
             x = after.stored(before.restored(x))
         if before.columns != after.columns:
@@ -278,7 +260,7 @@ class Origin:
         out.copy_(x)
 
     def _fold(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-        """Fill ``out`` with rows from ``start`` on, with what is folded into them."""
+        """Fill ``out`` with rows from ``start`` on, folded."""
         folded = self.folded
         assert folded is not None
         plain = replace(self, entry=self.raw or self.entry, raw=None, folded=None)
@@ -295,10 +277,10 @@ class Origin:
     def read_columns(
         self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int], buffer: bytearray
     ) -> torch.Tensor:
-        """Return a band of columns, (first, count), in ``buffer``: (count of rows, count of columns).
+        """Return a band of columns (first, count) of some rows.
 
-        A local file is asked for each row's part; from an object store, and where codes are decoded, whole
-        rows are read and cut. Of transposed experts, all rows are those of one.
+        It lies in ``buffer``. A local file is asked for each row's part; from an object store, and where
+        codes are decoded, whole rows are read and cut. Of transposed experts, all rows belong to one.
         """
         left, width = columns
         out = torch.frombuffer(buffer, dtype=self.dtype, count=len(rows) * width).view(len(rows), width)
@@ -314,7 +296,7 @@ class Origin:
         files[self.entry.file].read_into(bytes_of(out), offset)
 
     def _band(self, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int]) -> torch.Tensor:
-        """Return a band of columns of the rows of a file of floats."""
+        """Return a band of columns of rows in a file of floats."""
         out = torch.empty(len(rows), columns[1], dtype=self.dtype)
         return replace(self, transposed=False)._fill_band(files, rows, columns[0], out)
 
@@ -342,155 +324,63 @@ class Origin:
         return out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floats:
-    """A checkpoint seen as if it were not quantized.
-
-    source: with one tensor of floats for each quantized layer, and no configuration of quantization. origins:
-    by name, of what it holds as codes. config: what its configuration said of quantization, or None. reader:
-    what its codec reads there, or None.
-    """
-
-    source: Source
-    origins: Mapping[str, Origin]
-    config: Mapping[str, Any] | None
-    reader: Reader | None = None
-
-    def quantized(self, name: str) -> tuple[StoredLayer, Activation | None] | None:
-        """Return the layer whose floats are called ``name`` and how its inputs are quantized, or None."""
-        origin = self.origins.get(name)
-        if origin is None or origin.layer is None or self.reader is None:
-            return None
-        return origin.layer, self.reader.input_of(origin.layer.module)
-
-    def origin(self, entry: TensorEntry) -> Origin:
-        """Return where the rows of one of its tensors come from."""
-        if entry.use is not None and entry.use.transposed and entry.name not in self.origins:
-            return Origin(entry=replace(entry, shape=entry.shape[::-1]), transposed=True)
-        transposed = entry.stack is not None and entry.stack.transposed
-        return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
-
-    def in_pieces(self, codec: Codec, dtype: str | None = None) -> Floats:
-        """Return it with the tensors that files of a codec have; dtype: of floats that are written anew."""
-        return in_pieces(self, codec, dtype)
-
-    def placeless(self, codec: Codec) -> set[str]:
-        """Return the tensors that files of a codec have no place for, as engines have none."""
-        config = self.source.config or {}
-        entries = self.source.entries.values()
-        return {
-            e.name for e in entries if codec.model_format.stored_form(e.name, e.shape, config) is NO_PLACE
-        }
-
-    def without(self, names: Collection[str]) -> Floats:
-        """Return the same checkpoint without some tensors."""
-        if not names:
-            return self
-        left = Entries(entry for entry in self.source.entries.values() if entry.name not in names)
-        origins = MappingProxyType({name: o for name, o in self.origins.items() if name not in names})
-        return replace(self, source=replace(self.source, entries=left), origins=origins)
+def bytes_of(out: torch.Tensor) -> memoryview:
+    """Return the bytes of rows, which are written through."""
+    return memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def unquantized(source: Source) -> Floats:
-    """Return a checkpoint that is not quantized; raises CheckpointError for one that is."""
-    require_unquantized(source.entries.values(), source.config, shown(source.root))
-    return Floats(source=with_stacks(source), origins=MappingProxyType({}), config=None)
+def by_expert(start: int, out: torch.Tensor, height: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield each expert from row ``start``, its first row, its output rows."""
+    done = 0
+    while done < len(out):
+        expert, first = divmod(start + done, height)
+        count = min(len(out) - done, height - first)
+        yield expert, first, out[done : done + count]
+        done += count
 
 
-def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
-    """Return a checkpoint, quantized or not, as if it were not.
-
-    dtype: of the floats; by default that which a graph gives to each, the configuration names, or bfloat16.
-    Raises CheckpointError or UnsupportedError when codes cannot be read, listing what is wrong with which
-    layer.
-    """
-    config = configuration(source)
-    if config is None:
-        return unquantized(source)
-    place = shown(source.root)
-    try:
-        stored = find_layers(source)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{place} cannot be dequantized: {error}") from error
-    if stored.problems:
-        listed = "; ".join(map(str, stored.problems[:_LISTED]))
-        raise CheckpointError(f"{place} cannot be dequantized: {listed}; pass the original checkpoint")
-    origins = Origins(source, stored, dtype or (None if source.graph else _declared_dtype(source)))
-    entries = _float_entries(source, origins)
-    floats = replace(
-        source, entries=entries,
-        metadata={
-            # What it says of tensors, under their names and in a list of these, is not said of the floats.
-            name: {k: v for k, v in found.items() if k not in entries and k != "tensor_names"}
-            for name, found in source.metadata.items()
-        },
-        companions=tuple(path for path in source.companions if str(path) not in _OF_QUANTIZATION),
-        config=source.config and {k: v for k, v in source.config.items() if k not in CONFIG_KEYS},
-        config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
-    )  # fmt: skip
-    require_unquantized(floats.entries.values(), floats.config, place)
-    return Floats(source=with_stacks(floats), origins=origins, config=config, reader=stored.reader)
+def decode(layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
+    """Fill ``out`` with the decoded rows from ``start`` on."""
+    height, step = layer.shape[0], alignment(layer)
+    for expert, first, part in by_expert(start, out, height):
+        begin, end = first // step * step, min(height, -(-(first + len(part)) // step) * step)
+        q = read_rows(layer, files, begin, end - begin, expert=expert)
+        if end - begin == len(part):
+            dequantize(q, out=part)
+        else:
+            part.copy_(q.dequantize(out.dtype)[first - begin : first - begin + len(part)])
 
 
-class Origins(Mapping[str, Origin]):
-    """The quantized layers of a checkpoint as tensors of floats by name, each made when it is asked for."""
+def rows_of(q: QuantizedTensor, rows: torch.Tensor) -> QuantizedTensor:
+    """Return some rows of codes; raises UnsupportedError for shared parameters."""
+    if any(len(numbers) not in (1, q.shape[0]) for numbers in q.params.stored):
+        raise UnsupportedError(f"rows in another order than in the file share a scale in {q.scheme}")
+    stored = [numbers if len(numbers) == 1 else numbers[rows] for numbers in q.params.stored]
+    params = QuantizationParams.of(q.scheme, (len(rows), q.shape[1]), q.params.dtype, stored)
+    return replace(q, data=q.data[rows], params=params, shape=(len(rows), q.shape[1]))
 
-    def __init__(self, source: Source, stored: StoredLayers, dtype: torch.dtype | None) -> None:
-        self._entries, self._stored, self._dtype = source.entries, stored, dtype
-        self._experts = expert_layout(source.config or {})
 
-    def __getitem__(self, name: str) -> Origin:
-        for module in (module_of(name), name):
-            number = self._stored.modules.number(module)
-            if number is not None and self._stored.layers[number].name == name:
-                return self._of(self._stored.layers[number])
-        raise KeyError(name)
+def under_one_scale(q: QuantizedTensor) -> QuantizedTensor:
+    """Replace the equal block scales of codes by one tensor scale."""
+    (level,) = q.scheme.scales
+    scheme = replace(q.scheme, scales=(replace(level, granularity=Granularity.tensor()),))
+    scale = q.params.stored[0].flatten()[:1].clone()
+    return replace(q, params=QuantizationParams.of(scheme, q.shape, q.params.dtype, [scale]))
 
-    def __iter__(self) -> Iterator[str]:
-        return (layer.name for layer in self._stored.layers)
 
-    def __len__(self) -> int:
-        return len(self._stored.layers)
+class NewTensor(NamedTuple):
+    """A new tensor: its name, the tensor before it, and its numbers."""
 
-    def _of(self, layer: StoredLayer) -> Origin:
-        joint = "." if layer.experts is None else "_"
-        scales = (self._entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
-        transposed = layer.experts is not None and self._experts.transposed
-        matrix, dtype = layer.shape[::-1] if transposed else layer.shape, self._dtype or layer.dtype
+    name: str
+    near: TensorEntry
+    value: torch.Tensor
+
+    @property
+    def origin(self) -> Origin:
+        """What writes it."""
+        value, near = self.value.detach().cpu().contiguous(), self.near
         entry = TensorEntry(
-            name=layer.name, dtype=FILE_DTYPES[dtype], begin=0, file=layer.codes.file,
-            shape=matrix if layer.experts is None else (layer.experts, *matrix),
-            nbytes=layer.values * dtype.itemsize, use=layer.codec.use,
+            name=self.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=near.begin,
+            nbytes=value.nbytes, file=near.file,
         )  # fmt: skip
-        scales_there = tuple(filter(None, scales))
-        one = has_one_scale_each(layer, self._experts)
-        return Origin(
-            entry=entry, layer=layer, input_scales=scales_there, transposed=transposed, one_scale=one
-        )
-
-
-def _float_entries(source: Source, origins: Mapping[str, Origin]) -> Entries:
-    """Return the entries of ``source``, in their order, with those of each layer replaced by one."""
-    if not origins:
-        return source.entries
-    floats = {o.layer.codes.name: o.entry for o in origins.values() if o.layer is not None}
-    gone = {entry.name for origin in origins.values() for entry in origin.stored}
-    return Entries(
-        floats.get(name, entry)
-        for name, entry in zip(source.entries, source.entries.values(), strict=True)
-        if name in floats or name not in gone
-    )
-
-
-def _declared_dtype(source: Source) -> torch.dtype:
-    """Return the dtype that the configuration names for weights, or bfloat16."""
-    config = source.config or {}
-    text = config.get("text_config")
-    for table in (config, text if isinstance(text, dict) else {}):
-        named = str(table.get("dtype", table.get("torch_dtype")))
-        if named in _DTYPES:
-            return _DTYPES[named]
-    return torch.bfloat16
-
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+        return Origin(entry=entry, data=flat_bytes(value).numpy().tobytes())

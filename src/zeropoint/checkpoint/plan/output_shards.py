@@ -1,4 +1,4 @@
-"""What is said of the files that are written, and of weights in several that take one scale."""
+"""Output files, and sets of weights in several files with one scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .texts import Text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedScale:
-    """Weights whose tensor scale is that of all of them, and the shards in which they lie."""
+    """Weights with one tensor scale, and the shards that hold them."""
 
     modules: tuple[str, ...]
     shards: tuple[str, ...]
@@ -32,7 +32,7 @@ class OutputShard:
 
 
 def without_gaps(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of files, those that say ``NUMBER-of-COUNT`` numbered anew where some are left out.
+    """Return file names with ``NUMBER-of-COUNT`` renumbered where files are left out.
 
     >>> without_gaps(["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"])
     ('model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors')

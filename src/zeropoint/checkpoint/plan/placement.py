@@ -1,55 +1,28 @@
-"""Output layout: file and byte offset of every tensor.
-
-Output shards have the names of the input's, and each tensor stays in its shard; experts that a file stacks go
-to that of the first, and shards that this leaves without tensors are left out. Inside a file, tensors lie in
-the order that safetensors' own writer gives them: falling dtype, then name. What is kept of each tensor is
-its offset and what it comes from; the rest follows from that when it is asked for.
-"""
+"""Placements: the action and output place of a tensor, matrix or file."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-from array import array
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 
 import torch
 
-from ...architectures import shared_scale_set
-from ...codecs.containers import CONTAINERS
-from ...codecs.containers.protocol import Metadata
-from ...codecs.model_format import FileTensor
-from ...codecs.protocol import COLUMNS, ROWS, Codec, LayerScheme, TensorSpec
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...codecs.stored_forms import StoredForm
-from ...columns import Kinds, Made, Names, ordered
-from ...errors import CheckpointError, printable
+from ...codecs.protocol import COLUMNS, ROWS, LayerScheme, TensorSpec
 from ...methods import NEAREST, OF_CODES, Scope, method_named
 from ...tensor import QuantizedTensor
-from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.selection import WEIGHT, is_fused_experts, module_of
-from ..read.source import Source
 from ..read.storage import OpenFile, Place
 from ..read.tensor_entries import TensorEntry
-from .actions import Actions
 from .code_columns import columns_alignment, read_code_columns
-from .file_heads import model_files
-from .joined_rows import FiledTensor, joined_rows
 from .limits import value_bytes
 from .origin import Origin
-from .output_shards import OutputShard, without_gaps
-from .texts import Text
 
 Files = Mapping[Place, OpenFile]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """An output tensor and its place: ``nbytes`` bytes of ``shard`` from the absolute offset ``begin``."""
+    """An output tensor: ``nbytes`` bytes of ``shard`` from the absolute offset ``begin``."""
 
     name: str
     spec: TensorSpec
@@ -60,13 +33,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What becomes of one tensor, matrix or file, and where: it is quantized, written as floats, or copied.
+    """Action and place of one tensor, matrix or file.
 
-    module: the module of a matrix that is quantized, else the name of the tensor or file. shape: rows and
-    columns; of a copy, its bytes and 1. outputs: what it becomes, one tensor unless it is quantized. to: what
-    it is quantized to, or None. first, step: its rows are each ``step``-th from ``first`` on of the origin's,
-    which for fused experts has more. share: name of the set whose members take one tensor scale together, or
-    None. method: name of the method that quantizes it.
+    It is quantized, written as floats, or copied. module: the module of a matrix that is quantized, else the
+    name of the tensor or file. shape: rows and columns; of a copy, its bytes and 1. outputs: what it becomes,
+    one tensor unless it is quantized. to: what it is quantized to, or None. first, step: its rows are each
+    ``step``-th from ``first`` on of the origin's, which for fused experts has more. share: name of the set
+    whose members take one tensor scale together, or None. method: name of the method that quantizes it.
     """
 
     module: str
@@ -81,17 +54,17 @@ class Placement:
 
     @staticmethod
     def written(origin: Origin, placed: Placed) -> Placement:
-        """Return what writes the rows of ``origin`` as they are: floats that are decoded, or bytes."""
+        """Return the placement that writes ``origin`` unquantized: floats or bytes."""
         values, columns = (
             (placed.nbytes, 1) if origin.copied else (math.prod(origin.entry.shape), origin.width)
         )
         return Placement(
             module=placed.name, origin=origin, shape=(values // max(1, columns), columns), outputs=(placed,)
-        )  # fmt: skip
+        )
 
     @staticmethod
     def of_file(name: str, place: Place, size: int) -> Placement:
-        """Return what copies a file that holds no tensors."""
+        """Return the placement that copies a file without tensors."""
         spec = TensorSpec(suffix="", dtype="U8", shape=(size,))
         placed = Placed(name=name, spec=spec, shard=name, begin=0, nbytes=size)
         entry = TensorEntry(name=name, dtype="U8", shape=(size,), begin=0, nbytes=size, file=place)
@@ -110,7 +83,7 @@ class Placement:
 
     @property
     def stamps(self) -> tuple[str, ...]:
-        """The names under which the states of the files that are read are kept."""
+        """Names under which the stamps of its source files are kept."""
         # No tensor begins where its file does.
         whole = self.copied and self.source.begin == 0
         return (self.module,) if whole else tuple(place.name for place in self.origin.files)
@@ -135,7 +108,7 @@ class Placement:
 
     @property
     def axis(self) -> int:
-        """The axis along which it is cut: that of its codec."""
+        """Axis along which it is cut, given by its codec."""
         return ROWS if self.to is None else self.layer.codec.axis(self.layer)
 
     @property
@@ -159,13 +132,13 @@ class Placement:
         if self.to is None:
             return self.origin.value_bytes
         skipped = (self.step - 1) * self.origin.value_bytes
-        part = self.layer.codec.known(self.layer, 0.0).weight
+        part = self.layer.codec.with_mean(self.layer, 0.0).weight
         quantizing = value_bytes(part, self.dtype) + method_named(self.method).value_bytes(part)
         return quantizing + self.origin.value_bytes - self.dtype.itemsize + skipped
 
     @property
     def alignment(self) -> int:
-        """Rows or columns of which a part must hold a multiple to be worked on and written alone."""
+        """Row or column multiple at which parts are processed and written alone."""
         if self.to is None:
             return self.origin.written_alignment
         own, layer = self.layer.codec.alignment(self.layer, self.shape), self.origin.layer
@@ -178,7 +151,7 @@ class Placement:
 
     @property
     def of_codes(self) -> bool:
-        """Whether it is made of the codes of its origin, not of floats."""
+        """Whether it converts codes of its origin instead of quantizing floats."""
         return self.method in OF_CODES and self.origin.layer is not None
 
     @property
@@ -207,289 +180,3 @@ class Placement:
         """Return the numbers that rows have in the origin."""
         first = self.first + rows.start * self.step
         return range(first, first + len(rows) * self.step, self.step)
-
-
-class Placements:
-    """What becomes of all tensors, numbered: those that are kept, restored and added, and weights.
-
-    kept, restored, weights: each of these. added: what is written. all: one after the other; output tensors
-    are numbered in the same order. shards: the files. by_name: every output tensor, by name.
-    Raises CheckpointError when two would have one name, and when a header exceeds what loaders read.
-    """
-
-    def __init__(self, source: Source, actions: Actions, codec: Codec) -> None:
-        self._container, self._codec = CONTAINERS[codec.container], codec
-        self._config = actions.floats.source.config or {}
-        files = self._container.files(source.shards)
-        self._actions, self._entries = actions, actions.floats.source.entries
-        self._of, self._weight = (source, codec), functools.lru_cache(_RECENT)(self._make_weight)
-        self._origins = (*actions.restored, *actions.added)
-        self._shards = tuple(dict.fromkeys(files))
-        self.layers: tuple[LayerScheme, ...] = tuple(
-            dict.fromkeys(layer for _, layer, _ in actions.quantized)
-        )
-        # Of each weight: its tensor, which matrix of that (-1: all of it), scheme, method, set and outputs.
-        self._entry, self._matrix, self._layer = array("I"), array("i"), array("I")
-        self._methods, self._method = Names(), array("I")
-        self._shares, self._first = array("b"), array("q")
-        # Of each output tensor: what it is, its file, and where it begins there.
-        self._specs, self._kind, self._file = Kinds(), array("I"), array("I")
-        self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
-        self._begins = array("q", [0]) * len(self._kind)
-        self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
-        kept, self._base = len(actions.kept), len(actions.kept) + len(self._origins)
-        renamed = self._gather()
-        self.all: Sequence[Placement] = Made(self._base + len(self._entry), self._placement)
-        self.kept: Sequence[Placement] = Made(kept, self._written)
-        self.restored: Sequence[Placement] = Made(len(actions.restored), lambda n: self._written(kept + n))
-        self.added = actions.added
-        self.weights: Sequence[Placement] = Made(len(self._entry), self._weight)
-        self._order = ordered(range(len(self._kind)), self._name)
-        self._require_unique()
-        metadata = {
-            renamed[file]: codec.model_format.metadata(
-                replace(
-                    model_files(source, name, self.layers, actions.mixture),
-                    tensors=self._contents(renamed[file]),
-                    metadata=actions.floats.source.metadata[name],
-                    rewritten=actions.rewrite(codec),
-                )
-            )
-            for name, file in zip(source.shards, files, strict=True)
-            if file in renamed
-        }
-        self.shards = tuple(self._lay_out(metadata))
-        self.by_name: Sequence[Placed] = Made(len(self._kind), lambda n: self.at(self._order[n]))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Placements):
-            return NotImplemented
-        return self.shards == other.shards and self.all == other.all
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def with_added(self, added: Sequence[Origin]) -> Placements:
-        """Return what becomes of all tensors where some more are added."""
-        source, codec = self._of
-        return Placements(source, replace(self._actions, added=(*self._actions.added, *added)), codec)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all output tensors."""
-        return sum(map(self._sizes.__getitem__, self._kind))
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the output tensors of all weights."""
-        return sum(map(self._sizes.__getitem__, self._kind[self._base :]))
-
-    @property
-    def of_weights(self) -> Sequence[Placed]:
-        """The output tensors of all weights."""
-        return Made(len(self._kind) - self._base, lambda n: self.at(self._base + n))
-
-    def at(self, number: int) -> Placed:
-        """Return the output tensor of a number."""
-        kind = self._kind[number]
-        return Placed(
-            name=self._name(number), spec=self._specs[kind], shard=self._shards[self._file[number]],
-            begin=self._begins[number], nbytes=self._sizes[kind],
-        )  # fmt: skip
-
-    def module(self, weight: int) -> str:
-        """Return the module name of a weight, by the index of the weight."""
-        entry, matrix = self._entry[weight], self._matrix[weight]
-        if matrix < 0:
-            return module_of(self._entries.name(entry))
-        return self._matrices(self._entries.at(entry), self.layers[self._layer[weight]])[matrix].module
-
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Yield the name of each tensor of the files, in the order of those of the model, and its file."""
-        for number in self._order:
-            form = self._filed(number).form
-            if form.part is None or form.part[0] == 0:
-                yield form.name, self._shards[self._file[number]]
-
-    def owner(self, number: int) -> int:
-        """Return the number among ``all`` of what the output tensor at a place by name comes from."""
-        return self._owner(self._order[number])
-
-    def _owner(self, number: int) -> int:
-        return number if number < self._base else self._base + bisect_right(self._first, number) - 1
-
-    def _draft(self, shards: Mapping[str, int]) -> None:
-        """Lay down all tensors in columns."""
-        actions = self._actions
-        for number in range(len(actions.kept) + len(self._origins)):
-            entry = self._origin(number).entry
-            # Its dtype may be one that torch has not.
-            self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
-        numbers = {layer: n for n, layer in enumerate(self.layers)}
-        sets, members = Names(), array("i")
-        for entry, layer, method in actions.quantized:
-            self._methods.add(method)
-            whole = not is_fused_experts(entry) or layer.codec.fuses(layer)
-            for at, matrix in enumerate(self._matrices(entry, layer)):
-                share = shared_scale_set(matrix.module) if layer.codec.shares_scale(layer) else None
-                members.append(-1 if share is None else _numbered(sets, share))
-                self._entry.append(self._entries.numbered(entry.name))
-                self._matrix.append(-1 if whole else at)
-                self._layer.append(numbers[layer])
-                self._method.append(self._methods.numbered(method))
-                self._first.append(len(self._kind))
-                for spec in _specs(layer, matrix, entry):
-                    self._put(spec, shards[entry.file.name])
-        counts = Counter(members)
-        self._shares.extend(member >= 0 and counts[member] > 1 for member in members)
-
-    def _gather(self) -> dict[str, str]:
-        """Give parts of one tensor the file of the first of them; return the new names of what is left."""
-        files: dict[str, int] = {}
-        if not self._codec.model_format.stack or len(self._shards) == 1:
-            return {name: name for name in self._shards}
-        for number, file in enumerate(self._file):
-            form = self._filed(number).form
-            if form.part is not None:
-                self._file[number] = files.setdefault(form.name, file)
-        left = sorted(set(self._file))
-        self._file = array("I", map({old: new for new, old in enumerate(left)}.__getitem__, self._file))
-        before = [self._shards[number] for number in left]
-        self._shards = without_gaps(before)
-        return dict(zip(before, self._shards, strict=True))
-
-    def _matrices(self, entry: TensorEntry, layer: LayerScheme) -> list[WeightMatrix]:
-        return _matrices(entry, fused=layer.codec.fuses(layer))
-
-    def _put(self, spec: TensorSpec, file: int) -> None:
-        self._kind.append(self._specs.number(spec))
-        self._file.append(file)
-
-    def _placement(self, number: int) -> Placement:
-        return self._written(number) if number < self._base else self._weight(number - self._base)
-
-    def _origin(self, number: int) -> Origin:
-        """Return where the floats or bytes of a number come from, which are written as they are."""
-        kept = self._actions.kept
-        origin = Origin(entry=kept[number]) if number < len(kept) else self._origins[number - len(kept)]
-        return self._formed(origin, origin.entry.name)
-
-    def _formed(self, origin: Origin, name: str) -> Origin:
-        """Return an origin in the form that the file has for the tensor of a name."""
-        form = self._form(name, origin.entry.shape)
-        return origin if form is None else origin.in_form(form)
-
-    def _form(self, name: str, shape: tuple[int, ...]) -> StoredForm | None:
-        return self._codec.model_format.stored_form(name, shape, self._config)
-
-    def _written(self, number: int) -> Placement:
-        return Placement.written(self._origin(number), self.at(number))
-
-    def _make_weight(self, number: int) -> Placement:
-        entry, layer = self._entries.at(self._entry[number]), self.layers[self._layer[number]]
-        matrix = self._matrices(entry, layer)[max(0, self._matrix[number])]
-        first = self._first[number]
-        end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
-        name = entry.name if self._matrix[number] < 0 else f"{matrix.module}{WEIGHT}"
-        return Placement(
-            module=matrix.module,
-            origin=self._formed(self._actions.floats.origin(entry), name),
-            shape=matrix.shape, to=layer, outputs=tuple(map(self.at, range(first, end))),
-            first=matrix.first, step=matrix.step,
-            share=shared_scale_set(matrix.module) if self._shares[number] else None,
-            method=self._methods[self._method[number]],
-        )  # fmt: skip
-
-    def _name(self, number: int) -> str:
-        at = self._owner(number) - self._base
-        if at < 0:
-            return self._origin(number).entry.name
-        layer, suffix = self.layers[self._layer[at]], self._specs[self._kind[number]].suffix
-        return layer.codec.tensor_name(self.module(at), suffix)
-
-    def _require_unique(self) -> None:
-        for (a, name), (b, other) in itertools.pairwise((n, self._name(n)) for n in self._order):
-            if name == other:
-                first, second = (printable(self._source(number)) for number in sorted((a, b)))
-                raise CheckpointError(
-                    f"tensor {printable(name)} would be written twice, from {first} and from {second}; "
-                    "rename one, or ignore the weight"
-                )
-
-    def _source(self, number: int) -> str:
-        """Return the name of the tensor that an output tensor comes from."""
-        at = self._owner(number) - self._base
-        return self._name(number) if at < 0 else self._entries.name(self._entry[at])
-
-    def _contents(self, file: str) -> Iterator[FileTensor]:
-        """Yield the tensors of the model that a file holds, those that are kept first."""
-        shard = self._shards.index(file)
-        for number in range(self._base):
-            if self._file[number] == shard:
-                spec = self._specs[self._kind[number]]
-                yield FileTensor(self._name(number), None, spec.shape, TORCH_DTYPES.get(spec.dtype))
-        for at, first in enumerate(self._first):
-            if self._file[first] == shard:
-                entry, layer = self._entries.at(self._entry[at]), self.layers[self._layer[at]]
-                matrix = self._matrices(entry, layer)[max(0, self._matrix[at])]
-                yield FileTensor(f"{matrix.module}{WEIGHT}", layer, matrix.shape, TORCH_DTYPES[entry.dtype])
-
-    def _lay_out(self, metadata: Mapping[str, Metadata]) -> Iterator[OutputShard]:
-        """Give each tensor its place, and yield the files; metadata: of each, by name."""
-        by_shard = [array("I") for _ in self._shards]
-        for number, file in enumerate(self._file):
-            by_shard[file].append(number)
-        for name, numbers in zip(self._shards, by_shard, strict=True):
-            found = ordered(numbers, self._in_file)
-            fixed, counts = self._codec.model_format.fixed(self._config), array("I")
-            rows = joined_rows(found, self._filed, counts)
-            head = self._container.head(itertools.chain(fixed, rows), metadata[name])
-            left = iter(found)
-            for parts, begin in zip(counts, head.begins[len(fixed) :], strict=True):
-                for at, number in enumerate(itertools.islice(left, parts)):
-                    self._begins[number] = begin + at * self._sizes[self._kind[number]]
-            yield OutputShard(name=name, head=Text.of(head.data), size=head.size)
-
-    def _rank(self, number: int) -> int:
-        """Return what tensors lie by before their names: the place in the source, if that is kept."""
-        if not self._container.keeps_order or self._of[0].container is not self._container:
-            return self._container.order(self._specs[self._kind[number]].dtype)
-        at = self._owner(number) - self._base
-        found = self._entries.number(self._origin(number).entry.name) if at < 0 else self._entry[at]
-        return len(self._entries) if found is None else found
-
-    def _spec_bytes(self, spec: TensorSpec) -> int:
-        return self._container.nbytes(spec.dtype, spec.shape)
-
-    def _in_file(self, number: int) -> tuple[int, str, int]:
-        """Return the sort key of a tensor within its file; parts of one tensor are adjacent."""
-        name = self._name(number)
-        form = self._form(name, self._specs[self._kind[number]].shape)
-        if form is None or form.part is None:
-            return self._rank(number), name, 0
-        return self._rank(number), form.name, form.part[0]
-
-    def _filed(self, number: int) -> FiledTensor:
-        name, kind = self._name(number), self._kind[number]
-        spec = self._specs[kind]
-        form = self._form(name, spec.shape) or StoredForm(name)
-        return FiledTensor(form=form, dtype=spec.dtype, shape=spec.shape, nbytes=self._sizes[kind])
-
-
-def _numbered(names: Names, name: str) -> int:
-    """Return the index of a name; add the name if it is missing."""
-    added = names.add(name)
-    return names.numbered(name) if added is None else added
-
-
-_matrices, _RECENT = functools.lru_cache(maxsize=8)(matrices), 32
-
-
-def _specs(layer: LayerScheme, matrix: WeightMatrix, entry: TensorEntry) -> Sequence[TensorSpec]:
-    """Return the tensors that a matrix becomes, with an axis of experts where it holds several."""
-    specs = layer.codec.tensors(layer, matrix.shape, TORCH_DTYPES[entry.dtype])
-    if matrix.experts is None:
-        return specs
-    return [
-        replace(spec, shape=(matrix.experts, spec.shape[0] // matrix.experts, *spec.shape[1:]), stacked=True)
-        for spec in specs
-    ]

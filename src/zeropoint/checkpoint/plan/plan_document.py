@@ -1,4 +1,4 @@
-"""Plans as documents: all that was decided, as plain values that JSON can hold, and what they follow from.
+"""Plans as JSON documents: the request, its identity, and all decisions.
 
 {"zeropoint_plan": 1, "request": {"source", "recipe": {"name", "text"}, "include", "ignore", "strict"},
  "identity": {FIELD: VALUE, ...}, "tensors": [...], ...}
@@ -64,7 +64,7 @@ def plan_document(plan: CheckpointPlan) -> dict[str, Any]:
 
 
 def engine_documents(plan: CheckpointPlan) -> list[dict[str, Any]]:
-    """Return what each engine makes of the result."""
+    """Return the verdict of each engine on the result."""
     return [
         {"engine": v.engine, "loads": v.loads.value, "reason": v.reason, "checked": v.checked}
         for v in verdicts(plan)
@@ -88,7 +88,7 @@ def entry_document(entry: TensorEntry) -> dict[str, Any]:
 
 
 def decision_document(decision: TensorDecision) -> dict[str, Any]:
-    """Return a tensor of the source with what was decided about it, and why."""
+    """Return a source tensor with its decision and the reason."""
     return {
         **entry_document(decision.entry),
         "action": _action(decision),
@@ -106,7 +106,7 @@ def _action(decision: TensorDecision) -> str:
 
 
 def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:
-    """Yield each tensor of the source with its action and the tensors that it becomes."""
+    """Yield each source tensor with its action and its output tensors."""
     outputs: dict[str, list[Placed]] = {}
     for item in plan.placements.all:
         outputs.setdefault(item.source.name, []).extend(item.outputs)

@@ -1,4 +1,4 @@
-"""What a plan says of qualities: schemes that a method refuses, and what a method with data would gain."""
+"""Notes on quality: refused methods, and the gain from calibration data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXAMPLE = "for int4:g64 on SmolLM2-135M the KL divergence falls from 0.338 to 0
 
 
 def of_lower_quality(plan: CheckpointPlan) -> Iterator[str]:
-    """Yield a sentence about each scheme whose method is of a lower quality than the recipe asks for."""
+    """Yield a sentence for each scheme below the quality of the recipe."""
     quality = plan.recipe.quality
     if quality is None:
         return
@@ -52,7 +52,7 @@ _LISTED = 3
 
 
 def offered_quality(plan: CheckpointPlan) -> Iterator[str]:
-    """Yield a sentence where a scheme of few bits is rounded to nearest, by default."""
+    """Yield a sentence where few-bit weights are rounded to nearest by default."""
     asked = not plan.recipe.is_bare or plan.statistics or plan.solved
     if asked or plan.source.config is None:
         return

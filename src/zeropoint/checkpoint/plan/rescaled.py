@@ -1,6 +1,6 @@
-"""A checkpoint with rescaled channels and corrected biases: its floats, and the file that says so.
+"""Rescaled channels and corrected biases of a checkpoint, and their record file.
 
-Its tensors differ from those of the source. ``zeropoint_rescaled.json`` next to the weights says what each
+Its tensors differ from the source's. ``zeropoint_rescaled.json`` next to the weights says what each
 was multiplied with and what was added, so that the result can be compared with the source:
 
     {"zeropoint_rescaled": 1, "tensors": {NAME: {"rows": STEPS, "columns": STEPS, "one": 0.0}, ...}}
@@ -29,19 +29,20 @@ from ..choose.selection import WEIGHT
 from ..read.source import Source
 from ..read.storage import exists, open_file, shown
 from ..read.tensor_entries import TensorEntry
+from .float_view import Floats
 from .folded import FoldedChannels
-from .origin import Floats, Origin
+from .origin import Origin
 
 RESCALED = "zeropoint_rescaled.json"
 _VERSION, _MOST_BYTES = 1, 1 << 30
 
 
 def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
-    """Return a checkpoint of floats as it is with channels rescaled.
+    """Return a checkpoint of floats with rescaled channels.
 
-    folds: by the names of tensors, ``.weight`` after the module of a matrix among those of all experts.
+    folds: by the names of tensors, ``.weight`` after the module of a matrix of an expert.
     Raises UnsupportedError for tensors that are stored transposed, CheckpointError for names and sizes that
-    are not those of the checkpoint.
+    are not in the checkpoint.
     """
     left, origins = dict(folds), dict(floats.origins)
     for entry in floats.source.entries.values():
@@ -61,7 +62,7 @@ def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
 
 
 def _of_experts(entry: TensorEntry, left: dict[str, ChannelFold]) -> tuple[ChannelFold | None, ...]:
-    """Return the folds of the matrices of all experts, whose parts are rows of these, and take them."""
+    """Return the folds of all experts' matrices, and remove them from ``left``."""
     height = entry.shape[-2]
     found: list[ChannelFold | None] = [None] * math.prod(entry.shape[:-2])
     for matrix in matrices(entry):
@@ -100,9 +101,7 @@ def _origin(origin: Origin, folds: tuple[ChannelFold | None, ...]) -> Origin:
     return replace(origin, folded=FoldedChannels(matrices=folds, height=height, before=before))
 
 
-def folds_text(
-    folds: Mapping[str, ChannelFold], notes: Iterable[str] = (), *, refused: str = ""
-) -> str:  # fmt: skip
+def folds_text(folds: Mapping[str, ChannelFold], notes: Iterable[str] = (), *, refused: str = "") -> str:
     """Return the text of the file."""
     tensors: dict[str, dict[str, Any]] = {
         name: {"rows": _packed(fold.rows), "columns": _packed(fold.columns), "one": fold.one}
@@ -122,7 +121,7 @@ def _packed(steps: torch.Tensor | None) -> str | None:
 
 
 def parsed_folds(text: str) -> tuple[dict[str, ChannelFold], tuple[str, ...], str]:
-    """Return what such a text says, its notes and why nothing is rescaled; raises ValueError for another."""
+    """Return folds, notes and refusal in a text; raises ValueError otherwise."""
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("zeropoint_rescaled") != _VERSION:
         raise ValueError("it does not say how channels are rescaled")
@@ -154,7 +153,7 @@ def packed_numbers(x: torch.Tensor) -> str:
 
 
 def unpacked_numbers(text: Any) -> torch.Tensor:
-    """Return the numbers of such a text; raises ValueError for another one, and for Inf and NaN."""
+    """Return the finite numbers of an encoded text; raises ValueError otherwise."""
     if not isinstance(text, str):
         raise ValueError("numbers are not a text")
     found = torch.from_numpy(np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype("f4"))
@@ -173,7 +172,7 @@ def _unpacked(text: Any) -> torch.Tensor | None:
 
 
 def changed_by(folds: Mapping[str, ChannelFold]) -> str:
-    """Return what was done to floats: rescaled, corrected, or both."""
+    """Return the kind of change to floats: rescaled, corrected, or both."""
     kinds = {
         "rescaled": any(fold.rows is not None or fold.columns is not None for fold in folds.values()),
         "corrected": any(fold.added is not None for fold in folds.values()),
@@ -182,7 +181,7 @@ def changed_by(folds: Mapping[str, ChannelFold]) -> str:
 
 
 def corrected_note(folds: Mapping[str, ChannelFold]) -> str | None:
-    """Return a sentence about tensors to which something is added, or None where there are none."""
+    """Return a sentence about corrected biases, or None without any."""
     found = {name: float(x.abs().max()) for name, fold in folds.items() if (x := fold.added) is not None}
     if not found:
         return None
@@ -194,7 +193,7 @@ def corrected_note(folds: Mapping[str, ChannelFold]) -> str | None:
 
 
 def folds_of(source: Source) -> dict[str, ChannelFold]:
-    """Return how the channels of a checkpoint were rescaled, as the file next to its weights says.
+    """Return the channel folds recorded in the file next to the weights.
 
     Raises CheckpointError for a damaged file.
     """

@@ -1,4 +1,4 @@
-"""A checkpoint of floats as the same model in a rotated space, and the file that says so.
+"""A checkpoint in a rotated space, and its record file.
 
 Norms have a weight of one, matrices are rotated on the sides where they read or write the residual stream,
 and a head that was tied to the embedding is a tensor of its own, since only the head takes in the last norm.
@@ -28,8 +28,9 @@ from ..read.config_text import with_members
 from ..read.source import Source
 from ..read.storage import exists, read_small, shown
 from ..read.tensor_entries import Entries, TensorEntry
+from .float_view import Floats
 from .folded import Folded, FoldedNorm, RotatedSide
-from .origin import Floats, Origin
+from .origin import Origin
 
 ROTATED = "zeropoint_rotated.json"
 _VERSION, _MOST_BYTES = 1, 1 << 16
@@ -57,8 +58,8 @@ def rotation_in(recipe: Recipe, text: RecipeText) -> ModelRotation | None:
 
 
 def require_unrotated(source: Source) -> None:
-    """Raise CheckpointError for a checkpoint that was rotated before, by the file that says so."""
-    done = rotation_said(source)
+    """Raise CheckpointError for a checkpoint with a rotation file."""
+    done = saved_rotation(source)
     if done is not None:
         raise CheckpointError(
             f"{shown(source.root)} is rotated already, as its {ROTATED} says ({done.name}); leave the step "
@@ -95,7 +96,7 @@ def rotated_floats(floats: Floats, rotation: ModelRotation, dtype: str | None = 
 def _origins(
     entries: Entries, stream: Stream, rotation: ModelRotation, dtype: str | None
 ) -> Iterator[Origin]:
-    """Yield what is written as other floats: what reads or writes the stream, and what changes its dtype."""
+    """Yield the changed tensors: rotated ones, and floats of another dtype."""
     sides, head = sides_of(rotation, stream), f"{HEAD}{WEIGHT}"
     for entry in entries.values():
         role = stream.roles.get(entry.name)
@@ -112,7 +113,7 @@ def _origins(
 
 
 def sides_of(rotation: ModelRotation, stream: Stream) -> tuple[RotatedSide, RotatedSide]:
-    """Return the rotations of the stream, and of the values of a head.
+    """Return the rotations of the stream and of head values.
 
     Raises CheckpointError for a block that does not divide the stream, SchemeError for a bad seed.
     """
@@ -150,12 +151,13 @@ def _folded(
     return Folded(
         inputs=of_stream if role.reads else values if role.writes else None,
         outputs=of_stream if role.writes else values,
-        norm=None if role.norm is None else entries[role.norm], one=stream.one,
-    )  # fmt: skip
+        norm=None if role.norm is None else entries[role.norm],
+        one=stream.one,
+    )
 
 
 def _members(stream: Stream, config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Return what config.json says otherwise."""
+    """Return the changed members of config.json."""
     found: dict[str, Any] = {_UNTIED: False} if stream.tied else {}
     if dtype is not None:
         named = next(name for name, spelled in FLOATS.items() if spelled == dtype)
@@ -167,7 +169,7 @@ def _members(stream: Stream, config: Mapping[str, Any], dtype: str | None) -> di
 def rotation_notes(
     floats: Floats, before: Source, rotation: ModelRotation, methods: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield sentences about a rotated checkpoint. before: what it is made of. methods: of its weights."""
+    """Yield sentences about a rotated checkpoint, its source and methods."""
     stream = stream_of(before.entries, before.config or {})
     of_stream, of_heads = (side.rotation for side in sides_of(rotation, stream))
     blocks = count(stream.width // of_stream.size, "block")
@@ -196,8 +198,8 @@ def rotation_text(rotation: ModelRotation) -> str:
     return json.dumps({"zeropoint_rotated": _VERSION, "rotation": rotation.name}, indent=1) + "\n"
 
 
-def rotation_said(source: Source) -> ModelRotation | None:
-    """Return how a checkpoint was rotated when it was quantized, as the file next to its weights says.
+def saved_rotation(source: Source) -> ModelRotation | None:
+    """Return the rotation in the record file, or None.
 
     Raises CheckpointError for a damaged file.
     """

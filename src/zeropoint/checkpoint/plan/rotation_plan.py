@@ -1,6 +1,6 @@
-"""Plans that rotate the residual stream of a model, and the values of its heads, with all of it folded.
+"""Plans that rotate the residual stream of a model and its heads.
 
-What comes out is an ordinary model of the same architecture, whose logits are those of the source but for
+What comes out is an ordinary model of the same architecture, whose logits equal the source's but for
 rounding (rotated.py). The rotations are block Hadamard matrices with random signs, which spread outliers over
 their block.
 
@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from ...codecs.registry import DEFAULT
 from ...methods.rotate import STEP, ModelRotation
-from ..choose.adapters import require_model
 from ..choose.decisions import TensorDecision, compact
 from ..choose.recipe import RecipeText
 from ..choose.residual_stream import Role, Stream, stream_of
-from ..choose.selection import WEIGHT_DTYPES, Selection, Why
+from ..choose.selection import WEIGHT_DTYPES, Selection, Why, require_model
 from ..read.source import Source
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan, kinds_of
 from .config_and_index import MANIFEST, index_and_config
 from .cuts import tile_shape
+from .float_view import unquantized
 from .limits import Limits
-from .origin import unquantized
-from .placement import Placements
+from .placements import Placements
 from .rotated import require_unrotated, rotated_floats, rotation_notes, sides_of
 
 
@@ -61,7 +60,7 @@ def rotation_plan(
         notes=(*source.notes, *rotation_notes(floats, before, rotation)),
         companions={path: source.size_of(path) for path in companions},
     )  # fmt: skip
-    for item in kinds_of(plan.worked):
+    for item in kinds_of(plan.processed):
         tile_shape(item, limits)
     return plan
 
@@ -87,6 +86,6 @@ def _reason(role: Role) -> str:
 
 
 def _recipe(rotation: ModelRotation, stream: Stream, dtype: str | None) -> RecipeText:
-    """Return what was asked for in words, which tell one run from another."""
+    """Return the rotation request in words, which distinguish runs."""
     whole, heads = (str(side.rotation) for side in sides_of(rotation, stream))
     return RecipeText(text=f"rotate: {whole}, heads {heads}, {dtype or 'dtypes kept'}", name="rotate")

@@ -29,7 +29,7 @@ class Indivisible:
 
 
 def indivisible(weights: Iterable[Placement]) -> tuple[Indivisible, ...]:
-    """Return each weight that some number of devices cannot share, once for each such number."""
+    """Return each weight and device count that do not divide it."""
     return tuple(
         Indivisible(module=weight.module, ways=ways, reason=reason)
         for ways in WAYS
@@ -40,7 +40,7 @@ def indivisible(weights: Iterable[Placement]) -> tuple[Indivisible, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def problem(layer: LayerScheme, shape: tuple[int, int], ways: int, *, by_columns: bool) -> str | None:
-    """Return why a weight cannot be cut into ``ways`` equal parts along one axis, or None when it can.
+    """Return why a weight cannot be cut into ``ways`` parts, or None.
 
     >>> from zeropoint.codecs.layer_schemes import layer_scheme
     >>> from zeropoint.codecs.registry import DEFAULT

@@ -1,4 +1,4 @@
-"""Long texts in little memory: an index, a manifest or a header says a line of each of very many tensors."""
+"""Long texts in little memory, such as indexes, manifests and headers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _LEVEL = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A UTF-8 text, kept compressed or generated on each read. size: in bytes. sha256: hex digest."""
+    """A UTF-8 text, compressed or generated on each read.
+
+    size: in bytes. sha256: hex digest.
+    """
 
     size: int
     sha256: str
@@ -39,7 +42,7 @@ class Text:
 
     @staticmethod
     def made(pieces: Callable[[], Iterable[str]]) -> Text:
-        """Return a text that is generated on each read, for text that does not compress, such as digests.
+        """Return a text generated on each read, such as incompressible digests.
 
         >>> text = Text.made(lambda: iter(["ab", "c"]))
         >>> text.size, str(text), text == Text.of("abc")
@@ -69,7 +72,7 @@ class Text:
             yield rest
 
     def lines(self) -> Iterator[str]:
-        """Yield its lines without their ends, of which the last line has one, too."""
+        """Yield its lines, without line ends."""
         rest = b""
         for piece in self.pieces():
             *whole, rest = (rest + piece).split(b"\n")

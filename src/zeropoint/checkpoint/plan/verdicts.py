@@ -1,4 +1,4 @@
-"""Which engines load what a plan writes, by the rules of its codec, and why the others do not."""
+"""Verdicts of engines on a plan's output, by codec rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...errors import CheckpointError, option
 from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters
-from ..choose.fused_layers import split_sets
+from ..choose.decisions import split_sets
 from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether an engine loads the result of a plan, the reason, and whether our tests have tried it."""
+    """Verdict of an engine: whether it loads, the reason, and whether tested."""
 
     engine: str
     loads: Loads
@@ -38,7 +38,7 @@ class Verdict:
 
 
 def verdicts(plan: CheckpointPlan) -> tuple[Verdict, ...]:
-    """Return what each engine makes of the result of ``plan``."""
+    """Return the verdict of each engine on the result of ``plan``."""
     # Files of other containers say themselves what model they hold.
     facts, alone = facts_of(plan), not CONTAINERS[plan.codec.container].indexed
     return tuple(
@@ -49,9 +49,10 @@ def verdicts(plan: CheckpointPlan) -> tuple[Verdict, ...]:
 
 
 def refusal(plan: CheckpointPlan) -> str | None:
-    """Return why the engine that a result is for does not load its layout, and nor do the other usual ones.
+    """Return why no usual engine of a layout loads the result.
 
-    What one of them does not take may be meant for the other, and what none builds for another program.
+    A layout that one of them does not load may be meant for another, and a model that none of them builds for
+    another program.
     """
     facts, rules = facts_of(plan), plan.codec.engines
     usual = (engine for engine in rules if engine in plan.codec.usual)
@@ -61,7 +62,7 @@ def refusal(plan: CheckpointPlan) -> str | None:
 
 
 def require_loadable(plan: CheckpointPlan) -> None:
-    """Raise CheckpointError where transformers does not load the result of a plan, nor vLLM that we know."""
+    """Raise CheckpointError where neither transformers nor vLLM loads the result."""
     reason = refusal(plan)
     if reason is not None:
         raise CheckpointError(
@@ -71,7 +72,7 @@ def require_loadable(plan: CheckpointPlan) -> None:
 
 
 def facts_of(plan: CheckpointPlan) -> Facts:
-    """Return what engines look at in the result of ``plan``."""
+    """Return the facts about a result that engine rules use."""
     family = plan.source.config or {}
     return Facts(
         family=family,
@@ -92,7 +93,7 @@ def facts_of(plan: CheckpointPlan) -> Facts:
 
 
 def _single_experts(plan: CheckpointPlan) -> bool:
-    """Return whether transformers is known to join no experts that are taken apart."""
+    """Return whether transformers never joins the split experts of a plan."""
     config = plan.source.config or {}
     apart = next((w for w in plan.weights if w.module != module_of(w.origin.entry.name)), None)
     if apart is None or not is_installed() or splits_experts(config):
@@ -101,21 +102,21 @@ def _single_experts(plan: CheckpointPlan) -> bool:
 
 
 def _joined_floats(plan: CheckpointPlan) -> str | None:
-    """Return a tensor that is kept and that transformers makes another one of, or None."""
+    """Return a kept tensor that transformers converts when it loads, or None."""
     config = plan.source.config or {}
     kept = (d.entry.name for d in plan.decisions if not d.quantized and d.entry.name.endswith(WEIGHT))
     return next((name for name in kept if conversion(name, config)), None)
 
 
 def _cut(plan: CheckpointPlan) -> str | None:
-    """Return a layer that is quantized and that transformers makes others of, or None; experts aside."""
+    """Return a layer, no expert, that transformers converts on loading, or None."""
     config = plan.source.config or {}
     layers = (weight.module for weight in plan.weights if not is_expert(weight.module))
     return next((module for module in layers if conversion(module + WEIGHT, config)), None)
 
 
 def _converter(plan: CheckpointPlan) -> str | None:
-    """Return the operation that transformers joins experts by, where it is not the usual one, or None."""
+    """Return the unusual transformers operation that joins experts, or None."""
     config = plan.source.config or {}
     expert = next((weight.module for weight in plan.weights if is_expert(weight.module)), None)
     first = None if expert is None else next(iter(conversion(expert + WEIGHT, config)), None)
@@ -123,14 +124,17 @@ def _converter(plan: CheckpointPlan) -> str | None:
 
 
 def _section(plan: CheckpointPlan) -> Mapping[str, Any]:
-    """Return what the result's configuration says of quantization."""
+    """Return the quantization section of the result's configuration."""
     text = plan.texts.get(CONFIG) or plan.texts.get(WEIGHTS_ONLY_CONFIG) or "{}"
     found: Mapping[str, Any] = json.loads(str(text)).get(CONFIG_KEY) or {}
     return found
 
 
 def _verdict(engine: str, rule: EngineRule, facts: Facts, *, alone: bool) -> Verdict:
-    """Return what an engine says; ``alone``: whether its rule is asked of the layout alone."""
+    """Return the verdict of one engine.
+
+    alone: whether its rule judges the layout without the architecture.
+    """
     built = [] if alone else [*of_architecture(engine, facts)]
     found = [*rule(facts), *built]
     # The worst comes first; of equals, the one that was found first.
@@ -143,7 +147,7 @@ def _verdict(engine: str, rule: EngineRule, facts: Facts, *, alone: bool) -> Ver
 
 
 def _seen(facts: Facts, loads: Loads, reason: str) -> tuple[Loads, str, bool]:
-    """Return what vLLM did with such a checkpoint on a CPU, and whether it ran; else what is given."""
+    """Return the verdict of a vLLM run, or the given one."""
     answer, which = answer_to(facts), f"{VLLM} {release()}"
     if answer is None:
         return loads, reason, False

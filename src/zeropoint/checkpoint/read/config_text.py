@@ -1,4 +1,4 @@
-"""The text of a configuration: what it says of quantization comes or goes, and all else stays as it is."""
+"""Edits of a configuration's text that keep everything but quantization."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def insert_config(
     text: str, addition: Mapping[str, Any], keys: Sequence[str] = (CONFIG_KEY,),
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:  # fmt: skip
-    """Return the text of a JSON object with what is said of quantization at its end, all else untouched.
+    """Return a configuration text with a quantization section at its end.
 
-    keys: under which it is said. more: members that the text has not, which come before.
+    All other text stays as it is. keys: under which it is said. more: members that the text has not, which
+    come before.
 
     >>> print(insert_config('{"a": 1e-05}', {}))
     {"a": 1e-05,
@@ -31,7 +32,7 @@ def insert_config(
 
 
 def with_members(text: str, members: Mapping[str, Any]) -> str:
-    """Return the text of a JSON object in which some members have other values, all else untouched.
+    """Return a JSON text with changed members, all else untouched.
 
     >>> print(with_members('{"a": 1e-05, "b": true}', {"b": False, "c": "d"}))
     {"a": 1e-05, "b": false,
@@ -47,7 +48,7 @@ def with_members(text: str, members: Mapping[str, Any]) -> str:
 
 
 def _with_more(text: str, members: Mapping[str, Any]) -> str:
-    """Return the text of a JSON object with members that it has not, at its end."""
+    """Return a JSON object's text with new members at its end."""
     end = text.rindex("}")
     head = text[:end].rstrip()
     comma = "" if head.endswith("{") else ","
@@ -57,7 +58,7 @@ def _with_more(text: str, members: Mapping[str, Any]) -> str:
 
 
 def without_keys(text: str) -> str:
-    """Return the text of a JSON object without what it says of quantization, all else untouched.
+    """Return a configuration text without quantization sections, all else untouched.
 
     >>> without_keys('{"a": 1e-05, "quantization_config": {"bits": [8]}, "b": 2}')
     '{"a": 1e-05, "b": 2}'
@@ -77,7 +78,7 @@ def without_keys(text: str) -> str:
 
 
 def _members(text: str) -> list[tuple[str, int, int]]:
-    """Return the keys of the JSON object ``text``, with the place of each and the end of its value."""
+    """Return each key of a JSON object, its start and value end."""
     decoder = json.JSONDecoder()
     found = []
     at = _skip(text, text.index("{") + 1)

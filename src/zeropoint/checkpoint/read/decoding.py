@@ -1,4 +1,4 @@
-"""Some rows of a quantized layer, or columns where its codec cuts it so, read from its file and decoded."""
+"""Read and decode some rows or columns of a quantized layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .storage import OpenFile, Place, read_pieces
 def read_lines(
     layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Return, by part, the lines of a layer's tensors that touch ``rows`` rows from row ``start`` on.
+    """Return, by part, the lines that hold ``rows`` rows from ``start`` on.
 
     They are columns where the codec cuts weights along these. Lines that belong to several rows come whole,
     even where only some of these rows were asked for. files: all its files, open. expert: the matrix to
@@ -59,7 +59,7 @@ def read_rows(
 def read_columns(
     layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, columns: int, *, expert: int = 0
 ) -> QuantizedTensor:
-    """Return columns, of whole blocks, of a layer that its codec cuts along rows; see :func:`read_rows`."""
+    """Return columns of a layer cut along rows; see :func:`read_rows`."""
     lines = _read_across(layer, files, start, columns, expert=expert)
     shape = (layer.shape[0], columns)
     return layer.codec.decode(layer.layer, lines, start=0, shape=shape, dtype=layer.dtype)
@@ -68,7 +68,7 @@ def read_columns(
 def read_part(
     layer: StoredLayer, files: Mapping[Place, OpenFile], rows: range, columns: range
 ) -> QuantizedTensor:
-    """Return rows and columns of a layer that its codec cuts along columns, of whole blocks and words."""
+    """Return rows and columns, of whole blocks and words, cut along columns."""
     along = columns.start, len(columns)
     lines = _read_across(layer, files, rows.start, len(rows), along=along)
     shape = (len(rows), len(columns))
@@ -79,9 +79,9 @@ def _read_across(
     layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0,
     along: tuple[int, int] | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Return what rows of a weight that is cut along its columns have of each tensor: part of every line.
+    """Return, by part, the rows' share of every line.
 
-    They are columns where it is cut along its rows. along: first and number of the lines' values, or all.
+    They are columns of a weight that is cut along rows. along: first and number of the lines' values, or all.
     """
     found = {}
     for spec in layer.codec.tensors(layer.layer, layer.shape, layer.dtype):
@@ -112,13 +112,13 @@ def _read_across(
 
 
 def alignment_across(layer: StoredLayer) -> int:
-    """Return the numbers along the axis that is not cut of which a part must be a multiple."""
+    """Return the multiple for parts along the axis that is not cut."""
     specs = layer.codec.tensors(layer.layer, layer.shape, layer.dtype)
     return math.lcm(*(spec.across[1] for spec in specs))
 
 
 def alignment(layer: StoredLayer) -> int:
-    """Return the rows of which a part must be a multiple to be decoded without other rows."""
+    """Return the row multiple for decoding without other rows."""
     if layer.codec.axis(layer.layer) != ROWS:
         return alignment_across(layer)
     if layer.weight.zero_point is ZeroPoint.NONE:

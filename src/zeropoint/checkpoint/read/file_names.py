@@ -1,4 +1,4 @@
-"""Names of files that come from others: from a listing, an index, a journal. Each is checked before its use.
+"""Checks of file names from listings, indexes and journals, before their use.
 
 This is the first of two walls: what enters is checked here, and what is created, renamed or removed goes
 through run/folder.py, which checks again and follows no link.
@@ -24,7 +24,7 @@ _LISTED = 10
 
 
 def is_plain(name: str) -> bool:
-    r"""Return whether ``name`` is that of a file in a folder, here and on every other system.
+    r"""Return whether ``name`` is a plain file name on every system.
 
     >>> [is_plain(name) for name in ("a.txt", "..", "a/b", "a\\b", "")]
     [True, False, False, False, False]
@@ -37,7 +37,7 @@ def is_plain(name: str) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """Return whether a file or folder of this name is one that runs leave in their output.
+    """Return whether runs leave a file or folder of this name.
 
     >>> is_own(".zeropoint.journal"), is_own(".config.json.partial"), is_own("config.json")
     (True, True, False)
@@ -46,7 +46,7 @@ def is_own(name: str) -> bool:
 
 
 def is_inside(name: object) -> bool:
-    """Return whether ``name`` leads from a folder to a file below it, through plain names alone.
+    """Return whether ``name`` is a relative path of plain names.
 
     >>> [is_inside(name) for name in ("1_Pooling/config.json", "../a", "/a", "a//b", 7)]
     [True, False, False, False, False]
@@ -57,7 +57,7 @@ def is_inside(name: object) -> bool:
 def require_outputs(names: Iterable[str]) -> None:
     """Raise CheckpointError unless ``names`` can be files of one output.
 
-    None leads out of it, is that of a file of the run itself, or is the folder of another.
+    None leads out of it, names a file of the run itself, or is the folder of another.
     """
     files = list(names)
     every = set(files)

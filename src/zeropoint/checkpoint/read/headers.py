@@ -1,4 +1,4 @@
-"""What one file of weights says of its tensors, whatever kind of file it is."""
+"""The header of a weights file, in any container."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .tensor_entries import Entries, TensorEntry
 
 
 def read_header(path: Place, name: str | None = None) -> Header:
-    """Read and validate what the file at ``path`` says; the bytes of tensors are not read.
+    """Read and validate the header of the file at ``path``, without data.
 
-    name: that tells what kind of file it is, where the path has another. Raises CheckpointError for a file
-    that is not well-formed.
+    name: decides the container where the path has another name. name: that tells what kind of file it is,
+    where the path has another. Raises CheckpointError for a file that is not well-formed.
     """
     container = container_of(name or path.name)
     if container.indexed:
@@ -58,7 +58,7 @@ def read_header(path: Place, name: str | None = None) -> Header:
 
 
 def _entries(path: Place, found: Sequence[Found], model: FileModel | None) -> Entries:
-    """Return the tensors of a file, under the names of the model where the file says what it is."""
+    """Return the tensors of a file, under model names where known."""
     forms = [((each.row.name, None),) for each in found] if model is None else model.forms
     entries = Entries()
     for (row, begin, other, use), parts in zip(found, forms, strict=True):
@@ -74,7 +74,7 @@ def _entries(path: Place, found: Sequence[Found], model: FileModel | None) -> En
 
 
 def by_parts(entries: Entries) -> Entries:
-    """Return the tensors of the model in safetensors files, of which one may hold several.
+    """Return model tensors of safetensors files, split where one holds several.
 
     Raises CheckpointError where two have one name.
     """
@@ -94,7 +94,7 @@ def by_parts(entries: Entries) -> Entries:
 
 
 def _split(entry: TensorEntry, parts: Sequence[tuple[str, StoredForm | None]]) -> Iterator[TensorEntry]:
-    """Yield the tensors of the model that one of a file holds one after the other."""
+    """Yield the model tensors that one tensor of a file holds."""
     nbytes = entry.nbytes // max(1, len(parts))
     for at, (name, form) in enumerate(parts):
         shape = entry.shape if form is None else form.model_shape(entry.shape)
@@ -104,7 +104,7 @@ def _split(entry: TensorEntry, parts: Sequence[tuple[str, StoredForm | None]]) -
 
 
 def inside(root: Place, name: Path | str) -> Place:
-    """Return `root / name` where it, with its links followed, stays in the checkpoint; nothing is opened."""
+    """Return `root / name`, unopened, if it stays inside, links followed."""
     if isinstance(root, RemotePath):
         return root / name
     path = root / name
@@ -119,7 +119,7 @@ def inside(root: Place, name: Path | str) -> Place:
 
 
 def _others(path: Place, found: Iterable[Found]) -> dict[Place, Stamp]:
-    """Return the state of the other files in which tensors lie; raises CheckpointError where they do not."""
+    """Return other data files' stamps; raises CheckpointError outside of the directory."""
     others: dict[Place, Stamp] = {}
     for each in found:
         name, where = each.file, f"tensor {printable(each.row.name)}"

@@ -1,4 +1,4 @@
-"""Importance matrix files of llama.cpp: for each weight the mean square of its inputs.
+"""Importance matrices of llama.cpp: mean squares of each weight's inputs.
 
 The older layout, .dat (all little-endian):
 
@@ -33,7 +33,7 @@ _MAX_BYTES, _MAX_NAME = 1 << 30, 4096
 
 
 def read_imatrix(path: Path) -> dict[str, Floats]:
-    """Return the importance of the columns of each weight by its name in the file, (matrices * columns,).
+    """Return each weight's column importance, (matrices * columns,), by its file name.
 
     Raises CheckpointError for a file that is neither layout, is cut off, has a name twice, or numbers that
     are not finite or negative.

@@ -1,4 +1,4 @@
-"""The index of a checkpoint in shards: which tensor lies in which file, and whether that is so.
+"""The index of a sharded checkpoint, and its agreement with the shards.
 
 An index may name a million tensors, so it is read as a stream, as often as it is needed. No name of it
 becomes a path before it is checked.
@@ -27,7 +27,7 @@ NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.
 
 
 def require_json(path: Place, *, limit: int) -> Stamp:
-    """Return the state of a JSON file; raises CheckpointError where it is too large, or something else."""
+    """Return a JSON file's stamp; raises CheckpointError for larger or others."""
     file = open_file(path)
     try:
         size = file.stamp.size
@@ -56,9 +56,9 @@ def _keys(stream: JsonStream) -> Iterator[str]:
 
 
 class IndexMap:
-    """The weight_map of an index, read as a stream: (tensor, shard); and its total_size.
+    """The weight_map of an index as a stream, and its total_size.
 
-    Raises CheckpointError, ValueError and RecursionError on the way.
+    It yields (tensor, shard). Raises CheckpointError, ValueError and RecursionError on the way.
     """
 
     def __init__(self, path: Place) -> None:
@@ -69,9 +69,10 @@ class IndexMap:
         file, maps, names = open_file(self.path), 0, 0
         try:
             stream = JsonStream(
-                pieces(file, 0, file.stamp.size), object_pairs_hook=unique_keys,
+                pieces(file, 0, file.stamp.size),
+                object_pairs_hook=unique_keys,
                 parse_constant=_refuse_constant,
-            )  # fmt: skip
+            )
             for key in _keys(stream):
                 if key != "weight_map" or not stream.is_object:
                     metadata = stream.value(_MAX_VALUE)
@@ -101,7 +102,7 @@ class IndexMap:
 
 
 def read_index(path: Place) -> tuple[Stamp, set[str], object]:
-    """Return the state of an index, the shards that it names, each name checked, and its total_size."""
+    """Return an index's stamp, its checked shard names and its total_size."""
     stamp = require_json(path, limit=MAX_INDEX_BYTES)
     table = IndexMap(path)
     try:
@@ -117,7 +118,7 @@ def read_index(path: Place) -> tuple[Stamp, set[str], object]:
 
 
 def _check_names(path: Place, shards: Sequence[str]) -> None:
-    """Refuse a shard's name that would, or on another system could, lead out of the directory."""
+    """Refuse shard names that lead out of the directory on any system."""
     bad = [printable(shard) for shard in shards if not is_plain(shard) or not shard.endswith(".safetensors")]
     if bad:
         raise CheckpointError(
@@ -146,7 +147,7 @@ def _check_numbering(path: Place, shards: Sequence[str]) -> None:
 
 
 def check_index(path: Place, headers: Mapping[str, Header], entries: Entries) -> None:
-    """Compare the index with the shards; raises one CheckpointError that lists every contradiction."""
+    """Compare the index with shards; raises CheckpointError with every contradiction."""
     missing: Counter[str] = Counter()
     absent, moved, twice = [], [], []
     strangers: set[str] = set()

@@ -1,4 +1,4 @@
-"""JSON that is read a member at a time, so that a file of 100 MB never becomes a tree of a gigabyte.
+"""Streaming JSON reader: a file of 100 MB never becomes a tree.
 
 The reader walks: it yields the keys of an object, and for each of them its user takes the value whole, or
 walks on inside of it. What is accepted is what Python's json accepts.
@@ -51,7 +51,7 @@ class JsonStream:
         self._text, self._at, self._before, self._bytes = "", 0, 0, 0
 
     def members(self) -> Iterator[str]:
-        """Yield each key of the object that comes next; its value must be taken before the next key."""
+        """Yield each key of the next object; read each value between."""
         self._take("{", "Expecting value")
         if self._peek() == "}":
             self._at += 1
@@ -81,7 +81,7 @@ class JsonStream:
         return self._peek() == '"'
 
     def value(self, limit: int | None = None) -> Any:
-        """Return the value that comes next; one of more than ``limit`` characters is refused."""
+        """Return the next value; refuse one of more than ``limit`` characters."""
         if self._text[self._at : self._at + 1] in _SPACES:
             self._peek()
         while True:
@@ -105,7 +105,7 @@ class JsonStream:
             raise self._error("Extra data")
 
     def _scanned(self) -> tuple[Any, int, JsonError | None]:
-        """Return the value, its end, and what is wrong where the rest may be missing; else raise that."""
+        """Return a value, its end, and an incomplete text's error; raises others."""
         try:
             return (*self._scan(self._text, self._at), None)
         except StopIteration as error:
@@ -123,14 +123,14 @@ class JsonStream:
         self._at += 1
 
     def _pass(self, separator: re.Pattern[str]) -> bool:
-        """Pass a separator that is there whole, the common case at a tenth of the cost."""
+        """Pass a separator in the buffer: a fast common case."""
         found = separator.match(self._text, self._at)
         if found is not None:
             self._at = found.end()
         return found is not None
 
     def _peek(self) -> str:
-        """Return the next character that is no space, or nothing at the end."""
+        """Return the next character that is no space, or ""."""
         while True:
             found = _SPACE.match(self._text, self._at)
             assert found is not None
@@ -141,7 +141,7 @@ class JsonStream:
                 return ""
 
     def _more(self) -> bool:
-        """Read at least as much as is left of what was read, so that a long value costs no square."""
+        """Read on, doubling the buffered rest: long values take linear time."""
         left = self._text[self._at :]
         parts, size = [left], 0
         for piece in self._pieces:

@@ -1,4 +1,4 @@
-"""What a path that is no checkpoint most likely is, and what to pass instead."""
+"""Errors for paths without a checkpoint, with the likely remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LISTED = 5
 
 
 def nothing_there(path: Path) -> CheckpointError:
-    """Return the error for a path where nothing is; names of the Hugging Face Hub look like one."""
+    """Return the error for a missing path, with Hub advice."""
     given = str(path)
     name, folder = (given, path.name) if _HUB_NAME.fullmatch(given) else ("ORG/NAME", "DIR")
     return CheckpointError(
@@ -28,7 +28,7 @@ def nothing_there(path: Path) -> CheckpointError:
 
 
 def other_file(path: Place) -> CheckpointError | None:
-    """Return the error for a file that lies next to weights and holds none, or None for any other file."""
+    """Return the error for a file next to weights, or None."""
     if not path.name.endswith((".json", ".txt", ".md", ".model", ".yaml")):
         return None
     return CheckpointError(
@@ -37,7 +37,7 @@ def other_file(path: Place) -> CheckpointError | None:
 
 
 def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
-    """Return the error for a directory without safetensors files; ``names``: what lies in it."""
+    """Return the error for a directory of ``names`` without safetensors files."""
     place, folders = shown(root), [name for name in names if holds_weights(root / name)]
     if JOURNAL in names:
         said = "is the output of a zeropoint run that has not finished; run the same command again to resume"
@@ -64,7 +64,7 @@ def without_weights(root: Place, names: Sequence[str]) -> CheckpointError:
 
 
 def holds_weights(folder: Place) -> bool:
-    """Return whether safetensors files lie in a folder; what cannot be looked into has none."""
+    """Return whether a folder holds safetensors files; unreadable ones do not."""
     try:
         return is_folder(folder) and any(found.name.endswith(".safetensors") for found in listing(folder))
     except CheckpointError:

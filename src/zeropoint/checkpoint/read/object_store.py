@@ -1,4 +1,4 @@
-"""Objects of a store behind a URL, read through fsspec: S3 (with s3fs) and Google Cloud Storage (with gcsfs).
+"""Objects behind URLs, read through fsspec: S3 and Google Cloud Storage.
 
 Credentials, regions and endpoints come from where those packages look for them: the environment
 (`AWS_ENDPOINT_URL`, `FSSPEC_S3_...`), their configuration files, the machine's role. They also repeat
@@ -33,7 +33,7 @@ _FAILURES = {
     "gs": ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
     "memory": (),
 }
-# One request takes so many bytes, and those of one read are under way together: a single stream of a store
+# One request takes so many bytes, and requests of one read are under way together: a single stream of a store
 # carries less than a network does.
 _REQUEST_BYTES = 8 << 20
 # Parts of an upload, of which 10,000 make the largest object of S3, and how many are under way together.
@@ -48,11 +48,12 @@ _UPLOAD: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """Identify the state of a file: two equal stamps mean that nobody replaced, resized or rewrote it.
+    """State of a file: equal stamps mean unchanged content.
 
-    `ctime_ns`: of the last change of the file or of what is said about it, which nobody can set back as they
-    can `mtime_ns`. So a new owner, name or link counts as a change too, which costs work and no harm.
-    `identity`: the ETag of an object, which then has no inode and no device; empty for a file.
+    Nobody replaced, resized or rewrote it. `ctime_ns`: of the last change of the file or its metadata, which
+    cannot be set back, as `mtime_ns` can. So a new owner, name or link counts as a change too, which costs
+    work and no harm. `identity`: the ETag of an object, which then has no inode and
+    no device; empty for a file.
     """
 
     size: int
@@ -65,7 +66,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RemotePath:
-    """An object, or the beginning of the names of several, by its URL without a slash at the end.
+    """An object or name prefix, as a URL without a final slash.
 
     >>> path = RemotePath("s3://bucket/model") / "config.json"
     >>> str(path), path.name, str(path.parent)
@@ -76,7 +77,7 @@ class RemotePath:
 
     @staticmethod
     def parse(text: str) -> RemotePath:
-        """Return the path of a URL; raises CheckpointError for an unknown scheme or no bucket."""
+        """Return the path of a URL; raises CheckpointError for bad ones."""
         scheme, _, rest = text.partition("://")
         scheme = {"s3a": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
         if scheme not in _SPELLED:
@@ -119,7 +120,7 @@ class RemotePath:
 
 
 def filesystem(path: RemotePath) -> Any:
-    """Return fsspec's file system for a path; it is the same object for each path of a scheme.
+    """Return fsspec's file system for a path, one per scheme.
 
     Raises CheckpointError where the package for the scheme is not installed.
     """
@@ -156,7 +157,7 @@ def failures(path: RemotePath) -> tuple[type[BaseException], ...]:
 
 
 def reason(error: BaseException) -> str:
-    """Return what went wrong in one line: the store's own words, or the operating system's."""
+    """Return the reason of a failure in one line."""
     said = getattr(error, "strerror", None)
     if said is None and isinstance(error, FileNotFoundError):
         said = "there is no such object"  # stores say no more than its name, each in its own way
@@ -164,7 +165,7 @@ def reason(error: BaseException) -> str:
 
 
 def _advised(path: RemotePath, error: BaseException) -> str:
-    """Return why a request failed, and what to check: the bucket, the name in it, or permissions."""
+    """Return why a request failed, and what to check."""
     bucket = RemotePath(f"{path.scheme}://{path.url.partition('://')[2].partition('/')[0]}")
     if isinstance(error, FileNotFoundError):
         if path != bucket and _is_there(bucket):
@@ -190,7 +191,7 @@ def _is_there(bucket: RemotePath) -> bool:
 
 
 class RemoteFile:
-    """An object that is read by ranges; the state is that of its last listing or head request."""
+    """An object read by ranges, with the stamp of its latest listing."""
 
     descriptor = None
 
@@ -206,7 +207,7 @@ class RemoteFile:
             ) from error
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer`, of bytes, with the object's bytes from the absolute `offset` on.
+        """Fill `buffer` with the object's bytes from absolute `offset` on.
 
         Raises CheckpointError where the object ends before the buffer is full, which means that it changed
         after its header was read, or where the store fails.
@@ -235,7 +236,7 @@ class RemoteFile:
             buffer[start - offset : end - offset] = part
 
     def _ranges(self, starts: list[int], ends: list[int]) -> list[bytes]:
-        """Return bytes of the object that was opened, all under way together; S3 refuses those of another."""
+        """Return byte ranges, requested concurrently; S3 refuses another version's."""
         if self._path.scheme != "s3" or not self.stamp.identity.startswith('"'):
             paths = [self._path.url] * len(starts)
             found: list[bytes] = self._filesystem.cat_ranges(paths, starts, ends, on_error="raise")
@@ -253,7 +254,7 @@ class RemoteFile:
 async def _matching(
     store: Any, url: str, etag: str, starts: Sequence[int], ends: Sequence[int]
 ) -> list[bytes]:
-    """Return ranges of an object of S3 as long as it has the ETag.
+    """Return ranges of an S3 object with this ETag.
 
     s3fs 2026.7 has no public call for this; an answer that breaks off is asked for again, as its own are.
     """
@@ -287,7 +288,7 @@ _PRECONDITION_FAILED = 412
 
 
 def stamp(path: RemotePath) -> Stamp:
-    """Return the state of an object now; raises FileNotFoundError, or one of `failures`."""
+    """Return an object's stamp; raises FileNotFoundError or one of `failures`."""
     store = filesystem(path)
     store.invalidate_cache(path.parent.url)
     facts = store.info(path.url)
@@ -298,17 +299,17 @@ def stamp(path: RemotePath) -> Stamp:
 
 
 def exists(path: RemotePath) -> bool:
-    """Return whether there is an object or a folder at `path`; raises CheckpointError where none answers."""
+    """Return whether `path` exists; raises CheckpointError where the store fails."""
     return any(name == path.name for name, _ in listing(path.parent, may_be_absent=True))
 
 
 def is_folder(path: RemotePath) -> bool:
-    """Return whether some objects lie below `path`; raises CheckpointError where the store fails."""
+    """Return whether objects lie below `path`; raises CheckpointError on failures."""
     return bool(listing(path, may_be_absent=True))
 
 
 def listing(folder: RemotePath, *, may_be_absent: bool = False) -> list[tuple[str, bool]]:
-    """Return the names below `folder`, each with whether it is a folder itself.
+    """Return the names below `folder`, each with whether it is a folder.
 
     Raises CheckpointError where the store fails, or there is no such folder and that was not allowed.
     """
@@ -330,7 +331,7 @@ def listing(folder: RemotePath, *, may_be_absent: bool = False) -> list[tuple[st
 
 
 def everything(folder: RemotePath) -> list[str]:
-    """Return the names of all objects below `folder`, sorted, with `/` between their parts."""
+    """Return the sorted names of all objects below `folder`, `/` between parts."""
     store = filesystem(folder)
     store.invalidate_cache(folder.url)
     with _writing(folder, "listed"):
@@ -340,7 +341,7 @@ def everything(folder: RemotePath) -> list[str]:
 
 
 def upload(local: PurePath, target: RemotePath) -> Stamp:
-    """Copy a local file to an object, which appears when all of it is there; return its state.
+    """Upload a local file as an object, atomically; return its stamp.
 
     At most 128 MiB are in memory. Raises CheckpointError where the store fails, or holds other bytes.
     """
@@ -354,9 +355,9 @@ def upload(local: PurePath, target: RemotePath) -> Stamp:
 
 
 def _require_arrived(target: RemotePath, made: Stamp, parts: Iterable[bytes]) -> None:
-    """Raise CheckpointError where an object of S3 has other bytes than the parts that were sent.
+    """Raise CheckpointError where an S3 object differs from the sent parts.
 
-    Its ETag says so: the MD5 of a single part, or that of the MD5s of several. An ETag that is neither
+    Its ETag says so: the MD5 of a single part, or the MD5 of the MD5s of several. An ETag that is neither
     (encrypted by a key of KMS, or of a store that counts otherwise) proves nothing, and the bytes are read.
     """
     whole, digests, sizes = hashlib.md5(usedforsecurity=False), [], []
@@ -381,7 +382,7 @@ def _require_arrived(target: RemotePath, made: Stamp, parts: Iterable[bytes]) ->
 
 
 def write(target: RemotePath, content: bytes) -> Stamp:
-    """Write an object in one request, and return its state; raises CheckpointError where the store fails."""
+    """Write an object in one request; raises CheckpointError on failures."""
     with _writing(target, "written"):
         filesystem(target).pipe_file(target.url, content)
         made = stamp(target)
@@ -391,7 +392,7 @@ def write(target: RemotePath, content: bytes) -> Stamp:
 
 
 def remove(target: RemotePath) -> None:
-    """Remove an object, if there is one; raises CheckpointError where the store fails."""
+    """Remove an object, if any; raises CheckpointError on failures."""
     with _writing(target, "removed"), contextlib.suppress(FileNotFoundError):
         filesystem(target).rm_file(target.url)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint, as values: where, and what; and what is in the way of a run."""
+"""Problems of a checkpoint as values, and obstacles of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import NoneType
 
 from ...errors import CheckpointError, ZeropointError, printable
 
-_LISTED = 50
+MOST_LISTED = 50
 """So many names of each kind are spelled out in one message."""
 
 
@@ -29,18 +29,23 @@ class Problem:
         return f"{printable(self.where)}: {self.what}"
 
 
-def listed(items: Sequence[str]) -> str:
-    """Return items in a row, of many the first ones and how many more there are."""
-    rest = len(items) - _LISTED
-    return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+def listed(items: Sequence[str], most: int = MOST_LISTED, *, mark: str = ",") -> str:
+    """Return the first items in a row, and the number of others.
+
+    >>> listed(["a", "b", "c"], 2), listed(["a", "b", "c"], 2, mark=";")
+    ('a, b and 1 more', 'a; b; and 1 more')
+    """
+    rest = len(items) - most
+    more = f"{'' if mark == ',' else mark} and {rest} more" if rest > 0 else ""
+    return f"{mark} ".join(items[:most]) + more
 
 
 class ObstacleError(CheckpointError):
-    """Something other than the data stops a run: what is done stays, and the same call resumes."""
+    """An obstacle outside the data; the same call resumes."""
 
 
 def is_of_data(error: BaseException) -> bool:
-    """Return whether the same call would fail again: the data or the files are wrong, not this machine."""
+    """Return whether the same call would fail again: faulty data or files."""
     if not isinstance(error, ZeropointError) or isinstance(error, ObstacleError):
         return False
     # What a system or a store said is the cause of what we say about it; an error of the data has only ours.

@@ -1,4 +1,4 @@
-"""The quantized layers of a checkpoint: which tensors are whose, under which scheme.
+"""Quantized layers of a checkpoint: their tensors and schemes.
 
 Written by zeropoint or by others, as long as some codec claims the configuration. What is wrong with a layer
 is collected, not raised, so that everything can be named at once. This module reads headers and the small
@@ -38,7 +38,7 @@ class StoredLayer:
     """A quantized weight in a checkpoint.
 
     module: its name. layer: its scheme. shape, dtype: of the weight that was quantized. tensors: by the names
-    of its codec, the codes first; those of fused experts have a first axis more.
+    of its codec, the codes first; fused experts have a first axis more.
     experts: how many matrices of ``shape`` lie one after the other, or None for a matrix.
     """
 
@@ -61,7 +61,7 @@ class StoredLayer:
 
     @property
     def negative_scales(self) -> bool:
-        """Whether its scales may be negative: of integers and codebooks, where tools write them."""
+        """Whether scales may be negative: some integers and codebooks."""
         element = self.weight.element
         return self.codec.negative_scales and (element.is_integer or element.is_table)
 
@@ -87,7 +87,7 @@ class StoredLayer:
 
 
 class _NoLayers(Reader):
-    """What is read of a checkpoint of floats, in which no tensor is a part of a quantized weight."""
+    """Reader of a float checkpoint, which has no quantized layers."""
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:  # noqa: ARG002
         """See :class:`~zeropoint.codecs.records.Reader`."""
@@ -96,9 +96,9 @@ class _NoLayers(Reader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLayers:
-    """The quantized layers of a checkpoint, its other tensors, and what is wrong with either.
+    """Quantized layers of a checkpoint, its other tensors, and their problems.
 
-    modules: those of the layers, in their order. unread: tensors of layers that ``problems`` are about.
+    modules: of the layers, in their order. unread: tensors of layers that ``problems`` are about.
     reader: what the codec reads in the configuration.
     """
 
@@ -116,12 +116,12 @@ class StoredLayers:
 
     @staticmethod
     def none(entries: Entries) -> StoredLayers:
-        """Return what a checkpoint of floats alone holds."""
+        """Return the layers of a float checkpoint: none."""
         return StoredLayers.of(entries, _Layers(entries), _NoLayers(), ())
 
     @staticmethod
     def of(entries: Entries, layers: _Layers, reader: Reader, problems: Sequence[Problem]) -> StoredLayers:
-        """Return what was found among ``entries``; ``layers`` knows which of them are taken."""
+        """Return the layers found in ``entries``, with the tensors left over."""
         others = array("I", (n for n in range(len(entries)) if not layers.taken[n]))
         unread = layers.unread()
         return StoredLayers(
@@ -132,7 +132,7 @@ class StoredLayers:
 
 
 class _Layers:
-    """Layers in columns: what many have in common once, and for each the numbers of its tensors.
+    """Layers in columns: shared facts once, tensor numbers for each.
 
     taken: whether a tensor, by number, belongs to a layer or to what is wrong with one.
     """
@@ -145,7 +145,7 @@ class _Layers:
         self._begins, self._tensors = array("q"), array("I")
 
     def unread(self) -> array[int]:
-        """Return the numbers of the tensors of no layer that belong to what is wrong with one."""
+        """Return the numbers of the tensors of faulty layers."""
         held = bytearray(len(self.taken))
         for number in self._tensors:
             held[number] = True
@@ -183,7 +183,7 @@ class _Listing:
 
     @functools.cached_property
     def metadata(self) -> Mapping[str, str]:
-        """The metadata of all files; of one key in several, the last one's."""
+        """The joint metadata of all files; the last file wins."""
         every = (item for found in self.source.metadata.values() for item in found.items())
         return {key: value for key, value in every if isinstance(value, str)}
 
@@ -193,7 +193,7 @@ class _Listing:
         return self.source.graph
 
     def document(self, name: str) -> Mapping[str, Any] | None:
-        """Return what a JSON file of the checkpoint says."""
+        """Return a JSON file of the checkpoint, or None."""
         present = any(str(path) == name for path in self.source.companions)
         return json_object(self.source.root / name) if present else None
 
@@ -228,7 +228,7 @@ def configuration(source: Source) -> dict[str, Any] | None:
 
 
 def json_object(path: Place) -> dict[str, Any]:
-    """Return the object of a JSON file; raises CheckpointError where it holds none."""
+    """Return the object in a JSON file; raises CheckpointError otherwise."""
     try:
         found = json.loads(read_small(path, limit=MAX_JSON_BYTES)[0])
     except (ValueError, RecursionError) as error:
@@ -239,13 +239,13 @@ def json_object(path: Place) -> dict[str, Any]:
 
 
 def _documents_of_tools(source: Source) -> Iterator[dict[str, Any]]:
-    """Yield what the files say by which tools describe a checkpoint where config.json does not."""
+    """Yield the quantization files of tools, used where config.json is silent."""
     present = {str(path) for path in source.companions}
     return (json_object(source.root / name) for name in TOOL_FILES if name in present)
 
 
 def _of_container(source: Source) -> dict[str, Any] | None:
-    """Return the configuration of files whose tensors alone say how they are quantized, or None of floats."""
+    """Return a container's implicit configuration, or None for floats."""
     codecs = [codec for codec in CODECS.values() if codec.container == source.container.name]
     counts = [sum(_part(entry, codec) is not None for entry in source.entries.values()) for codec in codecs]
     # A codec with fewer parts says more of what has all of them.
@@ -254,7 +254,7 @@ def _of_container(source: Source) -> dict[str, Any] | None:
 
 
 def _part(entry: TensorEntry, codec: Codec) -> tuple[str, str, bool] | None:
-    """Return what a tensor may be a part of, as ``part_of`` has it; where files have graphs, these say it."""
+    """Return a tensor's layer and part, by its graph or ``part_of``."""
     if entry.use is None:
         return codec.part_of(entry.name, entry.dtype)
     part = entry.use.part
@@ -262,9 +262,10 @@ def _part(entry: TensorEntry, codec: Codec) -> tuple[str, str, bool] | None:
 
 
 def find_layers(source: Source, known: Callable[[str], Known | None] | None = None) -> StoredLayers:
-    """Return the quantized layers of ``source``; ``known`` gives what the original says of a module's weight.
+    """Return the quantized layers of ``source``.
 
-    Raises CheckpointError when the checkpoint is not quantized in a way that is read here.
+    known: from a module to the facts about its weight in the original. Raises CheckpointError when the
+    checkpoint is not quantized in a way that is read here.
     """
     config = configuration(source)
     if config is None:
@@ -309,7 +310,7 @@ _SEVERAL = -2
 def _by_weight(
     entries: Entries, codec: Codec, taken: bytearray
 ) -> Iterator[tuple[str, dict[str, TensorEntry], str]]:
-    """Yield each key that a codec has parts of, its tensors by part, and a part that is there twice.
+    """Yield each layer key, its tensors by part, and a duplicate part.
 
     Tensors that are surely a codec's come first, and others join them; all of them are marked as taken.
     """

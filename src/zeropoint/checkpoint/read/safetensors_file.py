@@ -1,4 +1,4 @@
-"""Read and lay out one safetensors file: the strict parse of its header, and the header bytes of a new one.
+"""One safetensors file: strict header parser, and new headers.
 
 Byte layout: 8 bytes, the header's length N as an unsigned little-endian integer; N bytes of JSON,
 `{"__metadata__": {str: str}, NAME: {"dtype": str, "shape": [int], "data_offsets": [begin, end]}, ...}`;
@@ -82,10 +82,10 @@ _MAGIC_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Hold what one file says: tensors in file order, metadata, and the state of the file.
+    """Header of one file: tensors in file order, metadata, and stamp.
 
     `config`: the model's configuration, where the file says itself what it is. `graph`: what else it says of
-    the model, and `others`: the state of files next to it with tensors of its. `inside`: those of
+    the model, and `others`: the state of files next to it with tensors of its. `inside`: tensors of
     the graph.
     """
 
@@ -107,7 +107,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class _NotACount:
-    """A JSON number that is no unsigned integer, as it is spelled, until its place is known."""
+    """A JSON number that is no unsigned integer, as spelled."""
 
     text: str
 
@@ -116,7 +116,7 @@ class _NotACount:
 
 
 def foreign_magic(head: bytes) -> tuple[str, str] | None:
-    """Return what a file that begins with `head` is and the remedy, or None where no known magic matches.
+    """Return the kind and remedy of a foreign file, or None.
 
     >>> foreign_magic(b"GGUF" + bytes(28))
     ('GGUF file', 'pass the safetensors checkpoint that it was made from')
@@ -125,7 +125,7 @@ def foreign_magic(head: bytes) -> tuple[str, str] | None:
 
 
 def parse_header(path: Place | str) -> Header:
-    """Read and validate the header of the safetensors file at `path`; the data itself is not read.
+    """Read and validate the header of a safetensors file, without data.
 
     The time is linear in the header, and nothing is allocated for a length that the file does not have.
     Raises CheckpointError, with the tensor and the remedy, where the file is no well-formed safetensors file.
@@ -145,7 +145,7 @@ def parse_header(path: Place | str) -> Header:
 
 
 def _not_safetensors(path: Place, head: bytes, problem: str) -> CheckpointError:
-    """Build the error of an unreadable header, which names the format where the first bytes tell it.
+    """Build the error of an unreadable header, with the format if known.
 
     The magic is asked only after the header failed: `80 02` and others also begin a valid header's length.
     """
@@ -157,7 +157,7 @@ def _not_safetensors(path: Place, head: bytes, problem: str) -> CheckpointError:
 
 
 def pieces(file: OpenFile, begin: int, size: int) -> Iterator[bytes]:
-    """Yield ``size`` bytes of a file from the absolute offset ``begin`` on, a piece at a time."""
+    """Yield ``size`` bytes of a file from ``begin`` on, in pieces."""
     for at in range(0, size, PIECE):
         buffer = bytearray(min(PIECE, size - at))
         file.read_into(memoryview(buffer), begin + at)
@@ -165,7 +165,7 @@ def pieces(file: OpenFile, begin: int, size: int) -> Iterator[bytes]:
 
 
 def _header_length(file: OpenFile, path: Place) -> int:
-    """Return the bytes of the header's JSON, after it was compared with the limit and the file."""
+    """Return the checked length of the header's JSON in bytes."""
     size, head = file.stamp.size, _head(file)
     if size < 8:
         raise _not_safetensors(
@@ -188,7 +188,7 @@ def _head(file: OpenFile) -> bytes:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object's dict, for `object_pairs_hook`; raises ValueError where a key appears twice."""
+    """Build a JSON object's dict; raises ValueError for a duplicate key."""
     table = dict(pairs)
     if len(table) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -202,7 +202,7 @@ def _count(text: str) -> int | _NotACount:
 
 
 def _decode(file: OpenFile, path: Place, length: int) -> tuple[Entries, Mapping[str, str]]:
-    """Return the tensors in the order of the header, each validated but for its place, and the metadata."""
+    """Return validated tensors, except their places, and the metadata."""
     problem: str
     try:
         return _walk(file, path, length)
@@ -245,7 +245,7 @@ def _walk(file: OpenFile, path: Place, length: int) -> tuple[Entries, Mapping[st
 
 
 def _read_metadata(stream: JsonStream, path: Place) -> Mapping[str, str]:
-    """Return what ``__metadata__`` says; null counts as absent, as in the library."""
+    """Return the content of ``__metadata__``; null counts as absent."""
     if not stream.is_object:
         return check_metadata(stream.value(_MAX_SPEC), path)
     found: dict[str, Any] = {}
@@ -260,7 +260,7 @@ def _read_metadata(stream: JsonStream, path: Place) -> Mapping[str, str]:
 
 
 def _entry(name: str, spec: object, path: Place, data_begin: int) -> TensorEntry:
-    """Validate one tensor of the header, all but its place among the others."""
+    """Validate one tensor of the header, except its place among others."""
     check_name(path, name)
     if not isinstance(spec, dict):
         raise tensor_error(path, name, f"is {brief(spec)}, but must be an object")
@@ -289,7 +289,7 @@ def _entry(name: str, spec: object, path: Place, data_begin: int) -> TensorEntry
 
 
 def _check_cover(entries: Sequence[TensorEntry], path: Place, data_begin: int, *, file_size: int) -> None:
-    """Refuse tensors that overlap, leave a hole, or do not end where the file ends."""
+    """Refuse overlapping tensors, holes, and a wrong file end."""
     expected = data_begin
     for index, entry in enumerate(entries):
         if entry.begin != expected:

@@ -1,4 +1,4 @@
-"""Open a checkpoint to read: a Hugging Face style directory, or one safetensors file.
+"""Open a checkpoint: a Hugging Face style directory, or one file.
 
 This module owns which files belong to a checkpoint and that they agree with each other. It knows nothing of
 what one file says (safetensors_file.py), of torch or of quantization, and it executes nothing that it finds.
@@ -56,7 +56,7 @@ _INDEX = re.compile(r"\.index(\.[^.]+)?\.json$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Hold a validated checkpoint: where each tensor lies, and the other files, which are copied.
+    """A validated checkpoint: the place of each tensor, and files to copy.
 
     `given`: what was opened, a directory or one file. `root`: the directory, without symbolic links.
     `entries`: by name; shards by name, file order in each.
@@ -83,14 +83,14 @@ class Source:
     _sizes: dict[Path, int] = field(default_factory=dict, repr=False, compare=False)
 
     def size_of(self, companion: Path) -> int:
-        """Return the bytes of a file to copy, as they were when this was asked first."""
+        """Return the size of a file to copy, as first seen."""
         if companion not in self._sizes:
             self._sizes[companion] = storage.stamp(self.root / companion).size
         return self._sizes[companion]
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Where local files of it lie: its folder, or its files where it was given as one of a folder."""
+        """Local places of its files: folders, or single files."""
         if not isinstance(self.root, Path):
             return ()
         if self.given != self.root:
@@ -127,7 +127,7 @@ class Source:
 
 
 def open_source(path: Place | str) -> Source:
-    """Open the checkpoint at `path`, a directory or one .safetensors file, and validate all of its headers.
+    """Open and validate the checkpoint at `path`, a directory or one file.
 
     A single file is taken alone, without companions: its directory may hold anything. Raises CheckpointError
     where a file is missing, damaged, hostile, or contradicts the index; contradictions are listed at once.
@@ -147,7 +147,7 @@ def open_source(path: Place | str) -> Source:
 
 
 def folders_of(root: Path) -> tuple[Path, ...]:
-    """Return a source and where else its files may lie: those of a snapshot are in `blobs` next to it."""
+    """Return a source's folder, and the cache's `blobs` for a snapshot."""
     return (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
 
 
@@ -230,7 +230,7 @@ def _directory(root: Place) -> Source:
 
 
 def _text_of(config: Mapping[str, Any] | None) -> str | None:
-    """Return the configuration that a file of weights says itself, as config.json has it."""
+    """Return a file's embedded configuration in the form of config.json."""
     return None if config is None else json.dumps(config, indent=2) + "\n"
 
 
@@ -239,16 +239,16 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def _inside(file: str, header: Header) -> list[str]:
-    """Return what is said of tensors that stay in the graph of a file."""
+    """Return a sentence about tensors that stay in a file's graph."""
     if not header.inside:
         return []
     held = count(len(header.inside), "tensor")
-    names = listed([printable(name) for name in header.inside])
+    names = listed([printable(name) for name in header.inside], 8)
     return [f"{held} of few numbers, or with numbers one by one, stay in the graph of {file}: {names}"]
 
 
 def _choose_index(root: Place, names: Sequence[str], notes: list[str]) -> str | None:
-    """Return the index to read, or None where the weights are one file."""
+    """Return the index to read, or None for one weights file."""
     found = [name for name in names if name.endswith(INDEX_SUFFIX)]
     own = SINGLE_FILE + ".index.json"
     if SINGLE_FILE in names:
@@ -271,7 +271,7 @@ def _choose_index(root: Place, names: Sequence[str], notes: list[str]) -> str | 
 
 
 def _agrees(root: Place, index: str) -> bool:
-    """Return whether an index names the single file with its tensors and no other, as our outputs have it."""
+    """Return whether an index names just the single file's tensors."""
     path = inside(root, index)
     try:
         if read_index(path)[1] != {SINGLE_FILE}:
@@ -284,7 +284,7 @@ def _agrees(root: Place, index: str) -> bool:
 
 
 def _choose_single(root: Place, names: Sequence[str]) -> str:
-    """Return the one file of weights of a directory without an index: safetensors before others."""
+    """Return the only weights file of a directory; safetensors come first."""
     if SINGLE_FILE in names:
         return SINGLE_FILE
     found = [name for name in names if name.endswith(".safetensors")]
@@ -309,7 +309,7 @@ def _read_headers(root: Place, shards: Iterable[str]) -> dict[str, Header]:
 
 
 def _merge(headers: Mapping[str, Header]) -> Entries:
-    """Join the shards' tensors; raises CheckpointError where two shards hold the same one."""
+    """Merge the shards' tensors; raises CheckpointError for a duplicate."""
     if len(headers) == 1:
         return next(iter(headers.values())).table
     entries = Entries()
@@ -326,7 +326,7 @@ def _merge(headers: Mapping[str, Header]) -> Entries:
 def _read_config(
     root: Place, names: Sequence[str], notes: list[str], stamps: dict[Place, Stamp]
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """Return config.json parsed, and its text; a missing or invalid one is noted, and only weights remain."""
+    """Return config.json, parsed and as text, or None with a note."""
     if CONFIG not in names:
         return None, None
     twice: list[str] = []
@@ -359,7 +359,7 @@ def _read_config(
 
 
 def _require_words(config: Mapping[str, Any], place: str) -> None:
-    """Raise CheckpointError where a model, or a part of it, has a type that is not a word."""
+    """Raise CheckpointError where a model_type is not text."""
     for table in (config, *(part for part in config.values() if isinstance(part, dict))):
         found = table.get("model_type")
         if found is not None and not isinstance(found, str):
@@ -371,7 +371,7 @@ def _require_words(config: Mapping[str, Any], place: str) -> None:
 def _companions(
     root: Place, taken: Container[str | None], notes: list[str]
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the other files, to be copied, and those that are left out, both as sorted relative paths."""
+    """Return the files to copy and the omitted ones, as sorted paths."""
     companions: list[Path] = []
     left_out: list[Path] = []
     pending = [Path()]
@@ -401,12 +401,12 @@ def _companions(
 
 
 def is_weights(name: str) -> bool:
-    """Return whether a file of this name holds weights, or is the index of some."""
+    """Return whether a file name belongs to weights or their index."""
     return Path(name).suffix in _WEIGHT_SUFFIXES or _INDEX.search(name) is not None
 
 
 def _check_companion(root: Place, relative: Path, notes: list[str]) -> None:
-    """Refuse a companion that is no regular file of this directory, and note a Git LFS pointer."""
+    """Refuse a companion that is no regular file; note Git LFS pointers."""
     path = inside(root, relative)
     file = open_file(path)
     try:

@@ -1,4 +1,4 @@
-"""Where bytes are read from: local files, and objects of a store such as S3 behind a URL.
+"""Local files and remote objects, read by one set of operations.
 
 Both are the same few operations: open, read a range into a buffer, ask size and identity, list a folder.
 Local files are read with `pread` and never mapped, because a file that is truncated while mapped kills the
@@ -33,7 +33,7 @@ Place = Path | RemotePath
 
 
 class OpenFile(Protocol):
-    """A file or object that is open for reading, by any number of threads."""
+    """A file or object open for reading, by any number of threads."""
 
     @property
     def stamp(self) -> Stamp:
@@ -46,7 +46,7 @@ class OpenFile(Protocol):
         ...
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer`, of bytes, from the absolute `offset` on; raises CheckpointError where that fails."""
+        """Fill `buffer` from absolute `offset`; raises CheckpointError on failure."""
         ...
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Listed:
 
 
 def place(text: str | Place) -> Place:
-    """Return where `text` points to: a path, or an object or folder behind a URL.
+    """Return the path, or the remote object or folder, of `text`.
 
     Raises CheckpointError for a URL whose scheme is none of those that are read, for no text at all, which a
     path would take for the current directory, and for a path that no file can have.
@@ -107,7 +107,7 @@ def shown(path: Place | str) -> str:
 
 
 def open_file(path: Place) -> OpenFile:
-    """Open a regular file or an object for reading; the caller closes it.
+    """Open a regular file or object for reading; the caller closes it.
 
     Raises CheckpointError where it is missing, unreadable, or not a regular file.
     """
@@ -117,9 +117,10 @@ def open_file(path: Place) -> OpenFile:
 
 
 def read_small(path: Place, *, limit: int) -> tuple[bytes, Stamp]:
-    """Return the content of a file of at most `limit` bytes, and its state.
+    """Return the content of a small file, and its stamp.
 
-    Raises CheckpointError where it is larger, missing, unreadable or no regular file.
+    limit: most bytes that it may have. Raises CheckpointError where it is larger, missing, unreadable or no
+    regular file.
     """
     file = open_file(path)
     try:
@@ -134,33 +135,33 @@ def read_small(path: Place, *, limit: int) -> tuple[bytes, Stamp]:
 
 
 def stamp(path: Place) -> Stamp:
-    """Return the state of a file or object now; raises one of `failures` where there is none."""
+    """Return a file's stamp; raises one of `failures` without a file."""
     if isinstance(path, RemotePath):
         return object_store.stamp(path)
     return stamp_of(os.stat(path))
 
 
 def failures(path: Place) -> tuple[type[BaseException], ...]:
-    """Return the exceptions by which a file system or a store says that it cannot do what is asked."""
+    """Return the exceptions of a path's file system or store."""
     return object_store.failures(path) if isinstance(path, RemotePath) else (OSError,)
 
 
 def exists(path: Place) -> bool:
-    """Return whether there is anything at `path`, be it a link to nothing."""
+    """Return whether anything exists at `path`, dangling links included."""
     if isinstance(path, RemotePath):
         return object_store.exists(path)
     return os.path.lexists(path)
 
 
 def is_folder(path: Place) -> bool:
-    """Return whether `path` is a directory, or the beginning of the names of some objects."""
+    """Return whether `path` is a directory or a prefix of objects."""
     if isinstance(path, RemotePath):
         return object_store.is_folder(path)
     return path.is_dir()
 
 
 def listing(folder: Place) -> Sequence[Listed]:
-    """Return what lies in a folder, without order; raises CheckpointError where it cannot be listed."""
+    """Return a folder's content, unordered; raises CheckpointError on failure."""
     if isinstance(folder, RemotePath):
         return [Listed(name=name, is_folder=inner) for name, inner in object_store.listing(folder)]
     try:
@@ -194,7 +195,7 @@ class LocalFile:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading and return its descriptor, which the caller closes.
+    """Open a regular file for reading; the caller closes the descriptor.
 
     Raises CheckpointError where the file is missing, unreadable, or not a regular file: a FIFO would block
     for ever, and a device may act on being opened. The kind is asked before the open, and again of the open
@@ -236,7 +237,7 @@ def stamp_of(result: os.stat_result) -> Stamp:
 
 
 def read_into(fd: int, buffer: memoryview, offset: int, *, path: Place | str = "the file") -> None:
-    """Fill `buffer`, of bytes, with the file's bytes from the absolute `offset` on.
+    """Fill `buffer` with the file's bytes from absolute `offset` on.
 
     Short reads and interrupted calls are resumed. `path` is for messages. Raises CheckpointError where the
     file ends before the buffer is full, which means that it changed after its header was read, or where the
@@ -261,10 +262,10 @@ def read_into(fd: int, buffer: memoryview, offset: int, *, path: Place | str = "
 
 
 def read_pieces(file: OpenFile, buffer: memoryview, offset: int, *, size: int, stride: int) -> None:
-    """Fill `buffer` with pieces of `size` bytes that lie `stride` bytes apart, the first one at `offset`.
+    """Fill `buffer` with pieces of `size` bytes, `stride` bytes apart.
 
-    What lies between pieces is read as well where that is little: calls cost more than it. Raises what
-    `read_into` of the file raises.
+    The first lies at `offset`. What lies between pieces is read as well where that is little: calls cost more
+    than it. Raises what `read_into` of the file raises.
     """
     if size == stride or len(buffer) <= size:
         return file.read_into(buffer, offset)
@@ -281,7 +282,7 @@ def read_pieces(file: OpenFile, buffer: memoryview, offset: int, *, size: int, s
 
 
 def _read_at_once(file: OpenFile, pieces: list[memoryview], gap: memoryview, offset: int) -> bool:
-    """Return whether one call filled pieces, and with each gap between two the same memory."""
+    """Return whether one call filled all pieces, gaps included."""
     assert file.descriptor is not None
     into = [gap] * (2 * len(pieces) - 1)
     into[::2] = pieces

@@ -1,4 +1,4 @@
-"""Where tensors lie: one of them, and all of a checkpoint, by name, in little memory."""
+"""Places of tensors, one by one and in a compact table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zeropoint.columns import Kinds, Names, ordered
 
 
 class Stack(NamedTuple):
-    """How the matrices of all experts of a layer lie in one tensor of three axes, experts first.
+    """Layout of all experts' matrices in one tensor, experts first.
 
     holder: the module that experts are numbered in. parts: what a matrix holds, in the order of its rows.
     transposed: whether it is (in, out). interleaved: whether the rows of the parts alternate; otherwise those
@@ -35,7 +35,7 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """Say where one tensor lies: `nbytes` bytes of `file` from the absolute offset `begin`.
+    """The place of a tensor: `nbytes` bytes of `file` from `begin`.
 
     `form`: how these lie there, where that is not as the model has them. `use`: what the graph of its file
     says of it, or None where files have none. `stack`: the experts that it holds, or None for a matrix.
@@ -60,7 +60,7 @@ _MOVING = frozenset((
 
 
 def code_operators(entry: TensorEntry) -> str:
-    """Return the operators of a graph that compute with the codes of a tensor, or nothing for other tensors.
+    """Return the graph operators that consume undecodable codes, or "".
 
     Codes are matrices of at most 8 bits, of which the graph does not say how they are decoded.
     """
@@ -76,12 +76,12 @@ def code_operators(entry: TensorEntry) -> str:
 
 
 def _kept(form: StoredForm | None) -> StoredForm | None:
-    """Return a form without its name and part, which few tensors share and nothing needs from then on."""
+    """Return a form without its name and part, for sharing."""
     return None if form is None else form._replace(name="", part=None)
 
 
 class Entries(Mapping[str, TensorEntry]):
-    """Tensors by name, in the order in which they were added: about 60 bytes and the name for each."""
+    """Tensors by name in insertion order, in about 60 bytes each."""
 
     __slots__ = ("_begins", "_columns", "_kinds", "_names", "_of", "_sizes", "_stacks")
 
@@ -105,7 +105,7 @@ class Entries(Mapping[str, TensorEntry]):
         return new
 
     def extend(self, others: Entries) -> list[TensorEntry]:
-        """Add other tensors; return those whose names were there, which are left out."""
+        """Add tensors of another table; return those with known names."""
         known = set(self._names.extend(others._names))
         kinds = [self._kinds.number(others._kinds[n]) for n in range(len(others._kinds))]
         for number in range(len(others)):
@@ -116,7 +116,7 @@ class Entries(Mapping[str, TensorEntry]):
         return [others.at(number) for number in sorted(known)]
 
     def number(self, name: str) -> int | None:
-        """Return the number of the tensor of this name, or None where there is none."""
+        """Return the number of the tensor of this name, or None."""
         return self._names.number(name)
 
     def numbered(self, name: str) -> int:
@@ -136,7 +136,7 @@ class Entries(Mapping[str, TensorEntry]):
         )  # fmt: skip
 
     def in_file_order(self) -> Entries:
-        """Return the same tensors as they lie in one file; an empty one comes before that of its offset."""
+        """Return the tensors in file order, empty ones first at an offset."""
         order = ordered(range(len(self)), lambda number: (self._begins[number], self._sizes[number]))
         return self if all(map(operator.eq, order, range(len(self)))) else Entries(map(self.at, order))
 
@@ -147,7 +147,7 @@ class Entries(Mapping[str, TensorEntry]):
 
     @property
     def stacks(self) -> Mapping[tuple[str, str], str]:
-        """By the holder of experts and a part of them, the name of the tensor that they lie in."""
+        """Tensor names by the holder and part of their experts."""
         if self._stacks[0] != len(self):
             kinds = [self._kinds[number][-1] for number in range(len(self._kinds))]
             found = ((self._names[at], kinds[kind]) for at, kind in enumerate(self._of) if kinds[kind])
@@ -163,7 +163,7 @@ class Entries(Mapping[str, TensorEntry]):
         return {len(self._kinds[number][1]) for number in range(len(self._kinds))}
 
     def columns_but(self, names: re.Pattern[str]) -> Counter[int]:
-        """Return how many matrices have each number of columns, of those whose names ``names`` is not in."""
+        """Count matrices by columns, except names that ``names`` finds."""
         if self._columns[0] != (len(self), names):
             found = Counter[int]()
             for number, kind in enumerate(self._of):
@@ -194,7 +194,7 @@ class Entries(Mapping[str, TensorEntry]):
 
 
 class EntryValues(ValuesView[TensorEntry], Sequence[TensorEntry]):
-    """The tensors of a table in their order, each made when it is asked for."""
+    """Tensors of a table in order, each made on request."""
 
     _mapping: Entries
 

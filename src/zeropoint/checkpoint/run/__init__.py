@@ -1,1 +1,1 @@
-"""Carry out a plan: units of work, the journal, output directories and object stores."""
+"""Carry out a plan: units, journal, output directories and object stores."""

@@ -1,4 +1,4 @@
-"""What a user should hear before trusting an output: weights that a scheme does not fit, or keeps little of.
+"""Warnings about an output: weights that a scheme misfits or distorts.
 
 This module decides nothing. It compares what was asked for with other schemes that could have been.
 """
@@ -28,7 +28,7 @@ have 0.2."""
 
 @dataclass(slots=True)
 class _Total:
-    """Weights that are counted and forgotten: how many bytes, and one of each shape."""
+    """Count and bytes of weights, and one entry of each shape."""
 
     count: int = 0
     nbytes: int = 0
@@ -40,8 +40,8 @@ class _Total:
         self.shapes.setdefault(entry.shape, entry)
 
 
-def partly(plan: CheckpointPlan) -> list[str]:
-    """Return a sentence where a scheme fits some shapes only: what stays as it is, and which fits all."""
+def misfit_warnings(plan: CheckpointPlan) -> list[str]:
+    """Return a sentence where a scheme fits only some shapes."""
     for layer in plan.layers:
         left, taken, reason = _Total(), _Total(), ""
         for decision in plan.decisions:
@@ -56,7 +56,7 @@ def partly(plan: CheckpointPlan) -> list[str]:
 
 
 def _is_left(decision: TensorDecision, layer: LayerScheme) -> bool:
-    """Return whether a linear weight stays since no layout holds it so, or this scheme does not fit."""
+    """Return whether a linear weight is kept as a misfit."""
     entry = decision.entry
     if not decision.kept_by_default or entry.dtype not in WEIGHT_DTYPES:
         return False
@@ -82,8 +82,8 @@ def _partly(layer: LayerScheme, left: _Total, taken: _Total, reason: str) -> str
     )
 
 
-def rough(result: RunResult) -> list[str]:
-    """Return a sentence where the measured error leaves little of a weight, with a scheme that keeps more."""
+def error_warnings(result: RunResult) -> list[str]:
+    """Return a sentence about large relative errors, with a finer scheme."""
     number, worst, most = 0, None, ROUGH
     for outcome in result.outcomes:
         relative = outcome.error.relative
@@ -115,7 +115,7 @@ def _others(layer: LayerScheme) -> Iterator[LayerScheme]:
 
 
 def _finer(layer: LayerScheme) -> LayerScheme | None:
-    """Return the preset for weights alone that is closest to ``layer`` from above, or None."""
+    """Return the weight-only preset closest to ``layer`` in bits, or None."""
     own = layer.weight
     alone = [
         other for other in preset_layers(layer.codec) if other.input is None and other.weight.bits >= own.bits

@@ -1,4 +1,4 @@
-"""Make results durable: first the bytes, then the record that they are there; many units at a time.
+"""Make results durable in batches: first the bytes, then their journal records.
 
 Waiting for the disk after each unit would cost more than the unit, and never waiting would lose everything,
 so results are gathered until they are worth it.
@@ -15,8 +15,8 @@ from ...errors import CheckpointError
 from ..read.file_names import JOURNAL
 from .directory import Partials
 from .journal import Journal
+from .unit_results import UnitResult
 from .units import Unit
-from .work import Done
 
 COMMIT_BYTES = 1 << 28
 COMMIT_SECONDS = 2.0
@@ -24,9 +24,10 @@ COMMIT_SECONDS = 2.0
 
 
 class Commit:
-    """Gathers results and writes them to the journal after their bytes, in a thread of its own.
+    """Collects results, and writes their journal records in a thread.
 
-    seconds: time in which its caller waited for the disk, and for nothing else.
+    Records follow once the bytes are on disk. seconds: time in which its caller waited for the disk, and for
+    nothing else.
     """
 
     def __init__(self, journal: Journal, partials: Partials, units: Sequence[Unit]) -> None:
@@ -36,12 +37,12 @@ class Commit:
         self._units = units
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="zeropoint-sync")
         self._running: Future[None] | None = None
-        self._pending: list[Done] = []
+        self._pending: list[UnitResult] = []
         self._bytes = 0
         self._since = time.monotonic()
 
-    def add(self, result: Done) -> None:
-        """Take in a result, and begin to make those that came together durable when it is time.
+    def add(self, result: UnitResult) -> None:
+        """Add a result, and start to make pending results durable when due.
 
         Raises CheckpointError when the disk has failed meanwhile.
         """
@@ -53,7 +54,7 @@ class Commit:
             self.start()
 
     def start(self) -> None:
-        """Begin to make all results durable, after others. Raises CheckpointError when the disk failed."""
+        """Start to make pending results durable; raises CheckpointError on failure."""
         if self._running is not None and self._running.done():
             self._finish()
         pending, self._pending = self._pending, []
@@ -74,7 +75,7 @@ class Commit:
         self.seconds += time.monotonic() - begin
 
     def _finish(self) -> None:
-        """Wait for what was begun; when it failed, no result that is not durable yet ever counts.
+        """Wait for the running batch; after a failure, drop all pending results.
 
         A later sync that succeeds would prove nothing about the bytes that an earlier one failed to write.
         """
@@ -92,7 +93,7 @@ class Commit:
         """Wait for what was begun, whatever comes of it."""
         self._thread.shutdown()
 
-    def _write(self, pending: Sequence[Done], before: Future[None] | None = None) -> None:
+    def _write(self, pending: Sequence[UnitResult], before: Future[None] | None = None) -> None:
         if before is not None:
             before.result()  # in this thread, so it has ended; what follows a failure never counts
         for file in sorted({self._units[result.number].file for result in pending}):

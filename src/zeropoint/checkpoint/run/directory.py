@@ -1,4 +1,4 @@
-"""The output directory: nothing that a loader would open exists before everything is there.
+"""The output directory: hidden partial files until all of them are complete.
 
 Files are written under hidden names, ``.NAME.partial``, in the directory itself, so that the final rename
 never crosses file systems. Publishing renames shards and companions first, then the manifest, config.json and
@@ -22,7 +22,7 @@ from pathlib import Path
 from ...errors import CheckpointError, option, size_of
 from ..read.file_names import JOURNAL, require_outputs
 from ..read.object_store import RemotePath
-from ..read.problems import ObstacleError
+from ..read.problems import ObstacleError, listed
 from ..read.source import folders_of
 from ..read.storage import OpenFile, Place, shown
 from .folder import Folder
@@ -45,7 +45,7 @@ def partial_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partials:
-    """The hidden files of a directory that is being filled, which any process may open while a run lasts.
+    """Partial files of a directory, open to any process of a run.
 
     needed: bytes of all files, for messages.
     """
@@ -55,7 +55,7 @@ class Partials:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[int]:
-        """Give the descriptor of the partial file of ``name`` for the block, to read and write.
+        """Give a partial file's descriptor for the block, to read and write.
 
         Operating system errors inside the block, and on closing, become a CheckpointError about ``name``.
         """
@@ -99,11 +99,11 @@ class Partials:
 
 
 class OutputDirectory:
-    """A directory that is being filled by this process alone: a context manager that holds its lock.
+    """An output directory, locked for this process: a context manager.
 
     path: where to write. Created with its parents where it does not exist. root: the source, which must be
     elsewhere, or None for a model in memory. sizes: bytes of every file that will be written, by name.
-    overwrite: whether the directory may hold files already; those of other names are kept.
+    overwrite: whether the directory may hold files already; other names are kept.
 
     Raises CheckpointError when the place is no directory, locked, or inside the source, and when a name leads
     out of it.
@@ -150,7 +150,7 @@ class OutputDirectory:
         self._leave()
 
     def require_free(self, *, published: bool) -> None:
-        """Raise CheckpointError when the directory holds files of others, or has too little room.
+        """Raise CheckpointError for files of others, or too little room.
 
         published: whether an interrupted run of the same plan had begun to give files their names.
         """
@@ -166,7 +166,7 @@ class OutputDirectory:
         self._require_room()
 
     def prepare(self, name: str, size: int, head: bytes = b"") -> None:
-        """Make the partial file of ``name``, or take over what is there; then it has that size and head."""
+        """Create or reuse a partial file with this size and head."""
         partial = partial_name(name)
         with self.partials.io(name):
             self._require_replaceable(name)
@@ -186,19 +186,22 @@ class OutputDirectory:
                 os.close(descriptor)
 
     def published(self, name: str) -> bool:
-        """Return whether ``name`` has its name already, and no partial file belongs to a newer one."""
+        """Return whether ``name`` is published, with no newer partial file."""
         found = self._folder.state(name)
         waits = self._folder.state(partial_name(name)) is not None
         return not waits and found is not None and stat.S_ISREG(found.st_mode)
 
     def adopt(self, name: str) -> None:
-        """Take a file that has its name for ours, whose bytes are proven, unless it may be an older one."""
+        """Mark a published file with proven bytes as this run's.
+
+        With ``overwrite`` it may be an older one, and is not marked.
+        """
         found = self._folder.state(name)
         if found is not None and not self.overwrite:
             self._ours[name] = _inode(found)
 
-    def settle(self, skip: Collection[str] = ()) -> dict[str, str]:
-        """Make the bytes of all files durable but those of ``skip``; return the state of each, as text."""
+    def sync(self, skip: Collection[str] = ()) -> dict[str, str]:
+        """Sync all files except ``skip``; return the state of each, as text."""
         found = {}
         for name in self._sizes:
             if name not in skip:
@@ -209,7 +212,7 @@ class OutputDirectory:
         return found
 
     def publish(self, last: Sequence[str], *, skip: Collection[str] = ()) -> None:
-        """Give every file its name, those of ``last`` at the end, so that no loader sees half of it.
+        """Rename every file to its final name, ``last`` at the end.
 
         last: each of these has its name on disk before the next, and loses an old one after it.
         skip: files that have theirs. Raises ObstacleError when a file of somebody else has one.
@@ -232,7 +235,7 @@ class OutputDirectory:
         self._inner.clear()
 
     def sync_names(self, so_far: str = "nothing was published") -> None:
-        """Wait until the names of all files, and of directories that were made for them, are on disk."""
+        """Sync the directories of all files, and the parents of new directories."""
         folders = {(self.path / name).parent for name in self._sizes} | {made.parent for made in self._made}
         with self.partials.io(".", so_far):
             for folder in sorted(folders):
@@ -246,10 +249,11 @@ class OutputDirectory:
             _sync_directory(self.path)
 
     def discard(self, names: Iterable[str] = (), published: Mapping[str, str] | None = None) -> None:
-        """Remove the partial files of this run, or an interrupted one's ``names``, and the journal.
+        """Remove partial files of this or an interrupted run, then the journal.
 
-        published: files that have their names, with the state that the interrupted run gave them; by default
-        those of this run. A file that is another one meanwhile stays.
+        names: the files of the interrupted run. published: files that have their names, with the state that
+        the interrupted run gave them; by default this run's. A file that is another one meanwhile
+        stays.
         """
         for name in dict.fromkeys((*self.names, *names)):
             self._remove(partial_name(name), lambda _: True)
@@ -271,7 +275,7 @@ class OutputDirectory:
         return [partial_name(name) for name in self._sizes]
 
     def _leave(self) -> None:
-        """Give up the lock, and remove folders that this run made and nothing is in. Safe to call twice."""
+        """Release the lock, remove empty folders of this run; idempotent."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -292,7 +296,7 @@ class OutputDirectory:
             self._made.append(folder)
 
     def _require_unseen(self, lock: Lock) -> None:
-        """Refuse an output that is the source, lies in it or holds it by another path, such as a mount's."""
+        """Refuse an output that overlaps the source through a mount."""
         if self._root is None or isinstance(self._root, RemotePath):
             return
         parts = self.path.parts[1:]
@@ -311,11 +315,9 @@ class OutputDirectory:
         # Folders of companions may be left by a killed run; they hold nothing but its files.
         found = [name for name in found if not self._only_own(self.path / name)]
         if found:
-            listed = ", ".join(map(shown, found[:3])) + (
-                f" and {len(found) - 3} more" if len(found) > 3 else ""
-            )
             raise CheckpointError(
-                f"output {shown(self._given)} holds {listed}; choose an empty directory, or add "
+                f"output {shown(self._given)} holds {listed([*map(shown, found)], 3)}; choose an empty "
+                "directory, or add "
                 f"{option('overwrite', True)}"
             )
 
@@ -335,7 +337,7 @@ class OutputDirectory:
         return all(str(found) in own or self._only_own(found) for found in path.iterdir())
 
     def _require_replaceable(self, name: str) -> None:
-        """Refuse a name that is that of no file, or of a file that is not to be overwritten."""
+        """Refuse a name of no file, or of a protected file."""
         with self.partials.io(name):
             if self._folder.file(name) is not None and not self.overwrite:
                 raise ObstacleError(
@@ -353,7 +355,7 @@ class OutputDirectory:
             )
 
     def _missing(self, name: str, size: int) -> int:
-        """Return the bytes of the disk that a file still takes, in whole blocks."""
+        """Return the missing disk bytes of a partial file, whole blocks."""
         with self.partials.io(name):
             found = self._folder.state(partial_name(name))
         if found is None:
@@ -405,7 +407,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _require_apart(given: Path, out: Path, root: Place, *, below: bool) -> None:
-    """Refuse an output that is the source, lies in it or holds it, through links and mounts too.
+    """Refuse an output that overlaps the source, through links and mounts too.
 
     below: whether it may lie in the source's folder, of which one file is read.
     """
@@ -430,7 +432,7 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def copy_range(source: OpenFile, target: int, *, begin: int, to: int, size: int) -> None:
-    """Copy ``size`` bytes at offset ``begin`` of ``source`` to offset ``to`` of ``target``.
+    """Copy ``size`` bytes from ``begin`` in ``source`` to ``to`` in ``target``.
 
     In the kernel where it can; blocks are shared on file systems that know how. Raises CheckpointError when
     the source ends before.

@@ -1,4 +1,4 @@
-"""A directory as the target of a run: hidden files and a journal until all is proven, then names."""
+"""A directory as a run's target: hidden files, a journal, then renames."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .executor import Job
 from .manifest import last_files
 from .read_back import holds, read_back
 from .resume import State, begin
+from .unit_results import ScanResult, UnitResult
 from .units import Unit, Units, groups, left_of
-from .work import Done, Scanned
 
 _RECORD_BYTES = 1 << 10
 """Room for a unit in the journal and in the manifest together: four digests and its statistics."""
@@ -62,7 +62,7 @@ class DirectoryTarget:
         return self._directory.path
 
     @property
-    def done(self) -> MutableMapping[int, Done]:
+    def done(self) -> MutableMapping[int, UnitResult]:
         """See :class:`Target`."""
         return self._run[0].done
 
@@ -102,15 +102,15 @@ class DirectoryTarget:
             todo=left_of(self._units, self.done),
         )  # fmt: skip
 
-    def add(self, result: Scanned | Done) -> None:
+    def add(self, result: ScanResult | UnitResult) -> None:
         """See :class:`Target`."""
-        if isinstance(result, Done):
+        if isinstance(result, UnitResult):
             state, commit = self._run
             commit.add(result)
             state.done[result.number] = result
 
     def publish(self) -> None:
-        """Prove all bytes, write the files that say what the others are, and give every file its name."""
+        """Prove all bytes, write the closing files, and rename every file."""
         state, commit = self._run
         directory = self._directory
         commit.start()  # the last bytes go to the disk while all are read back from memory
@@ -125,7 +125,7 @@ class DirectoryTarget:
             else:
                 directory.prepare(name, text.size)
                 _write(text, name, directory)
-        states = directory.settle(skip=state.published)
+        states = directory.sync(skip=state.published)
         with directory.partials.io("."):
             state.journal.append([{"publish": {} if directory.overwrite else states}])
         # A file without an index is what loaders look for: after companions, before what tells of it.
@@ -150,7 +150,7 @@ class DirectoryTarget:
 
 
 def _sizes(plan: CheckpointPlan, all_units: Sequence[Unit]) -> dict[str, int]:
-    """Return the bytes of every file that is written; those of the manifest are an estimate from above."""
+    """Return the size of each output file; the manifest's from above."""
     return {
         **{shard.name: shard.size for shard in plan.shards},
         **{str(path): size for path, size in plan.companions.items()},

@@ -1,4 +1,4 @@
-"""What runs the units of a job: the contract of an executor, and the one that uses this machine's threads.
+"""Executors of the units of a job: the protocol, and local threads.
 
 The driver (loop.py) alone journals and publishes; an executor does units in any order and anywhere, and says
 the result of each.
@@ -12,16 +12,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from ..measure.tiles import Scratch, widest
+from ..measure.workers import Stopped, Task, done_tasks
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import layer_data
 from ..read.problems import ObstacleError
 from .directory import Partials
-from .tiles import Scratch, widest
+from .unit_results import ScanResult, UnitResult, mean_scale
 from .units import Unit
-from .work import Done, Scanned, buffer_bytes, do, mean_scale, scan
-from .workers import Stopped, Task, done_tasks
+from .work import buffer_bytes, process, scan
 
-Results = Generator[Scanned | Done, None, None]
+Results = Generator[ScanResult | UnitResult, None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Job:
     partials: Partials
     todo: Sequence[Unit]
     groups: Mapping[str, tuple[Unit, ...]]
-    scanned: Mapping[int, Scanned]
+    scanned: Mapping[int, ScanResult]
 
 
 class ExecutorError(ObstacleError):
@@ -48,9 +49,10 @@ class Executor(Protocol):
     """Does a job."""
 
     def __call__(self, job: Job) -> Results:
-        """Yield what was scanned and done, as it comes; closing the generator ends all work first.
+        """Yield results of scans and units, as they come.
 
-        Raises the error of the first unit, in their order, that failed.
+        Closing the generator ends all work first. Raises the error of the first unit, in their order, that
+        failed.
         """
 
 
@@ -100,7 +102,7 @@ class _Extremes:
     """The extremes of a set, gathered from its units by several threads."""
 
     def __init__(
-        self, members: tuple[Unit, ...], scanned: Mapping[int, Scanned], stop: threading.Event
+        self, members: tuple[Unit, ...], scanned: Mapping[int, ScanResult], stop: threading.Event
     ) -> None:
         self._stop = stop
         self._found = [scanned[unit.number] for unit in members if unit.number in scanned]
@@ -110,7 +112,7 @@ class _Extremes:
         if len(self._found) == self._count:
             self._complete.set()
 
-    def add(self, found: Scanned) -> None:
+    def add(self, found: ScanResult) -> None:
         """Take in one unit's."""
         with self._guard:
             self._found.append(found)
@@ -118,19 +120,19 @@ class _Extremes:
                 self._complete.set()
 
     def is_last(self) -> bool:
-        """Count a unit that will wait for it, and return whether no other will."""
+        """Count a waiting unit, and return whether it is the last."""
         self._left -= 1
         return not self._left
 
     def wait(self) -> tuple[float, float]:
-        """Return those of the set when all units are in; raises Stopped when the run ends before."""
+        """Return the complete set's extremes; raises Stopped when the run ends."""
         while not self._complete.wait(timeout=0.1):
             if self._stop.is_set():
                 raise Stopped
         return widest((found.low, found.high) for found in self._found)
 
     def mean(self) -> float | None:
-        """Return the mean of the scales of the set, of which all units are in."""
+        """Return the mean scale of the completely scanned set."""
         return mean_scale(self._found)
 
 
@@ -142,7 +144,7 @@ class _UnitTask(Task):
         self.unit = unit
         self.job = job
         self.extremes = extremes
-        self.result: Scanned | Done | None = None
+        self.result: ScanResult | UnitResult | None = None
 
 
 class _Scan(_UnitTask):
@@ -166,4 +168,4 @@ class _Do(_UnitTask):
         of, plan = self.extremes, self.job.plan
         found = (None, None) if of is None else (of.wait(), of.mean())
         data = layer_data(plan, self.unit.placement, *found)
-        self.result = do(self.unit, self.job.partials, plan.limits, scratch, data)
+        self.result = process(self.unit, self.job.partials, plan.limits, scratch, data)

@@ -1,4 +1,4 @@
-"""Whether an output is there already: what a command finds that is run once more after it ended well.
+"""Detection of a complete output, when a finished command is run again.
 
 A manifest says what was made of what, but knows of the source only its headers. So where all files are there
 with their sizes, headers and texts, the numbers are made once more, without being written, and every byte is
@@ -26,14 +26,14 @@ from .directory import Partials
 from .executor import Job, local
 from .manifest import last_files
 from .read_back import holds, unproven
+from .unit_results import UnitResult, UnitResults
 from .units import Units, groups
-from .work import Done, Results
 
 
 def done_already(
     plan: CheckpointPlan, units: Units, path: Place, on_progress: Progress | None
-) -> Results | None:
-    """Return what a run would do, where the files at ``path`` hold all of it to the byte, else None.
+) -> UnitResults | None:
+    """Return a run's results if ``path`` holds its bytes, else None.
 
     Raises as a run does for data that cannot be quantized.
     """
@@ -45,13 +45,13 @@ def done_already(
             return None
     except CheckpointError:  # one is missing, or cannot be read
         return None
-    done = Results(len(units))
+    done = UnitResults(len(units))
     nowhere = _Nowhere(path=Path(), needed=0)
     job = Job(plan=plan, partials=nowhere, todo=units, groups=groups(units), scanned={})
     total, finished = sum(unit.nbytes for unit in units), 0
     with closing(local(job)) as results:
         for result in results:
-            if isinstance(result, Done):
+            if isinstance(result, UnitResult):
                 done[result.number] = result
                 finished += units[result.number].nbytes
                 if on_progress is not None:
@@ -72,7 +72,7 @@ _MOST_HEAD = 1 << 26
 
 
 def finished(plan: CheckpointPlan, path: Place) -> bool:
-    """Return whether an output is that of a run of this plan that ended well, by its manifest alone.
+    """Return whether an output's manifest has the identity of a plan.
 
     The identity of the run and the sizes of all files are compared, of a plan whose weights are still to be
     solved what it was asked for; no weight is read. A source with the headers of the one that was quantized,

@@ -1,4 +1,4 @@
-"""How many tokens of the calibration data each expert of a layer was solved on: few tokens teach little."""
+"""Calibration tokens per expert of a layer: few tokens teach little."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXPERT = re.compile(r"(?P<layer>(?:.*\.)?experts)\.(?:[^.]+\.)*?(?P<number>\d+)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTokens:
-    """The tokens of the experts of one layer, of those that were learned from.
+    """Tokens of the solved experts of one layer.
 
     layer: the name of its experts. experts: how many were solved. fewest, median, most: tokens of one.
     without: experts that got none, and have taken all that is known of their inputs from the others.
@@ -29,16 +29,16 @@ class ExpertTokens:
 
 
 def expert_tokens(solved: Mapping[str, SolvedWeight]) -> tuple[ExpertTokens, ...]:
-    """Return the tokens of each layer with experts, in the order of the weights.
+    """Return the tokens of each layer with experts, in order of weights.
 
-    solved: weights by module, of which those of one expert may have other counts, where a value of an input
+    solved: weights by module, an expert's may have other counts, where a value of an input
     was not finite; the least counts.
     """
     return tokens_by_layer((module, weight.loss.own) for module, weight in solved.items())
 
 
 def tokens_by_layer(own: Iterable[tuple[str, int]]) -> tuple[ExpertTokens, ...]:
-    """Return the tokens of each layer with experts; own: of weights, by module."""
+    """Return the tokens of each layer with experts, from each weight's."""
     layers: dict[str, dict[int, int]] = {}
     for module, tokens in own:
         found = _EXPERT.fullmatch(module)

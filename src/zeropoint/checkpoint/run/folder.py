@@ -25,7 +25,10 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A directory; ``path`` has no link in it. Its methods raise OSError, and ObstacleError for a link."""
+    """A directory; ``path`` has no link in it.
+
+    Its methods raise OSError, and ObstacleError for a link.
+    """
 
     path: Path
 
@@ -35,7 +38,7 @@ class Folder:
             return os.open(at, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
 
     def state(self, name: str) -> os.stat_result | None:
-        """Return the state of what has a name, or None where nothing has."""
+        """Return the state of a name, or None where nothing has it."""
         try:
             with self._reached(name) as (at, folder):
                 return os.stat(at, dir_fd=folder, follow_symlinks=False)
@@ -43,7 +46,7 @@ class Folder:
             return None
 
     def file(self, name: str) -> os.stat_result | None:
-        """Return the state of the file ``name``, or None; raises ObstacleError for anything but a file."""
+        """Return a file's state or None; raises ObstacleError for other objects."""
         found = self.state(name)
         if found is not None and not stat.S_ISREG(found.st_mode):
             raise ObstacleError(
@@ -64,7 +67,7 @@ class Folder:
             os.rename(at, new, src_dir_fd=folder, dst_dir_fd=folder)
 
     def make(self, name: str) -> list[str]:
-        """Make the folders of a file that are missing; return them, the outermost first."""
+        """Make the missing folders of a file; return them, the outermost first."""
         made = []
         for parent in reversed(PurePosixPath(name).parents[:-1]):
             with self._reached(str(parent)) as (at, folder), contextlib.suppress(FileExistsError):
@@ -79,7 +82,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _reached(self, name: str) -> Iterator[tuple[str, int | None]]:
-        """Give what os takes for a file: its path, or its name with the descriptor of its folder."""
+        """Give a file's path, or its name and its folder's descriptor."""
         if not is_inside(name):
             rule = "do not trust where it comes from"
             raise CheckpointError(f"{shown(name)} leads out of {shown(self.path)}; {rule}")

@@ -1,10 +1,10 @@
-r"""The journal of a run: what is on disk for good, so that a run that was killed resumes where it was.
+r"""Journal of a run: records of durable units, from which it resumes.
 
 ``OUT/.zeropoint.journal`` is a line a record:
 
     LLLLLLLL CCCCCCCC {JSON}\n
 
-with the bytes of the JSON and their CRC-32, both in hexadecimal. Each CRC begins from that of the line
+with the bytes of the JSON and their CRC-32, both in hexadecimal. Each CRC begins from the CRC of the line
 before, so a line that was changed, moved, doubled or taken from another journal ends what counts; the lines
 before it stand. The first record says what is made of what (plan/identity.py). A record is written after
 the bytes that it is about are on disk; even so nothing is believed of them until they hash to what it says
@@ -35,7 +35,7 @@ _MAX_RECORD = 1 << 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalHeader:
-    """The first record: what is made of what, the state of the files read, and the files written."""
+    """The first record: identity of the run, source stamps, output files."""
 
     identity: Mapping[str, str]
     stamps: Mapping[str, str]
@@ -47,7 +47,7 @@ class JournalHeader:
 
     @staticmethod
     def parse(document: Mapping[str, Any]) -> JournalHeader:
-        """Return what a document says; raises CheckpointError where it is not a header."""
+        """Return the header in a document; raises CheckpointError otherwise."""
         files = document.get("files")
         if document.keys() != {"identity", "stamps", "files"} or not isinstance(files, list):
             raise CheckpointError("its first record does not say what is made of what")
@@ -59,7 +59,7 @@ class JournalHeader:
 
 
 def require_output(name: object) -> None:
-    """Raise CheckpointError unless a record's ``name`` can be that of a file of the output."""
+    """Raise CheckpointError unless a record's ``name`` can be an output file."""
     if not is_inside(name) or any(map(is_own, str(name).split("/"))):
         raise CheckpointError(f"it names {shown(repr(name))}, which is no file of an output")
 
@@ -72,7 +72,7 @@ def texts(found: object) -> dict[str, str]:
 
 
 class Journal:
-    """A journal that is open for appending; every record is on disk when :meth:`append` returns.
+    """A journal open for appending; :meth:`append` returns with its record on disk.
 
     head: what the file begins with, before its records. records: those that were there, in order; what
     follows the last good one is cut off. Raises OSError, and ObstacleError when it is no file, begins with
@@ -123,7 +123,7 @@ class Journal:
         return self._count
 
     def close(self) -> None:
-        """Close the file; safe to call twice. A failure means nothing: what counts is on disk already."""
+        """Close the file, ignoring failures: records are durable already. Idempotent."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
@@ -136,7 +136,7 @@ def journal_bytes(head: bytes, record: Mapping[str, Any]) -> bytes:
 
 
 def first_record(path: Path, head: bytes) -> dict[str, Any] | None:
-    """Return the first record of a file that begins with ``head``, or None; nothing is cut off."""
+    """Return a file's first record after ``head``, or None; cut nothing."""
     with open(path, "rb") as file:
         return next((record for record, *_ in _good_lines(file, head)), None)
 
@@ -148,7 +148,7 @@ def _line(record: Mapping[str, Any], crc: int) -> tuple[bytes, int]:
 
 
 def _good_lines(file: BinaryIO, head: bytes) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yield each record up to the first that is not as it was written, with where it ends and its CRC."""
+    """Yield each intact record from the start, its end and its CRC."""
     end, crc = len(head), zlib.crc32(head)
     file.seek(end)
     while len(prefix := file.read(_PREFIX)) == _PREFIX:
@@ -168,7 +168,7 @@ def _good_lines(file: BinaryIO, head: bytes) -> Iterator[tuple[dict[str, Any], i
             return
         try:
             record = json.loads(body)
-        except (ValueError, RecursionError):  # an empty line, whose CRC is that of the line before
+        except (ValueError, RecursionError):  # an empty line, whose CRC equals the line before's
             return
         if not isinstance(record, dict):
             return

@@ -43,7 +43,7 @@ class Lock:
         self._descriptor: int | None = self._take()
 
     def is_seen_in(self, folder: Path) -> bool:
-        """Return whether its file is seen in a folder, which then is the same one by another path."""
+        """Return whether its file is visible in a folder, its alias."""
         try:
             descriptor = os.open(
                 folder / self._name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -99,7 +99,7 @@ class Lock:
                     return descriptor
 
     def _own(self, lock: int, refusal: OSError) -> int:
-        """Become the owner, since the kernel has no lock; raise its refusal when another run has one."""
+        """Create the owner file; raises ``refusal`` when another run has one."""
         path = self._folder / OWNER
         try:
             descriptor = os.open(path, _FLAGS | os.O_EXCL, 0o666)
@@ -120,7 +120,7 @@ class Lock:
         os.pwrite(descriptor, self._text, 0)
 
     def _removes_empty(self, lock: int) -> bool:
-        """Remove the file of the kernel's lock, unless a run that has it has written its number there."""
+        """Remove the kernel lock's file, unless it holds a run's number."""
         if os.fstat(lock).st_size:
             return False
         with contextlib.suppress(OSError):
@@ -139,13 +139,13 @@ class Lock:
 
 
 def break_lock(folder: Path | str) -> None:
-    """Remove what a dead run left where the file system has no locks; a lock of the kernel is not touched."""
+    """Remove a dead run's owner file; kernel locks are not touched."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(Path(folder) / OWNER)
 
 
 def _require_one_name(descriptor: int, path: Path) -> None:
-    """Refuse a file that was put there under a second name, whose bytes are not ours to change."""
+    """Refuse a lock file with a second hard link."""
     if os.fstat(descriptor).st_nlink > 1:
         raise ObstacleError(f"{shown(path)} is not a lock of a run: it has another name too; move it away")
 

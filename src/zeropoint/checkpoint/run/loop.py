@@ -1,4 +1,4 @@
-"""Carry out a plan: one loop over units, whatever the target is that they are written to.
+"""Carry out a plan: one loop over units for all targets.
 
 The driver here decides nothing about numbers: units.py says what there is to do, an executor does it, and the
 target (target.py) keeps what is done. Whatever ends a run, the same call resumes it, and the bytes are those
@@ -17,6 +17,7 @@ from ...columns import Blobs, Made
 from ...errors import CheckpointError, count
 from ...progress import Progress
 from ...results import Result
+from ..measure.tensor_error import TensorError
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import require_statistics
 from ..plan.limits import give_back
@@ -30,14 +31,13 @@ from .manifest import error_of
 from .run_document import run_document
 from .store_target import StoreTarget
 from .target import Target
-from .tensor_error import TensorError
+from .unit_results import UnitResult
 from .units import Units, left_of, units
-from .work import Done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Outcome:
-    """The result for one weight: its module, and the error that quantization made."""
+    """The result for one weight: its module and its quantization error."""
 
     weight: Placement
     error: TensorError
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunResult(Result):
-    """What a run wrote, and the error of each weight, in the order of the plan.
+    """Result of a run: the output, and each weight's error.
 
     notes: sentences for the report, the plan's first. units, resumed: units of the plan, and how many of them
     an interrupted run had done. sync_seconds: time in which there was nothing to do but wait for the disk.
@@ -81,7 +81,7 @@ class RunResult(Result):
 
     @property
     def _converted(self) -> tuple[str, ...]:
-        """The line about layers that were made of codes, whose values are what they were."""
+        """The line about converted layers, whose values should be unchanged."""
         found = [outcome.error.largest == 0 for outcome in self.outcomes if outcome.weight.of_codes]
         if not found:
             return ()
@@ -106,7 +106,7 @@ def run(
     restart: bool = False, skip_finished: bool = False, executor: Executor = local,
     on_progress: Progress | None = None,
 ) -> RunResult:  # fmt: skip
-    """Write the checkpoint that ``plan`` describes to a directory or URL: all of it, or nothing to load.
+    """Write a plan's checkpoint to a directory or URL, all or nothing.
 
     overwrite: whether a directory may hold files; those with other names stay. spool: for a URL, the local
     directory for files on their way; None is the system's directory for temporary files. restart: remove what
@@ -155,9 +155,9 @@ def run(
 def require_free(
     plan: CheckpointPlan, out: Place | str, *, overwrite: bool = False, spool: Path | None = None
 ) -> None:
-    """Raise CheckpointError where :func:`run` would refuse the output, before anything long is done for it.
+    """Raise CheckpointError where :func:`run` would refuse the output.
 
-    overwrite, spool: as for :func:`run`.
+    For callers that solve or measure for a long time first. overwrite, spool: as for :func:`run`.
     """
     with _target(plan, units(plan), place(out), overwrite=overwrite, spool=spool) as target:
         target.require_free()
@@ -166,7 +166,7 @@ def require_free(
 def finished_before(
     plan: CheckpointPlan, out: Place | str, *, overwrite: bool = False, spool: Path | None = None
 ) -> RunResult | None:
-    """Return the result of an earlier run of a plan whose weights are still to be solved, or None.
+    """Return an earlier run's result for an unsolved plan, or None.
 
     overwrite, spool: as for :func:`run`, whose ``skip_finished`` it is.
     """
@@ -203,15 +203,15 @@ def _target(
 def _do(
     plan: CheckpointPlan, all_units: Units, target: Target, executor: Executor, on_progress: Progress | None
 ) -> None:
-    """Do what is still to do, a job of the target at a time."""
-    total = plan.worked_bytes + sum(plan.companions.values())
+    """Run the remaining units, a job of the target at a time."""
+    total = plan.processed_bytes + sum(plan.companions.values())
     left = sum(unit.nbytes for unit in left_of(all_units, target.done))
     with contextlib.closing(target.jobs()) as jobs:
         for job in jobs:
             with contextlib.closing(executor(job)) as results:
                 for result in results:
                     target.add(result)
-                    if not isinstance(result, Done):
+                    if not isinstance(result, UnitResult):
                         continue
                     unit = all_units[result.number]
                     left -= unit.nbytes
@@ -219,8 +219,8 @@ def _do(
                         on_progress(total - left, total, unit.name)
 
 
-def outcomes(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -> Sequence[Outcome]:
-    """Return the result for each weight, in the order of the plan, when all units are done.
+def outcomes(plan: CheckpointPlan, all_units: Units, done: Mapping[int, UnitResult]) -> Sequence[Outcome]:
+    """Return the result for each weight in plan order, after all units.
 
     Only the errors are kept: the digests take most of the memory, and the manifest has them by now.
     """

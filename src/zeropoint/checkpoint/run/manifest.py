@@ -1,4 +1,4 @@
-"""The manifest of an output: what every byte of it hashes to, what it was made of, and how far off it is.
+"""The manifest of an output: hashes, identity and errors.
 
 ``zeropoint_manifest.json`` is one JSON object:
 
@@ -15,7 +15,7 @@
     sha256     SHA-256 of all text before this key
 
 A part is [first byte in the file, bytes, SHA-256]; the parts of a tensor cover it in order. Which parts there
-are depends on the plan alone, so the manifest of a resumed run is that of any other.
+are depends on the plan alone, so a resumed run has the same manifest as any other.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from ...columns import ordered
 from ...methods import NEAREST, Loss
 from ...schemes.scale_rules import SIGNED, Search
 from ..choose.smaller_groups import group_of
+from ..measure.tensor_error import TensorError
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import VERSION
 from ..plan.texts import Text
 from ..read.source import INDEX_SUFFIX
-from .tensor_error import TensorError
+from .unit_results import UnitResult
 from .units import Units
-from .work import Done
 
 FORMAT = 1
 
 
 def manifest(
-    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, UnitResult]
 ) -> Text:
-    """Return the text of the manifest of a run all of whose units are ``done``."""
+    """Return the manifest text of a run with all units ``done``."""
     return Text.made(lambda: _sealed(_pieces(plan, identity, all_units, done)))
 
 
 def last_files(
-    plan: CheckpointPlan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+    plan: CheckpointPlan, made_of: Mapping[str, str], all_units: Units, done: Mapping[int, UnitResult]
 ) -> dict[str, Text]:
-    """Return the files that say what the others are, by name; the index, or the graph, is the commit."""
+    """Return the closing files by name, the commit file last."""
     ends = (INDEX_SUFFIX, CONTAINERS[plan.codec.container].suffix)
     index = next((name for name in plan.texts if name.endswith(ends)), None)
     texts = {MANIFEST: manifest(plan, made_of, all_units, done)}
@@ -72,7 +72,7 @@ def _sealed(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _pieces(
-    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, Done]
+    plan: CheckpointPlan, identity: Mapping[str, str], all_units: Units, done: Mapping[int, UnitResult]
 ) -> Iterator[str]:
     yield f'{{\n"format": {FORMAT},\n"zeropoint": {json.dumps(VERSION)},\n'
     yield from _section("identity", sorted(identity.items()))
@@ -106,7 +106,9 @@ def _kept(plan: CheckpointPlan) -> Iterator[tuple[str, str]]:
     yield from sorted((name, reason) for name, reason in found if reason is not None)
 
 
-def _about(plan: CheckpointPlan, number: int, all_units: Units, done: Mapping[int, Done]) -> dict[str, Any]:
+def _about(
+    plan: CheckpointPlan, number: int, all_units: Units, done: Mapping[int, UnitResult]
+) -> dict[str, Any]:
     weight = plan.weights[number]
     layer = weight.layer
     rule = layer.weight.scales[0].rule if layer.weight.scales else None
@@ -125,21 +127,23 @@ def _of_loss(loss: Loss) -> dict[str, Any]:
     return {"seen": loss.seen, "held_out": loss.held_out, "vectors": loss.vectors, "own": loss.own}
 
 
-def error_of(weight: int, all_units: Units, done: Mapping[int, Done]) -> TensorError:
-    """Return the error of the weight of a number, when all of its units are done."""
+def error_of(weight: int, all_units: Units, done: Mapping[int, UnitResult]) -> TensorError:
+    """Return the error of a weight, by number, over its units."""
     errors = (done[number].error for number in all_units.of_weight(weight))
     return TensorError.merge(error for error in errors if error is not None)
 
 
-def _tensors(plan: CheckpointPlan, all_units: Units, done: Mapping[int, Done]) -> Iterator[tuple[str, Any]]:
+def _tensors(
+    plan: CheckpointPlan, all_units: Units, done: Mapping[int, UnitResult]
+) -> Iterator[tuple[str, Any]]:
     """Yield what is said of each output tensor, by name."""
     for at, placed in enumerate(plan.placements.by_name):
         parts = _parts(all_units, done, plan.placements.owner(at), tensor=placed.name)
         yield placed.name, {"file": placed.shard, "parts": parts}
 
 
-def _parts(all_units: Units, done: Mapping[int, Done], number: int, *, tensor: str) -> list[list[Any]]:
-    """Return the parts of a tensor, or of a file that holds none, from what the units of a number wrote."""
+def _parts(all_units: Units, done: Mapping[int, UnitResult], number: int, *, tensor: str) -> list[list[Any]]:
+    """Return the parts of a tensor or plain file by unit."""
     return [
         [span.begin, span.size, digest]
         for unit in all_units.of(number)
@@ -149,7 +153,7 @@ def _parts(all_units: Units, done: Mapping[int, Done], number: int, *, tensor: s
 
 
 def _section(name: str, members: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """Yield a member of the object, a line an entry, so that two manifests can be compared by line."""
+    """Yield a member of the manifest, one entry per line."""
     yield f"{json.dumps(name)}: {{\n"
     comma = ""
     for key, value in members:

@@ -1,4 +1,4 @@
-"""Whether files hold what was written into them: their first bytes, and each unit by its hashes."""
+"""Proof of written files: their first bytes, and each unit's hashes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from ...columns import Made
+from ..measure.tiles import Scratch
+from ..measure.workers import Task, done_tasks
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..read.headers import read_header
 from ..read.object_store import RemotePath
 from ..read.problems import ObstacleError
 from ..read.storage import OpenFile, Place, open_file, shown
 from .directory import OutputDirectory, partial_name
-from .hashes import SHA256, XXH3, Hash
-from .tiles import Scratch
+from .unit_results import SHA256, XXH3, Hash, UnitResult
 from .units import Span, Unit
-from .work import PIECE, Done
-from .workers import Task, done_tasks
+from .work import PIECE
 
 
 def read_back(
-    done: Mapping[int, Done], directory: OutputDirectory, plan: CheckpointPlan, all_units: Sequence[Unit],
-    *, published: Container[str],
-) -> None:  # fmt: skip
-    """Raise ReadBackError unless every file that is not published holds what was written into it."""
+    done: Mapping[int, UnitResult],
+    directory: OutputDirectory,
+    plan: CheckpointPlan,
+    all_units: Sequence[Unit],
+    *,
+    published: Container[str],
+) -> None:
+    """Raise ReadBackError unless every unpublished file holds the written bytes."""
     for shard in plan.shards:
         if shard.name not in published:
             path = directory.path / partial_name(shard.name)
@@ -51,7 +55,7 @@ class ReadBackError(ObstacleError):
 
 
 def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
-    """Return whether a file has ``size`` bytes, the first of which are those of ``head``, in pieces."""
+    """Return whether a file has ``size`` bytes and begins with ``head``."""
     file = open_file(path)
     try:
         at = 0
@@ -67,17 +71,25 @@ def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
 
 
 def unproven(
-    done: Mapping[int, Done], units: Sequence[Unit], plan: CheckpointPlan, *, where: Callable[[str], Place]
+    done: Mapping[int, UnitResult],
+    units: Sequence[Unit],
+    plan: CheckpointPlan,
+    *,
+    where: Callable[[str], Place],
 ) -> list[Unit]:
-    """Return the units that are not done, or whose bytes are not those that they wrote; where: of a file."""
+    """Return the units that are missing or fail their hashes."""
     failed = set(wrong(done, units, plan, where=where))
     return [unit for unit in units if unit.number not in done or unit.number in failed]
 
 
 def wrong(
-    done: Mapping[int, Done], units: Sequence[Unit], plan: CheckpointPlan, *, where: Callable[[str], Place]
+    done: Mapping[int, UnitResult],
+    units: Sequence[Unit],
+    plan: CheckpointPlan,
+    *,
+    where: Callable[[str], Place],
 ) -> list[int]:
-    """Return the numbers of the units that are done, but whose bytes do not hash to what that says."""
+    """Return the numbers of the finished units that fail their hashes."""
     first = next((unit for unit in units if unit.number in done), None)
     if first is None:
         return []
@@ -94,7 +106,7 @@ _REMOTE_PIECE = 1 << 23
 class _Proof(Task):
     """Hash what a unit wrote, and compare."""
 
-    def __init__(self, unit: Unit, done: Done, place: Place) -> None:
+    def __init__(self, unit: Unit, done: UnitResult, place: Place) -> None:
         super().__init__(unit.name, unit.nbytes)
         self.unit = unit
         self.done = done

@@ -1,4 +1,4 @@
-"""What of a run is done already: read from its journal, and believed as far as the bytes on disk prove it."""
+"""Resumption of a run from journal records that the bytes prove."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..read.storage import shown
 from . import read_back
 from .directory import OutputDirectory, partial_name
 from .journal import Journal, JournalHeader, require_output, texts
+from .unit_results import UnitResult, UnitResults
 from .units import Unit, groups
-from .work import Done, Results
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,17 +32,17 @@ class State:
 
     journal: Journal
     identity: Mapping[str, str]
-    done: MutableMapping[int, Done]
+    done: MutableMapping[int, UnitResult]
     publishing: bool = False
     published: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
 
 def begin(directory: OutputDirectory, plan: CheckpointPlan, units: Sequence[Unit], *, restart: bool) -> State:
-    """Begin a run, or resume the one in the journal; all files but those written last are prepared.
+    """Begin or resume the run in the journal, and prepare its files.
 
-    restart: remove what an interrupted run left, whatever it was. Raises CheckpointError when the journal is
-    that of another run, naming the first difference, and leaves that run as it is.
+    restart: remove what an interrupted run left, whatever it was. Raises CheckpointError when the journal
+    belongs to another run, naming the first difference, and leaves that run as it is.
     """
     path = directory.path / JOURNAL
     if restart:
@@ -52,7 +52,7 @@ def begin(directory: OutputDirectory, plan: CheckpointPlan, units: Sequence[Unit
         directory.require_free(published=False)
     with directory.partials.io(JOURNAL):
         journal = Journal(path)
-    state = State(journal=journal, identity=identity(plan), done=Results(len(units)))
+    state = State(journal=journal, identity=identity(plan), done=UnitResults(len(units)))
     try:
         now = JournalHeader(identity=state.identity, stamps=stamps(plan), files=directory.names)
         if journal.records:
@@ -73,7 +73,7 @@ def begin(directory: OutputDirectory, plan: CheckpointPlan, units: Sequence[Unit
 
 
 def _remove_leftovers(directory: OutputDirectory, path: Path) -> None:
-    """Remove the files of an interrupted run, as far as its journal says which they are."""
+    """Remove the files of an interrupted run that its journal names."""
     if not os.path.lexists(path):
         return
     with directory.partials.io(JOURNAL):
@@ -81,7 +81,7 @@ def _remove_leftovers(directory: OutputDirectory, path: Path) -> None:
     journal.close()
     files: Collection[str] = ()
     published: dict[str, str] = {}
-    # What is no record of ours says nothing about files: then only those of this command's names go.
+    # What is no record of ours says nothing about files: then only files of this command's names go.
     with contextlib.suppress(CheckpointError):
         files = JournalHeader.parse(journal.records[0]).files if journal.records else ()
         for record in journal.records[1:]:
@@ -91,7 +91,7 @@ def _remove_leftovers(directory: OutputDirectory, path: Path) -> None:
 
 
 def _published(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the files that were about to get their names, with their states."""
+    """Return the files that were about to be published, with their states."""
     found = texts(record["publish"])
     for name in found:
         require_output(name)
@@ -99,7 +99,7 @@ def _published(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _resume(state: State, now: JournalHeader, units: Sequence[Unit], directory: OutputDirectory) -> None:
-    """Take in what the journal says; raises CheckpointError when it is that of another run."""
+    """Replay the journal; raises CheckpointError when another run wrote it."""
     what = f"the interrupted run in {shown(directory.path)}"
     try:
         header = JournalHeader.parse(state.journal.records[0])
@@ -132,14 +132,14 @@ def _foreign(what: str, error: CheckpointError) -> CheckpointError:
 
 
 def _replay(state: State, header: JournalHeader, units: Sequence[Unit]) -> Mapping[str, str]:
-    """Take in all records behind the first, and return the stamps that the last of them are about.
+    """Replay all records after the header; return the latest stamps.
 
     Raises CheckpointError for one that no run of these units writes.
     """
     stamps = header.stamps
     for record in state.journal.records[1:]:
         if "unit" in record:
-            found = Done.parse(record, units)
+            found = UnitResult.parse(record, units)
             state.done[found.number] = found
         elif "publish" in record:
             _published(record)
@@ -156,7 +156,7 @@ def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> int:
-    """Forget all that came of changed files, sets that hold a weight of theirs included; return how much."""
+    """Drop results of changed files and their weight sets; return how many."""
     changed = frozenset(changed)
     stale = {unit.number for unit in units if not changed.isdisjoint(unit.placement.stamps)}
     for members in groups(units).values():
@@ -167,7 +167,7 @@ def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> in
 
 
 def _prepare(state: State, directory: OutputDirectory, plan: CheckpointPlan, units: Sequence[Unit]) -> None:
-    """Make or take over every file, and keep of ``state.done`` what they prove."""
+    """Create or reuse every file, and drop unproven results."""
     files = [(shard.name, shard.size, shard.head) for shard in plan.shards]
     files += [(str(path), size, Text.of("")) for path, size in plan.companions.items()]
     named = {name for name, _, _ in files if state.publishing and directory.published(name)}

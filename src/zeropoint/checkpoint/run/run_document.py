@@ -1,17 +1,16 @@
-"""A run as a document: all that it decided, wrote and measured, as plain values that JSON can hold."""
+"""JSON document of a run: decisions, outputs and errors."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..measure.tensor_error import error_document, worst
 from ..plan.plan_document import decision_document, engine_documents, scheme_document
 from ..plan.qualities import offered_quality
-from .advice import partly, rough
+from .advice import error_warnings, misfit_warnings
 from .expert_tokens import expert_tokens
-from .tensor_error import TensorError
-from .worst import Keeping, keeping, worst
+from .keeping import KeepingCost, keeping_cost
 
 if TYPE_CHECKING:
     from ..plan.checkpoint_plan import CheckpointPlan
@@ -42,10 +41,10 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "weights": [_outcome(outcome, plan) for outcome in result.outcomes],
         "worst": [_outcome(outcome, plan) for outcome in worst(result.outcomes, lambda o: o.error)],
         "experts": [asdict(each) for each in expert_tokens(plan.solved)],
-        "keeping": _keeping(keeping(result)),
+        "keeping": _keeping(keeping_cost(result)),
         "engines": engine_documents(plan),
         "notes": [*result.notes, *offered_quality(plan)],
-        "warnings": [*partly(plan), *rough(result)],
+        "warnings": [*misfit_warnings(plan), *error_warnings(result)],
     }
 
 
@@ -60,25 +59,11 @@ def _outcome(outcome: Outcome, plan: CheckpointPlan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _keeping(found: Keeping | None) -> dict[str, Any] | None:
-    """Return what it costs to keep the worst weights."""
+def _keeping(found: KeepingCost | None) -> dict[str, Any] | None:
+    """Return the cost of keeping the worst weights."""
     if found is None:
         return None
     return {
         "ignore": list(found.patterns), "weights": found.weights, "bytes": found.nbytes,
         "error": error_document(found.error),
     }  # fmt: skip
-
-
-def error_document(error: TensorError) -> dict[str, Any]:
-    """Return an error, with the counts of blocks."""
-    return {
-        "relative": finite_number(error.relative), "sqnr_db": finite_number(error.sqnr_db),
-        "largest": finite_number(error.largest), "clipped_share": error.clipped_share,
-        "zero_blocks": error.zero_blocks, "lost_blocks": error.lost_blocks,
-    }  # fmt: skip
-
-
-def finite_number(value: float) -> float | None:
-    """Return a number that JSON can hold; infinities and NaN become null."""
-    return value if math.isfinite(value) else None

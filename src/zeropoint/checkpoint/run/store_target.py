@@ -1,4 +1,4 @@
-"""An object store as the target of a run: objects appear whole, and what loaders open first comes at the end.
+"""An object store as a run's target: whole objects, index last.
 
 A file is done in a local directory, the spool, proven, and uploaded while the next one is being done: the
 spool never holds more than two files. Next to each object that is there, `.zeropoint/NAME.json` says what was
@@ -34,7 +34,7 @@ from ..plan.texts import Text
 from ..read import object_store
 from ..read.file_names import require_outputs
 from ..read.object_store import RemotePath
-from ..read.problems import ObstacleError, is_of_data
+from ..read.problems import ObstacleError, is_of_data, listed
 from ..read.source import MAX_JSON_BYTES
 from ..read.storage import Place, read_small, shown
 from .directory import OutputDirectory, partial_name
@@ -43,8 +43,8 @@ from .folder import Folder
 from .journal import texts
 from .manifest import last_files
 from .read_back import holds, read_back, unproven
+from .unit_results import ScanResult, UnitResult, UnitResults
 from .units import Unit, Units, groups
-from .work import Done, Results, Scanned
 
 RECORDS = ".zeropoint"
 _IDENTITY = f"{RECORDS}/identity.json"
@@ -52,7 +52,7 @@ _IDENTITY = f"{RECORDS}/identity.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """A file that units write: its name, its size and its first bytes, and the units in their order."""
+    """A file that units write: name, size, head, and units in order."""
 
     name: str
     size: int
@@ -73,13 +73,13 @@ def _require_apart(root: Place, out: RemotePath) -> None:
 
 
 def _spool(out: RemotePath, spool: Path | None) -> Path:
-    """Return the directory of this output in the spool: always the same, so that a kill leaves no litter."""
+    """Return this output's directory in the spool, the same in each run."""
     parent = Path(tempfile.gettempdir()) if spool is None else spool
     return parent / f"zeropoint-{hashlib.sha256(str(out).encode()).hexdigest()[:16]}"
 
 
 def _require_own(folder: Path) -> None:
-    """Raise CheckpointError for a spool that somebody else made, or put a link in place of.
+    """Raise CheckpointError for a spool of another user, or a link.
 
     Its name can be foreseen, and the system's directory for temporary files is everybody's.
     """
@@ -93,7 +93,7 @@ def _require_own(folder: Path) -> None:
 
 
 def _remove_folders(folder: Path, names: Iterable[str]) -> None:
-    """Remove the folders of files in the spool, and the spool, where they are empty."""
+    """Remove empty folders of files in the spool, and the empty spool."""
     inner = {str(parent) for name in names for parent in PurePosixPath(name).parents[:-1]}
     with contextlib.suppress(OSError):  # left by a run that was killed, or gone already
         for name in sorted(inner, reverse=True):
@@ -103,7 +103,7 @@ def _remove_folders(folder: Path, names: Iterable[str]) -> None:
 
 
 def _files(plan: CheckpointPlan, all_units: Units) -> tuple[_File, ...]:
-    """Return the files that units write, in the order in which they are done."""
+    """Return the files that units write, in the order of processing."""
     by_name: dict[str, array[int]] = {}
     for unit in all_units:
         by_name.setdefault(unit.file, array("I")).append(unit.number)
@@ -129,14 +129,14 @@ class StoreTarget:
     def __init__(self, plan: CheckpointPlan, all_units: Units, out: RemotePath, spool: Path | None) -> None:
         _require_apart(plan.source.root, out)
         self.path = out
-        self.done = Results(len(all_units))
+        self.done = UnitResults(len(all_units))
         self.notes: list[str] = []
         self._files = _files(plan, all_units)
         require_outputs((*(file.name for file in self._files), *plan.texts))
         self._plan, self._units = plan, all_units
         self._spool = _spool(out, spool)
         self._identity = identity(plan)
-        self._scanned: dict[int, Scanned] = {}
+        self._scanned: dict[int, ScanResult] = {}
         self._there: set[str] = set()
 
     def __enter__(self) -> StoreTarget:
@@ -175,11 +175,8 @@ class StoreTarget:
 
     def _require_only(self, found: set[str], own: set[str]) -> None:
         if found - own:
-            listed = ", ".join(map(shown, sorted(found - own)[:3]))
-            rest = f" and {len(found - own) - 3} more" if len(found - own) > 3 else ""
-            raise CheckpointError(
-                f"output {shown(self.path)} holds {listed}{rest}; remove them, or write elsewhere"
-            )
+            names = listed([*map(shown, sorted(found - own))], 3)
+            raise CheckpointError(f"output {shown(self.path)} holds {names}; remove them, or write elsewhere")
 
     def _resume(self, found: set[str], state: Mapping[str, str]) -> None:
         begun = self._read(_IDENTITY)
@@ -203,13 +200,14 @@ class StoreTarget:
                     self._there.add(file.name)
                     self.done.update((unit.number, unit) for unit in done)
 
-    def _proven(self, file: _File) -> list[Done] | None:
-        """Return what was done for a file in the store, or None where its bytes do not prove it."""
+    def _proven(self, file: _File) -> list[UnitResult] | None:
+        """Return the proven results of a file in the store, or None."""
         record, place = self._read(file.record), self.path / file.name
         listed = record.get("units")
         try:
             done = [
-                Done.parse(unit, self._units) for unit in (listed if isinstance(listed, list) else [record])
+                UnitResult.parse(unit, self._units)
+                for unit in (listed if isinstance(listed, list) else [record])
             ]
         except CheckpointError as error:
             raise self._no_record(file.record) from error
@@ -221,7 +219,7 @@ class StoreTarget:
         return [found[unit.number] for unit in file.units]
 
     def jobs(self) -> Generator[Job, None, None]:
-        """Yield the work of each file that is not there; it is uploaded while the next one is being done."""
+        """Yield a job for each missing file, while the previous file uploads."""
         sizes = {file.name: file.size for file in self._files}
         with OutputDirectory(self._spool, self._plan.source.root, sizes, overwrite=True) as directory:
             _require_own(self._spool)
@@ -251,15 +249,15 @@ class StoreTarget:
             if under_way is not None:
                 under_way.result()
 
-    def add(self, result: Scanned | Done) -> None:
+    def add(self, result: ScanResult | UnitResult) -> None:
         """See :class:`Target`; what was done is recorded with its file."""
-        if isinstance(result, Scanned):
+        if isinstance(result, ScanResult):
             self._scanned[result.number] = result
         else:
             self.done[result.number] = result
 
     def _upload(self, file: _File, path: Path) -> None:
-        """Upload a file, record it, and give its bytes in the spool back."""
+        """Upload a file, record it, and remove it from the spool."""
         now = object_store.upload(path, self.path / file.name)
         if now.size != file.size:
             raise CheckpointError(
@@ -272,7 +270,7 @@ class StoreTarget:
         os.unlink(path)
 
     def publish(self) -> None:
-        """Write the files that say what the others are, the index last, and remove the records."""
+        """Write the closing files, the index last, and remove the records."""
         for name, text in last_files(self._plan, self._identity, self._units, self.done).items():
             place = self.path / name
             if object_store.exists(place) and not holds(place, text.pieces(), size=text.size):

@@ -1,4 +1,4 @@
-"""Where a run writes: the protocol of output targets, which keep what is done and publish all or nothing.
+"""Protocol of output targets, which keep results and publish all or nothing.
 
 A directory (directory_target.py) and a place in an object store (store_target.py) are the two that there are.
 """
@@ -10,11 +10,11 @@ from typing import Protocol
 
 from ..read.storage import Place
 from .executor import Job
-from .work import Done, Scanned
+from .unit_results import ScanResult, UnitResult
 
 
 class Target(Protocol):
-    """An output of one run: a context manager, whose end without an error is that of the run.
+    """The output of a run: a context manager around the run.
 
     path: where it is. done: results of units, by number, only what is proven or was done by this run.
     notes: sentences for the report. sync_seconds: time spent waiting for the disk alone.
@@ -25,8 +25,8 @@ class Target(Protocol):
         """See above."""
 
     @property
-    def done(self) -> MutableMapping[int, Done]:
-        """See above; complete as far as an interrupted run left it, once the run began."""
+    def done(self) -> MutableMapping[int, UnitResult]:
+        """Results of units by number; complete once the run has begun."""
 
     @property
     def notes(self) -> list[str]:
@@ -40,13 +40,13 @@ class Target(Protocol):
         """Take possession of the place, where that can be."""
 
     def __exit__(self, *failure: object) -> None:
-        """Give it up; without a failure, remove what only an interrupted run needs."""
+        """Close the target; after success, remove what only a resumed run needs."""
 
     def may_be_complete(self) -> bool:
-        """Return whether a run may have ended well here, so that it is worth comparing all bytes."""
+        """Return whether a complete output may exist, worth comparing byte by byte."""
 
     def require_free(self) -> None:
-        """Raise CheckpointError where the place holds files of others, and no run has begun or ended here."""
+        """Raise CheckpointError for files of others where no run began or ended."""
 
     def begin(self, *, restart: bool) -> None:
         """Begin a run, or resume the one that was interrupted here.
@@ -56,13 +56,13 @@ class Target(Protocol):
         """
 
     def jobs(self) -> Generator[Job, None, None]:
-        """Yield what is to do; asking for the next one means that all of the last one was added."""
+        """Yield the jobs; each is complete before the next is asked for."""
 
-    def add(self, result: Scanned | Done) -> None:
-        """Take in the result of a unit, and make it durable, now or later."""
+    def add(self, result: ScanResult | UnitResult) -> None:
+        """Add a unit's result, and make it durable, now or later."""
 
     def publish(self) -> None:
-        """Give every file its name, the one that loaders look for last; all units are done."""
+        """Publish every file, the loaders' entry file last, after all units."""
 
     def leave(self, error: BaseException) -> None:
-        """Keep what is done when the same call can resume, and say so in a note; remove it otherwise."""
+        """Keep finished units of a resumable run, else remove them."""

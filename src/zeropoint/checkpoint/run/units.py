@@ -1,4 +1,4 @@
-"""The units of a run: what is done, hashed, journaled and, where it must be, done again as one.
+"""Units of a run, each processed, hashed and journaled as a whole.
 
 A unit is some whole rows of one weight, or columns where its layout is cut so, with every line that they
 give, codes and scales alike, or a range of bytes that is copied. The cut follows from the plan alone, never
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import overload
 
 from ...columns import Made, Names, ordered
+from ..measure.tiles import needs_extremes
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.cuts import unit_lines
 from ..plan.placement import Placed, Placement
-from .tiles import needs_extremes
 
 UNIT_BYTES = 1 << 25
 """Bytes in a unit that is copied."""
@@ -25,7 +25,7 @@ UNIT_BYTES = 1 << 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Bytes of an output file that one unit writes: ``size`` of them from the absolute offset ``begin``.
+    """A unit's bytes in a file: ``size`` from absolute offset ``begin``.
 
     tensor: whose they are; a file that holds no tensors is one itself.
     """
@@ -38,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """``count`` rows, columns or bytes from ``start`` on, and what becomes of them."""
+    """``count`` rows, columns or bytes of a placement, from ``start`` on."""
 
     number: int
     placement: Placement
@@ -47,7 +47,7 @@ class Unit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the source that it takes, codes counted as floats, which progress counts."""
+        """Bytes of its source for progress, with codes counted as floats."""
         return self.count * self.placement.line_bytes
 
     @property
@@ -57,7 +57,7 @@ class Unit:
 
     @property
     def group(self) -> str | None:
-        """The set of weights that must be scanned before it can be quantized, or None."""
+        """Set of weights to scan before it can be quantized, or None."""
         of = self.placement
         if of.to is None:
             return None
@@ -75,7 +75,7 @@ class Unit:
         return tuple(span for placed in self.placement.outputs if (span := self._span(placed)) is not None)
 
     def _span(self, placed: Placed) -> Span | None:
-        """Return what it writes of one output; None of a constant, which the first rows write."""
+        """Return its span of one output; None for constants, written first."""
         spec, begin, end = placed.spec, 0, placed.nbytes
         if self.placement.to is None:
             begin = self.start * self.placement.line_bytes
@@ -91,7 +91,7 @@ class Unit:
 
 
 class Units(Sequence[Unit]):
-    """All units of a plan, numbered in the order of the source's bytes; companions come last.
+    """Units of a plan in the order of source bytes; companions last.
 
     nbytes: bytes of each, by number. What is kept of one is what it is about, where it begins, and how much
     of it there is.
@@ -109,7 +109,7 @@ class Units(Sequence[Unit]):
             self._cut(number, self._placement(number))
 
     def of(self, number: int) -> range:
-        """Return the numbers of the units of a placement, or of a file that is copied, of a number."""
+        """Return the numbers of a placement's units, by the placement's number."""
         begin = end = self._first[number]
         while end < len(self) and self._item[end] == number:
             end += 1
@@ -136,7 +136,7 @@ class Units(Sequence[Unit]):
         return map(self._made, range(len(self)))
 
     def _order(self) -> array[int]:
-        """Return the numbers of all that lies in shards, in the order of the source's bytes."""
+        """Return the placement numbers in shards, in the order of source bytes."""
         shard = {name: number for number, name in enumerate(self._plan.source.shards)}
         columns = files, begins, rows = array("I"), array("q"), array("q")
         for item in self._plan.placements.all:
@@ -176,7 +176,7 @@ def units(plan: CheckpointPlan) -> Units:
 
 
 class Groups(Mapping[str, tuple[Unit, ...]]):
-    """By name, the units of each set of weights that must be scanned before it is quantized."""
+    """Units of each set of weights to scan before quantization, by name."""
 
     def __init__(self, all_units: Sequence[Unit]) -> None:
         self._units = all_units
@@ -208,7 +208,7 @@ class Groups(Mapping[str, tuple[Unit, ...]]):
 
 
 def groups(all_units: Sequence[Unit]) -> Groups:
-    """Return the sets of units that must be scanned before they are quantized."""
+    """Return the sets of units to scan before quantization."""
     return Groups(all_units)
 
 

@@ -1,8 +1,8 @@
-"""Do one unit: read, quantize, measure, write and hash it, a tile at a time, in one thread.
+"""Process one unit tile by tile: read, quantize, measure, write and hash.
 
-Whatever runs the units, threads here or processes on other machines, calls :func:`do` and :func:`scan`. A
-tile is as many rows as the limits allow; tiles follow each other in order, so neither bytes nor hashes depend
-on their size.
+Whatever runs the units, threads here or processes on other machines, calls :func:`process` and :func:`scan`.
+A tile is as many rows as the limits allow; tiles follow each other in order, so neither bytes nor hashes
+depend on their size.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import math
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from ...codecs.act_order import group_index, in_groups
 from ...codecs.protocol import ROWS, LayerScheme
-from ...columns import Blobs
 from ...errors import (
-    CheckpointError,
     NonFiniteError,
     UnsupportedError,
     ZeropointError,
@@ -36,164 +33,22 @@ from ...methods.lossless import difference
 from ...methods.method import NO_DATA
 from ...methods.rotate import unrotated
 from ...tensor import QuantizedTensor
+from ..measure.tensor_error import TensorError, exact_sum, measure
+from ..measure.tiles import Scratch, extremes_of, scales_in, widest
 from ..plan.cuts import Tile, tile_shape, tiles
 from ..plan.limits import Limits
 from ..plan.placement import Files, Placed, Placement
 from ..read.storage import OpenFile, open_file, shown
 from .directory import Partials, copy_range, write_at
-from .hashes import Hashes
-from .tensor_error import TensorError, exact_sum, measure
-from .tiles import Scratch, extremes_of, scales_in, widest
+from .unit_results import Hashes, ScanResult, UnitResult
 from .units import Span, Unit
 
-_MOST, _PARTS = 1e300, 64
 PIECE = 1 << 20
 """Bytes that are hashed and copied at once: few enough to stay in cache between the two."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scanned:
-    """The extremes of the unit of this number.
-
-    scales: how many it has, where the mean is asked for. sum: of these, in parts, as :func:`exact_sum` gives
-    them.
-    """
-
-    number: int
-    low: float
-    high: float
-    scales: int = 0
-    sum: tuple[float, ...] = ()
-
-
-def mean_scale(found: Collection[Scanned]) -> float | None:
-    """Return the mean of the scales of all units of a weight, rounded once; None where nobody asked for it.
-
-    >>> mean_scale([Scanned(number=n, low=0.0, high=1.0, scales=2, sum=(n + 0.5,)) for n in (0, 1)])
-    0.5
-    """
-    number = sum(each.scales for each in found)
-    return math.fsum(part for each in found for part in each.sum) / number if number else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """The result of the unit of this number.
-
-    digests: SHA-256 of what it wrote into each of its spans, in hexadecimal. checks: XXH3 of the same, where
-    this process wrote it; empty for what a record says. error: what quantization did to it; None for a copy.
-    """
-
-    number: int
-    digests: tuple[str, ...]
-    checks: tuple[str, ...] = ()
-    error: TensorError | None
-
-    @staticmethod
-    def of(unit: Unit, hashes: Sequence[Hashes], error: TensorError | None = None) -> Done:
-        """Return the result of a unit from the hashes of its spans."""
-        digests, checks = zip(*(each.digests for each in hashes), strict=True)
-        return Done(number=unit.number, digests=digests, checks=checks, error=error)
-
-    def document(self) -> dict[str, Any]:
-        """Return it as values that JSON holds; :meth:`parse` is the inverse, without loss."""
-        error = None if self.error is None else asdict(self.error)
-        return {"unit": self.number, "sha256": list(self.digests), "error": error}
-
-    @staticmethod
-    def parse(document: object, units: Sequence[Unit]) -> Done:
-        """Return what a document says; raises CheckpointError where none of ``units`` can have said it."""
-        match document:
-            case {"unit": int(number), "sha256": [*digests], "error": error} if 0 <= number < len(units):
-                if all(isinstance(digest, str) for digest in digests):
-                    return Done(
-                        number=number, digests=tuple(digests), error=_parsed_error(error, units[number])
-                    )  # fmt: skip
-        raise CheckpointError(f"a record of a unit says {printable(repr(document)[:80])}")
-
-
-def _parsed_error(found: object, unit: Unit) -> TensorError | None:
-    """Return the error of a unit as :func:`dataclasses.asdict` gives it; only weights have one."""
-    weight = unit.placement
-    if weight.to is None and found is None:
-        return None
-    match found:
-        case {
-            "values": int(values),
-            "squares": [*squares],
-            "errors": [*errors],
-            "largest": float(largest),
-            "clipped": int(clipped),
-            "zero_blocks": int(zero),
-            "lost_blocks": int(lost),
-        } if (
-            weight.to is not None
-            and values == unit.count * weight.line_values
-            and all(0 <= number <= values for number in (clipped, zero, lost))
-            and largest >= 0
-            and _is_sum(squares)
-            and _is_sum(errors)
-        ):
-            return TensorError(
-                values=values,
-                squares=tuple(squares),
-                errors=tuple(errors),
-                largest=largest,
-                clipped=clipped,
-                zero_blocks=zero,
-                lost_blocks=lost,
-            )
-    raise CheckpointError(f"a record of unit {unit.number} says of its error {printable(repr(found)[:80])}")
-
-
-def _is_sum(parts: list[object]) -> bool:
-    """Return whether parts are what :func:`exact_sum` gives of squares."""
-    if parts == [math.inf]:
-        return True
-    # Far from where sums of a few of them would overflow; squares of float32 stay below 1e78 each.
-    numbers = [part for part in parts if isinstance(part, float) and abs(part) < _MOST]
-    return len(numbers) == len(parts) <= _PARTS and math.fsum(numbers) >= 0
-
-
-class Results(MutableMapping[int, Done]):
-    """The results of units, by number, in few bytes for each of ``count``."""
-
-    def __init__(self, count: int, found: Mapping[int, Done] | None = None) -> None:
-        self._packed = Blobs(count)
-        self.update(found or {})
-
-    def __getitem__(self, number: int) -> Done:
-        data = memoryview(self._packed[number])
-        digests, rest = _split(data[2:], data[0], 32)
-        checks, error = _split(rest, data[1], 16)
-        found = TensorError.unpack(bytes(error)) if error else None
-        return Done(number=number, digests=digests, checks=checks, error=found)
-
-    def __setitem__(self, number: int, done: Done) -> None:
-        hashes = b"".join(map(bytes.fromhex, (*done.digests, *done.checks)))
-        error = b"" if done.error is None else done.error.pack()
-        self._packed[number] = bytes([len(done.digests), len(done.checks)]) + hashes + error
-
-    def __delitem__(self, number: int) -> None:
-        del self._packed[number]
-
-    def __contains__(self, number: object) -> bool:
-        return number in self._packed
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._packed)
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-
-def _split(data: memoryview, count: int, size: int) -> tuple[tuple[str, ...], memoryview]:
-    """Return the first ``count`` hashes of ``size`` bytes each, in hexadecimal, and what follows them."""
-    return tuple(data[n * size : (n + 1) * size].hex() for n in range(count)), data[count * size :]
-
-
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
-    """Return the bytes of the buffer that a thread needs to do ``todo``."""
+    """Return the buffer bytes that a thread needs for ``todo``."""
     kinds = {of.kind: of for unit in todo if not (of := unit.placement).copied}
     shapes = ((of, *tile_shape(of, limits)) for of in kinds.values())
     sizes = (min(rows, of.shape[0]) * columns * _item(of) for of, rows, columns in shapes)
@@ -201,14 +56,14 @@ def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
 
 
 def _item(of: Placement) -> int:
-    """Return the bytes of a number of a tile: codes are taken for float32."""
+    """Return the bytes per value of a tile; codes count as float32."""
     return torch.float32.itemsize if of.of_codes else of.dtype.itemsize
 
 
 def _read(
     of: Placement, files: Files, tile: Tile, buffer: bytearray
 ) -> tuple[torch.Tensor, QuantizedTensor | None]:
-    """Return the values of a tile, in ``buffer``, and the codes that they are decoded from, if any."""
+    """Return the values of a tile in ``buffer``, and any source codes."""
     if not of.of_codes:
         return of.read(files, *tile, buffer), None
     codes = of.codes(files, *tile)
@@ -216,11 +71,11 @@ def _read(
     return dequantize(codes, out=out), codes
 
 
-def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
-    """Return the extremes of a unit's values, and the sum of its scales where their mean is asked for.
+def scan(unit: Unit, limits: Limits, scratch: Scratch) -> ScanResult:
+    """Return the extremes of a unit, and its scale sum where needed.
 
-    Raises NonFiniteError as :func:`do` does: other weights may share the scale that follows, and are not at
-    fault.
+    Raises NonFiniteError as :func:`process` does: other weights may share the scale that follows, and are not
+    at fault.
     """
     of, found, scales = unit.placement, list[tuple[float, float]](), array("d")
     means = of.layer.codec.needs_mean(of.layer)
@@ -232,16 +87,19 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> Scanned:
                 error = NonFiniteError(f"the extremes are {found[-1]}")
                 raise _named(error, of, files, tile, scratch.buffer)
             if means:
-                scales.extend(scales_in(x, of.layer.codec.known(of.layer, 0.0).weight))
+                scales.extend(scales_in(x, of.layer.codec.with_mean(of.layer, 0.0).weight))
     low, high = widest(found)
-    return Scanned(number=unit.number, low=low, high=high, scales=len(scales), sum=exact_sum(scales))
+    return ScanResult(number=unit.number, low=low, high=high, scales=len(scales), sum=exact_sum(scales))
 
 
-def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: LayerData = NO_DATA) -> Done:
-    """Do a unit, whose bytes end up in the partial files; ``data``: of the weight that it is a part of.
+def process(
+    unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: LayerData = NO_DATA
+) -> UnitResult:
+    """Process a unit into the partial files.
 
-    Raises NonFiniteError with tensor, file and first index; RangeError when a scale fits no format;
-    CheckpointError when the source changed or a file cannot be read or written.
+    data: of the weight that it is a part of. Raises NonFiniteError with tensor, file and first index;
+    RangeError when a scale fits no format; CheckpointError when the source changed or a file cannot be read
+    or written.
     """
     with _opened(unit) as files, partials.open(unit.file) as target:
         if unit.placement.origin.data is not None:
@@ -254,13 +112,13 @@ def do(unit: Unit, partials: Partials, limits: Limits, scratch: Scratch, data: L
         if unit.placement.to is None:
             for tile in parts:
                 _restore_tile(unit, files, tile.rows, scratch.buffer, writers[0])
-            return Done.of(unit, [writers[0].hashes])
+            return UnitResult.of(unit, [writers[0].hashes])
         errors = [_quantize_tile(unit.placement, files, tile, (data, scratch), writers) for tile in parts]
-    return Done.of(unit, [writer.hashes for writer in writers], TensorError.merge(errors))
+    return UnitResult.of(unit, [writer.hashes for writer in writers], TensorError.merge(errors))
 
 
 class _Writer:
-    """Writes one span from its begin to its end, and hashes what it writes."""
+    """Writes and hashes one span, from its begin to its end."""
 
     def __init__(self, target: int, span: Span, placed: Placed) -> None:
         self.span = span
@@ -271,7 +129,7 @@ class _Writer:
         self._hashes = Hashes()
 
     def write(self, tensor: torch.Tensor) -> None:
-        """Write the bytes of a tensor behind those before, some at a time, which stay in cache till then."""
+        """Append a tensor in cache-sized pieces."""
         data = memoryview(flat_bytes(tensor).numpy())  # type: ignore[arg-type]
         for begin in range(0, len(data), PIECE):
             piece = data[begin : begin + PIECE]
@@ -279,8 +137,8 @@ class _Writer:
             write_at(self._target, piece, self.span.begin + self._done)
             self._done += len(piece)
 
-    def take(self, part: torch.Tensor, first: int) -> None:
-        """Take what rows from ``first`` on give of each line: all is written when the last ones are there."""
+    def buffer(self, part: torch.Tensor, first: int) -> None:
+        """Buffer a band of columns; write when the last band arrives."""
         across = tuple(part.shape[1:])
         width = self.span.size // max(1, len(part) * part.itemsize) if across else 0
         if across in {(), (width,)}:
@@ -307,7 +165,7 @@ def _quantize_tile(
     (data, scratch), by_rows = means, weight.axis == ROWS
     first = tile.rows.start == tile.columns.start == 0
     x, codes = _read(weight, files, tile, scratch.buffer)
-    layer = weight.layer if data.mean is None else weight.layer.codec.known(weight.layer, data.mean)
+    layer = weight.layer if data.mean is None else weight.layer.codec.with_mean(weight.layer, data.mean)
     codec, index, given = layer.codec, group_index(layer), x
     order = {} if index is None else {index: weight.origin.groups(files)}
     if index is not None and codes is not None:
@@ -339,12 +197,12 @@ def _quantize_tile(
     for writer in writers:
         part = by_name.get(writer.span.tensor)
         if part is not None:
-            writer.write(part) if by_rows else writer.take(part, tile.rows.start)
+            writer.write(part) if by_rows else writer.buffer(part, tile.rows.start)
     return measured
 
 
 def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
-    """Return whether two matrices have the same codes and parameters, bit for bit, under one scheme."""
+    """Return whether two matrices have equal bits and equal schemes."""
     pairs = zip((a.data, *a.params.stored), (b.data, *b.params.stored), strict=True)
     # torch.equal compares byte by byte.
     return (a.scheme, a.dtype) == (b.scheme, b.dtype) and all(
@@ -353,14 +211,14 @@ def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
 
 
 def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -> None:
-    """Raise UnsupportedError where loaders read other values than those that had to be kept."""
+    """Raise UnsupportedError where loaders would not read the values to keep."""
     different = difference(x, read)
     if different is not None:
         raise UnsupportedError(f"{layer.layout} does not hold its values: {different}")
 
 
 def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writer: _Writer) -> None:
-    """Write some rows as floats; raises NonFiniteError where codes are NaN or Inf."""
+    """Write some rows as floats; raises NonFiniteError for NaN and Inf."""
     origin = unit.placement.origin
     x = origin.read_as_written(files, rows.start, len(rows), buffer)
     bad = ~torch.isfinite(x)
@@ -374,8 +232,8 @@ def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writ
     writer.write(x)
 
 
-def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
-    """Hash what the source holds and copy it, in the kernel where it can; an object is fetched once."""
+def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> UnitResult:
+    """Hash and copy source bytes, in the kernel where possible."""
     hashes, (span,) = Hashes(), unit.spans
     begin = unit.placement.source.begin + unit.start
     local = source.descriptor is not None
@@ -389,20 +247,20 @@ def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> Done:
             copy_range(source, target, begin=begin + done, to=to, size=len(part))
         else:
             write_at(target, part, to)
-    return Done.of(unit, [hashes])
+    return UnitResult.of(unit, [hashes])
 
 
-def _add(unit: Unit, data: bytes, target: int) -> Done:
+def _add(unit: Unit, data: bytes, target: int) -> UnitResult:
     """Write and hash bytes that lie in no file."""
     hashes, (span,) = Hashes(), unit.spans
     hashes.update(memoryview(data))
     write_at(target, memoryview(data), span.begin)
-    return Done.of(unit, [hashes])
+    return UnitResult.of(unit, [hashes])
 
 
 @contextlib.contextmanager
 def _opened(unit: Unit) -> Iterator[Files]:
-    """Open a unit's sources for the block; each unit does, so that no run needs many descriptors."""
+    """Open a unit's sources for the block only, sparing file descriptors."""
     with contextlib.ExitStack() as stack:
         files = {}
         for place in unit.placement.origin.files:
@@ -414,7 +272,7 @@ def _opened(unit: Unit) -> Iterator[Files]:
 def _named(
     error: ZeropointError, weight: Placement, files: Files, tile: Tile, buffer: bytearray
 ) -> ZeropointError:
-    """Return the error with the tensor's name; the first value that is not finite is looked for."""
+    """Return an error with the tensor's name and its first non-finite value."""
     source = weight.source
     layer = weight.origin.layer
     held = source.dtype if layer is None else layer.weight
@@ -438,9 +296,9 @@ def _named(
 def _first_non_finite(
     weight: Placement, files: Files, tile: Tile, buffer: bytearray
 ) -> tuple[int, int, float, int] | None:
-    """Return row, column and value of the first NaN or Inf of a weight and the count of all, or None.
+    """Return a weight's first NaN or Inf and their count, or None.
 
-    It is read in tiles of the size of one that was read.
+    They are row, column, value and count. The weight is read in tiles of the size of ``tile``.
     """
     first: tuple[int, int, float] | None = None
     count = 0

@@ -1,1 +1,1 @@
-"""Read what was written and prove it, against its manifest and its source."""
+"""Verification of outputs against their manifest and source."""

@@ -1,6 +1,6 @@
-"""Compare the decoded values of two checkpoints, whatever layouts their files have, in bounded memory.
+"""Comparison of two checkpoints' decoded values in bounded memory.
 
-Every tensor of either side is compared, or named with the reason. The errors are those of B against A.
+Every tensor of either side is compared, or named with the reason. Errors are of B against A.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ...columns import Blobs
 from ...errors import CheckpointError, count, printable
 from ...progress import Progress
 from ...results import PROBLEMS, Result
+from ..measure.equality import Equality, apart
+from ..measure.tensor_error import TensorError
+from ..measure.tiles import Scratch
+from ..measure.workers import done_tasks
 from ..plan.limits import Limits
 from ..read.problems import Problem, listed
 from ..read.source import CONFIG, Source, open_source
 from ..read.storage import Place, shown
-from ..run.equality import Equality, apart
-from ..run.tensor_error import TensorError
-from ..run.tiles import Scratch
-from ..run.workers import done_tasks
 from .comparisons import configuration_differences
 from .documents import comparison_document
 from .matching import LABELS, Pair, Pairs, Side, side_of
@@ -51,9 +51,9 @@ class Compared:
 
     @property
     def counts(self) -> bool:
-        """Whether it belongs to the error of the whole: a float that differs, or that one side quantized.
+        """Whether it counts in the total error: quantized or different floats.
 
-        Integers and floats that both sides kept have no error, and their squares would hide that of others.
+        Integers and floats that both sides kept have no error, and their squares would hide others' errors.
         """
         a, b = self.pair.held_by
         quantized = a != b and any(w.origin.layer is not None for w in (self.pair.a, self.pair.b))
@@ -61,7 +61,7 @@ class Compared:
 
 
 class AllCompared(Sequence[Compared]):
-    """What was found of pairs, by their numbers; each is made when it is asked for."""
+    """Results of pairs by number, each made on request."""
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
@@ -115,7 +115,7 @@ class AllCompared(Sequence[Compared]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """How many tensors have a part in the error of a comparison, and their error taken as one."""
+    """Number of tensors in the error of a comparison, and that error."""
 
     tensors: int
     error: TensorError
@@ -125,7 +125,7 @@ class Counted:
 class Comparison(Result):
     """The outcome of :func:`compare`: B against A.
 
-    tensors: what was compared. counted: those of them that have a part in the error. problems: what could not
+    tensors: what was compared. counted: tensors that have a part in the error. problems: what could not
     be compared. notes: differences of the configurations, and tensors that one side alone has and need not
     have.
     """
@@ -148,7 +148,7 @@ class Comparison(Result):
 
     @property
     def error(self) -> TensorError:
-        """The error of all floats that one side quantized or that differ, taken as one."""
+        """The joint error of all floats that differ or were quantized."""
         return self.counted.error
 
     @property
@@ -180,7 +180,7 @@ class Comparison(Result):
 def compare(
     a: Place | str, b: Place | str, *, limits: Limits | None = None, on_progress: Progress | None = None
 ) -> Comparison:
-    """Compare the values that two checkpoints decode to, each in any layout that is read.
+    """Compare the decoded values of two checkpoints in any layouts.
 
     Args:
         a: a checkpoint's directory, file or URL; errors are relative to it.
@@ -218,7 +218,7 @@ def compare(
 
 
 def _nothing_common(sides: tuple[Side, Side], problems: Sequence[Problem]) -> str:
-    """Return the sentence about two checkpoints of which no tensor could be compared."""
+    """Return the error sentence for checkpoints without a comparable tensor."""
     names = [next((printable(name) for name in side.entries), "no tensor") for side in sides]
     example = f"such as {problems[0]}" if problems else f"A begins with {names[0]}, B with {names[1]}"
     places = " and ".join(shown(side.source.given) for side in sides)
@@ -269,7 +269,7 @@ def _nbytes(pair: Pair, rows: int) -> tuple[int, ...]:
 
 
 def _step(pair: Pair, limits: Limits) -> int:
-    """Return the rows of a part; raises CheckpointError where the limits are too small for one."""
+    """Return the rows of a part; raises CheckpointError below one."""
     height, columns = pair.shape
     alignment = max(1, min(height, max(weight.origin.alignment for weight in (pair.a, pair.b))))
     cost = sum(weight.origin.value_bytes for weight in (pair.a, pair.b)) + _TEMPORARY_BYTES

@@ -1,4 +1,4 @@
-"""What a quantized checkpoint and its original have in common: the same tensors, kept ones to the byte."""
+"""Comparison of a quantized checkpoint with its original, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 from ...codecs.containers.safetensors import DTYPE_BITS
 from ...codecs.known import CONFIG_KEYS
-from ...codecs.stored_forms import AS_MODEL
+from ...codecs.stored_forms import MODEL_FORM
 from ...errors import printable
 from ..choose.expert_matrices import matrices
 from ..choose.selection import WEIGHT_DTYPES, is_fused_experts, module_of
 from ..choose.tied import tied_copies
+from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
 from ..plan.origin import Origin
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
@@ -24,7 +25,6 @@ from ..read.safetensors_file import pieces
 from ..read.source import CONFIG, SINGLE_FILE, Source
 from ..read.storage import OpenFile
 from ..read.tensor_entries import TensorEntry
-from ..run.tiles import Scratch
 from .integrity import is_loaded
 from .proofs import Check, OpenFiles
 from .source_weights import Original
@@ -62,7 +62,7 @@ class _Compare(Check):
 
 
 class _CompareNumber(Check):
-    """Compare a scale of inputs or of a cache with what a conversion makes of the original's."""
+    """Compare an input or cache scale with the original's conversion."""
 
     def __init__(self, entry: TensorEntry, data: bytes, files: OpenFiles) -> None:
         super().__init__(entry.name, entry.nbytes)
@@ -77,7 +77,7 @@ class _CompareNumber(Check):
 
 
 class _CompareFloats(Check):
-    """Compare some rows of a tensor of floats with the dequantized values of the original."""
+    """Compare rows of floats with the original's dequantized values."""
 
     def __init__(self, entry: TensorEntry, origin: Origin, cut: tuple[int, int], files: OpenFiles) -> None:
         self.start, self.rows = cut
@@ -98,7 +98,7 @@ class _CompareFloats(Check):
 
 
 def _float_comparisons(entry: TensorEntry, origin: Origin, files: OpenFiles, chunk: int) -> list[Check]:
-    """Return the comparisons of a tensor whose original is quantized; it may have any float dtype."""
+    """Return the comparisons of a float tensor with a quantized original."""
     size = DTYPE_BITS[entry.dtype] // 8
     if origin.layer is not None:
         origin = replace(origin, entry=replace(origin.entry, dtype=entry.dtype, nbytes=entry.nbytes))
@@ -120,7 +120,7 @@ class Accounts:
         self._split = bytearray(len(self._entries))
 
     def add(self, name: str, *, split: bool = False) -> None:
-        """Account for a tensor; ``split`` says that only one of its experts was found."""
+        """Record a found tensor, or one found expert of it (``split``)."""
         number = self._entries.number(name)
         if number is not None:
             self._found[number] = True
@@ -150,7 +150,7 @@ def layer_problems(stored: StoredLayers, accounts: Accounts) -> list[Problem]:
 def kept_problems(
     stored: StoredLayers, original: Original, accounts: Accounts, *, needless: Callable[[str], bool]
 ) -> list[Problem]:
-    """Return what is missing, surplus or of another shape.
+    """Return problems of missing, surplus or reshaped tensors.
 
     needless: says of a name that its tensor belongs to a quantized layer and needs no original.
     """
@@ -204,14 +204,14 @@ def comparisons(stored: StoredLayers, original: Original, files: OpenFiles, *, c
 
 
 def _origin_of(entry: TensorEntry, original: Original) -> Origin | None:
-    """Return the codes of the original that a tensor of floats was dequantized from, or None.
+    """Return the original's codes of a float tensor, or None.
 
     The same holds for floats whose values or dtype the file has otherwise than the original.
     """
     origin = original.floats.origins.get(entry.name)
     first = original.source.entries.get(entry.name)
     if origin is None and first is not None and first.dtype in WEIGHT_DTYPES and (entry.form or first.form):
-        formed = Origin(entry=first).in_form(entry.form or AS_MODEL)
+        formed = Origin(entry=first).in_form(entry.form or MODEL_FORM)
         origin = None if formed.copied else formed
     if origin is None or entry.dtype not in WEIGHT_DTYPES or entry.shape != origin.entry.shape:
         return None
@@ -234,7 +234,7 @@ class _CompareFiles(Check):
 
 
 def companions(source: Source, original: Original, files: OpenFiles) -> tuple[list[Problem], list[Check]]:
-    """Return other files that are missing, or there for loaders to run or read; and the comparisons.
+    """Return problems of companion files, and their byte comparisons.
 
     A file that was given alone has no other files.
     """
@@ -254,7 +254,7 @@ def companions(source: Source, original: Original, files: OpenFiles) -> tuple[li
 
 
 def configuration_differences(source: Source, original: Source) -> list[Difference]:
-    """Return where config.json describes another model than the original's, but for what is written anew."""
+    """Return the differences of config.json, written sections excluded."""
     if source.config is None or original.config is None:
         return []
     return _differences(source.config, original.config)
@@ -262,7 +262,7 @@ def configuration_differences(source: Source, original: Source) -> list[Differen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A key of a configuration with its values on both sides; None where it is not there.
+    """A key of a configuration with both values; None if absent.
 
     code: whether it names code that loaders run.
     """
@@ -274,7 +274,7 @@ class Difference:
 
     @property
     def is_default(self) -> bool:
-        """Whether it may be a default that a tool added or left out, as transformers does."""
+        """Whether it may be a default that transformers added or omitted."""
         return not self.code and (self.ours is None or self.theirs is None)
 
     def __str__(self) -> str:

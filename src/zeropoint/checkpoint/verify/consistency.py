@@ -1,4 +1,4 @@
-"""What the files of a quantized checkpoint say of each other: index, configuration, layers and their scales.
+"""Consistency of a checkpoint's files: index, configuration, layers, scales.
 
 This module needs no original. It reads small files and small tensors; layers are decoded in proofs.py.
 """
@@ -18,13 +18,13 @@ from ...errors import CheckpointError, printable
 from ...loaded_names import loaded_names
 from ...recipes import Activation
 from ..choose.selection import WEIGHT, is_linear_weight, module_of
+from ..measure.tiles import Scratch
 from ..read.index import IndexMap
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import CONFIG, SINGLE_FILE, Source
 from ..read.storage import exists, shown
 from ..read.tensor_entries import TensorEntry, code_operators
-from ..run.tiles import Scratch
 from .proofs import Check, OpenFiles
 
 _SMALL_BYTES = 1 << 20
@@ -32,7 +32,7 @@ _SMALL_BYTES = 1 << 20
 
 
 def require_readable(source: Source) -> None:
-    """Raise CheckpointError, with the tool's name, for layouts that are not read here: no half check."""
+    """Raise CheckpointError, with the tool's name, for unknown layouts."""
     tool = other_tool(source)
     if tool is not None:
         raise CheckpointError(
@@ -42,7 +42,7 @@ def require_readable(source: Source) -> None:
 
 
 def other_tool(source: Source) -> str | None:
-    """Return what quantized a checkpoint, and what says so, where its layout is not read here."""
+    """Return the tool behind an unknown layout, with its evidence."""
     config = configuration(source)
     if config is not None:
         if claiming(config) is not None:
@@ -58,7 +58,7 @@ def other_tool(source: Source) -> str | None:
 
 
 def contradictions(source: Source, stored: StoredLayers) -> list[Problem]:
-    """Return where the configuration says something else than the tensors that there are."""
+    """Return contradictions between the configuration and the tensors."""
     config = configuration(source)
     codec = None if config is None else claiming(config)
     if config is None or codec is None or not source.container.indexed:
@@ -92,7 +92,7 @@ def _unkept(stored: StoredLayers) -> Iterator[Problem]:
 
 
 def claims_of_files(source: Source) -> list[Problem]:
-    """Return where files that say themselves what their tensors are say it wrongly."""
+    """Return contradictions in the metadata of self-describing files."""
     if source.container.indexed:
         return []
     codec = next(codec for codec in CODECS.values() if codec.container == source.container.name)
@@ -105,7 +105,7 @@ def claims_of_files(source: Source) -> list[Problem]:
 
 
 def _fixed_scale(layer: StoredLayer, given: Activation | None) -> tuple[str, ...]:
-    """Return the suffixes that the scale of static inputs may have; none where a layer has no such inputs."""
+    """Return the possible suffixes of a static input scale, if any."""
     names = layer.codec.input_names
     if given is None or given.dynamic or names is None or layer.experts is not None:
         return ()
@@ -113,7 +113,7 @@ def _fixed_scale(layer: StoredLayer, given: Activation | None) -> tuple[str, ...
 
 
 def _parts_of_others(codec: Codec, stored: StoredLayers) -> Iterator[Problem]:
-    """Yield weights of which some tensors surely are of a layout that the configuration does not say."""
+    """Yield weights with tensors of another layout than the configured one."""
     others = [found for found in CODECS.values() if found.container == codec.container and found is not codec]
     parts: dict[str, dict[str, list[str]]] = {}
     for entry in stored.others:
@@ -121,7 +121,7 @@ def _parts_of_others(codec: Codec, stored: StoredLayers) -> Iterator[Problem]:
             continue
         asked = [(other.title, other.part_of(entry.name, entry.dtype)) for other in others]
         sure = [(title, part) for title, part in asked if part is not None and part[2]]
-        # Suffixes of some codecs end in those of others, and the longer one says more.
+        # Suffixes of some codecs end in other codecs' suffixes, and the longer one says more.
         longest = max((len(part[1]) for _, part in sure), default=0)
         for title, (key, part, _) in sure:
             if len(part) == longest:
@@ -135,13 +135,13 @@ def _parts_of_others(codec: Codec, stored: StoredLayers) -> Iterator[Problem]:
 
 
 def is_extra_scale(name: str, stored: StoredLayers) -> bool:
-    """Return whether a tensor belongs to a layer or a cache: a scale of inputs, outputs, keys or values."""
+    """Return whether a tensor is an input, output or cache scale."""
     module, _, last = name.rpartition(".")
     return last in CACHE_SCALES or (last in ACTIVATION_SCALES and stored.modules.number(module) is not None)
 
 
 class ExtraScaleCheck(Check):
-    """Check that a scale of inputs or of a cache is finite and positive."""
+    """Check that an input or cache scale is finite and positive."""
 
     def __init__(self, entry: TensorEntry, files: OpenFiles) -> None:
         super().__init__(entry.name, entry.nbytes)
@@ -169,7 +169,7 @@ class ExtraScaleCheck(Check):
 
 
 def cached_layers(entries: Iterable[TensorEntry]) -> dict[str, set[str]]:
-    """Return which scales of a cache of keys and values each attention layer has, by the layer's name."""
+    """Return each attention layer's cache scales, by the layer's name."""
     found: dict[str, set[str]] = {}
     for entry in entries:
         module, _, last = entry.name.rpartition(".")
@@ -184,7 +184,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def cache_problems(source: Source, stored: StoredLayers) -> list[Problem]:
-    """Return attention layers that lack a scale of their cache which others of their kind have."""
+    """Return attention layers without the cache scales of their kind."""
     found = cached_layers(stored.others)
     kinds = {_NUMBER.sub("", layer) for layer in found}
     names = (match[1] for name in source.entries if kinds and (match := _OF_ATTENTION.fullmatch(name)))
@@ -197,7 +197,7 @@ def cache_problems(source: Source, stored: StoredLayers) -> list[Problem]:
 
 
 def unlisted(source: Source, stored: StoredLayers) -> list[Problem]:
-    """Return linear weights that are neither quantized nor ignored, which loaders leave uninitialized."""
+    """Return unlisted, unquantized linear weights, which loaders leave uninitialized."""
     found = []
     for entry in stored.others:
         module = module_of(entry.name)
@@ -213,7 +213,7 @@ def unlisted(source: Source, stored: StoredLayers) -> list[Problem]:
 
 
 def idle_targets(source: Source, stored: StoredLayers) -> list[Problem]:
-    """Return modules that a group names one by one and that are not there, such as a layer that got lost."""
+    """Return the absent modules that a group lists by name."""
     broken = {problem.where for problem in stored.problems}
     idle = [
         target
@@ -236,7 +236,7 @@ def idle_targets(source: Source, stored: StoredLayers) -> list[Problem]:
 
 
 def index_problems(source: Source) -> Sequence[Problem]:
-    """Return where an index is wrong: of shards, its total size; next to a single file, all that it says."""
+    """Return an index's errors: of shards, its total; else everything."""
     name = source.index or SINGLE_FILE + ".index.json"
     path = source.root / name
     if (source.index is None and source.shards != (SINGLE_FILE,)) or not exists(path):
@@ -254,7 +254,7 @@ def index_problems(source: Source) -> Sequence[Problem]:
 
 
 def _misplaced(source: Source, table: IndexMap) -> set[str]:
-    """Return the tensors of one file of which an index says something else; that of shards was checked."""
+    """Return the tensors that a single file's index misplaces."""
     wrong, named = set(), bytearray(len(source.entries))
     for tensor, shard in table:
         number = source.entries.number(tensor)

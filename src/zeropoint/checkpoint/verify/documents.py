@@ -1,12 +1,11 @@
-"""Documents about checkpoints that were read: plain values that JSON can hold, the facts of the tables."""
+"""JSON documents of inspections, comparisons and verifications."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..measure.tensor_error import error_document, finite_number, worst
 from ..plan.plan_document import entry_document
-from ..run.run_document import error_document, finite_number
-from ..run.worst import worst
 from .proofs import LayerProof
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def inspection_document(inspection: Inspection) -> dict[str, Any]:
-    """Return what a checkpoint holds."""
+    """Return the document of an inspection."""
     return {
         "path": str(inspection.source.root),
         "shards": list(inspection.source.shards),
@@ -46,7 +45,7 @@ def inspection_document(inspection: Inspection) -> dict[str, Any]:
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """Return how far two checkpoints are apart, and what could not be compared."""
+    """Return the document of a comparison."""
     a, b = comparison.sources
     return {
         "a": str(a.given), "b": str(b.given), "ok": comparison.ok,
@@ -76,7 +75,7 @@ def _apart(found: Comparison | Compared) -> dict[str, Any]:
 
 
 def verification_document(verification: Verification) -> dict[str, Any]:
-    """Return what was proven and what is wrong."""
+    """Return the document of a verification."""
     error = verification.error
     return {
         "ok": verification.ok,

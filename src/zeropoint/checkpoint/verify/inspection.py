@@ -1,25 +1,30 @@
-"""What a checkpoint holds: tensors, dtypes, sizes, and how it is quantized, from headers alone."""
+"""Inspection of a checkpoint from its headers: tensors, sizes, quantization."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...codecs.known import cache_scheme, is_quantized
 from ...codecs.registry import method_in
 from ...errors import ZeropointError, count, size_of
 from ...results import Result
+from ...schemes.scale_rules import FOUR_OVER_SIX
 from ...signatures import by_signature
-from ..read.quantized_layers import StoredLayers, configuration, find_layers
+from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Place
 from ..read.tensor_entries import TensorEntry
 from .consistency import cached_layers, claims_of_files, contradictions, other_tool
 from .documents import inspection_document
 from .integrity import Manifest, manifest_or_problem
-from .scale_room import room_left
+from .proofs import OpenFiles
 
 _MOST_BITS = 64
 """More than any packed number has; a larger figure in a configuration is no width."""
@@ -37,7 +42,7 @@ class DtypeSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemeSummary:
-    """All layers of one scheme: how many, the numbers they hold, and the bytes of their tensors.
+    """All layers of one scheme: their number, values and bytes.
 
     method: what chose their codes, or None where no manifest of ours says so.
     """
@@ -94,7 +99,7 @@ class Inspection(Result):
 
     @property
     def values(self) -> int | None:
-        """Numbers of the model: quantized ones as many as they were, the others as they are.
+        """Number of the model's values, before quantization, if known.
 
         None where they are packed in a layout that is not read here: words of codes are not numbers.
         """
@@ -104,7 +109,7 @@ class Inspection(Result):
 
     @property
     def bits_per_value(self) -> float | None:
-        """Average bits a number of the model takes, where it is known how many there are."""
+        """Average bits per value of the model, if its values are known."""
         return None if self.values is None else 8 * self.nbytes / max(1, self.values)
 
     @property
@@ -116,7 +121,7 @@ class Inspection(Result):
 
     @property
     def _of_cache(self) -> tuple[str, ...]:
-        """The line about a cache of keys and values, if there is anything to say of one."""
+        """The line about cache scales, if there is any."""
         if self.cached_layers:
             silent = "" if self.cache is not None else ", of which the configuration says nothing"
             layers = count(self.cached_layers, "attention layer")
@@ -127,7 +132,7 @@ class Inspection(Result):
 
     @property
     def _numbers(self) -> str:
-        """How many values there are, in how many bits, and by what they were quantized."""
+        """The numbers of values and bits, and the quantization."""
         method, bits = self.quantization, self.bits_per_value
         if self.packed_by is not None:
             width = "" if self.bits is None else f", {count(self.bits, 'bit')} a weight"
@@ -206,7 +211,7 @@ def inspect_checkpoint(path: Place | str) -> Inspection:
 
 
 def _bits(config: Mapping[str, Any]) -> int | None:
-    """Return the bits of a weight that the configuration of another tool says."""
+    """Return the bits per weight in another tool's configuration, or None."""
     said = config.get("bits")
     return said if type(said) is int and 0 < said <= _MOST_BITS else None
 
@@ -237,3 +242,45 @@ def _schemes(stored: StoredLayers, manifest: Manifest | None) -> tuple[SchemeSum
         )
         for (scheme, layout, method), group in found.items()
     )  # fmt: skip
+
+
+_LAYERS, _BYTES = 16, 1 << 26
+"""Layers whose scales are looked at, and most bytes of these; layers that share one lie close together."""
+_ROOM = FOUR_OVER_SIX.factor
+_USUAL = torch.finfo(torch.float8_e4m3fn).max
+_LEAST = 2.0 ** math.floor(math.log2(_USUAL / _ROOM))
+
+
+def room_left(stored: StoredLayers) -> str | None:
+    """Return a sentence for NVFP4 scales by four over six, or None.
+
+    Below a scale for the tensor that is fitted to the largest magnitude, the block of that magnitude has the
+    largest scale of the format. Four over six (arXiv:2512.02010) leaves room for scales that are half as
+    large again, so that it is 256 there, and no scale is above 384.
+    """
+    scales = list(itertools.islice(filter(None, map(_block_scales, stored.layers)), _LAYERS))
+    if not scales or sum(entry.nbytes for entry in scales) > _BYTES:
+        return None
+    with contextlib.ExitStack() as stack:
+        files = OpenFiles(stack)
+        largest = max(_largest(entry, files) for entry in scales)
+    if not _LEAST <= largest <= _LEAST * _ROOM:
+        return None
+    return (
+        f"scales of NVFP4 blocks are at most {largest:g} of {_USUAL:g}, which leaves the room of four over "
+        "six (scale=four_over_six)"
+    )
+
+
+def _block_scales(layer: StoredLayer) -> TensorEntry | None:
+    """Return a layer's block scales under a tensor scale, or None."""
+    if len(layer.weight.scales) < 2:
+        return None
+    found = (e for e in layer.tensors.values() if e.dtype == "F8_E4M3" and e is not layer.codes)
+    return next((entry for entry in found if entry.nbytes), None)
+
+
+def _largest(entry: TensorEntry, files: OpenFiles) -> float:
+    raw = bytearray(entry.nbytes)
+    files[entry.file].read_into(memoryview(raw), entry.begin)
+    return float(torch.frombuffer(raw, dtype=torch.float8_e4m3fn).float().max())

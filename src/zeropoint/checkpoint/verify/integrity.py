@@ -1,8 +1,8 @@
-"""Check every byte of an output against the SHA-256 hashes of its manifest, naming tensor or file.
+"""Check of every output byte against the manifest's SHA-256 hashes.
 
 The manifest comes with the output and proves nothing against who can write both; it finds what disks, memory
 and copies change. Its own last member is the SHA-256 of all text before it, so that damage to the manifest is
-distinguished from damage to what it describes. Its layout is that of run/manifest.py.
+distinguished from damage to what it describes. run/manifest.py has its layout.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ...errors import CheckpointError, printable
 from ...libraries import reading
 from ...methods import NEAREST
 from ...methods.method import OutputError
+from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
 from ..read.json_stream import JsonStream
 from ..read.problems import Problem
@@ -27,7 +28,6 @@ from ..read.safetensors_file import pieces, unique_keys
 from ..read.source import Source, is_weights
 from ..read.storage import OpenFile, exists, open_file
 from ..read.tensor_entries import TensorEntry
-from ..run.tiles import Scratch
 from .proofs import Check, OpenFiles
 
 _SEAL = b'"sha256": "'
@@ -40,7 +40,7 @@ _MAX_RECORD = 1 << 26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashedPart:
-    """Bytes of a file that have one hash. begin: the first of them."""
+    """Bytes of a file with one hash, from ``begin`` on."""
 
     begin: int
     size: int
@@ -49,7 +49,7 @@ class HashedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """What the manifest says of a file: its size, and the hash of a shard's header or of all its parts."""
+    """A file's size and hashes in the manifest: header, or all parts."""
 
     size: int
     header: str | None
@@ -57,7 +57,7 @@ class FileRecord:
 
 
 class Manifest:
-    """The manifest of a checkpoint: identity, files by name, and the parts of each of its tensors.
+    """The manifest of a checkpoint: identity, files, and parts of tensors.
 
     kept: reasons for tensors that are not quantized, by name. problems: names that only one side has, and
     tensors in another file. nbytes: of all parts of tensors.
@@ -79,7 +79,7 @@ class Manifest:
         self.outputs: dict[str, OutputError] = {}
 
     def add(self, name: str, record: Mapping[str, Any]) -> None:
-        """Take in what the manifest says of a tensor; raises ValueError where a name appears twice."""
+        """Add a tensor of the manifest; raises ValueError for a duplicate name."""
         shard, parts = _text(record["file"]), _parts(record["parts"])
         number = self._entries.number(name)
         if number is None:
@@ -103,7 +103,7 @@ class Manifest:
         self._count[number] = len(parts)
 
     def parts(self, name: str) -> tuple[HashedPart, ...] | None:
-        """Return the parts of a tensor, or None where it has none that could be checked."""
+        """Return the hashed parts of a tensor, or None without any."""
         number = self._entries.number(name)
         if number is None or self._first[number] < 0:
             return None
@@ -122,7 +122,7 @@ class Manifest:
             self.outputs[module] = _outputs(record["outputs"])
 
     def method(self, module: str) -> str | None:
-        """Return the method that chose the codes of a module's weight, or None where it does not name it."""
+        """Return the method of a module's weight in the manifest, or None."""
         return next((m for m, names in self._modules.items() if names.number(module) is not None), None)
 
     def unnamed(self) -> Iterator[str]:
@@ -152,7 +152,7 @@ def read_manifest(source: Source, records: dict[str, Mapping[str, Any]] | None =
 
 
 def manifest_or_problem(source: Source) -> tuple[Manifest | None, list[Problem]]:
-    """Return the manifest of a checkpoint, if there is one, and what is wrong with it."""
+    """Return the manifest, if any, and its problems."""
     try:
         return read_manifest(source), []
     except CheckpointError as error:
@@ -198,7 +198,7 @@ def _read(file: OpenFile, found: Manifest, records: dict[str, Mapping[str, Any]]
 
 
 def _hashing(file: OpenFile, sealed: int, hashed: hashlib._Hash) -> Iterator[bytes]:
-    """Yield all of a file; its first ``sealed`` bytes are hashed on the way."""
+    """Yield a file in pieces, and hash its first ``sealed`` bytes."""
     for piece in pieces(file, 0, sealed):
         hashed.update(piece)
         yield piece
@@ -258,7 +258,7 @@ class Uncovered(Check):
 
 
 class Digest(Check):
-    """Hash some bytes of a file, in pieces that fit the thread's memory."""
+    """Hash bytes of a file, in pieces that fit the thread's memory."""
 
     def __init__(self, name: str, part: HashedPart, file: OpenFile, place: str) -> None:
         super().__init__(name, part.size)
@@ -282,9 +282,9 @@ class Digest(Check):
 
 
 def file_checks(source: Source, manifest: Manifest, files: OpenFiles) -> tuple[list[Problem], list[Check]]:
-    """Return contradictions, and the checks of the headers of shards and of the content of other files.
+    """Return contradictions, and checks of shard headers and other files.
 
-    No name of the manifest becomes a path: files are looked for among those of the checkpoint.
+    No name of the manifest becomes a path: files are looked for in the checkpoint.
     """
     present = {*source.shards, *_other_files(source)}
     # A README that was put next to the checkpoint is no damage; what loaders read or run is.
@@ -309,7 +309,7 @@ def file_checks(source: Source, manifest: Manifest, files: OpenFiles) -> tuple[l
 
 
 def is_loaded(name: str) -> bool:
-    """Return whether loaders read weights from a file of this name, or run it.
+    """Return whether loaders read weights from a file, or run it.
 
     >>> [is_loaded(name) for name in ("pytorch_model.bin", "modeling_x.py", "README.md", "a/weights.bin")]
     [True, True, False, False]
@@ -318,7 +318,7 @@ def is_loaded(name: str) -> bool:
 
 
 def tensor_checks(entry: TensorEntry, manifest: Manifest | None, files: OpenFiles) -> Iterator[Check]:
-    """Yield the checks of the bytes of a tensor; one whose parts do not cover it is a problem at once."""
+    """Yield a tensor's hash checks, or the problem of incomplete parts."""
     parts = None if manifest is None else manifest.parts(entry.name)
     if parts is None:
         return
@@ -331,13 +331,13 @@ def tensor_checks(entry: TensorEntry, manifest: Manifest | None, files: OpenFile
 
 
 def _other_files(source: Source) -> set[str]:
-    """Return the names of all files of a checkpoint but its shards and the manifest."""
+    """Return the names of all files except shards and manifest."""
     paths = {str(path) for path in (*source.companions, *source.left_out)}
     return (paths | ({source.index} if source.index else set())) - {MANIFEST}
 
 
 def damaged_files(source: Source) -> list[Problem]:
-    """Return what is wrong with the files next to the shards, which explains why nothing else can be read."""
+    """Return the damage to files next to shards, for unreadable checkpoints."""
     try:
         manifest = read_manifest(source)
     except CheckpointError as error:
@@ -368,7 +368,7 @@ def _unmatched(present: Iterable[str], named: Iterable[str]) -> list[Problem]:
 def _content(
     name: str, record: FileRecord, file: OpenFile, header: int | None
 ) -> tuple[list[Problem], list[Check]]:
-    """Return the checks of a shard's header, of so many bytes, or of all of another file."""
+    """Return the checks of a shard's header, or a whole file."""
     if file.stamp.size != record.size:
         what = f"it has {file.stamp.size} bytes, but was written with {record.size}"
         return [Problem(where=name, what=what)], []
@@ -381,7 +381,7 @@ def _content(
 
 
 def _covers(parts: Sequence[HashedPart], begin: int, size: int) -> bool:
-    """Return whether parts follow each other from ``begin`` on without a hole, ``size`` bytes in all."""
+    """Return whether parts cover ``size`` bytes from ``begin`` without a hole."""
     at = begin
     for part in parts:
         if part.begin != at:

@@ -1,4 +1,4 @@
-"""Which tensors of two checkpoints hold the same weights, and which have nothing to be compared with.
+"""Matching of two checkpoints' tensors that hold the same weights.
 
 Each side is seen as floats, whatever its layout: a quantized layer is one tensor of the name that its weight
 had. Tensors of one name and shape are a pair, and so are each matrix of fused experts and the tensor that the
@@ -22,7 +22,7 @@ from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.expert_stacks import with_stacks
 from ..choose.selection import is_fused_experts, module_of, not_a_weight
 from ..choose.tied import tied_copies
-from ..plan.origin import Floats, Origins
+from ..plan.float_view import Floats, Origins
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source
@@ -53,23 +53,23 @@ class Side:
 
     @property
     def entries(self) -> Entries:
-        """Its tensors, those of quantized layers as floats."""
+        """Its tensors, quantized layers as floats."""
         return self.seen.floats.source.entries
 
     def weight(self, entry: TensorEntry) -> OriginalWeight:
-        """Return a whole tensor, of which all axes but that of inputs count as rows; biases have none."""
+        """Return a whole tensor as rows of inputs; biases have one column."""
         shape = (*entry.shape, 1) if _is_of_rows(entry) else entry.shape or (1,)
         origin = self.seen.floats.origin(replace(entry, shape=shape))
         rows = math.prod(entry.shape) // max(1, origin.columns)
         return OriginalWeight(origin=origin, shape=(rows, origin.columns))
 
     def biased(self, entry: TensorEntry) -> TensorEntry | None:
-        """Return the fused experts of whose rows a tensor has the biases, or None."""
+        """Return the fused experts whose row biases a tensor holds, or None."""
         weight = self.entries.get(entry.name.removesuffix(_OF_ROWS)) if _is_of_rows(entry) else None
         return weight if weight is not None and is_fused_experts(weight) else None
 
     def part(self, module: str) -> OriginalWeight | None:
-        """Return the matrix of a module, or what is called ``X.bias``, which may be rows of a tensor."""
+        """Return the matrix, or the bias ``X.bias``, of a module."""
         if not module.endswith(_BIAS):
             return self.seen.matrix(module)
         entry = self.entries.get(module)
@@ -90,22 +90,23 @@ _OF_ROWS = "_bias"
 
 
 def _is_of_rows(entry: TensorEntry) -> bool:
-    """Return whether a tensor may have the biases of all experts of a layer, a number a row of each."""
+    """Return whether a tensor may hold all experts' biases, row by row."""
     return entry.name.endswith(_OF_ROWS) and len(entry.shape) == 2 and entry.use is None
 
 
 @functools.lru_cache(maxsize=8)
 def _bias_rows(entry: TensorEntry, weight: TensorEntry) -> dict[str, WeightMatrix]:
-    """Return the rows of a tensor of biases of ``weight`` that are those of each matrix, by name."""
+    """Return each matrix's rows in a tensor of biases, by name."""
     assert weight.stack is not None
     rows = replace(weight, shape=(*entry.shape, 1), stack=weight.stack._replace(transposed=False))
     return {f"{m.module}{_BIAS}": m for m in matrices(rows)}
 
 
 def side_of(source: Source, other: Source) -> Side:
-    """Return what there is to compare; raises CheckpointError, UnsupportedError where it is not read here.
+    """Return one side of a comparison.
 
-    Where ``source`` has no config.json, that of ``other`` says how fused experts lie.
+    Where ``source`` has no config.json, the config.json of ``other`` says how fused experts lie. Raises
+    CheckpointError, UnsupportedError for layouts that are not read here.
     """
     require_readable(source)
     config = configuration(source)
@@ -122,7 +123,7 @@ def side_of(source: Source, other: Source) -> Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two tensors of one shape, or rows of them, that hold the same weight. name: that of one expert."""
+    """Two tensors, or rows of them, that hold the same weight."""
 
     a: OriginalWeight
     b: OriginalWeight
@@ -140,7 +141,7 @@ class Pair:
 
     @property
     def held_by(self) -> tuple[str, str]:
-        """How each side stores it: a dtype, or the scheme and the layout of its codes."""
+        """The storage of each side: a dtype, or scheme and layout."""
         return _held(self.a), _held(self.b)
 
     def __str__(self) -> str:
@@ -150,7 +151,7 @@ class Pair:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """In which values are compared, float64 where one is stored so; None where they cannot be."""
+        """Dtype for comparing values, float64 where stored, or None."""
         kinds = [TORCH_DTYPES.get(weight.origin.entry.dtype) for weight in (self.a, self.b)]
         if None in kinds or torch.complex64 in kinds:
             return None
@@ -209,7 +210,7 @@ class Pairs(Sequence[Pair]):
         return replace(whole, first=first, step=step, shape=(rows, whole.shape[1]))
 
     def _match(self, entry: TensorEntry) -> None:
-        """Pair a tensor of A, or each of its experts, with what B has for it."""
+        """Pair a tensor of A, or its experts, with B's counterparts."""
         a, b = self.sides
         twin = b.entries.get(entry.name)
         if twin is not None:
@@ -221,7 +222,7 @@ class Pairs(Sequence[Pair]):
                 self._pair(mine, theirs, same=mine.shape == theirs.shape)
 
     def _pair(self, a: OriginalWeight, b: OriginalWeight, *, same: bool) -> None:
-        """Add a pair, or say why it cannot be compared; both tensors are accounted for."""
+        """Add a pair, or the problem that prevents its comparison."""
         numbers = []
         for side, rows, weight in zip(self.sides, self._rows, (a, b), strict=True):
             numbers.append(side.entries.numbered(weight.origin.entry.name))
@@ -236,7 +237,7 @@ class Pairs(Sequence[Pair]):
                 column.append(value)
 
     def _account(self, at: int) -> None:
-        """Find what only one side has: whole tensors, and experts of which the other side lacks some."""
+        """Report whole tensors and experts that only one side has."""
         side, other, only = self.sides[at], self.sides[1 - at], f"only {LABELS[at]} has it"
         broken = {problem.where for problem in other.stored.problems}
         alone = []
@@ -263,7 +264,7 @@ class Pairs(Sequence[Pair]):
 
 
 def _modules(entry: TensorEntry, side: Side) -> Iterator[str]:
-    """Yield the modules of the matrices of a tensor: of fused experts, one a projection and expert."""
+    """Yield the modules of a tensor's matrices, or of experts' biases."""
     biased = side.biased(entry)
     if biased is not None:
         yield from _bias_rows(entry, biased)

@@ -1,4 +1,4 @@
-"""Outputs of solved weights, checked on the statistics that their codes were chosen on.
+"""Output errors of solved weights, checked on their statistics.
 
 The manifest says by how much the outputs of a weight are off on a Gram matrix, the bound of that, and what
 the matrix hashes to. Where the same matrix is at hand, both are computed again from the codes in the file,
@@ -35,15 +35,15 @@ class Grams(Protocol):
     """Gram matrices of the inputs of layers."""
 
     def of(self, module: str) -> Statistics | None:
-        """Return that of a module, or None."""
+        """Return the Gram matrix of a module, or None."""
 
     def site(self, module: str) -> str | None:
-        """Return the name of what modules with one Gram matrix read, or None."""
+        """Return the site of a module's Gram matrix, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputChecks:
-    """How many weights' outputs were checked, of those of which the manifest says how far they are off.
+    """Numbers of weights whose stated output errors were checked, or not.
 
     stated: all of these. checked: what is said was computed again, and compared. others: solved on another
     Gram matrix. absent: without one in the statistics. moved: of a target that steps made, which no file
@@ -80,7 +80,7 @@ def check_outputs(
     stored: StoredLayers, original: Original, manifest: Manifest | None, files: OpenFiles, limits: Limits,
     *, grams: Grams,
 ) -> tuple[OutputChecks, list[Problem]]:  # fmt: skip
-    """Return what was checked on Gram matrices, and what is wrong.
+    """Return the checks of outputs on Gram matrices, and the problems.
 
     Raises CheckpointError where ``limits`` are too small for the widest layer.
     """
@@ -109,7 +109,7 @@ def check_outputs(
 
 
 def _is_of_target(name: str) -> bool:
-    """Return whether a method rounds what steps made of a weight; one of another version may."""
+    """Return whether a method rounds the result of steps, or may."""
     try:
         return has_own_target(method_named(name))
     except RecipeError:
@@ -120,7 +120,7 @@ def _wrong(
     layer: StoredLayer, original: Original, manifest: Manifest, known: tuple[OutputError, Statistics],
     files: OpenFiles,
 ) -> Iterator[str]:  # fmt: skip
-    """Yield what is wrong with the outputs of a layer. known: what is stated, and the Gram matrix."""
+    """Yield the wrong output errors of a layer, given its ``known`` ones."""
     (stated, gram), weight = known, original.weight_of(layer)
     if weight is None:
         return  # which is a problem already

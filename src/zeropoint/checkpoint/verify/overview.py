@@ -1,6 +1,6 @@
-"""Facts about a checkpoint for a report: size, error and a sample of codes of each quantized layer.
+"""Facts of a checkpoint for a report: sizes, errors, code samples.
 
-Sizes are those of headers, errors those of the manifest, where there is one; of each layer a few rows are
+Sizes come from headers, errors from the manifest, where there is one; of each layer a few rows are
 decoded. The original is not read.
 """
 
@@ -136,7 +136,7 @@ _OUTLIERS, _CLIPS = 12.0, 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFacts:
-    """A tensor that is not quantized; reason: why, or None where no manifest says so."""
+    """An unquantized tensor, and the manifest's reason, if any."""
 
     name: str
     dtype: str
@@ -165,7 +165,7 @@ class Overview(Result):
 
     @property
     def relative(self) -> float | None:
-        """The root mean square of the relative errors of layers, each as often as it has values, if known."""
+        """The root mean square of layers' relative errors, weighted by values."""
         known = [(e, layer.values) for layer in self.layers if (e := layer.relative) is not None]
         total = sum(values for _, values in known)
         return math.sqrt(sum(e * e * values for e, values in known) / total) if total else None
@@ -242,7 +242,7 @@ def _facts(
 
 
 def _sample(layer: StoredLayer, files: OpenFiles) -> CodeSample | None:
-    """Return a sample of codes from the middle of a layer, or None where its codec takes no rows alone."""
+    """Return a sample of codes from a layer's middle, or None."""
     step = max(1, alignment(layer))
     rows = min(layer.shape[0], -(-_ROWS // step) * step)
     start = max(0, layer.shape[0] - rows) // 2 // step * step
@@ -253,7 +253,7 @@ def _sample(layer: StoredLayer, files: OpenFiles) -> CodeSample | None:
 
 
 def sample_of(q: QuantizedTensor) -> CodeSample | None:
-    """Return what the codes of a tensor are like, or None where no value is finite."""
+    """Return facts about a tensor's codes, or None without finite values."""
     values = q.dequantize(torch.float32)
     finite = values[torch.isfinite(values)]
     if not finite.numel():
@@ -291,7 +291,7 @@ def _rounded(value: float) -> float:
 
 
 def _ranges(octaves: torch.Tensor) -> tuple[float, ...]:
-    """Return shares of scales, by log2, in equal ranges; one where all are equal."""
+    """Return shares of scales in equal ranges of log2."""
     low, high = float(octaves.min()), float(octaves.max())
     if low == high:
         return (1.0,)
@@ -303,7 +303,7 @@ _SCALE_BARS = 16
 
 
 def _numbers(q: QuantizedTensor) -> torch.Tensor:
-    """Return what the codes of elements mean before scales, float32; values where they are no numbers."""
+    """Return the codes' values before scales, or decoded values, as float32."""
     table = _table(q.scheme.element)
     if table is None or tuple(q.codes.shape) != q.shape:
         return q.dequantize(torch.float32)
@@ -312,7 +312,7 @@ def _numbers(q: QuantizedTensor) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def _table(element: Format) -> tuple[float, ...] | None:
-    """Return the values of the codes of a format of at most 8 bits, or None."""
+    """Return a format's code values up to 8 bits, or None."""
     if element.bits > _BITS:
         return None
     try:
@@ -326,7 +326,7 @@ _BITS = 8
 
 
 def _bars(numbers: torch.Tensor, element: Format) -> tuple[float, ...]:
-    """Return shares of values in rising order: of each value of a format that has few, else of ranges."""
+    """Return shares of values in rising order, by value or by range."""
     table = _table(element)
     finite = numbers[torch.isfinite(numbers)]
     levels = sorted({value for value in table or () if math.isfinite(value)})
@@ -349,7 +349,7 @@ def _octaves(q: QuantizedTensor) -> torch.Tensor:
 
 
 def _numbers_in(record: object, names: Iterable[str]) -> dict[str, float | None]:
-    """Return the numbers of a record of a manifest, by name; None for what is no finite number."""
+    """Return a manifest record's numbers by name; None if not finite."""
     if not isinstance(record, Mapping):
         return {}
     return {name: _number(record[name]) for name in names if name in record}

@@ -1,4 +1,4 @@
-"""Decode the quantized layers of a checkpoint, part by part, and compare them with the original.
+"""Proofs of quantized layers: decoded parts against the original.
 
 For each element, ``|x - decode(code)|`` must not exceed the bound that format and scale rule imply
 (params/bounds.py); the bound is computed from the stored scales alone. Of a method that chooses scales which
@@ -23,14 +23,14 @@ from ...errors import ZeropointError
 from ...layout.blocks import reduce_blocks, spread_blocks
 from ...methods import Bound
 from ...tensor import QuantizedTensor
+from ..measure.tensor_error import TensorError, measure, measure_columns
+from ..measure.tiles import Scratch
+from ..measure.workers import Task
 from ..plan.limits import Limits, value_bytes
 from ..read.decoding import read_lines
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer
 from ..read.storage import OpenFile, Place, open_file
-from ..run.tensor_error import TensorError, measure, measure_columns
-from ..run.tiles import Scratch
-from ..run.workers import Task
 from .source_weights import OriginalWeight
 
 _CHECK_BYTES = 64
@@ -39,7 +39,7 @@ _CHECK_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LayerProof:
-    """What was found of one layer: its error, and the largest error of an element in parts of its bound.
+    """Result for a layer: error, and largest share of a bound.
 
     Both are None when there was no original to compare with; the second one, too, where the method proves no
     bound of elements.
@@ -54,7 +54,7 @@ class LayerProof:
 
 
 class Proofs(Sequence[LayerProof]):
-    """The proofs of layers, by their numbers; each is made when it is asked for."""
+    """Proofs of layers by number, each made on request."""
 
     def __init__(self, layers: Sequence[StoredLayer]) -> None:
         self._layers = layers
@@ -88,12 +88,12 @@ class Proofs(Sequence[LayerProof]):
 
     @property
     def measured(self) -> Iterator[tuple[LayerProof, TensorError]]:
-        """The layers that were compared with an original, and the error of each."""
+        """The layers with an original, and the error of each."""
         return ((proof, proof.error) for proof in self if proof.error is not None)
 
     @property
     def of_bound(self) -> float | None:
-        """The largest error of an element in parts of its bound; None where no layer was compared."""
+        """The largest share of an element's bound, or None without an original."""
         return max((p.of_bound for p in self if p.of_bound is not None), default=None)
 
     @property
@@ -103,13 +103,13 @@ class Proofs(Sequence[LayerProof]):
 
     @property
     def error(self) -> TensorError | None:
-        """The error of all layers taken as one, or None without an original."""
+        """The joint error of all layers, or None without an original."""
         errors = (TensorError.unpack(packed) for packed in self._errors.values())
         return TensorError.merge(errors) if len(self._errors) else None
 
 
 class OpenFiles(dict[Place, OpenFile]):
-    """Files opened once for reading, at the first demand, and closed with ``stack``."""
+    """Files opened on first use, and closed with ``stack``."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class LayerCheck:
 
     @property
     def extents(self) -> tuple[int, int]:
-        """What the layer is cut into, rows or columns, and the values of each."""
+        """Its rows or columns along the cut axis, and values of each."""
         axis = self.layer.codec.axis(self.layer.layer)
         return self.layer.shape[axis], self.layer.shape[1 - axis]
 
@@ -193,12 +193,12 @@ class LayerCheck:
         return self.parts
 
     def end(self) -> bool:
-        """Count a part that was done, and return whether it was the last."""
+        """Count a finished part, and return whether it was the last."""
         self._open -= 1
         return not self._open
 
     def proof(self) -> LayerProof:
-        """Return what was found."""
+        """Return the proof of the layer from its parts."""
         errors = [part.error for part in self.parts if part.error is not None]
         if not errors or len(errors) < len(self.parts):
             return LayerProof(layer=self.layer, error=None, of_bound=None)
@@ -267,7 +267,7 @@ class LayerPart(Check):
             self.report(f"{self._where()} are off by up to {self.ratio:.3g} times the proven bound")
 
     def _kept(self, lines: dict[str, torch.Tensor]) -> bool:
-        """Return whether the original is quantized already, and these are its own codes and scales."""
+        """Return whether the original holds these very codes and scales."""
         assert self.check.weight is not None
         layer, old = self.check.layer, self.check.weight.origin.layer
         if old is None or (old.layer, old.shape) != (layer.layer, layer.shape):
@@ -304,7 +304,7 @@ def _finite(values: torch.Tensor) -> bool:
 
 
 def _lost_block(q: QuantizedTensor) -> tuple[int, ...] | None:
-    """Return the first block whose scale is 0 although not all of its codes are zeros, or None.
+    """Return the first block with scale 0 but nonzero codes, or None.
 
     Only the finest of several scales can be 0 at all.
     """
@@ -327,12 +327,12 @@ _UNBOUNDED = (Bound.OUTPUT, Bound.NONE)
 def _of_bound(
     pair: tuple[torch.Tensor, torch.Tensor], q: QuantizedTensor, kind: Bound, drift: torch.Tensor | None
 ) -> float:
-    """Return the largest error of an element in parts of its block's bound.
+    """Return the largest error in parts of its block's bound.
 
     pair: what was quantized, and what it decodes to. drift: how far each scale may be from the one that codes
     were chosen with, which a code's value multiplies.
 
-    Where scales may clip, the bound is that of rounding, and what a number is beyond all codes is no part of
+    Where scales may clip, the bound covers rounding, and what a number is beyond all codes is no part of
     its error. Without a bound of elements it is 0.
     """
     if kind in _UNBOUNDED:

@@ -1,4 +1,4 @@
-"""Whether onnxruntime, where it is installed, loads an ONNX model that is verified."""
+"""Load check of a verified ONNX model in onnxruntime, if installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KNOWN = (*STANDARD, RUNTIME, "ai.onnx.ml")
 def runtime_problems(
     source: Source, stored: StoredLayers, original: Source | None, limits: Limits
 ) -> tuple[list[Problem], list[str]]:
-    """Return why onnxruntime does not load a model, and why that was not tried; nothing of other files."""
+    """Return why onnxruntime rejects a model, and why it was not tried."""
     if not source.graph:
         return [], []
     file = source.shards[0]

@@ -1,4 +1,4 @@
-"""The checkpoint that was quantized, as what the result is compared with: floats by module and name."""
+"""The original of a quantized checkpoint as floats, by module."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ..choose.decisions import TensorDecision
 from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.expert_stacks import with_stacks
 from ..choose.selection import WEIGHT, Why, is_fused_experts
-from ..plan.carried_scales import carried
-from ..plan.origin import Floats, Origin, as_floats
+from ..plan.carried_scales import replacements
+from ..plan.float_view import Floats, as_floats
+from ..plan.origin import Origin
 from ..plan.rescaled import folds_of, folds_text, rescaled_floats
-from ..plan.rotated import rotated_floats, rotation_said
+from ..plan.rotated import rotated_floats, saved_rotation
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import Source, open_source
 from ..read.storage import OpenFile, Place
@@ -28,7 +29,7 @@ from ..read.tensor_entries import TensorEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalWeight:
-    """Some rows of a tensor of floats: one matrix of those that it holds. first, step: which rows."""
+    """Rows of a float tensor: every ``step``-th from ``first``."""
 
     origin: Origin
     shape: tuple[int, int]
@@ -67,7 +68,7 @@ class Original:
     carried: Mapping[str, Origin] = field(default_factory=dict)
 
     def converted(self, stored: StoredLayers) -> Original:
-        """Return the same, with what goes with its layers where they became those of ``stored``."""
+        """Return the original with scales and biases converted as in ``stored``."""
         made = {}
         for layer in stored.layers:
             weight, wanted = self.weight_of(layer), stored.reader.input_of(layer.module)
@@ -78,20 +79,21 @@ class Original:
             made[weight.origin.entry.name] = TensorDecision(
                 entry=self.floats.source.entries[weight.origin.entry.name],
                 layer=replace(layer.layer, input=wanted if static else None),
-                why=Why.LINEAR, reason="",
-            )  # fmt: skip
+                why=Why.LINEAR,
+                reason="",
+            )
         if not made:
             return self
         codec = stored.layers[0].codec
-        more = carried(self.floats, list(made.values()), codec, requantize=True)
+        more = replacements(self.floats, list(made.values()), codec, requantize=True)
         floats = self.floats.without(more.gone)
         return replace(self, floats=floats, carried={origin.entry.name: origin for origin in more.added})
 
     def changed(self, source: Source) -> Original:
-        """Return the same as ``source`` was made of it: rotated, with channels rescaled."""
+        """Return the original with the rotation and rescaling of ``source``."""
         floats, own = self.floats, self.source
-        rotation, folds = rotation_said(source), folds_of(source)
-        if rotation is not None and rotation_said(own) is None:
+        rotation, folds = saved_rotation(source), folds_of(source)
+        if rotation is not None and saved_rotation(own) is None:
             floats = rotated_floats(floats, rotation)
             own = replace(own, config=floats.source.config, config_text=floats.source.config_text)
         if folds and folds_text(folds) != folds_text(folds_of(self.source)):
@@ -99,7 +101,7 @@ class Original:
         return replace(self, source=own, floats=floats)
 
     def matrix(self, module: str) -> OriginalWeight | None:
-        """Return the matrix of a module, which may be one of fused experts, or None."""
+        """Return the matrix of a module or an expert, or None."""
         for name in (f"{module}{WEIGHT}", module):
             entry = self.floats.source.entries.get(name)
             if entry is not None and len(entry.shape) == 2 and entry.dtype in TORCH_DTYPES:
@@ -113,7 +115,7 @@ class Original:
         return None if fused is None or matrix is None else self._weight(fused, matrix)
 
     def weight_of(self, layer: StoredLayer) -> OriginalWeight | None:
-        """Return what a layer was quantized from, or None where nothing has its name and shape.
+        """Return the original weight of a layer, or None without equal shape.
 
         Codes are decoded to float32, which holds each of their values that the layer may hold, too.
         """
@@ -138,7 +140,7 @@ class Original:
         return None if weight is None else Known(shape=weight.shape, dtype=weight.origin.dtype)
 
     def stack(self, holder: str | None, part: str) -> TensorEntry | None:
-        """Return the tensor that a part of all experts of a module lies in, or None."""
+        """Return the tensor with a part of all experts, or None."""
         entries = self.floats.source.entries
         name = entries.stacks.get((holder or "", part))
         return None if name is None or entries[name].dtype not in TORCH_DTYPES else entries[name]
@@ -153,7 +155,7 @@ class Original:
     def _weight(self, entry: TensorEntry, matrix: WeightMatrix) -> OriginalWeight:
         return OriginalWeight(
             origin=self.floats.origin(entry), shape=matrix.shape, first=matrix.first, step=matrix.step
-        )  # fmt: skip
+        )
 
 
 OF_EXPERT = re.compile(r"(?:(?P<holder>.*)\.)?\d+\.(?P<part>[^.]+)", re.DOTALL)
@@ -165,7 +167,7 @@ def _by_module(entry: TensorEntry) -> dict[str, WeightMatrix]:
 
 
 def open_original(path: Place | str) -> Original:
-    """Open the checkpoint that was quantized, be it of floats or itself of codes that are read here.
+    """Open the original checkpoint, of floats or readable codes.
 
     Raises CheckpointError, UnsupportedError.
     """

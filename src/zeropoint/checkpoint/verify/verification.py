@@ -1,9 +1,9 @@
-"""Read a quantized checkpoint back and prove it, with what is wrong collected, so that one run names it all.
+"""Verification of a quantized checkpoint, with all problems collected.
 
 - Every byte has the hash that the manifest gives for it, where there is a manifest (integrity.py).
 - Every layer decodes; its scales are finite and not 0; each element is within the proven bound of the
   original, where that is given (proofs.py).
-- Kept tensors are those of the original to the byte; none is missing or new (comparisons.py).
+- Kept tensors equal the original's to the byte; none is missing or new (comparisons.py).
 - Index, configuration and files agree with each other (consistency.py).
 - onnxruntime, where it is installed, loads an ONNX model (runtime.py).
 """
@@ -21,6 +21,8 @@ from ...methods import OF_CODES, Bound, method_named
 from ...methods.registry import DISTILLED
 from ...progress import Progress
 from ...results import PROBLEMS, Result
+from ..measure.tensor_error import TensorError
+from ..measure.workers import done_tasks
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
@@ -29,8 +31,6 @@ from ..read.problems import Problem, listed
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import CONFIG, Source, open_source
 from ..read.storage import Place, exists, shown
-from ..run.tensor_error import TensorError
-from ..run.workers import done_tasks
 from .comparisons import (
     Accounts,
     companions,
@@ -67,7 +67,6 @@ from .source_weights import Original, open_original
 if TYPE_CHECKING:  # it loads statistics
     from .outputs import OutputChecks
 
-_LISTED = 50
 _CHUNK = 1 << 23
 """Most bytes of a file that are looked at together where no rows are: long enough for the disk, in cache."""
 
@@ -105,7 +104,7 @@ class Verification(Result):
 
     @property
     def error(self) -> TensorError | None:
-        """The error of all layers taken as one, or None without an original."""
+        """The joint error of all layers, or None without an original."""
         return self.layers.error
 
     @property
@@ -122,7 +121,7 @@ class Verification(Result):
 
     @property
     def _within(self) -> str:
-        """What was proven of errors, with the largest one of an element in parts of its bound."""
+        """The sentence about errors, with the largest share of a bound."""
         measured = sum(proof.of_bound is None for proof, _ in self.layers.measured)
         most = self.layers.of_bound
         if most is None:
@@ -142,11 +141,9 @@ class Verification(Result):
     def require(self) -> None:
         """Raise CheckpointError, with every problem, unless all is well."""
         if self.problems:
-            listed = "; ".join(map(str, self.problems[:_LISTED]))
-            rest = len(self.problems) - _LISTED
-            more = f"; and {rest} more" if rest > 0 else ""
+            problems = listed([*map(str, self.problems)], mark=";")
             remedy = "copy the files or quantize the original again"
-            raise CheckpointError(f"{len(self.problems)} problems: {listed}{more}; {remedy}")
+            raise CheckpointError(f"{len(self.problems)} problems: {problems}; {remedy}")
 
 
 def verify(
@@ -154,7 +151,7 @@ def verify(
     require_manifest: bool = False, of_outputs: OutputCheck | None = None,
     on_progress: Progress | None = None,
 ) -> Verification:  # fmt: skip
-    """Return what is wrong with the quantized checkpoint at ``path``, compared with the original when given.
+    """Return the verification of ``path``, compared with the original when given.
 
     Args:
         path: the quantized checkpoint: a directory or URL.
@@ -225,14 +222,14 @@ def verify(
 
 
 def _placed(original: Original, source: Source) -> Original:
-    """Return an original with the tensors that files such as those of ``source`` have."""
+    """Return an original with the tensors of files like ``source``."""
     codec = codec_of(source.container.name)
     floats = original.floats.in_pieces(codec)
-    return replace(original, floats=floats.without(floats.placeless(codec)))
+    return replace(original, floats=floats.without(floats.omitted(codec)))
 
 
 def _require_order(source: Source, original: Original) -> None:
-    """Raise CheckpointError where the output was passed as the original, which its manifest tells."""
+    """Raise CheckpointError where output and original are exchanged, by the manifest."""
     if configuration(source) is not None or exists(source.root / MANIFEST):
         return
     try:
@@ -248,7 +245,7 @@ def _require_order(source: Source, original: Original) -> None:
 
 
 def _made_of(manifest: Manifest, source: Source) -> bool:
-    """Return whether a manifest names the shards of ``source``, by their sizes and headers."""
+    """Return whether a manifest names the shards of ``source``."""
     named = {key: value for key, value in manifest.identity.items() if key.startswith(SHARD)}
     return named == dict(shard_fields(source))
 
@@ -271,7 +268,7 @@ def _layers(source: Source, original: Original | None) -> StoredLayers:
 
 
 def _structure(stored: StoredLayers, original: Original) -> list[Problem]:
-    """Return the tensors that only one side has, or that have another shape."""
+    """Return problems of tensors on one side only, or reshaped."""
     accounts = Accounts(original)
     problems = []
     for layer in stored.layers:
@@ -287,7 +284,7 @@ def _structure(stored: StoredLayers, original: Original) -> list[Problem]:
 
 
 def _configuration(source: Source, original: Source, *, strict: bool) -> tuple[list[Problem], list[str]]:
-    """Return in what config.json differs, and a note about what may be defaults of the tool that wrote it."""
+    """Return differences of config.json, and a note on possible defaults."""
     added = _added(source, original)
     found = [d for d in configuration_differences(source, original) if d.key not in added]
     loose = [] if strict else [difference for difference in found if difference.is_default]
@@ -298,7 +295,7 @@ def _configuration(source: Source, original: Source, *, strict: bool) -> tuple[l
 
 
 def _added(source: Source, original: Source) -> set[str]:
-    """Return the keys of config.json that its codec says for engines, with the values that it gives them."""
+    """Return the config.json keys that the codec sets for engines."""
     said = configuration(source)
     codec = None if said is None else claiming(said)
     if codec is None or source.config is None or original.config is None:
@@ -308,7 +305,7 @@ def _added(source: Source, original: Source) -> set[str]:
 
 
 class _Work:
-    """The checks that read data, made one after the other, and what they find.
+    """Data checks, made one after the other, and their findings.
 
     hashed: hashes that were compared.
     """
@@ -326,7 +323,7 @@ class _Work:
         self._chunk = _chunk(limits)
 
     def begin(self, source: Source) -> list[Problem]:
-        """Prepare what is not about single tensors, and return what is wrong with it already."""
+        """Prepare the checks of whole files; return problems found so far."""
         problems: list[Problem] = []
         if self._manifest is not None:
             found, checks = file_checks(source, self._manifest, self._files)
@@ -339,7 +336,7 @@ class _Work:
         return problems
 
     def run(self, on_progress: Progress | None) -> None:
-        """Do all checks; raises CheckpointError when the limits are too small for some part of a layer."""
+        """Run all checks; raises CheckpointError when limits are too small."""
         layers = self._checks()
         buffer = max([2 * self._chunk, *(check.buffer_bytes(self._limits) for check in layers)])
         done, total = 0, self._bytes()
@@ -347,7 +344,7 @@ class _Work:
         with contextlib.closing(tasks) as finished:
             for task in finished:
                 done += task.nbytes
-                self._take_in(task)
+                self._add_result(task)
                 if on_progress is not None:
                     on_progress(done, total, task.name)
 
@@ -359,7 +356,7 @@ class _Work:
             yield LayerCheck(number, layer, weight, _bound_of(method, layer))
 
     def _tasks(self) -> Iterator[Check]:
-        """Yield all work: the hashes of a layer's tensors before its parts, in the cache by then."""
+        """Yield all checks, a layer's hashes right before its parts."""
         for check in self._checks():
             for entry in check.layer.tensors.values():
                 yield from tensor_checks(entry, self._manifest, self._files)
@@ -384,7 +381,7 @@ class _Work:
             found += sum(entry.nbytes for entry in self._stored.others)
         return found
 
-    def _take_in(self, task: Check) -> None:
+    def _add_result(self, task: Check) -> None:
         self.problems += task.problems
         self.hashed += isinstance(task, Digest)
         if isinstance(task, LayerPart) and task.check.end():
@@ -392,13 +389,13 @@ class _Work:
 
 
 def _chunk(limits: Limits) -> int:
-    """Return how many bytes of each of two files a thread looks at within its share of the memory."""
+    """Return the bytes of each file that a thread compares at once."""
     share = (limits.max_memory - limits.base_memory) // limits.workers
     return max(1, min(_CHUNK, share // 2))
 
 
 def _bound_of(method: str | None, layer: StoredLayer) -> Bound:
-    """Return what limits the errors of a layer, by the method that its manifest names."""
+    """Return the error bound of a layer, by the manifest's method."""
     if method is None:
         return Bound.SCHEME
     if method == DISTILLED:

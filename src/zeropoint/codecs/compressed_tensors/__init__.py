@@ -112,7 +112,7 @@ class CompressedTensors(Codec):
         self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`; rows that begin inside a block take its scale as one of their own."""
+        """See :class:`Codec`; rows inside a block take the block's scale."""
         found = older.renewed(tensors, layer.weight, self.form, shape)
         q = decode_rows(self._layout(layer), found, layer.weight, start, shape=shape, dtype=dtype)
         return older.by_group_index(q, tensors[older.G_IDX]) if self.form.indexed else q
@@ -128,7 +128,7 @@ class CompressedTensors(Codec):
         return replace(layer, codec=replace(self, form=replace(self.form, indexed=True)))
 
     def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """See :class:`Codec`; the format of scales in nvfp4 has no sign, so engines may not ignore it."""
+        """See :class:`Codec`; scales of nvfp4 have no sign for engines."""
         negative = self._layout(layer) is Layout.NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any())
         return "a scale is negative" if negative else None
 
@@ -141,7 +141,7 @@ class CompressedTensors(Codec):
         return Documents(section=section(contents))
 
     def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`Codec`; transformers has no cache where it decodes weights while it loads."""
+        """See :class:`Codec`; transformers has no cache where it decodes weights."""
         cache = Activation.of(f"{format_name(CACHE_FORMAT)}:tensor", dynamic=False)
         kept = {key: value for key, value in document.items() if key != "dequantize"}
         return {**kept, "kv_cache_scheme": input_arguments(cache)}
@@ -161,7 +161,7 @@ def decode_rows(
     layout: Layout, tensors: Mapping[str, torch.Tensor], weight: Scheme, start: int, *, shape: tuple[int,
     ...], dtype: torch.dtype,
 ) -> QuantizedTensor:  # fmt: skip
-    """Return rows of a weight from ``start`` on, which may lie inside a block of rows."""
+    """Return rows from ``start`` on, possibly from inside a block."""
     height = blocks(weight)[0]
     if height > 1 and start % height:
         rows = torch.arange(start % height, start % height + shape[0]) // height
@@ -172,7 +172,7 @@ def decode_rows(
 
 
 def _codes_of_whole_words(bits: int) -> int:
-    """Return the least number of codes of ``bits`` bits that end where a word ends.
+    """Return the fewest codes of ``bits`` bits that fill whole words.
 
     >>> [_codes_of_whole_words(bits) for bits in (2, 3, 4, 6, 8)]
     [16, 32, 8, 16, 4]
@@ -184,7 +184,7 @@ CODEC = CompressedTensors()
 
 
 def layer_scheme(text: str | LayerScheme) -> LayerScheme:
-    """Return what ``text`` asks for here; see :func:`zeropoint.codecs.layer_schemes.layer_scheme`.
+    """Return this codec's layer scheme; see :func:`zeropoint.codecs.layer_schemes.layer_scheme`.
 
     >>> str(layer_scheme("int4:g64").weight)
     'int4:g64:scale=input:dialect=compressed-tensors'

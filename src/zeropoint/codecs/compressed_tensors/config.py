@@ -49,7 +49,7 @@ what was clipped, and so the bound, follows from it."""
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Layers of one kind: their scheme, and what names them (a class, modules, ``re:`` patterns)."""
+    """Layers of one scheme, and their targets: class, modules, ``re:`` patterns."""
 
     layer: LayerScheme
     targets: tuple[str, ...] = (LINEAR,)
@@ -78,14 +78,15 @@ def quantization_config(
     kv_cache: Any = None,
     decodes: bool = True,
 ) -> dict[str, Any]:
-    """Return the JSON object for layers of ``groups``; ``ignore`` must name all other matrices' modules.
+    """Return the JSON object for layers of ``groups``.
 
-    A loader takes the first group that fits. Groups are named after their presets, or ``group_<n>``.
-    kv_cache: how keys and values are quantized, in the words of another configuration. Where weights alone
-    are quantized, all in one way, ``dequantize`` tells transformers to decode them while it loads: what it
-    leaves for the first forward has no ``.weight`` for the model code that asks for one (T5, Mamba, SigLIP),
-    and floats of 4 bits would become bfloat16 in a float32 model. Other loaders do not know the word.
-    decodes: whether transformers can do so with all tensors of the model.
+    ``ignore`` must name all other matrices' modules. A loader takes the first group that fits. Groups are
+    named after their presets, or ``group_<n>``. kv_cache: how keys and values are quantized, in the words of
+    another configuration. Where weights alone are quantized, all in one way, ``dequantize`` tells
+    transformers to decode them while it loads: what it leaves for the first forward has no ``.weight`` for
+    the model code that asks for one (T5, Mamba, SigLIP), and floats of 4 bits would become bfloat16 in a
+    float32 model. Other loaders do not know the word. decodes: whether transformers can do so with all
+    tensors of the model.
     """
     table: dict[str, Any] = {}
     for number, group in enumerate(groups):
@@ -131,9 +132,10 @@ def _entry(group: Group | WrittenGroup) -> dict[str, Any]:
 
 
 def input_arguments(given: Activation) -> dict[str, Any]:
-    """Return the thirteen arguments of inputs; codes without a sign count as signed ones, shifted.
+    """Return the thirteen arguments of inputs.
 
-    Raises UnsupportedError for inputs that engines, which quantize them by rules of their own, do not have.
+    Codes without a sign count as signed ones, shifted. Raises UnsupportedError for inputs that engines, which
+    quantize them by rules of their own, do not have.
 
     >>> static = input_arguments(Activation.of("uint8:tensor:asym"))
     >>> static["type"], static["dynamic"], static["strategy"], static["symmetric"]
@@ -181,7 +183,7 @@ _INPUT_RULES: tuple[tuple[Callable[[Scheme], bool], str], ...] = (
 
 
 def read_input(arguments: object) -> Activation | None:
-    """Return how inputs are quantized under the ``input_activations`` of a group, or None.
+    """Return the input quantization in a group's ``input_activations``, or None.
 
     Raises UnsupportedError for what is not read.
 
@@ -238,7 +240,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
 
 
 def _scheme(arguments: Mapping[str, Any], *, e8m0: bool) -> Scheme:
-    """Return the weight scheme of ``arguments``, with linear scales in the weight's dtype."""
+    """Return the weight scheme of ``arguments``, scales linear in its dtype."""
     _require_known(arguments)
     bits, kind = arguments.get("num_bits"), str(arguments.get("type"))
     floats = {4: "float4_e2m1fn", 6: "float6_e2m3fn", 8: "float8_e4m3fn"}
@@ -272,7 +274,7 @@ def _scheme(arguments: Mapping[str, Any], *, e8m0: bool) -> Scheme:
 
 
 def _rule(arguments: Mapping[str, Any]) -> str:
-    """Return the name of the rule that picked powers of two: even, the one of the format, unless said."""
+    """Return the power-of-two scale rule's name, by default even."""
     kwargs = arguments.get("observer_kwargs")
     found = kwargs.get(_SCALE_RULE) if isinstance(kwargs, dict) else None
     if found is None:
@@ -300,7 +302,7 @@ _IN_ORDER = (None, False, "weight", "static")
 
 
 def _require_known(arguments: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for what says that codes mean something else than is read here."""
+    """Raise UnsupportedError for arguments with an unknown meaning."""
     unknown = sorted(key for key, value in arguments.items() if key not in _ARGUMENTS and value is not None)
     if unknown:
         raise UnsupportedError(
@@ -324,11 +326,11 @@ def _known(elements: Mapping[tuple[str, int], str]) -> str:
 
 
 _UNREAD = ("transform_config", "sparsity_config")
-"""Parts of a configuration under which the stored numbers are not those of the model's own weights."""
+"""Parts of a configuration under which the stored numbers differ from the model's weights."""
 
 
 def require_plain(config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError where stored weights are not those of the model."""
+    """Raise UnsupportedError where stored weights are not the model's."""
     for key in _UNREAD:
         found = config.get(key)
         if found and not (isinstance(found, dict) and found.get("format") == "dense"):
@@ -342,20 +344,21 @@ _OTHER_ARGUMENTS = ("input_activations", "output_activations")
 
 
 def weight_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the groups of a configuration that have weights; others quantize inputs alone."""
+    """Return the groups with weights; others quantize inputs alone."""
     return [
-        group for group in config["config_groups"].values()
+        group
+        for group in config["config_groups"].values()
         if group.get("weights") is not None or not any(map(group.get, _OTHER_ARGUMENTS))
-    ]  # fmt: skip
+    ]
 
 
 def read_config(
     config: Mapping[str, Any], codec: CompressedTensors
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Return the groups and the ignored modules of a ``quantization_config``; inputs are not read.
+    """Return the groups and ignored modules of a ``quantization_config``.
 
-    Raises CheckpointError for another quantization method or a malformed object, UnsupportedError for what
-    these layouts do not cover.
+    Inputs are not read. Raises CheckpointError for another quantization method or a malformed object,
+    UnsupportedError for what these layouts do not cover.
     """
     method = config.get("quant_method")
     if method != QUANT_METHOD:
@@ -401,7 +404,7 @@ _ANY_INPUT = Activation.of("int8:token")
 
 
 class Targets:
-    """What names modules: a class, modules, ``re:`` patterns; asked for each of very many modules."""
+    """Targets of modules, compiled for many lookups: a class, modules, patterns."""
 
     def __init__(self, targets: Iterable[str]) -> None:
         found = list(targets)
@@ -409,7 +412,7 @@ class Targets:
         self._patterns = name_patterns(target for target in found if target.startswith(REGEX))
 
     def match(self, module: str, *, linear: bool = False) -> bool:
-        """Return whether it names ``module``; ``linear`` says that it counts as a Linear layer."""
+        """Return whether it names ``module``, or the class of ``linear`` ones."""
         if module in self._names or (linear and LINEAR in self._names):
             return True
         return any(pattern.matches(module) for pattern in self._patterns)

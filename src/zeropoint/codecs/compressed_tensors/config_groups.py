@@ -1,4 +1,4 @@
-"""``quantization_config`` of a checkpoint: which modules are in which group, and which are ignored."""
+"""Groups and ignored modules in a checkpoint's ``quantization_config``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
 
 
 def section(contents: Contents) -> dict[str, Any]:
-    """Return what is quantized and how; the configuration before is merged into it."""
+    """Return the quantization section, merged with the previous configuration."""
     old, family = contents.previous, contents.family
 
     def quantized() -> Iterator[str]:
@@ -41,9 +41,10 @@ _MEAN, _COUNT = ".running_mean", ".num_batches_tracked"
 
 
 def _has_frozen_norms(contents: Contents) -> bool:
-    """Return whether the model has batch norms without a count of batches, whose weights are buffers.
+    """Return whether the model has batch norms without batch counts.
 
-    Where transformers 5.23 decodes weights while it loads, it takes each ``weight`` for a parameter.
+    Their weights are buffers. Where transformers 5.23 decodes weights while it loads, it takes each
+    ``weight`` for a parameter.
     """
     names = {found.row.name for found in contents.tensors()}
     means = (name.removesuffix(_MEAN) for name in names if name.endswith(_MEAN))
@@ -51,7 +52,7 @@ def _has_frozen_norms(contents: Contents) -> bool:
 
 
 def _cuts(contents: Contents) -> bool:
-    """Return whether transformers cuts layers of small floats, whose codes it reads but does not decode."""
+    """Return whether transformers splits small-float layers, which it cannot decode."""
     return any(
         conversion(f"{module.name}.weight", contents.family)
         for module in contents.modules()
@@ -60,7 +61,7 @@ def _cuts(contents: Contents) -> bool:
 
 
 def _elsewhere(ignored: Sequence[str], modules: Callable[[], Iterable[str]], family: Config) -> list[str]:
-    """Return what else names ignored modules, and none of ``modules``: the names that loaders give them.
+    """Return the loaders' names of ignored modules, clear of ``modules``.
 
     Numbered ones are named by expressions that hold inside of other models too, as where a model is loaded
     without its head.
@@ -76,7 +77,7 @@ def _elsewhere(ignored: Sequence[str], modules: Callable[[], Iterable[str]], fam
 def _ignored_before(
     old: Mapping[str, Any], ignored: set[str], modules: Callable[[], Iterable[str]]
 ) -> list[str]:
-    """Return what an older configuration ignores as well, unless it names what is quantized now."""
+    """Return previously ignored names that are not quantized now."""
     before = [target for target in old.get("ignore") or [] if target not in ignored]
     if not before:
         return []
@@ -87,11 +88,11 @@ def _ignored_before(
 
 
 def _groups(contents: Contents) -> list[Group | WrittenGroup]:
-    """Return the layers of each scheme and what names them: one scheme for the class, several by their names.
+    """Return the groups: one for the class, or several by names.
 
     compressed-tensors tries names before classes, vLLM gives all experts the scheme of the class where one is
     named, and transformers 5.23 gives them the first group whose expressions speak of experts. So no class is
-    named where there are several groups, and that of the experts comes first.
+    named where there are several groups, and the experts' group comes first.
     """
     old, family = contents.previous, contents.family
     modules: dict[LayerScheme | str, list[str]] = {}
@@ -125,13 +126,13 @@ def _experts_first(modules: Mapping[Any, Sequence[str]]) -> list[Any]:
 
 
 def _group_of(module: str, old: Mapping[str, Any]) -> str:
-    """Return the name of the group of the older configuration that a layer is in."""
+    """Return the older configuration's group of a layer."""
     groups: Mapping[str, Any] = old["config_groups"]
     return next(name for name, g in groups.items() if matches(module, g["targets"], linear=True))
 
 
 def described(modules: Mapping[LayerScheme, Sequence[str]], kept: Sequence[str]) -> dict[str, Any]:
-    """Return what is quantized and how, for modules with names that need no further ones."""
+    """Return the quantization section for modules with file names alone."""
     if len(modules) == 1:
         return quantization_config([Group(layer=layer, targets=(LINEAR,)) for layer in modules], kept)
     ordered = _experts_first(modules)

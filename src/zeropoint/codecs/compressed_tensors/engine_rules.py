@@ -1,4 +1,4 @@
-"""Which engines load what is written in these layouts, and why the others do not.
+"""Rules of engines for the layouts of compressed-tensors.
 
 What transformers loads was run, for the architectures of tested.py, and is not claimed for others. What vLLM
 ran is in engine_runs.py. Otherwise rules are read off the sources of engines, change with their releases, and
@@ -36,7 +36,7 @@ from ..engines import (
     decoded_first,
     fused_alike,
     rules,
-)  # fmt: skip
+)
 from ..protocol import LayerScheme
 from .layout import SMALL, Layout, strategy
 from .tested import tested
@@ -97,7 +97,7 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
 
 
 def _whole(layer: LayerScheme, *, decoded: bool) -> bool:
-    """Return whether transformers cannot cut the weights of a layout: next to integers lies their shape."""
+    """Return whether transformers cannot split a layout's weights: shapes are stored."""
     return layer.layout.startswith(Layout.PACK.value) or (decoded and layer.layout not in _FLOAT8)
 
 

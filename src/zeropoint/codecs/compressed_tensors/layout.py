@@ -1,4 +1,4 @@
-"""The layouts of compressed-tensors: which tensors a quantized weight becomes, byte for byte.
+"""Tensors of the layouts of compressed-tensors, byte for byte.
 
 For the weight ``X.weight`` of shape (N, K), with D its dtype and G = ceil(K / group) scales a row (all
 little-endian, rows one after the other):
@@ -116,7 +116,7 @@ def strategy(scheme: Scheme) -> str:
 
 @functools.lru_cache(maxsize=_KNOWN)
 def layout_of(weight: Scheme, input: Scheme | None = None) -> Layout:  # noqa: A002 (the layer's input)
-    """Return the layout of weights of a layer whose inputs are quantized under ``input``, or not at all.
+    """Return the layout of weights of a layer with an input scheme.
 
     Raises UnsupportedError with the reason when no layout can hold them.
 
@@ -231,7 +231,7 @@ def _float4_layout(weight: Scheme) -> Layout:
 
 @functools.lru_cache(maxsize=_KNOWN)
 def unfit(weight: Scheme, layout: Layout, shape: tuple[int, ...]) -> str | None:
-    """Return why a weight of ``shape`` cannot be written in ``layout``, or None when it can.
+    """Return why ``layout`` cannot hold a weight, or None.
 
     compressed-tensors has no ragged groups: its compressors and the engines' kernels take whole ones only.
     """
@@ -245,7 +245,7 @@ def unfit(weight: Scheme, layout: Layout, shape: tuple[int, ...]) -> str | None:
 
 @functools.lru_cache(maxsize=_KNOWN)
 def row_alignment(weight: Scheme) -> int:
-    """Return the rows of which a part of a weight must hold a multiple to be quantized and written alone."""
+    """Return the row multiple for independent parts of a weight."""
     rows = blocks(weight)[0] or 1
     if weight.zero_point is not ZeroPoint.NONE:
         return rows * WORD_BITS
@@ -292,18 +292,18 @@ def tensor_specs(
 
 
 def _packs_zero_points(weight: Scheme, layout: Layout) -> bool:
-    """Return whether zero points lie in words, or each in a byte as some files of others have them."""
+    """Return whether zero points are packed in words, not bytes."""
     return layout is Layout.PACK and strategy(weight) != "tensor"
 
 
 @functools.lru_cache(maxsize=64)
 def _offset_row(count: int, bits: int) -> torch.Tensor:
-    """Return the packed row whose exclusive or adds ``2 ** (bits - 1)`` to ``count`` codes, and undoes it."""
+    """Return the packed row to XOR: shifts codes by half their range."""
     return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
 
 
 def to_words(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows of bytes as rows of 32-bit words, filled up with zero bytes."""
+    """Return rows of bytes as 32-bit words, zero-padded."""
     padding = -rows.shape[-1] % (WORD_BITS // 8)
     padded = torch.nn.functional.pad(rows, (0, padding)) if padding else rows
     # By way of one axis: a single row may have any stride, and then counts as contiguous but not as words.
@@ -324,9 +324,10 @@ def _unpack_zero_point(words: torch.Tensor, bits: int, rows: int) -> torch.Tenso
 
 
 def encode_part(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-    """Return, by suffix, the lines that ``q``, a whole weight or some rows of it, contributes to each tensor.
+    """Return, by suffix, the lines of a part in each tensor.
 
-    Tensors that are the same for every part are left to :func:`encode_constants`.
+    ``q`` is a whole weight or some of its rows. Tensors that are the same for every part are left to
+    :func:`encode_constants`.
     """
     scheme = q.scheme
     if layout is Layout.PACK:
@@ -349,7 +350,7 @@ def encode_part(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
 def encode_constants(
     layout: Layout, params: QuantizationParams, shape: tuple[int, ...]
 ) -> dict[str, torch.Tensor]:
-    """Return, by suffix, the tensors that are the same for every part of a weight of ``shape``."""
+    """Return, by suffix, the tensors shared by all parts."""
     constants: dict[str, torch.Tensor] = {}
     if strategy(params.scheme) == "tensor":
         constants[SCALE] = params.scales[0].reshape(1)
@@ -361,12 +362,12 @@ def encode_constants(
 
 
 def encode(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-    """Return the tensors of a whole weight by suffix; :func:`decode` is the inverse."""
+    """Return a weight's tensors by suffix; :func:`decode` is the inverse."""
     return {**encode_part(layout, q), **encode_constants(layout, q.params, q.shape)}
 
 
 def _narrow_codes(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Return the codes of fewer than 8 bits that stand in whole bytes; raises CheckpointError for others."""
+    """Return narrow codes in bytes; raises CheckpointError for wider codes."""
     low, high = (int(extreme) for extreme in torch.aminmax(codes)) if codes.numel() else (0, 0)
     if not scheme.qmin <= low <= high <= scheme.qmax:
         raise CheckpointError(
@@ -384,9 +385,9 @@ def decode(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> QuantizedTensor:
-    """Return the quantized tensor of ``shape`` that the tensors of a layout, by suffix, represent.
+    """Return the quantized tensor of ``shape`` from a layout's tensors.
 
-    dtype: that of the weight before it was quantized. Scales and zero points are not judged here;
+    dtype: of the weight before it was quantized. Scales and zero points are not judged here;
     ``params.validate()`` does. Raises CheckpointError where a tensor is missing, or has another dtype or
     shape than the layout says.
     """

@@ -1,4 +1,4 @@
-"""What others wrote in these layouts and nothing here writes: how it differs, and how it is read.
+"""Older forms of compressed-tensors layouts, which are only read.
 
 For the weight ``X.weight`` of shape (N, K) with codes of b bits, in addition to layout.py:
 
@@ -35,7 +35,7 @@ G_IDX = "weight_g_idx"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlderForm:
-    """How the tensors of a weight differ from those that are written here.
+    """Differences of a weight's stored tensors from written ones.
 
     layout: the one that the configuration names, where another would be written. apart: whether no field
     crosses a word. indexed: whether there is ``weight_g_idx``.
@@ -56,7 +56,7 @@ NEWEST = OlderForm()
 
 
 def fields_apart(layout: Layout, bits: int, width: int, columns: int) -> bool:
-    """Return whether ``width`` words hold a row of codes of which none crosses a word.
+    """Return whether rows of words have no field across words.
 
     Rows that have as many words either way count as written by newer releases.
 
@@ -68,7 +68,7 @@ def fields_apart(layout: Layout, bits: int, width: int, columns: int) -> bool:
 
 
 def stored_otherwise(layout: Layout, weight: Scheme) -> bool:
-    """Return whether ``layout`` holds such integers in files of others, and another one is written here."""
+    """Return whether such integers are written in another layout now."""
     if not weight.element.is_integer:
         return False
     affine = weight.zero_point is not ZeroPoint.NONE
@@ -78,7 +78,7 @@ def stored_otherwise(layout: Layout, weight: Scheme) -> bool:
 
 
 def row_alignment(weight: Scheme, form: OlderForm, rows: int) -> int:
-    """Return the rows of which a part must hold a multiple, where newer files ask for ``rows``."""
+    """Return the row multiple of parts; ``rows`` in newer files."""
     if form.apart and weight.zero_point is not ZeroPoint.NONE:
         return WORD_BITS // weight.bits
     return rows
@@ -87,7 +87,7 @@ def row_alignment(weight: Scheme, form: OlderForm, rows: int) -> int:
 def tensor_specs(
     specs: tuple[TensorSpec, ...], weight: Scheme, form: OlderForm, shape: tuple[int, ...]
 ) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a weight of ``shape``, where ``specs`` are those of newer files."""
+    """Return the tensors of a weight; ``specs`` in newer files."""
     per = WORD_BITS // weight.bits
     found = list(specs)
     for at, spec in enumerate(specs):
@@ -103,7 +103,7 @@ def tensor_specs(
 def renewed(
     tensors: Mapping[str, torch.Tensor], weight: Scheme, form: OlderForm, shape: tuple[int, ...]
 ) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of a part of ``shape`` as newer files have them."""
+    """Return a part's tensors in the form of newer files."""
     if not form.apart:
         return tensors
     bits = weight.bits
@@ -114,14 +114,14 @@ def renewed(
 
 
 def _crossing(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Return rows of words whose fields stay inside as rows of one stream of ``count`` fields."""
+    """Return rows of separate fields as streams across words."""
     shifts = torch.arange(WORD_BITS // bits, dtype=torch.int32) * bits
     fields = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return to_words(packing.pack(fields.flatten(-2)[:, :count].contiguous(), bits))
 
 
 def by_group_index(q: QuantizedTensor, groups: torch.Tensor) -> QuantizedTensor:
-    """Return ``q`` with the scale and zero point of the group that each column names.
+    """Return ``q`` with the parameters of each column's group.
 
     groups: (columns,) int32. Columns in their own order, or with -1 for it, keep the groups.
     """
@@ -130,7 +130,5 @@ def by_group_index(q: QuantizedTensor, groups: torch.Tensor) -> QuantizedTensor:
         return q
     at = groups.long()
     zero = None if q.zero_point is None else q.zero_point[:, at]
-    params = replace(
-        q.params, scheme=by_column(q.scheme), scales=(q.scales[0][:, at],), zero_point=zero
-    )  # fmt: skip
+    params = replace(q.params, scheme=by_column(q.scheme), scales=(q.scales[0][:, at],), zero_point=zero)
     return replace(q, params=params)

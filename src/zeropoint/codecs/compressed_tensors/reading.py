@@ -69,7 +69,7 @@ class CompressedTensorsReader(Reader):
         return record
 
     def _form(self, group: Group, tensors: Mapping[str, Entry], shape: tuple[int, int]) -> OlderForm:
-        """Return how the tensors of a layer lie; raises CheckpointError for a wrong ``weight_g_idx``."""
+        """Return the form of a layer; raises CheckpointError for wrong ``weight_g_idx``."""
         layout, weight = Layout(group.layer.layout), group.layer.weight
         packed = tensors.get(PACKED)
         width = packed.shape[-1] if packed is not None and packed.shape else 0
@@ -79,10 +79,10 @@ class CompressedTensorsReader(Reader):
             layout=layout if stored_otherwise(layout, weight) else None,
             apart=weight.element.is_integer and fields_apart(layout, weight.bits, width, shape[1]),
             indexed=G_IDX in tensors and weight.element.is_integer,
-        )  # fmt: skip
+        )
 
     def _require_groups(self, entry: Entry, group: Group, columns: int) -> None:
-        """Raise CheckpointError where columns name groups that are not there, or may not lie out of order."""
+        """Raise CheckpointError for absent groups, or act-order without its flag."""
         if (entry.dtype, entry.shape) != ("I32", (columns,)):
             raise CheckpointError(
                 f"{G_IDX} is {entry.dtype} of shape {list(entry.shape)}, but must be I32 of [{columns}]"
@@ -140,7 +140,7 @@ class CompressedTensorsReader(Reader):
         return rows, columns
 
     def _dtype(self, tensors: Mapping[str, Entry], layout: Layout) -> torch.dtype:
-        """Return the dtype that the weight most likely had: that of linear scales, else the model's."""
+        """Return the likely dtype of a weight: linear scales', else the model's."""
         scale = tensors.get(SCALE)
         if layout not in _MICROSCALED and scale is not None:
             return TORCH_DTYPES.get(scale.dtype, torch.float32)
@@ -150,7 +150,7 @@ class CompressedTensorsReader(Reader):
 def _with_scale_format(
     weight: Scheme, layout: Layout, dtype: torch.dtype, tensors: Mapping[str, Entry]
 ) -> Scheme:
-    """Return the scheme with the scale format that the file has, where the layout leaves it open."""
+    """Return the scheme with the file's scale format, where open."""
     entry = tensors.get(SCALE)
     if layout in _MICROSCALED or entry is None:
         return weight

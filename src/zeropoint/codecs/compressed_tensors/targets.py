@@ -1,4 +1,4 @@
-r"""Targets of quantization_config: few expressions that name many modules, and no module of another group.
+r"""Targets of quantization_config: few expressions for one group's many modules.
 
 A target is a module's name or ``re:`` and an expression that is matched from the start (compressed-tensors
 0.20, utils/match.py). Names that differ in numbers share one, which lists the numbers where groups differ:
@@ -22,9 +22,10 @@ _Slots: TypeAlias = tuple[str, ...]
 
 
 def targets(groups: Sequence[Iterable[str]], others: Iterable[str] = ()) -> list[tuple[str, ...]]:
-    r"""Return the targets of each group; ``others`` are modules that no target should name by accident.
+    r"""Return the targets of each group.
 
-    Numbers that occur in ``others`` alone may be matched: the loader is configured to ignore those modules.
+    others: modules that no target should name by accident. Numbers that occur in ``others`` alone may be
+    matched: the loader is configured to ignore those modules.
 
     >>> targets([["m.layers.0.up", "m.layers.1.up", "m.layers.1.down"], ["m.layers.0.down", "head"]])[1]
     ('re:.*\\blayers\\.0\\.down$', 'head')
@@ -47,7 +48,7 @@ def targets(groups: Sequence[Iterable[str]], others: Iterable[str] = ()) -> list
 
 
 def _parted(module: str) -> tuple[tuple[str, ...], _Slots]:
-    """Return what stands around the numbers of a name, and the numbers."""
+    """Return the words around the numbers of a name, and the numbers."""
     parts = [part for part in _NUMBER.split(module) if part is not None]
     return tuple(parts[::2]), tuple(parts[1::2])
 
@@ -66,19 +67,19 @@ def _plant(families: dict[tuple[str, ...], _Tree], module: str, group: int) -> N
 
 
 def _tail(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a family without what stands before the part that is numbered first, which is ``layers.``."""
+    """Return a family from its first numbered part, ``layers.``, on."""
     if len(words) == 1 or not words[0]:
         return words
     return (words[0].rstrip(".").rpartition(".")[2] + ".", *words[1:])
 
 
 def _inner(words: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the tails of a family, and of what stands behind each of its numbers but the last."""
+    """Return the tails of a family, at each of its numbers."""
     return tuple(_tail((word.lstrip("."), *words[n + 1 :])) for n, word in enumerate(words[:-1])) or (words,)
 
 
 def _slots(node: _Tree, group: int) -> tuple[_Slots, ...]:
-    """Return the pattern of each number in the names of ``group``; one tuple for each expression."""
+    """Return the number patterns of ``group``, a tuple for each expression."""
     if isinstance(node, int):
         return ((),) if node == group else ()
     below: dict[tuple[_Slots, ...], list[str]] = {}

@@ -1,4 +1,4 @@
-"""Which architectures transformers has loaded in our tests, and under which schemes.
+"""Architectures and schemes that transformers loaded in our tests.
 
 tested.json holds, for each model of tests/architectures/zoo.py, the result of each preset: `yes`,
 or `no` and why, or `refused` and why; swept.csv the results of four layouts for every architecture of
@@ -30,7 +30,7 @@ _ANSWERS = (YES, "no", "refused")
 
 
 class TestedModel(TypedDict):
-    """A model: its name, what goes into it, its kind in config.json, and the answer for each preset."""
+    """A tested model: name, inputs, model type, and preset answers."""
 
     name: str
     takes: str
@@ -45,7 +45,7 @@ def rows() -> list[TestedModel]:
 
 
 def swept() -> list[dict[str, str]]:
-    """Return the table of every architecture: a row for each, also where it could not be made small.
+    """Return the table of all architectures, a row for each.
 
     ``compared`` says what was compared: outputs, weights or nothing, and why.
     """
@@ -59,7 +59,7 @@ NO_LINEAR = "is no linear layer"
 
 @functools.cache
 def other_classes() -> Mapping[str, str]:
-    """Return, by model type, which layer has a class of its own where loaders of packed words want Linear."""
+    """Return, by model type, the layer that loaders want as Linear."""
     found = {row["model_type"]: row["gptq"].partition(": ")[2] for row in swept()}
     return {model_type: reason for model_type, reason in found.items() if NO_LINEAR in reason}
 
@@ -73,7 +73,7 @@ class Answer:
 
 
 def tested(model_type: str, layers: Sequence[LayerScheme], *, several: bool) -> Answer | None:
-    """Return the result of a model type with the layouts that ``layers`` take, or None if nobody tried.
+    """Return the result of a model type with layouts, or None.
 
     What a loader does follows from the layout, so that int4:g32 was tested with w4a16. several: whether the
     configuration has several groups of layers.
@@ -94,7 +94,7 @@ def _way(layer: LayerScheme) -> str:
 
 @functools.cache
 def recorded(codec: Codec) -> Mapping[str, Mapping[str, Answer]]:
-    """Return the answers by kind of model and layout; of several presets in one layout, the worst."""
+    """Return the answers by model type and layout, the worst of several."""
     found: dict[str, dict[str, Answer]] = {}
     every = [(row["model_type"], row["answers"]) for row in rows()]
     every += [(row["model_type"], {name: row[name] for name in SWEPT_COLUMNS}) for row in swept()]

@@ -1,4 +1,4 @@
-"""How tensors share files: heads, offsets and names of files, whatever a codec puts there."""
+"""Containers: headers, offsets and names of files, for any codec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTAINERS: Mapping[str, Container] = MappingProxyType({c.name: c for c in (SAFE
 
 
 def container_of(file: str) -> Container:
-    """Return the container that a file of this name is; safetensors where the name tells nothing.
+    """Return the container of a file name, by default safetensors.
 
     >>> container_of("a/model.safetensors").name
     'safetensors'

@@ -1,4 +1,4 @@
-"""GGUF files, version 3: one file with what is said of a model, a directory of tensors, and their bytes.
+"""GGUF files, version 3: metadata, a tensor directory, and data.
 
 Byte layout (all little-endian; a string is a u64 of its bytes and these in UTF-8):
 
@@ -27,7 +27,7 @@ from .protocol import Container, Found, Head, Metadata, Read, Row, Scalar, Value
 
 
 class _Type(NamedTuple):
-    """A type of ggml: its number, the values of a block, and the bytes that they take."""
+    """A type of ggml: its number, and values and bytes per block."""
 
     number: int
     block: int
@@ -47,7 +47,7 @@ TYPES: MappingProxyType[str, _Type] = MappingProxyType({
     "MXFP4": _Type(39, 32, 17), "NVFP4": _Type(40, 64, 36), "Q1_0": _Type(41, 128, 18),
     "Q2_0": _Type(42, 64, 18),
 })  # fmt: skip
-"""Types by name; those of one value a block have the names of safetensors."""
+"""Types by name; types of one value per block have safetensors' names."""
 _NAMES = {found.number: name for name, found in TYPES.items()}
 _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
 ALIGNMENT = "general.alignment"
@@ -119,13 +119,13 @@ GGUF = GgufFile()
 
 @dataclass(frozen=True, slots=True)
 class GgufValue:
-    """A value of the metadata. data: its type and its bytes, as they lie in the file."""
+    """A value of the metadata as stored: its type and bytes."""
 
     data: bytes
 
     @staticmethod
     def of(value: Scalar | Sequence[Scalar] | Value) -> GgufValue:
-        """Return a value as it lies in a file: whole numbers as u32 where they are, in arrays as i32."""
+        """Return a value as stored: integers as u32, in arrays as i32."""
         if isinstance(value, GgufValue):
             return value
         if isinstance(value, bytes):
@@ -193,7 +193,7 @@ def _nbytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 class _Cursor:
-    """Reads a file from its begin on; raises CheckpointError where it ends before."""
+    """Reads a file sequentially; raises CheckpointError at its end."""
 
     def __init__(self, read: Read, size: int) -> None:
         self.at = 0
@@ -301,7 +301,7 @@ def _row(cursor: _Cursor) -> tuple[Row, int]:
 
 
 def _check_cover(found: Sequence[Found], read: Read, place: tuple[int, int, int]) -> None:
-    """Refuse tensors that overlap, leave a hole or begin unaligned, and padding that is not 0."""
+    """Refuse overlaps, holes, unaligned tensors, and nonzero padding."""
     at, alignment, size = place
     for row, begin, *_ in (*found, Found(Row("the end", "I8", (0,), 0), size)):
         if begin + row.nbytes > size:

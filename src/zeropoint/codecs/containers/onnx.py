@@ -1,4 +1,4 @@
-"""ONNX models: a file with the graph, and the numbers of its tensors in it or in files next to it.
+"""ONNX models: a graph file, with tensor data inside or nearby.
 
 Layout of what is written:
 
@@ -17,21 +17,24 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
+
 from ...errors import CheckpointError, near_misses, printable
 from .onnx_graph import Initializer, constants, initializers, inlined, lifted, parsed
+from .onnx_running import layer_inputs
 from .onnx_session import session_error
 from .onnx_wire import INLINE, without_numbers
-from .protocol import Container, Found, Head, Metadata, Read, Row, Use
+from .protocol import Container, Found, GraphFiles, Head, Metadata, Read, Row, Use
 
 
 class _DataType(NamedTuple):
-    """A type of tensors: its number in TensorProto, and the bits of a value."""
+    """A tensor type: its number in TensorProto, and bits per value."""
 
     number: int
     bits: int
@@ -65,7 +68,7 @@ class OnnxFiles(Container):
     has_graph = True
 
     def files(self, shards: Sequence[str]) -> list[str]:
-        """See :class:`Container`: one file has all numbers; the graph's comes first among shards."""
+        """See :class:`Container`: one data file; the graph's shard comes first."""
         return [f"{shards[0]}.data"] * len(shards)
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
@@ -79,7 +82,7 @@ class OnnxFiles(Container):
         return 0
 
     def graph(self, read: Read, size: int) -> bytes:
-        """See :class:`Container`: the model, with the places of numbers in place of all that are many.
+        """See :class:`Container`: the model without its large tensor data.
 
         Local functions are inlined, so that what they multiply with is a weight, too.
         """
@@ -103,14 +106,20 @@ class OnnxFiles(Container):
             raise CheckpointError(f"{error}; {_AGAIN}") from error
 
     def inside(self, graph: bytes) -> list[str]:
-        """See :class:`Container`: tensors of few numbers, or in fields one by one, and those of nodes."""
+        """See :class:`Container`: small or inline tensors, and node tensors."""
         model = parsed(graph)
         held = [each.name for each in initializers(model)[0] if each.tensor.data_location != 1]
         return held + [name for name, _ in constants(model)]
 
     def load_error(self, file: Path) -> str | None:
-        """See :class:`Container`: that of onnxruntime."""
+        """See :class:`Container`: the load error of onnxruntime."""
         return session_error(file)
+
+    def layer_inputs(
+        self, files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """See :class:`Container`: onnxruntime runs the model."""
+        return layer_inputs(files, modules, samples)
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """See :class:`Container`: numbers alone."""
@@ -125,7 +134,7 @@ ONNX = OnnxFiles()
 
 
 def _inline(tensor: Any) -> tuple[int, int]:
-    """Return where the numbers of a tensor lie in its own file, and how many bytes they have, or none."""
+    """Return offset and length of a tensor's data in its own file."""
     data = {entry.key: entry.value for entry in tensor.external_data if tensor.data_location == 1}
     if data.get("location") != INLINE:
         return 0, 0
@@ -142,7 +151,7 @@ def _restore(tensor: Any, read: Read) -> None:
 
 
 def _number(data: Mapping[str, str], key: str, default: str = "") -> int:
-    """Return a number of bytes that external data say; raises CheckpointError for another text."""
+    """Return a byte count in external data; raises CheckpointError otherwise."""
     text = data.get(key, default)
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(_MAX_BYTES))):
         raise CheckpointError(f"has the {key} {printable(repr(text))}, but it must be a number of bytes")
@@ -150,7 +159,7 @@ def _number(data: Mapping[str, str], key: str, default: str = "") -> int:
 
 
 def _found(each: Initializer, size: int) -> Found:
-    """Return where the numbers of an initializer of a file of ``size`` bytes lie."""
+    """Return the place of an initializer's data in a file."""
     try:
         dtype = DATA_NAMES.get(each.tensor.data_type)
         if dtype is None:
@@ -173,7 +182,7 @@ def _found(each: Initializer, size: int) -> Found:
 
 
 def shape_of(dims: tuple[int, ...], use: Use) -> tuple[int, ...]:
-    """Return the shape that a tensor of the graph has here: that of a weight is (outputs, inputs)."""
+    """Return the shape of a tensor here; weights are (outputs, inputs)."""
     if use.reason is not None or use.kind == "Other":
         return dims
     sides = math.prod(dims[: use.axis + use.transposed]), math.prod(dims[use.axis + use.transposed :])

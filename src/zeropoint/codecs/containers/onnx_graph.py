@@ -1,4 +1,4 @@
-"""What the graph of an ONNX model says of its initializers: which are weights, and which are quantized.
+"""Weights and quantized weights among the initializers of an ONNX graph.
 
     MatMul(x, W)             W is (..., inputs, outputs)
     MatMul(W, x)             W is (..., outputs, inputs)
@@ -11,7 +11,7 @@
 What Identity, Cast and a Transpose of the last two axes give of W is read in the place of W.
 
 A weight is quantized where DequantizeLinear, or MatMulNBits of onnxruntime, reads its codes. Graphs inside of
-nodes, such as those of If and Loop, are looked at like the main one, and may read its initializers.
+nodes, such as If and Loop, are looked at like the main one, and may read its initializers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUFFIX = re.compile(r"(\.weight)?(_quantized|_nbits|(_DQ)?_Q\d+(G\d+)?)$")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """A node of a graph that reads a tensor. index: as which input. reads: all that is read in that graph."""
+    """A node that reads a tensor as input ``index``; its graph's reads."""
 
     graph: Any
     node: Any
@@ -58,7 +58,7 @@ class Read:
 class Initializer:
     """A tensor of a graph.
 
-    name: by which it is known here: that of a weight ends in ``.weight``. tensor, graph: its messages. reads:
+    name: by which it is known here; a weight's ends in ``.weight``. tensor, graph: its messages. reads:
     nodes that read it. use: what follows from these.
     """
 
@@ -76,7 +76,7 @@ class Initializer:
 
     @property
     def data(self) -> Mapping[str, str]:
-        """Where its numbers lie: location, offset and length; empty where they are in the graph."""
+        """The place of its data: location, offset, length; empty inside."""
         found: dict[str, str] = {}
         for entry in self.tensor.external_data if self.tensor.data_location == 1 else ():
             if entry.key in found:
@@ -87,7 +87,7 @@ class Initializer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphLayer:
-    """A quantized weight: the node that decodes it, its tensors by part, and how its values are used.
+    """A quantized weight: decoding node, tensors by part, and use.
 
     reads: nodes that read the values.
     """
@@ -117,7 +117,7 @@ def parsed(graph: bytes) -> Any:
 
 
 def inlined(model: Any) -> Any:
-    """Return a model with the nodes of its local functions in the place of their calls.
+    """Return a model with its local functions inlined.
 
     Functions of another operator set than the model's stay. Raises CheckpointError for damaged ones.
     """
@@ -140,7 +140,7 @@ def all_graphs(model: Any) -> Iterator[Any]:
 
 
 def _texts(graph: Any) -> Iterator[Any]:
-    """Yield the texts of a graph that are looked at; what is no UTF-8, protocol buffers give as bytes."""
+    """Yield the texts of a graph; protocol buffers give non-UTF-8 as bytes."""
     yield graph.name
     for node in graph.node:
         yield from (node.op_type, node.domain, node.name, node.doc_string, *node.input, *node.output)
@@ -151,7 +151,7 @@ def _texts(graph: Any) -> Iterator[Any]:
 
 
 def lifted(model: Any, many: Callable[[Any], bool]) -> list[Any]:
-    """Make initializers of nodes Constant whose numbers are ``many``; return all other tensors of nodes."""
+    """Move large Constant nodes to initializers; return other node tensors."""
     others: list[Any] = []
     for graph in list(all_graphs(model)):
         for node in list(graph.node):
@@ -178,7 +178,7 @@ def constants(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def initializers(model: Any) -> tuple[list[Initializer], dict[str, GraphLayer]]:
-    """Return all initializers of a model in their order, and its quantized weights by the name of the layer.
+    """Return all initializers in order, and quantized weights by layer name.
 
     Raises CheckpointError for a name that a graph gives twice.
     """
@@ -198,7 +198,7 @@ def initializers(model: Any) -> tuple[list[Initializer], dict[str, GraphLayer]]:
 
 
 def _collect(graph: Any, found: dict[str, Initializer]) -> dict[str, list[Read]]:
-    """Add the initializers of a graph and of those inside; return what its nodes read, by name."""
+    """Collect initializers of nested graphs; return reads by tensor name."""
     reads: dict[str, list[Read]] = {}
     for node in graph.node:
         for index, name in enumerate(node.input):
@@ -268,7 +268,7 @@ def _alike(one: GraphLayer, other: GraphLayer) -> bool:
 
 
 def _layer(read: Read, inputs: _Inputs, makers: Mapping[str, _Inputs]) -> GraphLayer | None:
-    """Return the weight that a node decodes, or None where it decodes none of its inputs.
+    """Return the weight that a node decodes, or None.
 
     makers: what DequantizeLinear reads that gives a tensor, by its name.
     """
@@ -293,7 +293,7 @@ def _layer(read: Read, inputs: _Inputs, makers: Mapping[str, _Inputs]) -> GraphL
 
 
 def _use(each: Initializer) -> Use:
-    """Return what follows from the nodes that read an initializer."""
+    """Return the use of an initializer by the nodes that read it."""
     if each.is_output:
         return Use(reason="an output of the graph")
     if not each.reads:
@@ -305,7 +305,7 @@ def _use(each: Initializer) -> Use:
 
 
 def _of_reads(reads: Sequence[Read], dims: tuple[int, ...]) -> Use:
-    """Return how nodes use a tensor of some shape: they must agree where its inputs and outputs are."""
+    """Return the use of a tensor on whose axes all nodes agree."""
     operators = tuple(sorted({name for read in reads for name in _operators(read, len(dims))}))
     if len(dims) < _MATRIX:
         return Use(operators=operators, reason=f"{len(dims)}-D, not a matrix")
@@ -328,7 +328,7 @@ def _of_reads(reads: Sequence[Read], dims: tuple[int, ...]) -> Use:
 
 
 def _operators(read: Read, rank: int) -> Iterator[str]:
-    """Yield what a node does, in words where it is more than a product, and what nodes behind it do."""
+    """Yield the operators that a node applies to a weight."""
     node = read.node
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
     values = {each.name: each.i if each.name == "transA" else each.f for each in node.attribute}
@@ -345,7 +345,7 @@ def _operators(read: Read, rank: int) -> Iterator[str]:
 
 
 def _behind(read: Read) -> Sequence[Read] | None:
-    """Return what reads the values of a weight behind a node that only passes them on, or None.
+    """Return the reads behind a node that passes a weight on.
 
     Those are Identity, Cast to floats, and a Transpose of the last two axes.
     """
@@ -360,16 +360,16 @@ def _behind(read: Read) -> Sequence[Read] | None:
 
 
 def products(reads: Sequence[Read]) -> Iterator[Read]:
-    """Yield the nodes that compute with a tensor, behind those that only pass it on."""
+    """Yield the nodes that compute with a tensor, passing nodes skipped."""
     for read in reads:
         behind = _behind(read)
         yield from (read,) if behind is None else products(behind)
 
 
 def _side(read: Read, rank: int) -> tuple[bool, int] | None:
-    """Return whether a node reads a weight as (inputs, outputs), and the axis of its inputs.
+    """Return the orientation and input axis of a read weight.
 
-    None where it reads it as none.
+    The orientation: whether it is (inputs, outputs). None where the tensor is no weight to the node.
     """
     node, index = read.node, read.index
     behind = _behind(read)
@@ -399,7 +399,7 @@ _STACK = 3
 
 
 def _swapped(side: tuple[bool, int] | None, node: Any, rank: int) -> tuple[bool, int] | None:
-    """Return how a weight is read before a Transpose of its last two axes, from how it is behind it."""
+    """Return the orientation before a Transpose of the last axes."""
     last = [*range(rank - 2), rank - 1, rank - 2]
     axes = list(next((each.ints for each in node.attribute), range(rank - 1, -1, -1)))
     both = {(True, rank - 2): (False, rank - 1), (False, rank - 1): (True, rank - 2)}

@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime, where it is installed: whether it loads a model, and what the model gives."""
+"""Sessions of onnxruntime, if installed: load checks and outputs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,23 @@ def has_runtime() -> bool:
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def opened_beside(model: bytes, folder: Path) -> Any:
-    """Return a session for the bytes of a model whose numbers lie in files of a folder."""
-    return opened(model, **{_FOLDER: str(folder)})
-
-
-def opened(model: bytes | str, **entries: str) -> Any:
+def opened(model: bytes | str, folder: Path | None = None) -> Any:
     """Return a session on the host for a graph as it is: the bytes of a model, or its file.
 
-    entries: of onnxruntime's session configuration.
+    folder: of the files with its numbers, where the bytes have none.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
+    if folder is not None:
+        options.add_session_config_entry(_FOLDER, str(folder))
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def session_error(file: Path) -> str | None:
-    """Return why onnxruntime does not load the model of a file, or None."""
+    """Return why onnxruntime does not load a model file, or None."""
     if not has_runtime():
         return None
     try:

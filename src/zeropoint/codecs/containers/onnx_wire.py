@@ -1,4 +1,4 @@
-"""The graph of an ONNX file without its numbers, taken from the bytes of the file: no number is read.
+"""Parser of ONNX files that skips tensor data.
 
 An ONNX file is one message of protocol buffers: fields, each a varint ``number << 3 | wire type`` and a
 value. Of these messages a few hold others that matter here:
@@ -45,7 +45,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def without_numbers(read: Read, size: int) -> bytes:
-    """Return a file of ``size`` bytes with the places of its numbers in place of them.
+    """Return a file with its tensor data replaced by places.
 
     Raises CheckpointError for what is no well-formed message, nested too deeply, or too large.
     """
@@ -109,7 +109,10 @@ class _Walk:
         return out
 
     def _fields(self, span: tuple[int, int], take: Callable[[int, int, int, int], None]) -> None:
-        """Call ``take`` with each field's number, its begin, that of its bytes or -1, and its end."""
+        """Call ``take`` with each field's number, begin, value and end.
+
+        The value's begin is -1 where there are no bytes.
+        """
         at, stop = span
         while at < stop:
             begin, value = at, -1

@@ -1,15 +1,18 @@
-"""What a container answers: how a file begins, where each tensor lies in it, and what it says of them.
+"""Container protocol: file headers, tensor offsets, and metadata.
 
 A container knows bytes and names; it opens no file, and knows neither codecs nor which tensors are quantized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ...errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Value(Protocol):
@@ -28,7 +31,7 @@ Read = Callable[[int, int], bytes]
 
 
 class Row(NamedTuple):
-    """A tensor of a file: its name, its dtype as the container spells it, its shape, and its count of bytes.
+    """A tensor of a file: name, dtype, shape, and byte count.
 
     data: these bytes, of a tensor that follows from the configuration and is written with the head.
     """
@@ -41,7 +44,7 @@ class Row(NamedTuple):
 
 
 class Head(NamedTuple):
-    """How a file begins, and the absolute offset of each tensor, in their order; size: of the whole file."""
+    """A file header, tensor offsets in order, and the file size."""
 
     data: bytes
     begins: Sequence[int]
@@ -71,7 +74,7 @@ class Use(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A tensor of a file that was read: its row, and the absolute offset of its bytes.
+    """A tensor of a read file: its row, and its absolute offset.
 
     file: name of the file next to it that holds them, or nothing for itself. use: what its graph says.
     """
@@ -80,6 +83,17 @@ class Found(NamedTuple):
     begin: int
     file: str = ""
     use: Use | None = None
+
+
+class GraphFiles(NamedTuple):
+    """A model with a graph on a disk: what its file says besides tensors, and the files with their numbers.
+
+    files: of each tensor, in the folder.
+    """
+
+    graph: bytes
+    folder: Path
+    files: Mapping[str, str]
 
 
 class Container(Protocol):
@@ -97,19 +111,19 @@ class Container(Protocol):
     has_graph: bool = False
 
     def files(self, shards: Sequence[str]) -> list[str]:
-        """Return the file in which the tensors of each shard of the source come out."""
+        """Return the output file of each source shard."""
         ...
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        """Return the bytes of a tensor; raises CheckpointError for a dtype that it cannot hold."""
+        """Return a tensor's bytes; raises CheckpointError for a foreign dtype."""
         ...
 
     def order(self, dtype: str) -> int:
-        """Return where tensors of a dtype come among those of others; equal ones lie by name."""
+        """Return the rank of a dtype; equal ranks lie by name."""
         ...
 
     def parse(self, read: Read, size: int) -> tuple[list[Found], Metadata]:
-        """Return the tensors of a file in the order of their bytes, and its metadata.
+        """Return the tensors of a file in byte order, and its metadata.
 
         read: bytes of the file, which has ``size``. Raises CheckpointError for a file that is not
         well-formed. Safetensors are read as a stream (checkpoint/read/safetensors_file.py).
@@ -117,7 +131,7 @@ class Container(Protocol):
         raise UnsupportedError(f"{self.name} files are read as a stream; use read_header")
 
     def graph(self, read: Read, size: int) -> bytes:
-        """Return what a file says besides its tensors, from which codecs write that of a result.
+        """Return a file's graph, without tensors, from which codecs write.
 
         read: bytes of the file, which has ``size``. Raises CheckpointError for a file that is not
         well-formed.
@@ -125,18 +139,29 @@ class Container(Protocol):
         return b""
 
     def inside(self, graph: bytes) -> list[str]:
-        """Return the tensors that are part of what :meth:`graph` gave, and stay as they are."""
+        """Return the tensors inside a graph, which stay as they are."""
         return []
 
     def load_error(self, file: Path) -> str | None:
-        """Return why the engine of such files does not load one, or None where it does or is not installed.
+        """Return why the containers' engine rejects a file, or None.
 
         file: on this machine, with all that belongs to it.
         """
         return None
 
+    def layer_inputs(
+        self, files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what layers read while the model runs: their module, and one float32 tensor of a batch.
+
+        samples: (samples, ...) for each input of the graph by name, or one without a name for the only input.
+        Raises CalibrationError for samples that are no inputs of the graph; UnsupportedError where no engine
+        runs it here, and for a module whose inputs are not seen.
+        """
+        raise UnsupportedError(f"{self.name} files have no graph that is run here")
+
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
-        """Return how a file of these tensors begins; raises CheckpointError for what it cannot hold.
+        """Return the header for tensors; raises CheckpointError where it cannot.
 
         rows: those with data come first.
         """

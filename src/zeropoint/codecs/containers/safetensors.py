@@ -1,4 +1,4 @@
-"""Safetensors files with an index file: their headers, and the order of their tensors.
+"""Safetensors files with an index: headers, and tensor order.
 
 Byte layout: see checkpoint/read/safetensors_file.py, which reads them strictly. Tensors lie by falling dtype,
 then by name, as safetensors' own writer puts them, one after the other.
@@ -48,7 +48,7 @@ DAMAGED = "the file is damaged or was not written as safetensors; download or ex
 
 
 def check_metadata(metadata: object, path: object) -> Mapping[str, str]:
-    """Return what ``__metadata__`` of the file ``path`` says; raises CheckpointError unless it is texts."""
+    """Return checked ``__metadata__``; raises CheckpointError unless it is texts."""
     if metadata is None:
         return MappingProxyType({})
     place = f"{_shown(path)}: {METADATA}"
@@ -65,7 +65,7 @@ def check_metadata(metadata: object, path: object) -> Mapping[str, str]:
 
 
 def is_unicode(text: str) -> bool:
-    """Say whether `text` can be written as UTF-8, which half a surrogate pair from an escape cannot."""
+    """Return whether `text` has a UTF-8 form: no half surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -81,13 +81,13 @@ def brief(value: object) -> str:
 
 
 def tensor_error(path: object, name: str, problem: str, *, remedy: str = DAMAGED) -> CheckpointError:
-    """Return the error of a tensor, with its file where there is one."""
+    """Return the error of a tensor, with its file, if any."""
     place = "" if path is None else f"{_shown(path)}: "
     return CheckpointError(f"{place}tensor {printable(name)} {problem}; {remedy}")
 
 
 def check_name(path: object, name: str) -> None:
-    """Refuse a name that no file can hold or no log should; any other is fine, and never becomes a path."""
+    """Refuse names that no file or log can hold; never a path."""
     if not name.isascii() and not is_unicode(name):
         raise tensor_error(path, name, "has half a surrogate pair in its name, which is no Unicode text")
     size = len(name) if name.isascii() else len(name.encode("utf-8"))
@@ -97,7 +97,7 @@ def check_name(path: object, name: str) -> None:
 
 
 def data_bytes(path: object, name: str, dtype: object, shape: Sequence[object]) -> int:
-    """Return the bytes that dtype and shape ask for; raises CheckpointError where no tensor can have them."""
+    """Return the bytes of a dtype and shape; raises CheckpointError otherwise."""
     bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:
         known = near_misses(brief(dtype), DTYPE_BITS)
@@ -125,7 +125,7 @@ def data_bytes(path: object, name: str, dtype: object, shape: Sequence[object]) 
 def header_bytes(
     entries: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    r"""Return the length and header of a file whose tensors lie one after the other in the given order.
+    r"""Return length and header of a file of adjacent tensors.
 
     `entries`: (name, dtype, shape, nbytes) of each tensor. The header is padded with spaces to a multiple of
     8, so that the data begins aligned; tensors stay aligned among themselves where the caller orders them by
@@ -181,7 +181,7 @@ class Safetensors(Container):
     indexed = True
 
     def files(self, shards: Sequence[str]) -> list[str]:
-        """See :class:`Container`: as the source has them; one for a graph and the files of its numbers."""
+        """See :class:`Container`: the source's names, or one for a graph."""
         if any(shard.endswith(self.suffix) for shard in shards):
             return list(shards)
         return [f"{Path(shards[0]).stem}{self.suffix}"] * len(shards)

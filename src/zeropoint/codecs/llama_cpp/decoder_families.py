@@ -1,4 +1,4 @@
-"""Rows of families whose layers are all attention with one MLP, and of BERT."""
+"""Families with attention and one MLP in all layers; BERT."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ GRANITE = MappingProxyType({
 
 
 def _scaled_queries(largest: int) -> Derived:
-    """Return what Gemma says of the scale of queries; largest: layers of the largest model."""
+    """Return Gemma's check of query scales; ``largest``: the largest model's layers."""
 
     def scaled(text: Config) -> int:
-        """Return by whose root llama.cpp divides queries: the largest model by its width for a head."""
+        """Return the number by whose root llama.cpp divides queries."""
         wide = text["num_hidden_layers"] == largest
         return int(text["hidden_size"] // text["num_attention_heads"]) if wide else head_size(text)
 
@@ -63,9 +63,10 @@ def _scaled_queries(largest: int) -> Derived:
 
     def read(values: Mapping[str, Any]) -> dict[str, Any]:
         sizes = {
-            "num_hidden_layers": values.get("block_count"), "hidden_size": values.get("embedding_length"),
+            "num_hidden_layers": values.get("block_count"),
+            "hidden_size": values.get("embedding_length"),
             "num_attention_heads": values.get("attention.head_count"),
-        }  # fmt: skip
+        }
         whole = all(type(size) is int and size > 0 for size in sizes.values())
         sizes["head_dim"] = values.get("attention.key_length")
         return {"query_pre_attn_scalar": scaled(sizes)} if whole else {}
@@ -74,7 +75,7 @@ def _scaled_queries(largest: int) -> Derived:
 
 
 def _attention_factor(text: Config) -> Values:
-    """Return what Phi-3 multiplies rotary embeddings by that are scaled for long contexts."""
+    """Return Phi-3's attention factor for long contexts."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if "long_factor" not in rope:
         return {}
@@ -84,7 +85,7 @@ def _attention_factor(text: Config) -> Values:
     return {
         "rope.scaling.attn_factor": float(rope.get("attention_factor") or usual),
         "rope.scaling.original_context_length": int(short),
-    }  # fmt: skip
+    }
 
 
 _GEMMA3 = Family(

@@ -1,4 +1,4 @@
-"""Families whose files have tensors in pieces: DeepSeek, gpt-oss, and Granite with experts."""
+"""Families with divided tensors: DeepSeek, gpt-oss, and Granite with experts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LITE = (26, 27)
 
 
 def _latent(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    """Return what makes keys from latent numbers, with rows as columns, and what makes values."""
+    """Return the pieces of latent keys, transposed, and values."""
     keys, values, heads = text["qk_nope_head_dim"], text["v_head_dim"], text["num_attention_heads"]
     return [
         TensorPiece(
@@ -82,7 +82,7 @@ def _deepseek(text: Config) -> Values:
 
 
 def _greedy(text: Config) -> Config:
-    """Return one group of experts where all compete; raises UnsupportedError for groups by their best."""
+    """Return the only expert group; raises UnsupportedError for ranked groups."""
     if text.get("topk_method", "greedy") == "greedy":
         return {"n_group": 1, "topk_group": 1}
     if (text.get("n_group") or 1) > 1:
@@ -156,12 +156,13 @@ def _gate_up_bias(shape: Shape, text: Config) -> Sequence[TensorPiece]:
     experts, rows = shape
     return [
         TensorPiece(
-            _interleaved(f"{name}_bias"), (experts, rows // 2), (RowRun(at, (experts, rows // 2), (rows,
-            2)),),
+            _interleaved(f"{name}_bias"),
+            (experts, rows // 2),
+            (RowRun(at, (experts, rows // 2), (rows, 2)),),
             single=True,
         )
         for at, name in enumerate(PROJECTIONS[:2])
-    ]  # fmt: skip
+    ]
 
 
 def _down(shape: Shape, text: Config) -> Sequence[TensorPiece]:
@@ -264,7 +265,7 @@ def _with_experts(text: Config) -> bool:
 
 
 def _rotated(text: Config) -> Values:
-    """Return whether queries and keys are rotated, which llama.cpp tells by a word on their scaling."""
+    """Return the metadata for rotated, or unrotated, queries and keys."""
     inner = text["mamba_n_heads"] * text["mamba_d_head"]
     return {"ssm.inner_size": inner, "rope.scaling.finetuned": text.get("position_embedding_type") == "rope"}
 
@@ -294,7 +295,7 @@ _HYBRID = dataclasses.replace(
 
 
 def _dense(family: Family) -> Family:
-    """Return a family of Granite without experts, whose shared MLP is all that there is."""
+    """Return a Granite family without experts, only a shared MLP."""
     own = {
         "shared_mlp.gate_proj": "ffn_gate",
         "shared_mlp.up_proj": "ffn_up",

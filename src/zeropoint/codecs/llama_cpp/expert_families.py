@@ -65,7 +65,7 @@ QWEN_EXPERTS = MappingProxyType({**EVERYWHERE, "norm_topk_prob": True})
 
 
 def _whole_keys(text: Config) -> Values:
-    """Raise UnsupportedError where heads share keys, whose norm llama.cpp takes for as wide as the model."""
+    """Raise UnsupportedError for shared key heads: llama.cpp misreads their norm."""
     if text["num_key_value_heads"] != text["num_attention_heads"]:
         raise UnsupportedError(
             f"num_key_value_heads is {text['num_key_value_heads']!r:.40} in config.json, but llama.cpp loads "

@@ -1,4 +1,4 @@
-"""The model families that llama.cpp runs and whose checkpoints become GGUF files here, a row for each.
+"""Table of llama.cpp's model families, a row for each.
 
 A row says what llama.cpp calls the architecture and its tensors. The names of a layer's modules are read as
 ``PREFIX layers.N.MODULE`` and written as ``blk.N.MODULE``. This module finds the row and names tensors by it.
@@ -15,7 +15,7 @@ from ...architectures import GATE_UP, MOST_EXPERTS, Config, model_type, text_con
 from ...errors import CheckpointError, printable
 from ...libraries import reading
 from ..divided_tensors import RowRun, TensorPiece, Whole
-from ..stored_forms import NO_PLACE, RowOrder, Shape, StoredForm
+from ..stored_forms import OMITTED, RowOrder, Shape, StoredForm
 from . import decoder_families, divided_families, expert_families, hybrid_families
 from .family import Change, Division, Family, halves_of, head_size, number_of
 
@@ -52,7 +52,7 @@ def family_of(config: Config) -> Family | None:
 
 
 def _counts(config: Config) -> bool:
-    """Return whether the number of layers, where it is said, is one that lists may be made of."""
+    """Return whether the number of layers is absent or plausible."""
     layers = text_config(config).get("num_hidden_layers", 1)
     return type(layers) is int and 0 < layers <= _MOST_LAYERS
 
@@ -75,14 +75,14 @@ def _patterns(family: Family) -> tuple[re.Pattern[str], re.Pattern[str], re.Patt
 
 
 def form_of(family: Family, name: str, shape: Shape, config: Config) -> StoredForm:
-    """Return how a tensor of a model lies in its file; NO_PLACE where llama.cpp does without it.
+    """Return the stored form of a model tensor, or OMITTED.
 
     Raises CheckpointError for a name that is not one of the family, and for heads that are not whole.
     """
     pattern, _, left_out = _patterns(family)
     text, found = family.described(config), pattern.fullmatch(name)
     if left_out.search(name) or (found and int(found["n"] or 0) >= text["num_hidden_layers"]):
-        return NO_PLACE  # layers behind those that the model counts predict further tokens
+        return OMITTED  # layers behind those that the model counts predict further tokens
     stored, part = None, None
     if found is not None and found["n"] is None:
         stored = _renamed(family.modules, {}, found["rest"])
@@ -112,14 +112,14 @@ def _renamed(modules: Mapping[str, str], tensors: Mapping[str, str], name: str) 
 
 
 def _of_all(family: Family, name: str) -> str | None:
-    """Return the tensor that holds a projection of all experts of a layer, from the model's with all."""
+    """Return the stacked tensor of a fused projection's name."""
     holder, _, kind = name.removesuffix(".weight").rpartition(".")
     names = dict(family.experts).get(holder, ())
     return f"{_OF_EXPERTS[names.index(kind)]}.weight" if kind in names else None
 
 
 def pieces_of(family: Family, name: str, shape: Shape, config: Config) -> Sequence[TensorPiece]:
-    """Return the pieces in which files have a tensor of a model; nothing for one that is whole there."""
+    """Return the pieces of a model tensor, none if whole."""
     pattern, _, left_out = _patterns(family)
     found = pattern.fullmatch(name)
     if found is None or found["n"] is None or found["rest"] in family.tensors:
@@ -135,7 +135,7 @@ def pieces_of(family: Family, name: str, shape: Shape, config: Config) -> Sequen
 
 
 def wholes_of(family: Family, shapes: Mapping[str, Shape], config: Config) -> Sequence[Whole]:
-    """Return the tensors that files have in pieces, from the shapes of all tensors by name."""
+    """Return the divided tensors, from all tensors' shapes by name."""
     text, stems = family.described(config), list[str]()
     for layer in range(text["num_hidden_layers"] if family.divided else 0):
         stems.append(f"{family.prefixes[0]}{family.block}.{layer}.")
@@ -158,7 +158,7 @@ def wholes_of(family: Family, shapes: Mapping[str, Shape], config: Config) -> Se
 
 
 def _shape_of(family: Family, name: str, shapes: Mapping[str, Shape], config: Config) -> Shape | None:
-    """Return the shape of a piece, or None where it is missing; of all experts where each has its own."""
+    """Return the shape of a piece or its experts', or None."""
     if name in shapes:
         return shapes[name]
     first, count = shapes.get(_of_one(name, 0)), expert_count(family, config)
@@ -173,7 +173,7 @@ def _of_one(name: str, expert: int) -> str:
 
 
 def _of_each(piece: TensorPiece, shapes: Mapping[str, Shape]) -> Iterator[TensorPiece]:
-    """Yield the pieces of each expert in the place of one of all, where files have these."""
+    """Yield a piece, or its experts' pieces where files have these."""
     if piece.name in shapes:
         yield piece
         return
@@ -185,7 +185,7 @@ def _of_each(piece: TensorPiece, shapes: Mapping[str, Shape]) -> Iterator[Tensor
 
 @functools.lru_cache(maxsize=64)
 def _divisions(family: Family) -> Mapping[str, Division]:
-    """Return the divided tensors of a layer, gate and up of all experts included."""
+    """Return the divided tensors of a layer, fused gate-up included."""
     usual = {
         f"{holder}.{GATE_UP}": halves_of(f"{holder}.{gate}", f"{holder}.{up}")
         for holder, (gate, up, _) in family.experts
@@ -195,7 +195,7 @@ def _divisions(family: Family) -> Mapping[str, Division]:
 
 
 def _of_expert(family: Family, name: str, count: int) -> tuple[str | None, tuple[int, int] | None]:
-    """Return the tensor that holds a projection of all experts, and which part of it a tensor is."""
+    """Return an expert projection's stacked tensor, and its part."""
     *holder, number, projection, kind = ["", "", "", *name.split(".")]
     names = dict(family.experts).get(".".join(filter(None, holder)), ())
     if (
@@ -209,7 +209,7 @@ def _of_expert(family: Family, name: str, count: int) -> tuple[str | None, tuple
 
 
 def _form(family: Family, name: str, shape: Shape, text: Config, *, of_file: bool = False) -> StoredForm:
-    """Return the form of a tensor of a name in a file; of_file: whether the shape is that in the file."""
+    """Return the form of a file's tensor, by model or file shape."""
     own = re.sub(r"^blk\.\d+\.", "", name)
     module, _, kind = own.rpartition(".")
     change = family.changes.get(own, _AS_USUAL)
@@ -230,7 +230,7 @@ def _form(family: Family, name: str, shape: Shape, text: Config, *, of_file: boo
 
 @functools.lru_cache(maxsize=64)
 def _inverse(family: Family) -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:
-    """Return the model's names by llama.cpp's: of modules, of modules of a layer, of tensors."""
+    """Return model names by llama.cpp's: modules, layer modules, tensors."""
     tables = family.modules, family.layers, family.tensors
     whole, layers, tensors = ({new: old for old, new in table.items()} for table in tables)
     return whole, layers, tensors
@@ -239,7 +239,7 @@ def _inverse(family: Family) -> tuple[Mapping[str, str], Mapping[str, str], Mapp
 def model_names(
     family: Family, stored: str, shape: Shape, config: Config
 ) -> Sequence[tuple[str, StoredForm]] | None:
-    """Return the names in the model of what a tensor of a file holds, and their forms.
+    """Return the model's names and forms for a file's tensor.
 
     None says that it is no such tensor. Raises CheckpointError for heads that are not whole, and for another
     number of experts than the configuration says.
@@ -272,7 +272,7 @@ def model_names(
 def _experts_of(
     family: Family, stem: str, stored: tuple[str, str, str], shape: Shape, config: Config
 ) -> Sequence[tuple[str, StoredForm]]:
-    """Return the names of the matrices of all experts in a tensor; stored: its name, module and kind."""
+    """Return all experts' names in a tensor of name, module and kind."""
     (holder, names), (name, module, kind) = family.experts[0], stored
     count, projection = expert_count(family, config), names[_OF_EXPERTS.index(module)]
     if len(shape) < 2 or shape[0] != count or count > MOST_EXPERTS or 0 in shape:

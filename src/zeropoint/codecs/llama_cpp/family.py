@@ -1,4 +1,4 @@
-"""What a row of the table of families says, and what several rows share."""
+"""Rows of the table of families, and their shared entries."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Values = Mapping[str, Scalar | Sequence[Scalar]]
 
 
 class Key(NamedTuple):
-    """Keys of config.json for a value of the metadata; the first one is written back."""
+    """Keys of config.json for a metadata value, the canonical first."""
 
     names: tuple[str, ...]
     kind: type = int
 
     def value(self, text: Config) -> Any:
-        """Return what a configuration says under the first of the keys that it has, or None."""
+        """Return the first configured value among its keys, or None."""
         return number_of(text, self.names)
 
 
@@ -56,7 +56,7 @@ class LayerKinds(NamedTuple):
 
 
 class Derived(NamedTuple):
-    """Values of the metadata that follow from several of config.json, and these from the metadata.
+    """Metadata derived from several configuration values, and the inverse.
 
     read is given the values of the architecture without its name before them, and under ``tensors`` the
     names of all tensors; what it says of rope_scaling is added to that.
@@ -135,7 +135,7 @@ class Family:
     derived: Derived = field(default_factory=Derived)
 
     def described(self, config: Config) -> dict[str, Any]:
-        """Return what a configuration says of text, with what it leaves to defaults and what follows."""
+        """Return the text configuration with defaults and derived values."""
         text = {**self.defaults, **text_config(config)}
         if text.get("num_key_value_heads") is None and not self.encoder:
             text["num_key_value_heads"] = text.get("num_attention_heads")
@@ -143,12 +143,12 @@ class Family:
 
 
 def has(values: Mapping[str, Any], ending: str) -> bool:
-    """Return whether a file has a tensor whose name ends so; values: what Derived.read is given."""
+    """Return whether a tensor name ends so, by Derived.read's values."""
     return any(name.endswith(ending) for name in values["tensors"])
 
 
 def number_of(text: Config, keys: Sequence[str]) -> Any:
-    """Return what a configuration says under the first of some keys that it has, or None."""
+    """Return the first configured value among keys, or None."""
     return next((text[key] for key in keys if text.get(key) is not None), None)
 
 
@@ -158,7 +158,7 @@ def head_size(text: Config) -> int:
 
 
 def mapping(**entries: str) -> Mapping[str, str]:
-    """Return modules of a layer and llama.cpp's names for them; ``__`` is a dot there."""
+    """Return llama.cpp's names by layer module; ``__`` spells a dot."""
     return MappingProxyType({old.replace("__", "."): new for old, new in entries.items()})
 
 
@@ -196,7 +196,7 @@ SIGMOID = 2
 
 
 def no_window(text: Config) -> Sequence[str]:
-    """Return a sentence about a sliding window that llama.cpp does not have, if contexts are wider."""
+    """Return a sentence about a sliding window that llama.cpp lacks."""
     window, context = text.get("sliding_window"), text["max_position_embeddings"]
     if not window or window >= context:
         return ()
@@ -204,12 +204,12 @@ def no_window(text: Config) -> Sequence[str]:
 
 
 def of_row(shape: Shape) -> Shape:
-    """Return the shape in the model of a vector in a file that is a matrix of one row there."""
+    """Return the model's shape of a one-row matrix stored as vector."""
     return (1, *shape) if len(shape) == 1 else shape
 
 
 def kernel(text: Config) -> Reshaped:
-    """Return what happens to kernels of convolutions of one channel each, (channels, 1, width)."""
+    """Return the reshaping of one-channel convolution kernels, (channels, 1, width)."""
     return Reshaped(
         lambda shape: (shape[0], shape[-1]),
         lambda shape: (shape[0], 1, shape[1]) if len(shape) == 2 else shape,
@@ -217,12 +217,12 @@ def kernel(text: Config) -> Reshaped:
 
 
 def column(text: Config) -> Reshaped:
-    """Return what happens to vectors that are matrices of one column in files."""
+    """Return the reshaping of vectors stored as one column."""
     return Reshaped(lambda shape: (*shape, 1), lambda shape: shape[:1])
 
 
 def grouped(groups: str) -> Callable[[Config], Reshaped]:
-    """Return what happens to vectors that have a row for each group; groups: the key with their number."""
+    """Return the reshaping of vectors into rows, counted by key ``groups``."""
     return lambda text: Reshaped(
         lambda shape: (text[groups], shape[0] // text[groups]),
         lambda shape: (shape[0] * shape[1],) if len(shape) == 2 else shape,
@@ -230,7 +230,7 @@ def grouped(groups: str) -> Callable[[Config], Reshaped]:
 
 
 def halves_of(first: str, second: str) -> Division:
-    """Return the division of each matrix of a tensor into the first half of its rows and the second."""
+    """Return the division of matrices into upper and lower halves."""
 
     def pieces(shape: Shape, text: Config) -> Sequence[TensorPiece]:
         *experts, rows, columns = shape
@@ -248,8 +248,9 @@ def halves_of(first: str, second: str) -> Division:
 
 
 def renamed_to(name: str) -> Division:
-    """Return the division of a tensor into one piece, itself under another name."""
+    """Return the division into one piece under another name."""
     return Division(
-        (name,), lambda shape, _: [TensorPiece(name, shape, (RowRun(0, shape[:-1], (shape[-2], 1)),))],
+        (name,),
+        lambda shape, _: [TensorPiece(name, shape, (RowRun(0, shape[:-1], (shape[-2], 1)),))],
         lambda shapes, _: shapes[0],
-    )  # fmt: skip
+    )

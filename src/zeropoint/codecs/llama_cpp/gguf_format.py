@@ -1,4 +1,4 @@
-"""GGUF files as llama.cpp loads them: what is said of a model, of the families that it is known to run."""
+"""Model metadata of GGUF files for families that llama.cpp runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _file = reading("what the file says of its model is damaged", "download or expor
 
 
 class LlamaCppFormat(ModelFormat):
-    """See the module and :class:`ModelFormat`; other families have the names of the checkpoint."""
+    """See :class:`ModelFormat`; unknown families keep the checkpoint's names."""
 
     mixtures = frozenset(MIXTURES)
     mixture_method = "ggml"
@@ -122,7 +122,7 @@ class LlamaCppFormat(ModelFormat):
 
     @_file
     def contradiction(self, metadata: Metadata, dtypes: Collection[str]) -> str | None:
-        """See :class:`ModelFormat`: the type of the file, or what rows that it does not divide have."""
+        """See :class:`ModelFormat`: a file type that no tensor has."""
         said = PlainValues(metadata).get(_FILE_TYPE)
         name = _TYPE_OF_FILE.get(said) if type(said) is int else None
         if name is None or not dtypes:
@@ -144,12 +144,12 @@ class LlamaCppFormat(ModelFormat):
 
 
 def _is_gguf(metadata: Metadata) -> bool:
-    """Return whether metadata is that of a GGUF file."""
+    """Return whether metadata comes from a GGUF file."""
     return isinstance(metadata.get(ARCHITECTURE), GgufValue)
 
 
 def _file_type(model: ModelFiles) -> int:
-    """Return what llama.cpp calls a file: that of a mixture, or of the type of most quantized numbers."""
+    """Return llama.cpp's file type: a mixture's, or the prevalent type's."""
     if model.mixture is not None:
         return FILE_TYPES[model.mixture.removesuffix(WEIGHTED)]
     codes: Counter[str] = Counter()

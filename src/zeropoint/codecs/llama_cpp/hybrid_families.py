@@ -1,4 +1,4 @@
-"""Rows of families in which layers differ: linear attention, convolutions, Mamba 2, and Gemma 4."""
+"""Families with mixed layers: linear attention, convolutions, Mamba 2, Gemma 4."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SSM_WIDE = frozenset(("ssm_conv1d", "shortconv.conv"))
 
 
 def _tiled(unit: str | None, *, behind: bool = False) -> Change:
-    """Return the order of the value heads of linear attention, where several share a key head.
+    """Return the order of value heads that share key heads.
 
     The model has value heads of one key head next to each other; llama.cpp repeats the key heads. unit:
     the key of the rows of a head, or None for one. behind: whether all queries and keys come before.
@@ -81,7 +81,7 @@ _SECTIONS = (11, 11, 10, 0)
 
 
 def _every_fourth(text: Config) -> Config:
-    """Return the kinds of layers where config.json says how many there are from one with attention on."""
+    """Return the layer kinds from the interval of full attention."""
     every = text.get("full_attention_interval") or 4
     kinds = [
         "full_attention" if at % every == every - 1 else "linear_attention"
@@ -127,7 +127,7 @@ _QWEN35 = Family(
 
 
 def _sizes(text: Config) -> tuple[int, int, int]:
-    """Return the key heads, the values of one, and the values of all value heads that share it."""
+    """Return key heads, key size, and values per key head."""
     keys, size = text["linear_num_key_heads"], text["linear_key_head_dim"]
     return keys, size, text["linear_num_value_heads"] // keys * text[_VALUES]
 
@@ -136,7 +136,7 @@ _JOINT = ("linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight")
 
 
 def _joint(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    """Return queries, keys and values of all heads, and gates, which the model has by heads of keys."""
+    """Return the pieces of joint queries, keys, values and gates."""
     (keys, size, values), columns = _sizes(text), shape[-1]
     group = 2 * (size + values)
     runs = [
@@ -174,7 +174,7 @@ _CONV = LayerKinds("layer_types", MappingProxyType({
 
 
 def _lfm2(text: Config) -> Config:
-    """Return what config.json of LFM2 implies: the width of MLPs, and the kinds of layers."""
+    """Return LFM2's implied MLP width and layer kinds."""
     width = text.get("block_ff_dim") or text["intermediate_size"]
     if text.get("block_auto_adjust_ff_dim", False):
         width, of = int(2 * width / 3), text.get("block_multiple_of", 256)
@@ -211,7 +211,7 @@ _LFM2 = Family(
 
 
 def head_of_mamba(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return what says the numbers of a head of Mamba 2; name: of its key."""
+    """Return a reader of Mamba 2's head size, under key ``name``."""
 
     def read(values: Mapping[str, Any]) -> dict[str, Any]:
         inner, heads = values.get("ssm.inner_size"), values.get("ssm.time_step_rank")
@@ -226,7 +226,7 @@ _SPELLED = MappingProxyType({"mamba": "linear_attention", "attention": "full_att
 
 
 def _nemotron_h(text: Config) -> Config:
-    """Return what config.json of Nemotron-H implies: the kinds of layers and their number."""
+    """Return Nemotron-H's implied layer kinds and their number."""
     kinds = text.get("layers_block_type") or [
         _PATTERN.get(kind, kind) for kind in text.get("hybrid_override_pattern", "")
     ]
@@ -281,7 +281,7 @@ _NEMOTRON_H = Family(
 
 
 def _gemma4(text: Config) -> Config:
-    """Return what config.json of Gemma 4 says of layers of full attention, whichever way it does."""
+    """Return Gemma 4's configuration of full-attention layers."""
     kinds, each = text.get("layer_types") or (), text.get("per_layer_config") or {}
     whole = (str(at) for at, kind in enumerate(kinds) if kind == "full_attention")
     own: Config = next((each[at] for at in whole if at in each), {})

@@ -1,4 +1,4 @@
-"""The mixtures of llama.cpp, such as Q4_K_M: which type each tensor of a model gets.
+"""Mixtures of llama.cpp, such as Q4_K_M: a type per tensor.
 
 A mixture has a type for most tensors and rules for some; the first that fits decides. Then a type whose
 block does not divide a row gives way to one of smaller blocks, and a tensor that none divides stays as it is.
@@ -20,17 +20,17 @@ from typing import NamedTuple
 from ...architectures import Config
 from ..containers.gguf import TYPES
 from ..model_format import WEIGHTED
-from ..stored_forms import NO_PLACE, StoredForm
+from ..stored_forms import OMITTED, StoredForm
 from .families import expert_count, form_of
 from .family import Family
 from .model_values import model_values
 
 
 class _Place(NamedTuple):
-    """Where a tensor is: its number, how many there are, and query heads for each head of keys.
+    """Position of a tensor: number, total, and queries per key head.
 
     Those that make values are numbered among themselves, others by the layer, or, in a model without experts,
-    among those of their name.
+    among tensors of their name.
     """
 
     layer: int
@@ -109,8 +109,9 @@ _RULES: tuple[tuple[str, str, Callable[[_Place], bool], str], ...] = (
 _PLAIN_RULES = (("mostly_iq4_nl mostly_iq4_xs", _DOWN, _first_part(8), "q5_k"),)
 """Likewise, without an importance matrix."""
 _WEIGHTED_RULES = (
-    ("mostly_q4_0", _DOWN, _first_part(8), "q4_1"), ("mostly_q5_0", _DOWN, _first_part(8), "q5_1"),
-)  # fmt: skip
+    ("mostly_q4_0", _DOWN, _first_part(8), "q4_1"),
+    ("mostly_q5_0", _DOWN, _first_part(8), "q5_1"),
+)
 """Likewise, with one."""
 SMALLER = MappingProxyType({
     "iq4_xs": "iq4_nl", "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0",
@@ -123,11 +124,11 @@ _LAYERS_70B = 80
 def types_of(
     mixture: str, family: Family, shapes: Mapping[str, tuple[int, ...]], config: Config
 ) -> dict[str, str]:
-    """Return the types of the tensors of a model that are quantized, by name.
+    """Return the types of a model's quantized tensors, by name.
 
     Args:
         mixture: one of MIXTURES, with WEIGHTED at its end where there is an importance matrix.
-        family: that of the model.
+        family: of the model.
         shapes: of all its tensors, by their names in the model.
         config: config.json.
     """
@@ -137,7 +138,7 @@ def types_of(
     found, places = {}, _places(family, forms.values(), config)
     for name, form in forms.items():
         *_, last, kind = ["", *form.name.split(".")]
-        if form is NO_PLACE or form.float32 or kind != "weight" or last in _FLOATS:
+        if form is OMITTED or form.float32 or kind != "weight" or last in _FLOATS:
             continue
         place, columns = places[form.name], shapes[name][-1]
         head = last == "output" or (tied and last in _EMBEDDINGS)
@@ -154,7 +155,7 @@ def types_of(
 
 def _places(family: Family, forms: Iterable[StoredForm], config: Config) -> dict[str, _Place]:
     """Return where the tensors of a file are, by name."""
-    names = sorted({form.name for form in forms if form is not NO_PLACE}, key=_in_file)
+    names = sorted({form.name for form in forms if form is not OMITTED}, key=_in_file)
     values = model_values(family, config)
     layers, heads, keys = (
         values.get(f"{family.architecture}.{key}")
@@ -176,7 +177,7 @@ def _places(family: Family, forms: Iterable[StoredForm], config: Config) -> dict
 
 
 def _in_file(name: str) -> tuple[int, str]:
-    """Return the sort key of a tensor in files of llama.cpp: its layer, then its name."""
+    """Return a tensor's sort key in llama.cpp files: layer, name."""
     found = re.match(r"blk\.(\d+)\.", name)
     return (-1 if found is None else int(found[1])), name
 
@@ -204,6 +205,6 @@ def _of_tensor(mixture: str, last: str, place: _Place, experts: int) -> str:
 
 
 def _is_70b(family: Family, place: _Place) -> bool:
-    """Return whether llama.cpp takes the model for one of 70 billion parameters, as it tells from layers."""
+    """Return whether llama.cpp counts the model, by layers, as a 70B."""
     many = family.architecture == "qwen2" or (family.architecture == "llama" and place.shared > 1)
     return many and place.layers == _LAYERS_70B

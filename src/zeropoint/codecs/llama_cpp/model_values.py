@@ -1,4 +1,4 @@
-"""Values of a model between config.json and the metadata of a GGUF file, in both directions.
+"""Conversion between config.json and GGUF metadata, in both directions.
 
 Most are one key on each side: :data:`_KEYS`. Scalings of rotary embeddings are a few keys together, and those
 of Llama 3 a tensor of factors, which :func:`rope_factors` computes as llama.cpp's converter does.
@@ -76,7 +76,7 @@ def model_values(family: Family, config: Config) -> dict[str, Scalar | Sequence[
 
 
 def _of_kinds(kinds: LayerKinds, text: Config) -> dict[str, Sequence[Scalar]]:
-    """Return the arrays of the metadata with an item for each layer; raises UnsupportedError for a kind."""
+    """Return the per-layer metadata arrays; raises UnsupportedError for unknown kinds."""
     arrays: dict[str, list[Scalar]] = {}
     layers = text.get(kinds.key) or ()
     if len(layers) != text["num_hidden_layers"]:
@@ -97,7 +97,7 @@ def _of_kinds(kinds: LayerKinds, text: Config) -> dict[str, Sequence[Scalar]]:
 
 
 def _require_alike(family: Family, text: Config) -> None:
-    """Raise UnsupportedError for a model of the family that llama.cpp would compute otherwise."""
+    """Raise UnsupportedError for models that llama.cpp would compute differently."""
     for key, value in family.always.items():
         if (said := text.get(key, value)) != value and (said or value):
             raise UnsupportedError(
@@ -119,7 +119,7 @@ def _rotary(family: Family, text: Config) -> float:
 
 
 def _rope(text: Config) -> tuple[dict[str, Any], Any]:
-    """Return what a configuration says of rotary embeddings, and the base of local layers, if any.
+    """Return the rotary configuration, and local layers' base, if any.
 
     transformers 5 says it in rope_parameters, for each type of layers where there are several; before, it did
     in rope_theta and rope_scaling.
@@ -173,7 +173,7 @@ def _require_usual_yarn(rope: Mapping[str, Any]) -> None:
 
 
 def rope_factors(family: Family, config: Config) -> Row | None:
-    """Return the tensor by which llama.cpp divides frequencies of rotary embeddings, or None."""
+    """Return llama.cpp's tensor of rotary frequency divisors, or None."""
     text = family.described(config)
     rope, _ = _rope(text)
     if rope["rope_type"] not in family.scalings:
@@ -190,7 +190,7 @@ def rope_factors(family: Family, config: Config) -> Row | None:
 
 
 def long_factors(family: Family, config: Config) -> tuple[Row, ...]:
-    """Return the tensors of factors for long contexts and for short ones, where a model has such.
+    """Return the factor tensors for long and short contexts, if any.
 
     Raises CheckpointError for another number than frequencies are.
     """
@@ -213,7 +213,7 @@ def _row(name: str, factors: Sequence[float]) -> Row:
 
 
 def _llama3_factors(rope: Mapping[str, Any], size: int) -> list[float]:
-    """Return the factor of each frequency: 1 of short waves, ``factor`` of long ones, or a blend."""
+    """Return Llama 3's frequency factors: 1, blended, or ``factor`` by wavelength."""
     factor, low, high = (
         float(rope.get(key, usual))
         for key, usual in (("factor", 8.0), ("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
@@ -234,7 +234,7 @@ def _llama3_factors(rope: Mapping[str, Any], size: int) -> list[float]:
 
 
 class PlainValues(Mapping[str, Any]):
-    """Metadata as Python values, each of which is made when it is asked for."""
+    """Metadata as Python values, each made on request."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -251,7 +251,7 @@ class PlainValues(Mapping[str, Any]):
 
 
 def read_model(found: Sequence[Found], metadata: Metadata, read: Read) -> FileModel | None:
-    """Return the model in a GGUF file, or None where its architecture is not known here.
+    """Return the model in a GGUF file, or None if unknown.
 
     Raises CheckpointError where the file contradicts itself.
     """
@@ -275,7 +275,7 @@ def read_model(found: Sequence[Found], metadata: Metadata, read: Read) -> FileMo
 
 
 def _stored_factors(each: Found, read: Read) -> tuple[float, ...] | None:
-    """Return what a tensor of rotary factors holds, or None for another tensor."""
+    """Return the values of a rotary factor tensor, or None."""
     row = each.row
     if row.name not in (ROPE_FACTORS, *LONG_FACTORS) or row.dtype != "F32" or row.nbytes > _MAX_FACTORS:
         return None
@@ -288,7 +288,7 @@ def model_config(
     factors: Sequence[float] | None,
     long: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> dict[str, Any] | None:
-    """Return config.json of the model in a GGUF file, or None where its architecture is not known here.
+    """Return the config.json of a GGUF file, or None if unknown.
 
     Args:
         metadata: of the file, as Python values.
@@ -345,12 +345,12 @@ def model_config(
 
 
 def _family_in(arch: Any, said: Mapping[str, Any]) -> Family | None:
-    """Return the family of an architecture; some have experts, some have layers of several kinds."""
+    """Return the family of an architecture, by experts and layer kinds."""
     experts = bool(said.get("expert_count"))
     found = [f for f in FAMILIES if f.architecture == arch and bool(f.experts) == experts]
 
     def fits(family: Family) -> tuple[bool, int]:
-        """Return whether a file has all that sets a family apart, and how much that is."""
+        """Return whether a file has a family's marks, and their number."""
         whole = all(_kinds_in(each, said) for each in family.kinds) and all(map(said.get, family.numbers))
         own = [has(said, f".{stored}") for stored in family.tensors.values()]
         return whole and all(own), len(family.kinds) + len(family.numbers) + len(own)
@@ -359,7 +359,7 @@ def _family_in(arch: Any, said: Mapping[str, Any]) -> Family | None:
 
 
 def _kinds_in(kinds: LayerKinds, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the kinds of layers and the numbers that arrays of the metadata say; nothing without arrays."""
+    """Return layer kinds and numbers in the metadata arrays, if any."""
     stored = tuple(dict.fromkeys(key for items in kinds.values.values() for key in items))
     columns = [said.get(key) for key in stored]
     count = next((len(column) for column in columns if isinstance(column, list)), 0)
@@ -376,12 +376,12 @@ def _kinds_in(kinds: LayerKinds, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_kind(known: Mapping[str, Scalar], here: Mapping[str, Any]) -> bool:
-    """Return whether a layer has the items of a kind, where a text is any number but 0."""
+    """Return whether a layer matches a kind; texts match nonzero numbers."""
     return all(bool(here[key]) if isinstance(item, str) else here[key] == item for key, item in known.items())
 
 
 def _short(value: float) -> float:
-    """Return the shortest number that is a value in float32, such as 1e-05."""
+    """Return the shortest decimal of a float32 value, such as 1e-05."""
     return float(format(value, ".7g"))
 
 
@@ -424,7 +424,7 @@ def _rope_config(
 
 
 def _llama3(factors: Sequence[float], theta: float, size: int) -> dict[str, Any]:
-    """Return the scaling of Llama 3 whose factors are these; raises UnsupportedError where there is none."""
+    """Return Llama 3's scaling for factors; raises UnsupportedError if unknown."""
     for context in (8192, 4096, 2048, 16384, 32768):
         for low, high in ((1.0, 4.0), (1.0, 32.0)):
             rope = {

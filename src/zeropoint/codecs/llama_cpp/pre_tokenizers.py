@@ -1,6 +1,6 @@
-"""How texts are cut before tokens are looked for: what ``tokenizer.ggml.pre`` names, for tokenizer.json.
+"""Names of pre-tokenizers (``tokenizer.ggml.pre``) for tokenizer.json.
 
-Source: ggml-org/llama.cpp, src/llama-vocab.cpp, whose expressions are those of the tokenizers that they are
+Source: ggml-org/llama.cpp, src/llama-vocab.cpp, whose expressions come from the tokenizers that they are
 named after. tokenizer.json of one that is not in the table has no name here.
 """
 
@@ -67,7 +67,7 @@ PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def _steps(found: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return what the steps of a pre-tokenizer do, without what does not change tokens."""
+    """Return the effective steps of a pre-tokenizer."""
     steps = found.get("pretokenizers", [found])
     return [
         (
@@ -79,12 +79,12 @@ def _steps(found: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _spelled(expression: object) -> object:
-    """Return a regular expression with breaks of lines as escapes, which some files have themselves."""
+    """Return a regular expression with escaped line breaks."""
     return expression.replace("\r", "\\r").replace("\n", "\\n") if isinstance(expression, str) else expression
 
 
 def pre_name(found: object, *, merging: bool = False) -> str | None:
-    """Return llama.cpp's name for the ``pre_tokenizer`` of a tokenizer.json, or None where it has none here.
+    """Return llama.cpp's name of a ``pre_tokenizer``, or None.
 
     merging: whether words that are tokens are made of merges, too, which llama.cpp tells by the name.
 

@@ -1,4 +1,4 @@
-"""Tokens by number, with types and scores, as the metadata of a GGUF file has them.
+"""Tokens by number, with types and scores, in GGUF metadata.
 
 This module knows no files of tokenizers.
 """
@@ -58,9 +58,9 @@ class TokenTable:
         return TokenTable(model, tokens, [TokenType.UNUSED] * size, scores)
 
     def put(self, number: int, token: str, kind: int, score: float = 0.0) -> None:
-        """Put a token; one whose number is beyond the model's is left out, as llama.cpp's converter does.
+        """Put a token, unless its number exceeds the model's.
 
-        Raises CheckpointError for a token that is no text.
+        llama.cpp's converter leaves such out, too. Raises CheckpointError for a token that is no text.
         """
         if not isinstance(token, str):
             raise CheckpointError(
@@ -73,7 +73,7 @@ class TokenTable:
 
 
 def _added_kind(token: str, *, special: bool) -> TokenType:
-    """Return the type of an added token; some that are not called special are, by their look."""
+    """Return the type of an added token, by flag or look."""
     marked = (
         token in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
         or (token.startswith("<|") and token.endswith("|>"))
@@ -84,7 +84,7 @@ def _added_kind(token: str, *, special: bool) -> TokenType:
 
 
 def put_added(found: TokenTable, added: Mapping[int, tuple[str, bool]]) -> TokenTable:
-    """Put tokens that were added, by number, each with whether it is special, and return the table."""
+    """Put added tokens, by number, with their special flags."""
     for number, (token, special) in added.items():
         kind = _added_kind(token, special=special)
         text = token if kind is TokenType.CONTROL else token.replace(SPACE, " ")

@@ -1,4 +1,4 @@
-"""The files of a tokenizer from the metadata of a GGUF file: tokenizer.json and tokenizer_config.json.
+"""Tokenizer files from GGUF metadata: tokenizer.json and tokenizer_config.json.
 
 They are what transformers loads as a fast tokenizer. Merges of sentencepiece follow from scores: a token is
 made of two others, the highest score first. Source: huggingface/transformers, convert_slow_tokenizer.py.
@@ -17,11 +17,11 @@ from .unigram import KIND, unigram_parts
 from .vocabulary import SPECIAL_TOKENS, STORED_NAMES
 
 _LIMIT = 1 << 24
-"""Splits of tokens that are tried for merges; of those of a model there are some million."""
+"""Splits of tokens that are tried for merges; a model has some million."""
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the files of a tokenizer, by name; none for a kind that is not known here.
+    """Return a tokenizer's files, by name; none if unknown.
 
     Args:
         metadata: of a GGUF file, as Python values.
@@ -70,7 +70,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _ends(metadata: Mapping[str, Any], own: Any, tokens: Sequence[str]) -> Any:
-    """Return what adds special tokens to the ends of texts, after what a kind of tokenizers does itself."""
+    """Return the post-processor that adds special tokens to texts."""
     single: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
     pair: list[dict[str, Any]] = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
     used: dict[str, Any] = {}
@@ -143,7 +143,7 @@ def _pieces(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[
 
 
 def _merges(vocab: Mapping[str, int], types: Sequence[int], scores: Sequence[float]) -> Iterator[list[str]]:
-    """Yield the pairs of tokens that make a token, in the order in which they are merged."""
+    """Yield the token pairs of merges, in merge order."""
     found, tried = [], 0
     for token, number in vocab.items():
         if types[number] != TokenType.NORMAL:

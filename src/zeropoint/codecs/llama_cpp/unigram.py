@@ -118,7 +118,7 @@ class _Steps:
 
 
 def steps_of(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer or a pre-tokenizer, those of a sequence one after the other."""
+    """Yield the flattened steps of a normalizer or pre-tokenizer."""
     if step is None:
         return
     inner = step.get("normalizers", step.get("pretokenizers"))
@@ -130,7 +130,7 @@ def steps_of(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def unigram_parts(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
-    """Return the parts of tokenizer.json for a Unigram tokenizer of a GGUF file.
+    """Return the tokenizer.json parts of a GGUF file's Unigram tokenizer.
 
     Args:
         metadata: of the file, as Python values.

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint as the metadata of a GGUF file has it.
+"""A checkpoint's tokenizer in GGUF metadata.
 
 Tokens lie by their number, each with a type, and for sentencepiece with a score: merges happen in falling
 order of scores. What there is decides: tokenizer.json with Unigram, tokenizer.model (sentencepiece), or
@@ -37,7 +37,7 @@ STORED_NAMES = MappingProxyType({"unk": "unknown", "sep": "seperator", "pad": "p
 def tokenizer_values(
     config: Config, read: FileReader, rows: Callable[[], int] = lambda: _MOST
 ) -> tuple[dict[str, Scalar | list[Any]], list[str]]:
-    """Return the values of the tokenizer of a checkpoint, and sentences about what it lacks.
+    """Return the tokenizer metadata, and sentences about unsupported parts.
 
     Args:
         config: config.json.
@@ -82,7 +82,7 @@ def tokenizer_values(
 
 
 def _require_text(key: str, value: object) -> None:
-    """Raise CheckpointError for a text that UTF-8 does not hold, such as half of a surrogate pair."""
+    """Raise CheckpointError for text without a UTF-8 form."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and not is_unicode(text):
             raise CheckpointError(
@@ -91,7 +91,7 @@ def _require_text(key: str, value: object) -> None:
 
 
 def _count(config: Config, rows: Callable[[], int]) -> Count:
-    """Return what says how many tokens there are, of so many as a tokenizer needs.
+    """Return a function for the number of tokens, given the needed.
 
     It raises CheckpointError where config.json says more than there are rows.
     """
@@ -111,7 +111,7 @@ def _count(config: Config, rows: Callable[[], int]) -> Count:
 
 
 def json_object(read: FileReader, name: str) -> dict[str, Any]:
-    """Return the object in a JSON file of the checkpoint; an empty one where the file is not there."""
+    """Return the object in a checkpoint's JSON file, or {}."""
     raw = read(name)
     if raw is None:
         return {}
@@ -138,7 +138,7 @@ def _vocabulary(
 
 
 def _kind_of(parsed: Mapping[str, Any]) -> str | None:
-    """Return what tokenizer.json calls its model; older files leave out that of BPE."""
+    """Return tokenizer.json's model type; older files omit BPE."""
     model = parsed.get("model")
     if not isinstance(model, Mapping):
         return None
@@ -147,7 +147,7 @@ def _kind_of(parsed: Mapping[str, Any]) -> str | None:
 
 
 def _decoder(settings: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
-    """Return the tokens that tokenizer_config.json adds, by number, and whether each is special."""
+    """Return tokenizer_config.json's added tokens by number, with special flags."""
     found = settings.get("added_tokens_decoder", {})
     return {int(n): (token["content"], token.get("special") is True) for n, token in found.items()}
 
@@ -198,13 +198,13 @@ def _is_byte_level(parsed: Mapping[str, Any]) -> bool:
 
 
 def _changing(parsed: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the steps that change characters; NFC does not change those of most texts."""
+    """Yield the steps that change characters; NFC rarely does."""
     kinds = (str(step.get("type")) for step in steps_of(parsed.get("normalizer")))
     return (kind for kind in kinds if kind not in ("NFC", "ByteLevel"))
 
 
 def _begins_with_space(parsed: Mapping[str, Any]) -> bool:
-    """Return whether a space is put before texts, as a normalizer or as a step that cuts them."""
+    """Return whether a space is put before texts, in any step."""
     steps = [parsed.get("normalizer") or {}, parsed.get("pre_tokenizer") or {}]
     steps += [inner for step in steps for inner in step.get("normalizers", step.get("pretokenizers", []))]
     metaspace = (step for step in steps if step.get("type") == "Metaspace")
@@ -214,14 +214,14 @@ def _begins_with_space(parsed: Mapping[str, Any]) -> bool:
 
 
 def _spelled(merge: list[str]) -> Iterator[str]:
-    """Yield the parts of a merge, in which a space is spelled as byte-level BPE does."""
+    """Yield a merge's parts, spaces spelled as in byte-level BPE."""
     return (part.replace(" ", "\u0120") for part in merge)
 
 
 def _word_pieces(
     words: list[str], count: Count, added: Mapping[int, tuple[str, bool]], inside: str = "##"
 ) -> TokenTable:
-    """Return WordPiece tokens as llama.cpp has them: the begins of words are marked, and not what follows."""
+    """Return WordPiece tokens in llama.cpp's spelling: word beginnings are marked."""
     found = TokenTable.blank("bert", count(len(words)))
     special = {token for token, control in added.values() if control}
     special |= {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
@@ -236,7 +236,7 @@ def _word_pieces(
 
 
 def _in_case(parsed: Mapping[str, Any], found: TokenTable) -> TokenTable:
-    """Return WordPiece tokens with what is done to the case and accents of letters, unless that is usual."""
+    """Return WordPiece tokens with unusual case and accent flags."""
     for step in steps_of(parsed.get("normalizer")):
         if step.get("type") == "BertNormalizer":
             lower = step.get("lowercase", True) is True
@@ -257,7 +257,7 @@ def _in_case(parsed: Mapping[str, Any], found: TokenTable) -> TokenTable:
 def _specials(
     config: Config, settings: Mapping[str, Any], parsed: Mapping[str, Any], numbers: Mapping[str, int]
 ) -> dict[str, Scalar | list[Any]]:
-    """Return the numbers of special tokens, and which of them are added to texts."""
+    """Return special token numbers, and which of them texts get."""
     values: dict[str, Scalar | list[Any]] = {}
     text = text_config(config)
     firsts, lasts = _template_ends(parsed)
@@ -287,7 +287,7 @@ _ENDS_BY = {"bos": ("bos", "cls"), "eos": ("eos", "seperator")}
 
 
 def _template_ends(parsed: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the special tokens with which the post-processor begins a text, and with which it ends one."""
+    """Return the post-processor's first and last special tokens."""
     found = parsed.get("post_processor") or {}
     firsts, lasts = [], []
     for each in found.get("processors", [found]):
@@ -302,7 +302,7 @@ def _template_ends(parsed: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _chat_template(read: FileReader, settings: Mapping[str, Any]) -> str | None:
-    """Return the template of chats, that of its own file first; of several, the default one."""
+    """Return the chat template, by file, settings, or default name."""
     raw = read("chat_template.jinja")
     if raw is not None:
         return raw.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Numba kernels for every CPU that LLVM knows: one pass over memory, the same bytes as the reference."""
+"""Numba kernels for all LLVM CPUs: one pass, the reference's bytes."""
 
 from .host.backend import BACKEND
 from .host.counter import COUNTER

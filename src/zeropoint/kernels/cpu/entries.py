@@ -1,76 +1,89 @@
-"""The kernels as Python calls them: descriptors come as one array, rows as plain integers.
+"""Kernel entry points: numbers come as packed records, rows as integers.
 
-See :mod:`.machine.descriptor` for the array, and for the rest the function of the same name, ``..._rows``;
-of those that count, :mod:`.statistics.count` and :mod:`.statistics.sums`. Rows (blocks, for those that count)
-from ``first`` to ``last`` are cut into ``parts`` for the threads of ``team``; see :mod:`.machine.team`.
-:mod:`.block_entries` has those of llama.cpp's types.
+See :mod:`.machine.named_records` for records, :mod:`.machine.descriptor` for the one of most calls, and for
+the rest the function of the same name, ``..._rows``; of the kernels that count, :mod:`.statistics.count` and
+:mod:`.statistics.sums`. Rows (blocks, for kernels that count) from ``first`` to ``last`` are cut into
+``parts`` for the threads of ``team``; see :mod:`.machine.team`. :mod:`.block_entries` has the kernels of
+llama.cpp's types.
 """
 
 from typing import Any
 
 import numpy as np
 
-from .decode.fake import fake_quantize_backward_rows, fake_quantize_rows
+from .decode.fake import (
+    BackwardArrays,
+    FakeQuantizeArrays,
+    fake_quantize_backward_rows,
+    fake_quantize_rows,
+    unpack_bounds,
+)
 from .decode.level_products import level_products
-from .decode.rows import dequantize_rows
-from .encode.chained_rows import chained_rows, unpack_chain
-from .encode.rows import amax_rows, quantize_rows, range_rows
-from .linear.from_codes import Input, Matrix, code_rows, float_rows, slot_of
-from .linear.from_values import ONE, Packed, value_panels
-from .machine.descriptor import OK, record_type, unpack_element, unpack_layout, unpack_rule
-from .machine.intrinsics import device, inlined, kernel
-from .machine.team import run_parts
+from .decode.rows import DequantizeArrays, dequantize_rows
+from .encode.chained_rows import ChainedArrays, chained_rows
+from .encode.outer_scale import largest_bits_of_rows, outer_scale, unpack_outer
+from .encode.rows import QuantizeArrays, amax_rows, quantize_rows, range_rows
+from .linear.from_codes import Input, Weights, code_rows, float_rows, slot_of, unpack_matrix, unpack_slots
+from .linear.from_values import ONE, PackedValues, unpack_panels, value_panels
+from .machine.descriptor import OK, set_coarse, unpack
+from .machine.intrinsics import device, kernel
+from .machine.team import run_bundled, run_parts
 from .machine.transposition import turn_panels
-from .search.affine_scales import AffineFitting, affine_rows, long_affine_blocks
-from .search.integer_scales import fitted_rows, fitting_of
+from .search.affine_scales import affine_rows, long_affine_blocks, unpack_affine
+from .search.integer_scales import fitted_rows, unpack_fitting
 from .search.long_fits import long_fitted_slots
-from .search.powers import Power
 from .search.table_fits import fitted_slots
-from .search.tried_scales import ScaleTries, long_rows, tried_rows
-from .search.windows import Candidates, searched_rows
+from .search.tried_scales import long_rows, tried_rows, unpack_tries
+from .search.windows import searched_rows, unpack_candidates
 from .statistics import column_sums, count, sums
-from .statistics.error_sums import measure_rows
-
-MATRIX = record_type(Matrix)
+from .statistics.error_sums import ErrorArrays, measure_rows, unpack_extent
 
 
 @device
-def _quantize(
-    x: Any, desc: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, kept: Any, first: Any,
-    last: Any,
-) -> Any:  # fmt: skip
-    return quantize_rows(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), order, scales, scale_codes, zeros,
-        out, kept, first, last,
-    )  # fmt: skip
+def _quantize(args: Any, first: Any, last: Any) -> Any:
+    return quantize_rows(QuantizeArrays(*args[1:]), unpack(args[0]), first, last)
 
 
 @kernel
 def quantize(*args: Any) -> Any:
-    """Quantize rows; see :func:`.encode.rows.quantize_rows`."""
-    return run_parts(_quantize, args)
+    """Quantize rows: a descriptor, then :class:`.encode.rows.QuantizeArrays`."""
+    return run_bundled(_quantize, args)
 
 
 @device
-def _chained(
-    x: Any, desc: Any, order: Any, chain: Any, levels: Any, keys: Any, values: Any, codes: Any, one: Any,
-    two: Any, three: Any, four: Any, five: Any, six: Any, zeros: Any, out: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    return chained_rows(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), order, unpack_chain(chain), levels,
-        (keys, values, codes), (one, two, three, four, five, six), zeros, out, first, last,
-    )  # fmt: skip
+def _largest(x: Any, desc: Any, first: Any, last: Any) -> Any:
+    return largest_bits_of_rows(x, unpack(desc).layout, first, last)
+
+
+@kernel
+def largest_bits(*args: Any) -> Any:
+    """Largest magnitude of a tensor, as bits: data, and a descriptor."""
+    return run_parts(_largest, args)
+
+
+@kernel
+def choose_outer(bits: Any, rule: Any, desc: Any, out: Any) -> Any:
+    """Write a tensor's scale to ``out`` and to a descriptor; see :func:`.encode.outer_scale.outer_scale`."""
+    scale, state = outer_scale(np.uint32(bits), unpack_outer(rule))
+    out[0] = scale
+    set_coarse(desc, scale)
+    return state
+
+
+@device
+def _chained(args: Any, first: Any, last: Any) -> Any:
+    return chained_rows(ChainedArrays(*args[1:]), unpack(args[0]), first, last)
 
 
 @kernel
 def quantize_chained(*args: Any) -> Any:
-    """Quantize rows under levels chosen in turn; see :func:`.encode.chained_rows.chained_rows`."""
-    return run_parts(_chained, args)
+    """Quantize rows under chained levels: a descriptor, then :class:`.encode.chained_rows.ChainedArrays`."""
+    return run_bundled(_chained, args)
 
 
 @device
 def _amax(x: Any, desc: Any, out: Any, first: Any, last: Any) -> None:
-    amax_rows(x, unpack_layout(desc), out, first, last)
+    amax_rows(x, unpack(desc).layout, out, first, last)
 
 
 @kernel
@@ -81,7 +94,7 @@ def amax(*args: Any) -> Any:
 
 @device
 def _extremes(x: Any, desc: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    range_rows(x, unpack_layout(desc), lows, highs, first, last)
+    range_rows(x, unpack(desc).layout, lows, highs, first, last)
 
 
 @kernel
@@ -91,20 +104,14 @@ def extremes(*args: Any) -> Any:
 
 
 @device
-def _dequantize(
-    source: Any, desc: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, out: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
-    dequantize_rows(
-        source, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), table, scales, scale_codes,
-        zeros, out, np.uint64(0), True, first, last,
-    )  # fmt: skip
+def _dequantize(args: Any, first: Any, last: Any) -> None:
+    dequantize_rows(DequantizeArrays(*args[1:]), unpack(args[0]), np.uint64(0), True, first, last)
 
 
 @kernel
 def dequantize(*args: Any) -> Any:
-    """Dequantize rows; see :func:`.decode.rows.dequantize_rows`."""
-    return run_parts(_dequantize, args)
+    """Dequantize rows: a descriptor, then :class:`.decode.rows.DequantizeArrays`."""
+    return run_bundled(_dequantize, args)
 
 
 @kernel
@@ -114,125 +121,100 @@ def products_of_levels(*args: Any) -> Any:
 
 
 @device
-def _fake_quantize(
-    x: Any, desc: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
-    fake_quantize_rows(
-        x, unpack_layout(desc), unpack_element(desc), order, table, scales, back, zeros, out, first, last,
-    )  # fmt: skip
+def _fake_quantize(args: Any, first: Any, last: Any) -> None:
+    fake_quantize_rows(FakeQuantizeArrays(*args[1:]), unpack(args[0]), first, last)
 
 
 @kernel
 def fake_quantize(*args: Any) -> Any:
-    """Fake-quantize rows; see :func:`.decode.fake.fake_quantize_rows`."""
-    return run_parts(_fake_quantize, args)
+    """Fake-quantize rows: a descriptor, then :class:`.decode.fake.FakeQuantizeArrays`."""
+    return run_bundled(_fake_quantize, args)
 
 
 @device
-def _fake_quantize_backward(
-    grad: Any, x: Any, desc: Any, bounds: Any, scales: Any, zeros: Any, out: Any, first: Any, last: Any
-) -> None:
-    fake_quantize_backward_rows(
-        grad, x, unpack_layout(desc), unpack_element(desc), bounds, scales, zeros, out, first, last,
-    )  # fmt: skip
+def _fake_quantize_backward(args: Any, first: Any, last: Any) -> None:
+    bounds, arrays = unpack_bounds(args[1]), BackwardArrays(*args[2:])
+    fake_quantize_backward_rows(arrays, unpack(args[0]), bounds, first, last)
 
 
 @kernel
 def fake_quantize_backward(*args: Any) -> Any:
-    """Set the straight-through gradient of rows; see :func:`.decode.fake.fake_quantize_backward_rows`.
+    """Set the straight-through gradient of rows.
 
-    bounds: (3,) float32.
+    A descriptor, :class:`.decode.fake.GradientBounds`, :class:`.decode.fake.BackwardArrays`.
     """
-    return run_parts(_fake_quantize_backward, args)
+    return run_bundled(_fake_quantize_backward, args)
 
 
 @device
-def _measure(
-    x: Any, source: Any, desc: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any, adds: Any,
-    extent: Any, sums: Any, clipped: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    measure_rows(
-        x, source, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), table, scales, scale_codes,
-        zeros, adds, (extent[0], extent[1]), sums, clipped, first, last,
-    )  # fmt: skip
+def _measure(args: Any, first: Any, last: Any) -> None:
+    measure_rows(ErrorArrays(*args[2:]), unpack(args[0]), unpack_extent(args[1]), first, last)
 
 
 @kernel
 def measure(*args: Any) -> Any:
-    """Measure rows against their codes; see :func:`.statistics.errors.measure_rows`.
+    """Measure rows against their codes.
 
-    extent: (2,) float32.
+    A descriptor, :class:`.statistics.error_sums.ClipExtent`, :class:`.statistics.error_sums.ErrorArrays`.
     """
-    return run_parts(_measure, args)
-
-
-@inlined
-def unpack_matrix(packed: Any) -> Any:
-    """Return the weight's matrix from its record."""
-    r = packed.view(MATRIX)[0]
-    return Matrix(
-        rows=r["rows"], cols=r["cols"], row_bytes=r["row_bytes"], bits=r["bits"], group=r["group"],
-        groups=r["groups"], signed=r["signed"], grouped=r["grouped"],
-    )  # fmt: skip
+    return run_bundled(_measure, args)
 
 
 @device
-def _codes(
-    like: Any, x: Any, desc: Any, order: Any, signed: Any, given: Any, weight: Any, matrix: Any, scales: Any,
-    bias: Any, work: Any, out: Any, cut: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    source = Input(unpack_layout(desc), unpack_element(desc), unpack_rule(desc), order, np.uint8(signed))
-    weights, state = unpack_matrix(matrix), OK
+def _codes(args: Any, first: Any, last: Any) -> Any:
+    like, x, desc, order, signed, given, weight, work, out, cut = args
+    source = Input(unpack(desc), order, np.uint8(signed), given[0], given[1])
+    weights = Weights(weight[0], unpack_matrix(weight[1]), weight[2], weight[3])
+    slots, state = unpack_slots(cut), OK
     for slot in range(first, last):
-        own, rows, columns = slot_of(work, cut, slot)
-        args = x, source, given, weight, weights, scales, bias, own, out, rows, columns
-        state = max(state, code_rows(like, args))
+        own, rows, columns = slot_of(work, slots, slot)
+        state = max(state, code_rows(like, (x, source, weights, own, out, rows, columns)))
     return state
 
 
 @kernel
 def linear_from_codes(*args: Any) -> Any:
-    """Compute slots of a layer's output from integer codes; see :func:`.linear.codes.code_rows`."""
-    return run_parts(_codes, args)
+    """Compute slots of a layer's output from integer codes; see :func:`.linear.from_codes.code_rows`.
+
+    An array of the dtype of codes, x, a descriptor, order, whether codes have a sign, the given scale and
+    zero point, fields of :class:`.linear.from_codes.Weights`, workspace, output,
+    :class:`.linear.from_codes.Slots`.
+    """
+    return run_bundled(_codes, args)
 
 
 @device
-def _floats(
-    x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, cut: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
+def _floats(x: Any, weight: Any, work: Any, out: Any, cut: Any, first: Any, last: Any) -> None:
+    weights = Weights(weight[0], unpack_matrix(weight[1]), weight[2], weight[3])
+    slots = unpack_slots(cut)
     for slot in range(first, last):
-        own, rows, columns = slot_of(work, cut, slot)
-        float_rows(x, weight, unpack_matrix(matrix), scales, bias, own, out, rows, columns)
+        own, rows, columns = slot_of(work, slots, slot)
+        float_rows(x, weights, own, out, rows, columns)
 
 
 @kernel
 def linear_from_floats(*args: Any) -> Any:
-    """Compute slots of a layer's output from float32; see :func:`.linear.codes.float_rows`."""
+    """Compute slots of a layer's output from float32; see :func:`.linear.from_codes.float_rows`."""
     return run_parts(_floats, args)
 
 
 @device
-def _values(
-    x: Any, source: Any, desc: Any, table: Any, stored: Any, bias: Any, work: Any, out: Any, cut: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
-    weight = Packed(source, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), table, *stored)
-    count, cols, rows, panels, slots = cut[0], cut[1], cut[2], cut[3], cut[4]
+def _values(x: Any, stored: Any, bias: Any, work: Any, out: Any, cut: Any, first: Any, last: Any) -> None:
+    weight, shape = PackedValues(unpack(stored[0]), *stored[1:]), unpack_panels(cut)
+    panels, slots = shape.panels, shape.slots
     size = np.uint64(len(work)) // slots
     for slot in range(np.uint64(first), np.uint64(last)):
         own = work[slot * size : (slot + ONE) * size]
         ends = panels * slot // slots, panels * (slot + ONE) // slots
-        value_panels(x, weight, count, cols, rows, bias, own, out, *ends)
+        value_panels(x, weight, shape, bias, own, out, *ends)
 
 
 @kernel
 def linear_from_values(*args: Any) -> Any:
-    """Compute slots of a layer's output from values of its weight; see :func:`.linear.values.value_panels`.
+    """Compute slots of a layer's output from values of its weight: :func:`.linear.from_values.value_panels`.
 
-    stored: scales, their codes, and zero points. cut: (5,) uint64, rows of the input, columns and rows of the
-    weight, panels, slots.
+    x, fields of :class:`.linear.from_values.PackedValues`, bias, workspace, output,
+    :class:`.linear.from_values.Panels`.
     """
     return run_parts(_values, args)
 
@@ -251,19 +233,20 @@ def column_keys(*args: Any) -> Any:
 
 @device
 def _count_slots(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, tables: Any, slots: Any, counts: Any,
-    lows: Any, highs: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    size, one = np.uint64(len(tables)) // slots, np.uint64(1)
+    x: Any, runs: Any, tables: Any, counts: Any, lows: Any, highs: Any, first: Any, last: Any
+) -> None:
+    shape, one = count.unpack_runs(runs), np.uint64(1)
+    blocks, slots = shape.blocks, shape.slots
+    size = np.uint64(len(tables)) // slots
     for slot in range(first, last):
         table = tables[slot * size : (slot + one) * size]
         begin, end = blocks * slot // slots, blocks * (slot + one) // slots
-        count.count_runs(x, kind, outer, blocks, inner, shift, table, counts, lows, highs, begin, end)
+        count.count_runs(x, shape, table, counts, (lows, highs), begin, end)
 
 
 @kernel
 def count_runs(*args: Any) -> Any:
-    """Count long blocks in bins. Rows are ``slots``, a table and some blocks each."""
+    """Count long blocks in bins. Rows are slots: a table, blocks."""
     return run_parts(_count_slots, args)
 
 
@@ -293,127 +276,98 @@ def sum_columns(*args: Any) -> Any:
 
 @device
 def _windows(
-    x: Any, desc: Any, ratios: Any, ends: Any, order: Any, scale_codes: Any, out: Any, first: Any, last: Any
+    x: Any, desc: Any, window: Any, order: Any, scale_codes: Any, out: Any, first: Any, last: Any
 ) -> Any:
-    window = Candidates(ratios[0], ratios[1], ratios[2], ratios[3], ends[0], ends[1], ends[2])
-    return searched_rows(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), window, order, scale_codes, out,
-        first, last,
-    )  # fmt: skip
+    window = unpack_candidates(window)
+    return searched_rows(x, unpack(desc), window, order, scale_codes, out, first, last)
 
 
 @kernel
 def search_windows(*args: Any) -> Any:
     """Quantize rows under scales of least squared error; see :func:`.search.windows.searched_rows`.
 
-    ratios: (4,) float32 and ends: (3,) uint32, of :class:`.search.windows.Candidates`.
+    Scales that can be best are :class:`.search.windows.Candidates`.
     """
     return run_parts(_windows, args)
 
 
 @device
-def _fits(
-    x: Any, desc: Any, ratios: Any, numbers: Any, counts: Any, order: Any, scales: Any, out: Any, first: Any,
-    last: Any,
-) -> Any:  # fmt: skip
-    return fitted_rows(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), fitting_of(ratios, numbers, counts),
-        order, scales, out, first, last,
-    )  # fmt: skip
+def _fits(args: Any, first: Any, last: Any) -> Any:
+    x, desc, fitting, ratios, order, scales, out = args
+    found = unpack_fitting(fitting, ratios=ratios)
+    return fitted_rows(x, unpack(desc), found, order, scales, out, first, last)
 
 
 @kernel
 def search_fits(*args: Any) -> Any:
     """Quantize rows under the scales that fit codes; see :func:`.search.integer_scales.fitted_rows`.
 
-    ratios: float32, numbers: (5,) float64, counts: (3,) uint64, of :class:`.search.integer_scales.Fitting`.
+    What is tried is :class:`.search.integer_scales.Fitting`, and its ratios.
     """
-    return run_parts(_fits, args)
+    return run_bundled(_fits, args)
 
 
 @device
-def _long_fits(
-    x: Any, desc: Any, ratios: Any, numbers: Any, counts: Any, scales: Any, floats: Any, doubles: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
-    long_fitted_slots(
-        x, unpack_layout(desc), unpack_element(desc), unpack_rule(desc), fitting_of(ratios, numbers, counts),
-        counts[3], scales, floats, doubles, first, last,
-    )  # fmt: skip
+def _long_fits(args: Any, first: Any, last: Any) -> None:
+    x, desc, fitting, ratios, scales, floats, doubles = args
+    found = unpack_fitting(fitting, ratios=ratios)
+    long_fitted_slots(x, unpack(desc), found, scales, floats, doubles, first, last)
 
 
 @kernel
 def search_long_fits(*args: Any) -> Any:
-    """Search the scales that fit codes; see :func:`.search.long_fits.long_fitted_slots`. Rows are slots.
-
-    counts: those of :func:`search_fits`, and the number of slots.
-    """
-    return run_parts(_long_fits, args)
+    """Search the scales that fit codes; see :func:`.search.long_fits.long_fitted_slots`. Rows are slots."""
+    return run_bundled(_long_fits, args)
 
 
 @device
-def _affine(
-    x: Any, desc: Any, weights: Any, widths: Any, numbers: Any, counts: Any, scales: Any, zeros: Any,
-    floats: Any, doubles: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    layout, element, rule, slots = unpack_layout(desc), unpack_element(desc), unpack_rule(desc), counts[7]
-    fitting = AffineFitting(
-        widths, numbers[0], numbers[1], numbers[2], counts[0], counts[1], counts[2], counts[3],
-        counts[4] != 0, counts[5] != 0, counts[6], slots > 0,
-    )  # fmt: skip
+def _affine(args: Any, first: Any, last: Any) -> None:
+    x, packed, weights, record, widths, scales, zeros, floats, doubles = args
+    desc, fitting = unpack(packed), unpack_affine(record, widths=widths)
+    starts, size, slots = (scales, zeros), desc.layout.block, fitting.slots
     if not fitting.row:
-        affine_rows(x, layout, element, rule, weights, fitting, scales, zeros, first, last)
+        affine_rows(x, desc, weights, fitting, starts, first, last)
         return
-    blocks, two = np.uint64(scales.size), layout.block + layout.block
+    blocks, two = np.uint64(scales.size), size + size
     for slot in range(first, last):
-        memory = floats[slot * (two + layout.block) :], doubles[slot * (two + two + layout.block) :]
+        memory = floats[slot * (two + size) :], doubles[slot * (two + two + size) :]
         begin, end = blocks * slot // slots, blocks * (slot + ONE) // slots
-        long_affine_blocks(x, layout, element, rule, weights, fitting, scales, zeros, memory, begin, end)
+        long_affine_blocks(x, desc, weights, fitting, starts, memory, begin, end)
 
 
 @kernel
 def search_affine(*args: Any) -> Any:
-    """Search scales and zero points from those of a start; see :func:`.search.affine_scales.affine_rows`.
+    """Improve start scales and zero points; see :func:`.search.affine_scales.affine_rows`.
 
-    widths: float64, numbers: (3,) float64, counts: (8,) uint64, of
-    :class:`.search.affine_scales.AffineFitting`, and how many slots there are where these are rows, else 0;
-    floats, doubles: room for a long block in each.
+    What is tried is :class:`.search.affine_scales.AffineFitting`, and its widths. The last two arrays are
+    room for a long block in each slot.
     """
-    return run_parts(_affine, args)
+    return run_bundled(_affine, args)
 
 
 @device
-def _tried(
-    x: Any, desc: Any, weights: Any, parts: Any, table: Any, halved: Any, values: Any, ratios: Any,
-    numbers: Any, counts: Any, scales: Any, floats: Any, doubles: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    layout, element, rule = unpack_layout(desc), unpack_element(desc), unpack_rule(desc)
-    power = Power(ratios[5], counts[7], counts[8] != 0, counts[9])
-    tries = ScaleTries(
-        parts, table, halved, counts[0], values, ratios[0], ratios[1], ratios[2], ratios[3], numbers[0],
-        numbers[1], numbers[2], numbers[3], numbers[4], ratios[4], counts[1] != 0, counts[2], counts[3] != 0,
-        counts[4] != 0, counts[5] != 0, counts[6], power,
-    )  # fmt: skip
+def _tried(args: Any, first: Any, last: Any) -> None:
+    x, packed, weights, record, (parts, table, halved, values), scales, floats, doubles = args
+    desc = unpack(packed)
+    tries = unpack_tries(record, parts=parts, table=table, halved=halved, values=values)
     if not tries.row:
-        tried_rows(x, layout, element, rule, weights, tries, scales, first, last)
+        tried_rows(x, desc, weights, tries, scales, first, last)
         return
-    blocks, slots = np.uint64(scales.size), counts[10]
+    blocks, slots, size = np.uint64(scales.size), tries.slots, desc.layout.block
     for slot in range(first, last):
-        own = floats[slot * (layout.block + layout.block) :]
-        more = doubles[slot * (layout.block + layout.block + layout.block) :]
+        memory = floats[slot * (size + size) :], doubles[slot * (size + size + size) :]
         begin, end = blocks * slot // slots, blocks * (slot + ONE) // slots
-        long_rows(x, layout, element, rule, weights, tries, scales, (own, more), begin, end)
+        long_rows(x, desc, weights, tries, scales, memory, begin, end)
 
 
 @kernel
 def search_scales(*args: Any) -> Any:
-    """Search scales from those of a start; see :func:`.search.tried_scales.tried_rows`.
+    """Improve start scales; see :func:`.search.tried_scales.tried_rows`.
 
-    parts: float64, table: float32, halved: uint8, values: float32, ratios: (6,) float32, numbers: (5,)
-    float64, counts: (10,) uint64, of :class:`.search.tried_scales.ScaleTries` and its power, and how many
-    slots there are where these are rows; floats, doubles: room for a long block in each.
+    What is tried is :class:`.search.tried_scales.ScaleTries`, and its arrays. The last two arrays are room
+    for a long block in each slot.
     """
-    return run_parts(_tried, args)
+    return run_bundled(_tried, args)
 
 
 @kernel
@@ -424,5 +378,5 @@ def fit_tables(*args: Any) -> Any:
 
 @kernel
 def turn_words(*args: Any) -> Any:
-    """Transpose words; rows are panels of those of a row. See :func:`.machine.transposition.turn_panels`."""
+    """Transpose words; rows are panels of words. See :func:`.machine.transposition.turn_panels`."""
     return run_parts(turn_panels, args)

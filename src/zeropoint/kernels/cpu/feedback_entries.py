@@ -6,7 +6,7 @@ import numpy as np
 
 from .feedback import elimination, grams, rows
 from .machine.intrinsics import device, inlined, kernel
-from .machine.team import run_parts
+from .machine.team import run_bundled, run_parts
 from .statistics.column_squares import square_columns
 
 
@@ -59,47 +59,43 @@ def pack_rows(*args: Any) -> Any:
 
 
 @inlined
-def _rounding_of(numbers: Any, tables: Any, block_of: Any) -> Any:
-    return rows.GridRounding(
-        numbers[0], numbers[1] != 0, numbers[2], tables[0], tables[1], tables[2], tables[3], tables[4],
-        numbers[3], block_of,
-    )  # fmt: skip
+def _rounding_of(record: Any, tables: Any) -> Any:
+    levels, bounds, scales, offsets, zeros, block_of = tables
+    return rows.unpack_rounding(
+        record, levels=levels, bounds=bounds, scales=scales, offsets=offsets, zeros=zeros, block_of=block_of
+    )
 
 
 @device
-def _feed(
-    weight: Any, targets: Any, packed: Any, d: Any, numbers: Any, tables: Any, block_of: Any, sizes: Any,
-    values: Any, losses: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    rounding = _rounding_of(numbers, tables, block_of)
-    begin, end = np.uint64(first), np.uint64(last)
-    rows.feed_rows(weight, targets, packed, d, rounding, sizes, values, losses, begin, end)
+def _feed(args: Any, first: Any, last: Any) -> None:
+    block, rounding, arrays = args[0], _rounding_of(args[1], args[2]), rows.FeedArrays(*args[3:])
+    rows.feed_rows(arrays, rounding, rows.unpack_columns(block), np.uint64(first), np.uint64(last))
 
 
 @kernel
 def feed_rows(*args: Any) -> Any:
     """Process a block of columns; rows are panels. See :func:`.feedback.rows.feed_rows`.
 
-    numbers: (4,) uint64, kind, narrow, top and blocks of :class:`.feedback.rows.GridRounding`; tables: its
-    levels, bounds, scales, offsets and zeros.
+    :class:`.feedback.rows.ColumnBlock`, :class:`.feedback.rows.GridRounding` and its arrays,
+    :class:`.feedback.rows.FeedArrays`.
     """
-    return run_parts(_feed, args)
+    return run_bundled(_feed, args)
 
 
 @device
-def _move(
-    products: Any, packed: Any, diagonal: Any, numbers: Any, tables: Any, block_of: Any, sizes: Any,
-    values: Any, counts: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    rounding = _rounding_of(numbers, tables, block_of)
-    begin, end = np.uint64(first), np.uint64(last)
-    rows.move_rows(products, packed, diagonal, rounding, sizes, values, counts, begin, end)
+def _move(args: Any, first: Any, last: Any) -> None:
+    block, rounding, arrays = args[0], _rounding_of(args[1], args[2]), rows.MoveArrays(*args[3:])
+    rows.move_rows(arrays, rounding, rows.unpack_columns(block), np.uint64(first), np.uint64(last))
 
 
 @kernel
 def move_rows(*args: Any) -> Any:
-    """Move values of a block of columns; rows are panels. See :func:`.feedback.rows.move_rows`."""
-    return run_parts(_move, args)
+    """Move values of a block of columns; rows are panels. See :func:`.feedback.rows.move_rows`.
+
+    :class:`.feedback.rows.ColumnBlock`, :class:`.feedback.rows.GridRounding` and its arrays,
+    :class:`.feedback.rows.MoveArrays`.
+    """
+    return run_bundled(_move, args)
 
 
 @kernel

@@ -1,14 +1,15 @@
-"""The kernels of elements that few formats have, as Python calls them; see :mod:`.entries`."""
+"""Kernel entry points of elements that few formats have; see :mod:`.entries`."""
 
 from typing import Any
 
 from .decode.level_products import level_rows
 from .decode.lookup_rows import lookup_rows
 from .encode.chained_rows import stored_rows
-from .encode.power_levels import Powers, power_level_rows
+from .encode.power_levels import PowerArrays, power_level_rows
 from .encode.table_rows import digit_rows, table_rows
+from .machine.descriptor import unpack
 from .machine.intrinsics import device, kernel
-from .machine.team import run_parts
+from .machine.team import run_bundled, run_parts
 
 
 @kernel
@@ -36,18 +37,17 @@ def join_digits(*args: Any) -> Any:
 
 
 @device
-def _powers(
-    x: Any, desc: Any, order: Any, sizes: Any, numbers: Any, codes: Any, limits: Any, unit: Any, fine: Any,
-    coarse: Any, out: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    powers = Powers(sizes, numbers, codes, limits, unit)
-    return power_level_rows(x, desc, order, powers, fine, coarse, out, first, last)
+def _powers(args: Any, first: Any, last: Any) -> Any:
+    return power_level_rows(PowerArrays(*args[2:]), unpack(args[0]), args[1], first, last)
 
 
 @kernel
 def quantize_powers(*args: Any) -> Any:
-    """Quantize under two levels of powers of two; see :func:`.encode.power_levels.power_level_rows`."""
-    return run_parts(_powers, args)
+    """Quantize under two levels of powers of two.
+
+    A descriptor, :class:`.encode.power_levels.Powers`, :class:`.encode.power_levels.PowerArrays`.
+    """
+    return run_bundled(_powers, args)
 
 
 @kernel

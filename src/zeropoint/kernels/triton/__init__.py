@@ -1,4 +1,4 @@
-"""Triton kernels for CUDA devices: the same bytes as the reference. Importable without Triton."""
+"""Triton kernels for CUDA, the reference's bytes; importable without Triton."""
 
 from .backend import BACKEND
 from .dense_launches import DENSE

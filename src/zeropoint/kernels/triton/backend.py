@@ -44,7 +44,7 @@ _ROUNDING = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.FAKE_QUANTIZE, Op.FAKE_QUANTIZ
 
 
 class TritonBackend:
-    """Triton kernels for tensors on CUDA devices, or on the host under Triton's interpreter."""
+    """Triton kernels for CUDA tensors, or host tensors under the interpreter."""
 
     name = "triton"
     rank = 5
@@ -118,7 +118,10 @@ def _scheme_refusal(request: Request) -> str | None:
 
 
 def _scale_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
-    """Return why no kernel chooses the finest scales: of small floats it knows e4m3 under a coarse scale."""
+    """Reason why no kernel chooses the finest scales.
+
+    Of small floats it knows e4m3 under a coarse scale.
+    """
     first = scheme.scales[0]
     held = (torch.float8_e4m3fn,) if len(scheme.scales) > 1 else _DTYPES
     known = first.rule.power_of_two or dtype_of(first.format_for(format_of(dtype))) in held
@@ -154,7 +157,7 @@ def _launch_of(request: Request) -> Any:
 
 
 class _Kernel(FunctionKernel):
-    """The kernels of one request, which plans hold where nothing of a run is allocated."""
+    """Kernels of one request, held by plans where runs allocate nothing."""
 
     def __init__(self, backend: str, request: Request) -> None:
         self.launch, self._seeded = _launch_of(request.unseeded), {}

@@ -47,7 +47,7 @@ class Backward:
         self._start(bits(x), gradient, *given, self._ends, out.view(words), numbers=(seed,))
 
     def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | None:
-        """Return the kernel with memory of its own; None where the host makes factors in each run."""
+        """Hold the kernel with its memory; None if the host makes factors."""
         if params is None and not self._launch.reads_scales:
             return None
         tables = self._launch.held_tables()
@@ -66,7 +66,7 @@ class Backward:
 
 @functools.lru_cache(maxsize=256)
 def _ends(scheme: Scheme) -> tuple[float, float] | None:
-    """Return the smallest and the largest float32 quotient that is not clipped; None of integers."""
+    """Float32 quotients at the ends of clipping; None of integers."""
     if isinstance(scheme.element, IntFormat):
         return None
     low, high, closed = float_bounds(scheme)
@@ -74,7 +74,7 @@ def _ends(scheme: Scheme) -> tuple[float, float] | None:
 
 
 def _inward(end: float, toward: int, *, closed: bool) -> float:
-    """Return the float32 nearest to ``end`` on the side ``toward``, ``end`` itself if it counts."""
+    """Float32 nearest to ``end`` towards ``toward``; ``end`` if it counts."""
     near = np.float32(end)
     off = (float(near) - end) * toward
     if off < 0 or (off == 0 and not closed):

@@ -61,7 +61,7 @@ def ranges_of(found: list[_Range], x: torch.Tensor, largest: torch.Tensor | None
 
 
 def largest_of(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
-    """Return the number of largest magnitude of each block, float32, the first of equals."""
+    """Find each block's number of largest magnitude, float32, first of equals."""
     shape = tuple(x.shape)
     cut = segments_of(granularity, shape, 8)
     if isinstance(cut, str) or not cut.own:

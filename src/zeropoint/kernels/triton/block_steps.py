@@ -1,4 +1,4 @@
-"""Arguments of the dense kernels, of run time and of compilation, as named tuples."""
+"""Arguments of dense kernels, run-time and compile-time, as named tuples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FEED, SOLVE, DESCEND = range(3)
 
 
 class Tokens(NamedTuple):
-    """Shape of a tensor, (tokens, columns), and the row pitch of its rounded copy, in whole tiles."""
+    """Tensor shape, (tokens, columns), and row pitch of its rounded copy."""
 
     tokens: int
     columns: int
@@ -17,7 +17,7 @@ class Tokens(NamedTuple):
 
 
 class GramSizes(NamedTuple):
-    """Tokens in whole chunks, columns of both operands in whole tiles, and the shape of the result."""
+    """Tokens in whole chunks, whole-tile columns of operands, and result shape."""
 
     tokens: int
     x_pitch: int
@@ -34,7 +34,7 @@ class GramTile(NamedTuple):
 
 
 class LineSizes(NamedTuple):
-    """Pairs of lines, numbers of each, and how far apart lines are in memory."""
+    """Pairs of lines, numbers of each, and line pitch in memory."""
 
     steps: int
     height: int
@@ -103,7 +103,7 @@ class Eliminated(NamedTuple):
 
 
 class Eliminating(NamedTuple):
-    """Columns of a matrix, and those of a block."""
+    """Columns of a matrix, and of a block."""
 
     size: int
     begin: int

@@ -1,4 +1,4 @@
-"""Chained levels of scales, such as K-quants of llama.cpp, on the host side.
+"""Host side of chained scale levels, such as llama.cpp's K-quants.
 
 One kernel finds the extremes of blocks. Plain torch computes the few scales of all levels from them, and a
 second kernel encodes.

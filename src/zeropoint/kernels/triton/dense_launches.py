@@ -1,4 +1,4 @@
-"""The host side of dense products: transposed tensors, tiles, and launches of blocks of columns."""
+"""Host side of dense products: transposed tensors, tiles, column blocks."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ DENSE = TritonDense()
 
 
 def _launch(name: str, programs: int, args: tuple[Any, ...], *, warps: int, stages: int = 1) -> None:
-    """Start a program on the device of its second argument; products are rounded before they are added.
+    """Launch on the second argument's device; products are rounded before addition.
 
     stages: of loads ahead of their use, more than one only where a kernel reads nothing that it writes.
     """
@@ -140,13 +140,13 @@ def _transposed(x: torch.Tensor) -> torch.Tensor:
 
 
 def _tiles(height: int, width: int, device: torch.device) -> torch.Tensor:
-    """Return row and column of all tiles, (tiles, 2) int32, rows after rows."""
+    """Row and column of all tiles, (tiles, 2) int32, row-major."""
     down, right = (torch.arange(-(-size // _TILE), dtype=torch.int32) for size in (height, width))
     return torch.cartesian_prod(down, right).reshape(-1, 2).to(device)
 
 
 def _lower_tiles(across: int, device: torch.device) -> torch.Tensor:
-    """Return row and column of the tiles of a square that are not above its diagonal, rows after rows."""
+    """Row and column of a square's lower tiles, row-major."""
     return torch.tril_indices(across, across, dtype=torch.int32).T.contiguous().to(device)
 
 
@@ -156,7 +156,7 @@ def _triangle(across: int) -> int:
 
 
 class _Columns:
-    """Columns that are summed: in whole tiles, and the power of two that they are divided by."""
+    """Summed columns in whole tiles, and the power of two dividing them."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.exponent, (self.tokens, self._columns) = float32_exponent(x), x.shape
@@ -196,7 +196,7 @@ def _add_products(left: _Columns, right: _Columns, sums: torch.Tensor, *, dot: b
 
 @functools.cache
 def _dot_adds_in_order(device: torch.device) -> bool:
-    """Return whether ``tl.dot`` adds the products of tokens in their order, which Triton does not promise.
+    """Whether ``tl.dot`` adds products in token order; Triton promises nothing.
 
     Random sums of 64 products have other bytes in any other order. Where they have, each token is a step of
     its own, which takes several times as long. The interpreter's ``tl.dot`` is NumPy's, which has none.
@@ -231,7 +231,7 @@ class _Rounding:
 
 
 def _lines(own: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> Lines:
-    """Return transposed rows, with memory for the errors of a block, and losses of zero."""
+    """Transposed rows, with memory for block errors, and zero losses."""
     rows = own.shape[1]
     return Lines(own, numbers, values, own.new_empty((BLOCK, rows)), own.new_zeros(rows))
 

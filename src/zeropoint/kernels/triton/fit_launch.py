@@ -49,12 +49,12 @@ class Fit(NamedTuple):
 
 
 def fits(scheme: Scheme, shape: tuple[int, ...]) -> bool:
-    """Return whether scales of a scheme are those that fit integer codes, in blocks that the kernels know."""
+    """Whether scales are those fitting integer codes, in known blocks."""
     return fits_codes(scheme) and block_length(scheme, shape) <= LONGEST
 
 
 def fit_of(scheme: Scheme, size: int) -> Fit:
-    """Return what the kernels are compiled for, for blocks of ``size`` values, a power of two."""
+    """Compile-time constants for blocks of ``size`` values, a power of two."""
     tried = fits_of(scheme, size)
     return Fit(
         size=size, many=max(1, _VALUES // size), halvings=size.bit_length() - 1, low=scheme.qmin,

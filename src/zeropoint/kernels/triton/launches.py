@@ -64,7 +64,7 @@ class Launch:
 
     @functools.cached_property
     def _choose(self) -> Start | None:
-        """The kernel that chooses and encodes in one read, where a block fits into a program."""
+        """Kernel that chooses and encodes in one read, for program-sized blocks."""
         asked = self._request
         scheme, shape = asked.scheme, asked.shape
         small = small_blocks_of(scheme.granularity, shape, scheme.bits)
@@ -77,13 +77,13 @@ class Launch:
         return Start("segments.quantize_blocks", found, constants_of(asked, found.shape, chosen=True))
 
     def _start_for(self, x: torch.Tensor, op: Op) -> Start | None:
-        """Return the kernel that takes ``x`` in one read, or None where others take a contiguous tensor."""
+        """Kernel that reads ``x`` once; None: others need it contiguous."""
         if not x.is_contiguous():
             return self._views.start(x.stride(), op)
         return self._choose if op is Op.QUANTIZE_DYNAMIC else None
 
     def blocks_for(self, x: torch.Tensor) -> int:
-        """Return the number of blocks whose extremes need a first pass over ``x``."""
+        """Count blocks whose extremes need a first pass over ``x``."""
         if self._is_one_block or self._start_for(x, Op.QUANTIZE_DYNAMIC) is not None:
             return 0
         return self._views.two_passes(x.stride()).count
@@ -98,7 +98,7 @@ class Launch:
         return 0 in self.shape
 
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
-        """Return the parameters that ``x`` gives, of extremes that a kernel finds; raises NonFiniteError."""
+        """Choose parameters of ``x`` from kernel extremes; raises NonFiniteError."""
         scheme = self._request.scheme
         if self.chooses and extremes is None:
             return self.quantize_dynamic(x)[1]
@@ -132,7 +132,7 @@ class Launch:
     def quantize_dynamic(
         self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None, *, seed: int = 0
     ) -> Codes:
-        """Return codes and the parameters that ``x`` gives, from one read where blocks are segments."""
+        """Choose parameters and codes, in one read where blocks are segments."""
         scheme = self._request.scheme
         if not self.chooses or extremes is not None:
             params = self.choose_params(x, extremes)
@@ -167,7 +167,7 @@ class Launch:
         self, x: torch.Tensor, out: Codes, notes: torch.Tensor, *, known: bool = False,
         tables: torch.Tensor | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
-        """Write codes and parameters; known: whether the scale of the whole tensor is there already."""
+        """Write codes and parameters; known: the tensor's scale is there already."""
         data, params = out
         constants, x = self._choosing, self._readable(x)
         scales = params[0] if constants.rule.how in (How.LINEAR, How.AFFINE) else params[0].view(torch.uint8)
@@ -194,7 +194,7 @@ class Launch:
         self.encode(x, self.scales(params, tables), data, notes, seed)
 
     def _readable(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x``, or a copy where no kernel reads it as it lies."""
+        """Copy ``x`` unless a kernel reads it as it lies."""
         known = x.is_contiguous() or self._views.chooses(x, one_block=self._is_one_block)
         return x if known else x.contiguous()
 
@@ -215,7 +215,7 @@ class Launch:
 
     @functools.cached_property
     def _is_one_block(self) -> bool:
-        """Whether the tensor is one block, whose scale follows from its largest magnitude alone."""
+        """Whether the tensor is one block, scaled by its magnitude alone."""
         scheme = self._request.scheme
         if len(scheme.scales) != 1 or math.prod(scheme.granularity.grid(self._request.shape)) != 1:
             return False
@@ -270,7 +270,7 @@ class Launch:
             tiled(words(x), *given, values, bits(out), numbers=(seed,))
 
     def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | None:
-        """Return the kernels with memory of their own, which wait for no device; None where some allocate."""
+        """Hold kernels and memory, without waiting; None where some allocate."""
         op, device = self._request.op, self._request.device
         if op not in _HELD or (op is Op.QUANTIZE_DYNAMIC and not self._chooses_alone):
             return None
@@ -318,7 +318,7 @@ class Launch:
 
     @property
     def _chooses_alone(self) -> bool:
-        """Whether kernels choose all scales, and need no result of theirs on the host."""
+        """Whether kernels choose all scales without results on the host."""
         scheme = self._request.scheme
         return self.chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
 
@@ -345,7 +345,7 @@ class Launch:
 
     @functools.cached_property
     def _own_tables(self) -> torch.Tensor:
-        """The tables of scales that are bytes, under no scale of the tensor."""
+        """Tables of byte scales under no tensor scale."""
         device = self._request.device
         levels, tables = _levels(self._finest, device), self._new_tables()
         self._fill_tables(levels, levels, tables)
@@ -357,13 +357,13 @@ class Launch:
         return torch.empty((3, 256), dtype=torch.float32, device=self._request.device)
 
     def held_tables(self) -> torch.Tensor | None:
-        """Return memory for the tables of scales under one of the tensor, which change with it, if any."""
+        """Memory for scale tables that change with a tensor's scale."""
         held = self.given.held
         return self._new_tables() if held.bytes and held.coarse else None
 
     @property
     def reads_scales(self) -> bool:
-        """Whether kernels read scales as they are stored, so that the host makes no factors of them."""
+        """Whether kernels read stored scales, without factors from the host."""
         return held_of(self._request.scheme, self._request.own_dtype) is not None
 
     @functools.cached_property
@@ -371,7 +371,7 @@ class Launch:
         return Start("held_scales.scale_tables", ONCE, self.given)
 
     def scales(self, params: Params, tables: torch.Tensor | None = None) -> Given:
-        """Return scales, the tables of their codes, the scale of the tensor, and zero points or offsets.
+        """Load scales, their tables, the tensor's scale, zero points or offsets.
 
         Where there are none, the scales take their places. tables: memory for those, :meth:`held_tables`.
         """
@@ -409,7 +409,7 @@ def _nothing(*_: object) -> None:
 
 
 def _settle(notes: torch.Tensor) -> None:
-    """Wait for the device and raise NonFiniteError where a run since the last call met what does not fit."""
+    """Synchronize; raise NonFiniteError if runs since met what does not fit."""
     if notes[0].item():
         notes[0] = 0
         raise NonFiniteError(
@@ -419,7 +419,7 @@ def _settle(notes: torch.Tensor) -> None:
 
 
 def zeros_of(zero: torch.Tensor) -> torch.Tensor:
-    """Return zero points or offsets as programs take them; they take int16 for bits of bfloat16."""
+    """Zero points or offsets for programs; bfloat16 as int16 bits."""
     return bits(zero.to(torch.int32) if zero.dtype is torch.int16 else zero)
 
 
@@ -431,7 +431,7 @@ def value_table_on(scheme: Scheme, device: torch.device) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _levels(fmt: Format, device: torch.device) -> torch.Tensor:
-    """Return the values of all codes of a format of scales on a device, NaN past them."""
+    """Values of all codes of a scale format, NaN past them."""
     codes = torch.arange(1 << fmt.bits, device="cpu").to(torch.uint8)
     values = torch.full((256,), torch.nan, dtype=torch.float32, device="cpu")
     values[: len(codes)] = load_scale(codes, fmt, torch.float32)

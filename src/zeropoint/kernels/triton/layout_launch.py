@@ -1,4 +1,4 @@
-"""GGUF blocks and GPTQ or AWQ words on the host side: tables of bit moves, and tiles of words."""
+"""Host side of GGUF blocks and GPTQ/AWQ words: bit-move tables, tiles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refusal(request: Request) -> str | None:
 
 
 class Bit(NamedTuple):
-    """A bit of a block's number, and where it lies in the block."""
+    """A bit of a block's number, and its place in the block."""
 
     number: int
     block: int
@@ -43,7 +43,7 @@ class Bit(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """Where the bytes of a block come from, as the kernel takes them."""
+    """Origins of a block's bytes, as the kernel takes them."""
 
     moves: torch.Tensor
     flips: torch.Tensor
@@ -106,7 +106,7 @@ class Layouts:
 def _turn(
     name: str, source: torch.Tensor, out: torch.Tensor, sizes: tuple[int, int], order: WordLines
 ) -> None:
-    """Start a kernel on the tiles of sizes; the flip is a number of 32 bits with a sign."""
+    """Launch on tiles of sizes; the flip is a signed 32-bit number."""
     size, flip = _FIELDS if order.places else _WORDS, (order.flip + (1 << 31)) % (1 << 32) - (1 << 31)
     programs = math.prod(-(-each // size) for each in sizes)
     more = (order.places, size) if order.places else (size,)
@@ -126,12 +126,12 @@ def _move(sources: Sequence[torch.Tensor], sizes: tuple[int, ...], out: torch.Te
 
 
 def _sizes(struct: Struct, bits: int) -> tuple[int, ...]:
-    """Return the bytes of a block of packed codes, and of each level."""
+    """Bytes of a block of packed codes, and of each level."""
     return field_size(struct.codes) * bits // 8, *(field_size(level) for level in struct.levels)
 
 
 def _bits_of(struct: Struct, bits: int) -> list[list[Bit]]:
-    """Return the bits of codes as they are packed, and of each level."""
+    """Bits of packed codes, and of each level."""
     found = [
         [bit for part in field if isinstance(part, Bits) for bit in _bits(part)] for field in struct.fields
     ]
@@ -171,7 +171,7 @@ def _splitting(struct: Struct, bits: int, device: torch.device) -> list[Moves]:
 
 
 def _moves(found: list[tuple[int, int, int, int]], size: int, device: torch.device) -> Moves:
-    """Return moves of bits: a bit of ``size`` bytes, the source of its own, the bit there, and its flip."""
+    """Bit moves: a bit of ``size`` bytes, its source, bit there, flip."""
     masks: dict[tuple[int, int, int, int], int] = {}
     flips = [0] * size
     for bit, source, own, flip in found:

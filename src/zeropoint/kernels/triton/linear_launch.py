@@ -1,4 +1,4 @@
-"""The host side of linear layers: products of integer codes, and products with values of the weight."""
+"""Host side of linear layers: integer products, and products with values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORTEST = 32
 
 
 class LinearValues:
-    """Products with values of the weight, which tiles decode, or the dequantizing kernel for many tokens."""
+    """Products with weight values, decoded in tiles, or first for many tokens."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -47,7 +47,7 @@ class LinearValues:
         return Start("value_products.multiply_values", tiles, self.weight.given._replace(cut=tiles.shape))
 
     def linear_values(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
-        """Return the layer, which reads the memory of these tensors at each call."""
+        """Build the layer, which reads these tensors' memory each call."""
         rows, cols = self._request.shape
 
         def layer(x: torch.Tensor, _: Params | None) -> torch.Tensor:
@@ -70,7 +70,7 @@ class LinearValues:
 
 
 class LinearCodes:
-    """Products of integer codes, of an input that is quantized before them; tiles: cuts a layer."""
+    """Products of integer codes of a quantized input; tiles: cuts a layer."""
 
     def __init__(self, request: Request, tiles: Callable[..., LayerTiles] = code_tiles) -> None:
         assert request.source is not None
@@ -108,7 +108,7 @@ class LinearCodes:
         return data, params, notes
 
     def linear(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
-        """Return the layer, which reads the memory of these tensors at each call.
+        """Build the layer, which reads these tensors' memory each call.
 
         It waits for the device once the product is on its way, and raises what quantizing the input does.
         """
@@ -127,7 +127,7 @@ class LinearCodes:
         self, x: torch.Tensor, given: Params | None, layer: tuple[torch.Tensor, Params, torch.Tensor | None],
         out: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """Write the product without waiting for the device; the notes are not zero where it is none."""
+        """Write the product without synchronizing; nonzero notes: there is none."""
         (weight, params, bias), cols = layer, self._request.shape[1]
         tokens = x.numel() // cols
         codes, own, notes = self._coded(x.reshape(-1, cols).contiguous(), given)
@@ -144,7 +144,7 @@ class LinearCodes:
 
 
 def input_request(request: Request, tokens: int) -> Request:
-    """Return the request that quantizes the input of a layer on integer codes."""
+    """Request that quantizes the input of a layer on integer codes."""
     assert request.source is not None
     op = Op.QUANTIZE if request.given else Op.QUANTIZE_DYNAMIC
     shape = tokens, request.shape[1]
@@ -155,7 +155,7 @@ def input_request(request: Request, tokens: int) -> Request:
 
 
 def codes_refusal(request: Request) -> str | None:
-    """Return why the kernels do not multiply the codes of a layer whose operator is possible, or None."""
+    """Reason why kernels do not multiply a possible layer's codes, or None."""
     scheme, source, cols = request.scheme, request.source, request.shape[1]
     if source is None:
         return "an input that is not quantized is multiplied by values of the weight"

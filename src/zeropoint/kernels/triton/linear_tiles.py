@@ -1,4 +1,4 @@
-"""How linear layers are cut into tiles of rows of the weight and of tokens."""
+"""Tiles of linear layers: rows of the weight, and tokens."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def value_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
 
 
 def code_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
-    """Return the tiles of products of codes, of groups of whole times 32 columns."""
+    """Tiles of code products, of groups of whole times 32 columns."""
     cols = request.shape[1]
     group = min(request.scheme.granularity.block_shape(request.shape)[1], cols)
     width = min(WIDE, group & -group) if group < cols else WIDE
@@ -89,7 +89,7 @@ def code_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
 
 
 class Shape(NamedTuple):
-    """Rows and tokens of a tile, slices of its columns and their width, and warps."""
+    """Rows and tokens of a tile, column slices and width, warps."""
 
     rows: int
     tokens: int
@@ -99,7 +99,7 @@ class Shape(NamedTuple):
 
 
 def _paired(request: Request) -> bool:
-    """Return whether two codes are a byte, of one scale, and two numbers of the input 32 bits."""
+    """Whether bytes are two codes of one scale, inputs 32-bit pairs."""
     cols, group = request.shape[1], request.scheme.granularity.block_shape(request.shape)[1]
     even = cols % 2 == 0 and (group >= cols or group in (2, 4, 8, 16, 32, 64) or group % 64 == 0)
     return request.scheme.bits == 4 and request.dtype.itemsize == 2 and even
@@ -111,7 +111,7 @@ def _power(count: int) -> int:
 
 
 def _few(request: Request, tokens: int, width: int, *, bias: bool, paired: bool = False) -> LayerTiles:
-    """Return tiles of few rows, whose columns are cut into slices, one for each warp."""
+    """Tiles of few rows, with a column slice for each warp."""
     slices = min(8, _power(-(-request.shape[1] // width)))
     return layer_tiles(
         request, tokens, Shape(NARROW, NARROW, slices, width, slices), bias=bias, paired=paired
@@ -138,7 +138,7 @@ def layer_tiles(
 
 
 def _parts(width: int, block: int, *, whole: bool) -> int:
-    """Return into how many parts of equal scales columns are cut. whole: whether bytes stay whole."""
+    """Count equal-scale column parts; whole: bytes stay whole."""
     least = 1 if whole else width // PART
     if block % width == 0:
         return least

@@ -1,4 +1,4 @@
-"""How tensors are cut into pieces of eight elements, for kernels under given scales."""
+"""Cuts of tensors into pieces of eight elements, under given scales."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def pieces_of(
     joins: bool = True,
     each: int = PER_THREAD,
 ) -> Pieces | str:  # fmt: skip
-    """Return the pieces of a tensor with codes of ``width`` bits, or why there are none.
+    """Pieces of a tensor with codes of ``width`` bits, or why none.
 
     joins: whether rows may be joined. each: pieces of a thread.
     """
@@ -97,7 +97,7 @@ def pieces_of(
 
 
 def _size(count: int, each: int) -> tuple[int, int]:
-    """Return how many of ``count`` a program takes, a power of two, and its warps; each: of a thread."""
+    """Program's share of ``count``, a power of two, and warps; each: thread's."""
     size = min(32 * WARPS * each, max(32, 1 << max(0, count - 1).bit_length()))
     return size, max(1, size // (32 * each))
 
@@ -114,7 +114,7 @@ class BlockShape(NamedTuple):
 
 
 class SmallBlocks(NamedTuple):
-    """A tensor in small blocks, of which ``cut`` pieces there are, and the programs that take them."""
+    """A tensor in small blocks of ``cut`` pieces, and their programs."""
 
     cut: int
     shape: BlockShape
@@ -124,7 +124,7 @@ class SmallBlocks(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def small_blocks_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> SmallBlocks | None:
-    """Return the small blocks of a tensor, or None where it has others: see :mod:`.programs.small_blocks`."""
+    """Small blocks of a tensor, or None: see :mod:`.programs.small_blocks`."""
     cols, block = (shape[-1], granularity.block_shape(shape)[-1]) if shape else (1, 1)
     alone = math.prod(granularity.block_shape(shape)) == block
     if not alone or cols % block or block & (block - 1) or not PIECE <= block <= LARGEST_BLOCK:

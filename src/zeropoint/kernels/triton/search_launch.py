@@ -1,4 +1,4 @@
-"""Searches of scales: which a request gets, and what a rule that searches adds to it."""
+"""Scale searches: a request's search, and the parameters it adds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SearchedScales:
         return self._search.search_params(x, params, importance)
 
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
-        """Return the parameters that ``x`` gives by a rule that searches; raises NonFiniteError."""
+        """Choose parameters of ``x`` by a searching rule; raises NonFiniteError."""
         reference.require_whole(self._scheme, extremes)
         return self.search_params(x, self._start.choose_params(x, extremes))
 
@@ -71,7 +71,7 @@ class SearchedScales:
         return data, params
 
     def hold(self, params: Params | None) -> HeldKernel | None:
-        """Return the kernels with memory of their own; None where a search takes temporary tensors."""
+        """Hold kernels and memory; None where a search allocates temporaries."""
         started = None if isinstance(self._search, ScaleFit) else self._start.hold(params)
         if started is None or 0 in self._start.shape:
             return started

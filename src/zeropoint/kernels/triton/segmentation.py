@@ -1,4 +1,4 @@
-"""How tensors are cut into the segments of the kernels, or why they cannot be."""
+"""Cuts of tensors into kernel segments, or reasons against them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Segments(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def segments_of(granularity: Granularity, shape: tuple[int, ...], width: int) -> Segments | str:
-    """Return the segments of a tensor with codes of ``width`` bits, or why there are none."""
+    """Segments of a tensor with codes of ``width`` bits, or why none."""
     cols = shape[-1] if shape else 1
     grid, extents = granularity.grid(shape) or (1,), granularity.block_shape(shape) or (1,)
     mapping = row_mapping(shape[:-1], extents[:-1], grid[:-1])

@@ -1,8 +1,7 @@
-"""What kernels are compiled for: the numbers of a format and of a layout, in one record."""
+"""Compile-time constants of kernels: format and layout, in one record."""
 
 from __future__ import annotations
 
-import math
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -12,9 +11,8 @@ import torch
 from ...formats import FloatFormat, IntFormat
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import lowering
-from ...ops.lowering import THRESHOLDS, Kind, ScaleBy, ZeroPlace, code_order
+from ...ops.lowering import Kind, ScaleBy, ZeroPlace, code_order
 from ...ops.registry import Request
-from ...params.arithmetic import tensor_rule
 from ...params.effective import over_reciprocal
 from ...schemes import Arithmetic, Granularity, Scheme, ZeroPoint
 
@@ -28,7 +26,7 @@ _LARGEST_FACTORS = {torch.float32: 2.0**-2, torch.bfloat16: 2.0**10, torch.float
 
 
 class Hardware(IntEnum):
-    """Formats that a GPU converts to and from, half to even and saturating, as the reference does."""
+    """GPU float conversions like the reference's: half to even, saturating."""
 
     NONE = 0
     E4M3 = 1
@@ -68,14 +66,13 @@ class Constants(NamedTuple):
     """Constants of compilation.
 
     element, rule: records of :mod:`zeropoint.ops.lowering`, of plain numbers. ``unsigned_below`` is the bits
-    of a float32, as a subnormal constant would make float64 of what it meets; ``thresholds`` are padded with
-    Inf. inverse_divisor: ``RN(1 / rule.divisor)``. held: how scales are stored. chosen: whether the kernel
-    chooses them. outer: the rule of the tensor's scale above those, or None. cut: the part of a cut that is
-    compiled in. order: of a codebook the codes of all ranks,
-    four bits each, int64. width: bits of a code. group: codes that fill whole bytes together. multiply:
-    whether values are multiplied by factors. native: whether a GPU runs the kernel, rather than the
-    interpreter. fused: whether quotients may be made of fused multiplications and additions, see
-    :func:`.programs.element_codes.fused`. short: whether they may be of two operations, see
+    of a float32, as a subnormal constant would make float64 of what it meets. inverse_divisor: ``RN(1 /
+    rule.divisor)``. held: how scales are stored. chosen: whether the kernel chooses them. outer: the rule of
+    the tensor's scale above those, or None. cut: the part of a cut that is compiled in. order: of a codebook
+    the codes of all ranks, four bits each, int64. width: bits of a code. group: codes that fill whole bytes
+    together. multiply: whether values are multiplied by factors. native: whether a GPU runs the kernel,
+    rather than the interpreter. fused: whether quotients may be made of fused multiplications and additions,
+    see :func:`.programs.element_codes.fused`. short: whether they may be of two operations, see
     :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has. rounding:
     which neighbor quotients go to; but for half to even, quotients are IEEE's to the last bit. most: largest
     factor under which fused ones are. extent: of :func:`zeropoint.ops.row_errors.code_extent`, if errors are
@@ -103,7 +100,7 @@ class Constants(NamedTuple):
 
 
 def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = False) -> Constants:
-    """Return what the kernels of a request are compiled for.
+    """Derive compile-time constants of a request's kernels.
 
     cut: the part of its cut that is compiled in. chosen: whether they choose scales. dividing: whether values
     are divided by powers of two, too.
@@ -116,15 +113,15 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
         element = element._replace(zero_place=ZeroPlace.PRODUCT)
     if request.code_range is not None:
         element = element._replace(low=request.code_range[0], high=request.code_range[1])
-    padding = (math.inf,) * (THRESHOLDS - len(element.thresholds))
     unsigned = int(np.float32(element.unsigned_below).view(np.int32))
-    plain = _plain(element)._replace(unsigned_below=unsigned, thresholds=element.thresholds + padding)
+    plain = _plain(element)._replace(unsigned_below=unsigned)
+    outer = lowering.outer_rule_of(scheme, dtype) if chosen else None
     native, rounding = request.device.type == "cuda", _rounded(scheme)
     even = rounding is Rounded.HALF_EVEN
     return Constants(
         element=plain, rule=_plain(rule), inverse_divisor=float(np.float32(1) / np.float32(rule.divisor)),
         held=held_of(scheme, dtype) or _factors(scheme), chosen=chosen,
-        outer=_outer(scheme, dtype) if chosen else None, cut=cut, order=_order(scheme),
+        outer=None if outer is None else _plain(outer), cut=cut, order=_order(scheme),
         width=scheme.bits, group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
         fused=native and element.scaling is ScaleBy.DIVIDE and _boundaries_are_large(element),
         short=even and _is_short(element, request.dtype),
@@ -148,7 +145,7 @@ def by_powers(scheme: Scheme, dtype: torch.dtype) -> bool:
 
 
 def _factors(scheme: Scheme) -> Held:
-    """Return the layout of factors that the host computes, one float32 a block."""
+    """Layout of factors from the host, one float32 a block."""
     return Held(bytes=False, power=False, coarse=False, inverse=False, unit=_unit(scheme))
 
 
@@ -157,7 +154,7 @@ def _unit(scheme: Scheme) -> float:
 
 
 def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
-    """Return how given scales are stored, or None if the host computes float32 factors from them."""
+    """Storage of given scales; None: the host computes float32 factors."""
     formats, unit = [level.format_for(format_of(dtype)) for level in scheme.scales], _unit(scheme)
     alone = scheme.center is None and not scheme.offsets and scheme.element.per_scale == 1
     if not alone or not 1 <= len(formats) <= 2:
@@ -177,24 +174,15 @@ def held_of(scheme: Scheme, dtype: torch.dtype) -> Held | None:
 
 
 def of_extremes(cut: Any, device: torch.device) -> Constants:
-    """Return what the kernel that finds extremes is compiled for, whatever the format."""
+    """Derive compile-time constants of the extremes kernel, for any format."""
     return Constants(
         element=None, rule=None, inverse_divisor=1.0, held=None, chosen=False, outer=None, cut=cut, order=0,
         width=8, group=1, multiply=False, native=device.type == "cuda", fused=False, short=False, hardware=0,
     )  # fmt: skip
 
 
-def _outer(scheme: Scheme, dtype: torch.dtype) -> Any:
-    """Return the rule of a tensor scale, its dtype as a plain number, or None."""
-    rule = tensor_rule(scheme, dtype) if len(scheme.scales) == 2 else None
-    if rule is None:
-        return None
-    narrow: Any = int(lowering.narrow_of(rule.narrow))
-    return rule._replace(narrow=narrow)
-
-
 def _hardware(scheme: Scheme, element: lowering.Element) -> Hardware:
-    """Return the format whose conversion a GPU has; signs are those of quotients there."""
+    """GPU conversion format; signs follow the quotients there."""
     if element.kind is not Kind.FLOAT or element.unsigned_below >= 0:
         return Hardware.NONE
     found = dtype_of(scheme.element)
@@ -216,7 +204,7 @@ def _boundaries_are_large(element: lowering.Element) -> bool:
 
 
 def _is_short(element: lowering.Element, dtype: torch.dtype) -> bool:
-    """Return whether values and boundaries between codes have the few bits that short quotients need."""
+    """Whether values and code boundaries are short enough for short quotients."""
     few = element.kind is not Kind.CODEBOOK and element.zero_place is not ZeroPlace.INSIDE
     return few and dtype in (torch.bfloat16, torch.float16)
 

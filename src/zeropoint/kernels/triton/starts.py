@@ -1,4 +1,4 @@
-"""How programs are started: tensors as they take them, and a launch that is kept."""
+"""Program launches: tensor arguments, and launches kept for reuse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ONCE = SmallBlocks(cut=1, shape=BlockShape(1, 1, 1), programs=1, warps=1)
 
 
 def program(name: str) -> Any:
-    """Return a program by its module among :mod:`.programs` and its own name, ``pieces.quantize_pieces``.
+    """Look up a program of :mod:`.programs`, such as ``pieces.quantize_pieces``.
 
     Triton takes seconds to import, and is not needed where no tensor is on a GPU.
     """
@@ -54,14 +54,15 @@ def words(x: torch.Tensor) -> torch.Tensor:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Have kernels started on ``device``, as those of torch are; the interpreter warns of each overflow."""
+    """Launch on ``device`` like torch; the interpreter warns of overflows."""
     return torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore")
 
 
 class Start:
-    """A program with its cut and constants; after the first call, tensors of 16-byte places start it at once.
+    """A program with cut and constants; later calls start at once.
 
-    name: as :func:`program` takes it. fused: whether products and sums may be contracted.
+    After the first call, on tensors of 16-byte places. name: as :func:`program` takes it. fused: whether
+    products and sums may be contracted.
     """
 
     def __init__(self, name: str, cut: Cut, constants: Constants, *, fused: bool = False) -> None:
@@ -77,7 +78,7 @@ class Start:
         return self._cut.programs
 
     def __call__(self, *tensors: torch.Tensor, numbers: tuple[int, ...] = ()) -> None:
-        """Start the kernel on the stream of the caller; numbers: int32 that it takes after tensors."""
+        """Launch on the caller's stream; numbers: int32 arguments after tensors."""
         places = [each.data_ptr() for each in tensors]
         if [each.dtype for each in tensors] == self._dtypes and self.start_at(places, numbers):
             return
@@ -90,7 +91,7 @@ class Start:
             self._dtypes = [each.dtype for each in tensors]
 
     def start_at(self, places: list[int], numbers: tuple[int, ...] = ()) -> bool:
-        """Start the kernel on tensors at these addresses, of the dtypes of the first call, if it can be."""
+        """Launch on addresses of tensors like the first call's, if possible."""
         if self._compiled is None or torch.cuda.current_device() != self._index:
             return False
         for place in places:
@@ -103,7 +104,7 @@ class Start:
 
 
 class HeldStart:
-    """A start with fixed tensors, except for the ones that each call gives.
+    """A launch with fixed tensors, except for each call's own.
 
     tensors: those that stay, and None in the places of the others, whose dtypes never change. numbers: what
     the kernel takes after tensors.

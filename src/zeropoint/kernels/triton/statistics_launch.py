@@ -1,4 +1,4 @@
-"""The host side of statistics: tensors as lines of numbers of one block, and the programs that take them."""
+"""Host side of statistics: lines of one block's numbers, and programs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _zeros(
 def _run(
     name: str, x: torch.Tensor, lines: StatisticLines, *results: torch.Tensor, constants: tuple[int, ...] = ()
 ) -> Extremes:
-    """Start a kernel that adds to results, and return the extremes of blocks."""
+    """Launch a kernel that adds to results; return block extremes."""
     copies, blocks = lines.shape.copies, lines.cut.blocks
     ends = torch.full((copies, 2, blocks), _LEAST, dtype=torch.int32, device=x.device)
     values = torch.empty((2, blocks), dtype=torch.float64, device=x.device)

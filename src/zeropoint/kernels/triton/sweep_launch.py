@@ -40,7 +40,7 @@ class Sweep(NamedTuple):
     size, many: values of a block, and blocks of a program. pieces: of a block, whose values a thread has, in
     :func:`.programs.scale_sweeps.sweep_nearly`. halvings: base-2 logarithm of size. power: whether
     scales are powers of two. mantissa, emin (biased like float32), magnitude_bits: of their format. inverse:
-    whether scales are divided by that of the tensor. first: code of the smallest scale. scales: how many
+    whether scales are divided by the tensor's. first: code of the smallest scale. scales: how many
     there are. last: code of the largest. doubled: how many have a double that is a scale. normal: the least
     code of which, and of all above it, half is a scale. halving, empty, doubling, most: of
     :class:`zeropoint.params.scale_windows.Window`. end: ``most`` and a bit. safe: what outweighs roundings.
@@ -76,7 +76,7 @@ class Sweep(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def sweep_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, *, weighted: bool) -> Sweep:
-    """Return what the searches of a scheme that is not refused are compiled for."""
+    """Derive compile-time constants of a scheme's searches."""
     rule, size = lowering.rule_of(scheme, dtype), block_length(scheme, shape)
     window, ladder = window_of(scheme, size, 2.0), Ladder.of(scheme.scales[0], dtype)
     assert ladder.table is not None
@@ -143,7 +143,7 @@ class ScaleSweep:
         return [found, *coarser]
 
     def room(self) -> Params:
-        """Return scratch memory of a run: a list of block numbers and its length."""
+        """Allocate a run's scratch: a list of blocks, and its length."""
         device = self._request.device
         count = torch.zeros(1, dtype=torch.int32, device=device)
         return [torch.empty(self._blocks, dtype=torch.int32, device=device), count]
@@ -151,7 +151,7 @@ class ScaleSweep:
     def improve(
         self, x: torch.Tensor, params: Params, room: Params, importance: torch.Tensor | None = None
     ) -> None:
-        """Replace the finest scales in place by the scales of least squared error; see :meth:`room`."""
+        """Replace finest scales by least-squares ones in place; see :meth:`room`."""
         scales, coarse = params[0].view(torch.uint8), self._coarse(params[1:])
         values, nearly = bits(x), self._nearly if importance is None else None
         if nearly is not None:
@@ -163,7 +163,7 @@ class ScaleSweep:
 
     @functools.cached_property
     def _nearly(self) -> Start | None:
-        """The kernel that measures errors in float32, or None without a proven bound."""
+        """Kernel measuring errors in float32; None without a proven bound."""
         sweep, element = self._sweep(weighted=False), self._constants.element
         # A bfloat16 over a power of two is one again, unless it is below all boundaries between codes.
         exact = element.quotient == Narrow.NONE or (sweep.power and element.quotient == Narrow.BFLOAT16)
@@ -186,7 +186,7 @@ class ScaleSweep:
         return sweep_of(self._scheme, self._request.shape, self._request.own_dtype, weighted=weighted)
 
     def _coarse(self, coarser: Params) -> torch.Tensor:
-        """Return the scale of the whole tensor as float32, 1 where there is none."""
+        """Load the tensor's scale as float32, 1 if none."""
         if not coarser:
             return self._one
         if coarser[0].dtype is torch.float32:
@@ -196,7 +196,7 @@ class ScaleSweep:
 
 
 def _weights(importance: torch.Tensor | None, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return weights, float64, and how many lie between two rows: 0 where all rows have the same."""
+    """Float64 weights, and their row pitch: 0 if rows share them."""
     if importance is None:
         return torch.ones(1, dtype=torch.float64, device=x.device), 0
     wide = importance.to(x.device, torch.float64)

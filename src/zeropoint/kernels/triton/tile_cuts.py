@@ -1,4 +1,4 @@
-"""How tensors are cut into tiles of rows and columns, for kernels on transposed tensors and 2-D blocks."""
+"""Cuts into row and column tiles, for transposed tensors, 2-D blocks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Tiles(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """Elements of an axis, of a block along it, and of memory from one index to the next."""
+    """Elements of an axis, of its blocks, and its memory stride."""
 
     length: int
     block: int
@@ -99,7 +99,7 @@ def tiles_of(
     granularity: Granularity, shape: tuple[int, ...], strides: tuple[int, ...], width: int, itemsize: int,
     *, whole: bool,
 ) -> Tiles | None:  # fmt: skip
-    """Return the tiles of a tensor with codes of ``width`` bits, or None where there are none.
+    """Tiles of a tensor with codes of ``width`` bits, or None.
 
     whole: whether each block must be inside of one tile. Rows or columns must follow each other in memory.
     """
@@ -141,7 +141,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _joined(axes: list[_Axis], width: int) -> list[_Axis]:
-    """Return axes of which those that follow each other in memory, and in blocks, are one."""
+    """Merge axes that are neighbors in memory and in blocks."""
     made: list[_Axis] = []
     for axis in reversed([axis for axis in axes if axis.length > 1]):
         inner = made[-1] if made else _Axis(0, 1, 0)
@@ -161,7 +161,7 @@ def _joined(axes: list[_Axis], width: int) -> list[_Axis]:
 def _tile(
     rows: _Axis, cols: _Axis, itemsize: int, *, transposed: bool, whole: bool
 ) -> tuple[int, int] | None:
-    """Return rows and columns of tiles, or None where these must have whole blocks and none has."""
+    """Rows and columns of tiles; None if whole blocks fit none."""
     high, wide = (rows.span, cols.span) if whole else (1, 1)
     if not high or not wide:
         return None
@@ -179,7 +179,7 @@ def _tile(
 
 
 def _part(axis: _Axis, tile: int) -> int:
-    """Return how many of a tile's elements along an axis are inside of one block."""
+    """Elements of a tile along an axis inside one block."""
     return tile if axis.block >= axis.length else math.gcd(axis.block, tile)
 
 

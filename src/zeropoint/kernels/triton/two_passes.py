@@ -1,4 +1,4 @@
-"""Scales of blocks larger than a program: one kernel finds extremes, a second one the scales."""
+"""Scales of large blocks: one kernel for extremes, another for scales."""
 
 from __future__ import annotations
 

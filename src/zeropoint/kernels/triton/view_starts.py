@@ -1,4 +1,4 @@
-"""Kernels for tensors that are not contiguous, and for blocks that span rows."""
+"""Kernels for non-contiguous tensors, and for blocks that span rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Strides = tuple[int, ...]
 
 
 class Views:
-    """The kernels of one request by strides; given: constants of kernels under given scales."""
+    """Kernels of a request by strides; given: constants under given scales."""
 
     def __init__(self, request: Request, given: Constants) -> None:
         self._request, self._given = request, given
@@ -24,7 +24,7 @@ class Views:
         self.two_passes = functools.cache(functools.partial(TwoPasses, request))
 
     def _start(self, strides: Strides, op: Op) -> Start | None:
-        """Return the kernel of an operator on views of these strides, if it reads them once."""
+        """Kernel of an operator on such strides, if it reads once."""
         asked, chosen = self._request, op is Op.QUANTIZE_DYNAMIC
         scheme = asked.scheme
         found = tiles_of(
@@ -37,7 +37,7 @@ class Views:
         return Start(name, found, constants._replace(cut=found.shape))
 
     def chooses(self, x: torch.Tensor, *, one_block: bool) -> bool:
-        """Return whether kernels choose scales of ``x`` and encode it where it lies.
+        """Whether kernels choose scales of ``x`` and encode it without a copy.
 
         one_block: whether the tensor is one block, whose scale takes numbers in any order.
         """
@@ -47,7 +47,7 @@ class Views:
         )
 
     def planned(self, *, one_block: bool) -> torch.Tensor:
-        """Return a meta tensor with the strides of the request if kernels read them, else contiguous."""
+        """Meta tensor with the request's strides if readable, else contiguous."""
         asked = self._request
         whole = torch.empty(asked.shape, device="meta")
         if asked.strides is None or 0 in asked.shape or asked.op is Op.DEQUANTIZE:
@@ -66,6 +66,6 @@ def _by_strides(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_order(x: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of a tensor as kernels take them, in any order."""
+    """Numbers of a tensor for kernels, in any order."""
     ordered = _by_strides(x)
     return bits(ordered if ordered.is_contiguous() else x)

@@ -1,20 +1,22 @@
-"""Fake quantization, one pass over memory each way: values in cache, straight-through gradients."""
+"""Fake quantization in one pass each way; straight-through gradients."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32
 from ..encode.elements import INFINITE, MAGIC, encode, round_tile, scale_tile
 from ..encode.rows import parameter_row
 from ..machine.descriptor import INTEGER, ZERO_INSIDE, ZERO_NONE
 from ..machine.intrinsics import and32, bits32, device, float32_of, scratch, stream_fence
+from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE, clear, fetch_ahead, load, run_amax
 from .rows import decode, emit_values
 
 
 @device
 def fill_blocks(values: Any, base: Any, column: Any, count: Any, block: Any, out: Any) -> None:
-    """Set ``out[i] = values[base + (column + i) // block]`` without a division an element."""
+    """Spread ``values[base + (column + i) // block]`` without divisions."""
     at = np.uint64(0)
     while at < count:
         b = (column + at) // block
@@ -27,7 +29,7 @@ def fill_blocks(values: Any, base: Any, column: Any, count: Any, block: Any, out
 
 @device
 def fake_integers(tile: Any, factors: Any, zeros: Any, count: Any, element: Any) -> None:
-    """Replace a tile of scaled values by ``(clamp(rint(t) + z) - z) * s`` without going through codes.
+    """Replace scaled values by ``(clamp(rint(t) + z) - z) * s`` directly.
 
     Clamping before rounding is exact: bounds and zero points are integers below 2 ** 22.
     """
@@ -60,30 +62,40 @@ def fake_integers(tile: Any, factors: Any, zeros: Any, count: Any, element: Any)
 
 @device
 def signed_zero(x: Any) -> Any:
-    """Return zero with the sign of ``x``: what multiplying a finite slope by a mask of 0 gives."""
+    """Zero with the sign of ``x``: a finite slope times 0."""
     return float32_of(and32(bits32(x), np.uint32(0x80000000)))
 
 
+class FakeQuantizeArrays(NamedTuple):
+    """What :func:`fake_quantize_rows` reads and writes.
+
+    x, out: (rows * cols,) float32, uint16 bits of bfloat16, or int16 bits of float16. order, table: code of
+    each rank, and value of each code. divisors: float32 factors to divide by; multipliers: factors to
+    multiply codes by, which differ only where a scale is zero. zeros: float32 zero points.
+    """
+
+    x: Any
+    order: Any
+    table: Any
+    divisors: Any
+    multipliers: Any
+    zeros: Any
+    out: Any
+
+
 @device
-def fake_quantize_rows(
-    x: Any, layout: Any, element: Any, order: Any, table: Any, scales: Any, back: Any, zeros: Any, out: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
+def fake_quantize_rows(arrays: Any, desc: Any, first: Any, last: Any) -> None:
     """Fake-quantize rows ``first`` to ``last``: the values of dequantize(quantize(x)).
 
-    x, out: (rows * cols,) float32, uint16 bits of bfloat16, or int16 bits of float16.
-    scales: float32 factors to divide by; back: factors to multiply codes by, which differ only where a scale
-    is zero. zeros: float32 zero points.
+    arrays: :class:`FakeQuantizeArrays`.
     """
+    x, order, table, scales, multipliers, zeros, out = arrays
+    layout, element, _rule = desc
     lossy = False
     for b in range(np.uint64(len(scales))):
         lossy |= scales[b] == INFINITE
     step = np.uint64(TILE)
-    tile, factors, offsets = (
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-    )
+    tile, factors, offsets = (scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32))
     codes = scratch(TILE, np.uint8)
     for r in range(first, last):
         base = parameter_row(layout, r)
@@ -104,25 +116,25 @@ def fake_quantize_rows(
                 scale_tile(tile, factors, n, element.scaling)
                 round_tile(tile, n, element.quotient)
                 if lossy:
-                    fill_blocks(back, base, c, n, layout.block, factors)
+                    fill_blocks(multipliers, base, c, n, layout.block, factors)
                 fake_integers(tile, factors, offsets, n, element)
             else:
                 lost = run_amax(tile, np.uint64(0), n) > NOT_FINITE
                 encode(tile, factors, offsets, n, element, order, codes)
                 if lossy:
-                    fill_blocks(back, base, c, n, layout.block, factors)
+                    fill_blocks(multipliers, base, c, n, layout.block, factors)
                 decode(codes, n, element, table, factors, offsets, tile)
                 if lost:
                     load(x, at, n, layout.kind, offsets)
                     for i in range(n):
                         tile[i] = tile[i] if offsets[i] == offsets[i] else np.float32(np.nan)
-            emit_values(tile, n, layout.kind, out, at)
+            emit_values(out, at, tile, n, layout.kind)
     stream_fence()
 
 
 @device
 def gate_integers(tile: Any, zeros: Any, count: Any, element: Any, grad: Any) -> None:
-    """Zero the gradient where the rounded quotient in ``tile`` lies outside the codes; NaN is outside."""
+    """Zero gradients where the rounded quotient is no code; NaN is none."""
     low, high = element.low, element.high
     one = np.float32(1)
     if element.zero_place == ZERO_INSIDE:
@@ -144,8 +156,9 @@ def gate_integers(tile: Any, zeros: Any, count: Any, element: Any, grad: Any) ->
 
 
 @device
-def gate_bounds(tile: Any, count: Any, low: Any, high: Any, closed: Any, grad: Any) -> None:
-    """Zero the gradient where ``tile`` lies outside ``low..high``; the ends belong to it when ``closed``."""
+def gate_bounds(tile: Any, count: Any, bounds: Any, grad: Any) -> None:
+    """Zero the gradient where ``tile`` lies outside of :class:`GradientBounds`."""
+    low, high, closed = bounds
     if closed:
         for i in range(count):
             grad[i] = grad[i] if (tile[i] >= low) & (tile[i] <= high) else signed_zero(grad[i])
@@ -154,30 +167,37 @@ def gate_bounds(tile: Any, count: Any, low: Any, high: Any, closed: Any, grad: A
             grad[i] = grad[i] if (tile[i] > low) & (tile[i] < high) else signed_zero(grad[i])
 
 
-@device
-def fake_quantize_backward_rows(
-    grad: Any,
-    x: Any,
-    layout: Any,
-    element: Any,
-    bounds: Any,
-    scales: Any,
-    zeros: Any,
-    out: Any,
-    first: Any,
-    last: Any,
-) -> None:
-    """Set ``out = grad`` where the rounded ``x`` lies within the codes and 0 elsewhere.
+class GradientBounds(NamedTuple):
+    """Scaled values that non-integer formats do not clip; closed: with ends."""
 
-    Rows ``first`` to ``last``.
-    bounds: (low, high, closed) of the scaled value, for formats other than integers.
+    low: Float32
+    high: Float32
+    closed: Flag
+
+
+unpack_bounds = unpacker(GradientBounds)
+
+
+class BackwardArrays(NamedTuple):
+    """Gradients, values, divisors, zero points, and the gradients that are written."""
+
+    grad: Any
+    x: Any
+    divisors: Any
+    zeros: Any
+    out: Any
+
+
+@device
+def fake_quantize_backward_rows(arrays: Any, desc: Any, bounds: Any, first: Any, last: Any) -> None:
+    """Pass ``grad`` where the rounded ``x`` is within the codes, else 0.
+
+    Rows ``first`` to ``last`` of :class:`BackwardArrays`. bounds: :class:`GradientBounds`.
     """
+    grad, x, scales, zeros, out = arrays
+    layout, element, _rule = desc
     step = np.uint64(TILE)
-    tile, factors, offsets = (
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-    )
+    tile, factors, offsets = (scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32))
     slope = scratch(TILE, np.float32)
     clear(offsets)
     for r in range(first, last):
@@ -197,6 +217,6 @@ def fake_quantize_backward_rows(
             if element.kind == INTEGER:
                 gate_integers(tile, offsets, n, element, slope)
             else:
-                gate_bounds(tile, n, bounds[0], bounds[1], bounds[2] != np.float32(0), slope)
-            emit_values(slope, n, layout.kind, out, at)
+                gate_bounds(tile, n, bounds, slope)
+            emit_values(out, at, slope, n, layout.kind)
     stream_fence()

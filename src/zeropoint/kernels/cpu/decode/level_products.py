@@ -1,28 +1,43 @@
-"""Scales of blocks under two levels: the scale of a block times the scale of its coarse block.
+"""Block scales under two levels: fine scale times coarse scale.
 
 A few rows are decoded at a time, so that the products stay in the cache; for small blocks they take more
 memory than the codes.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..machine.descriptor import (
-    AS_BFLOAT16,
-    AS_FLOAT16,
-    AS_FLOAT32,
-    unpack_element,
-    unpack_layout,
-    unpack_rule,
-)
+from ....ops.lowering import Float32, UInt8, UInt64
+from ..machine.descriptor import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, unpack
 from ..machine.intrinsics import device, float32_of, scratch, shl32, widen_half
+from ..machine.named_records import unpacker
 from ..machine.tile import FEW, TILE, spread
-from .rows import dequantize_rows
+from .rows import DequantizeArrays, dequantize_rows
 
 TABLE = 256
 """Values of a byte."""
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
+
+
+class LevelPairKinds(NamedTuple):
+    """Storage of two levels, fine blocks per coarse one, integer step."""
+
+    fine: UInt8
+    coarse: UInt8
+    per: UInt64
+    unit: Float32 = 1.0
+
+
+unpack_kinds = unpacker(LevelPairKinds)
+
+
+class LevelPairArrays(NamedTuple):
+    """Bytes of both levels, and (2 * TABLE,) float32, their bytes' values."""
+
+    fine: Any
+    coarse: Any
+    tables: Any
 
 
 @device
@@ -46,17 +61,15 @@ def _values(stored: Any, kind: Any, table: Any, at: Any, count: Any, out: Any, t
 
 
 @device
-def _products(
-    fine: Any, coarse: Any, tables: Any, sizes: Any, out: Any, origin: Any, first: Any, last: Any
-) -> None:
-    """Write the products of the blocks in coarse blocks ``first`` to ``last``, the first at ``origin``."""
-    own, factors, per = scratch(TILE, np.float32), scratch(TILE, np.float32), sizes[2]
+def _products(levels: Any, kinds: Any, out: Any, origin: Any, first: Any, last: Any) -> None:
+    """Multiply the levels of coarse blocks ``first`` to ``last``, from ``origin``."""
+    own, factors, per = scratch(TILE, np.float32), scratch(TILE, np.float32), kinds.per
     step = max(np.uint64(TILE) // per, _ONE)
     for c in range(first, last, step):
         count = min(step, last - c)
         to, blocks = (c - origin) * per, count * per
-        _values(coarse, sizes[1], tables[TABLE:], c, count, own, _ZERO)
-        _values(fine, sizes[0], tables, c * per, blocks, out, to)
+        _values(levels.coarse, kinds.coarse, levels.tables[TABLE:], c, count, own, _ZERO)
+        _values(levels.fine, kinds.fine, levels.tables, c * per, blocks, out, to)
         if blocks > np.uint64(TILE):
             for b in range(to, to + blocks):
                 out[b] *= own[0]
@@ -67,35 +80,32 @@ def _products(
 
 
 @device
-def level_products(fine: Any, coarse: Any, tables: Any, sizes: Any, out: Any, first: Any, last: Any) -> None:
+def level_products(levels: Any, kinds: Any, out: Any, first: Any, last: Any) -> None:
     """Write the products of the blocks in coarse blocks ``first`` to ``last``.
 
-    fine, coarse: bytes of the levels. tables: (2 * TABLE,) float32, the values of bytes of each. sizes: (3,)
-    uint64, what the numbers of each are, and how many blocks a coarse one has. out: float32.
+    levels: fields of :class:`LevelPairArrays`. kinds: packed :class:`LevelPairKinds`. out: float32.
     """
-    _products(fine, coarse, tables, sizes, out, _ZERO, first, last)
+    _products(LevelPairArrays(*levels), unpack_kinds(kinds), out, _ZERO, first, last)
 
 
 @device
 def level_rows(
-    source: Any, desc: Any, table: Any, fine: Any, coarse: Any, tables: Any, sizes: Any, unit: Any, out: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Decode rows ``first`` to ``last``, of whole coarse blocks and of at most FEW values each.
+    source: Any, desc: Any, table: Any, levels: Any, kinds: Any, out: Any, first: Any, last: Any
+) -> None:
+    """Decode rows of whole coarse blocks, at most FEW values each.
 
-    desc: descriptor for given scales. fine, coarse, tables, sizes: as in :func:`level_products`. unit: (1,)
-    float32, the step of integer codes.
+    desc: packed, for given scales. levels, kinds: as in :func:`level_products`.
     """
-    layout, element, rule = unpack_layout(desc), unpack_element(desc), unpack_rule(desc)
+    given, found, pair = unpack(desc), unpack_kinds(kinds), LevelPairArrays(*levels)
+    layout = given.layout
     factors, none, nothing = scratch(FEW, np.float32), scratch(1, np.uint8), scratch(1, np.float32)
-    step, width = np.uint64(FEW) // layout.cols, layout.row_blocks // sizes[2]
+    step, width = np.uint64(FEW) // layout.cols, layout.row_blocks // found.per
     for r in range(first, last, step):
         rows = min(last - r, step)
-        _products(fine, coarse, tables, sizes, factors, r * width, r * width, (r + rows) * width)
-        if unit[0] != np.float32(1):
+        _products(pair, found, factors, r * width, r * width, (r + rows) * width)
+        if found.unit != np.float32(1):
             for b in range(rows * layout.row_blocks):
-                factors[b] *= unit[0]
-        dequantize_rows(
-            source[r * layout.row_bytes :], layout, element, rule, table, factors, none, nothing,
-            out[r * layout.cols :], _ZERO, True, _ZERO, rows,
-        )  # fmt: skip
+                factors[b] *= found.unit
+        codes, values = source[r * layout.row_bytes :], out[r * layout.cols :]
+        arrays = DequantizeArrays(codes, table, factors, none, nothing, values)
+        dequantize_rows(arrays, given, _ZERO, True, _ZERO, rows)

@@ -1,11 +1,13 @@
-"""Values that are looked up: runs of neighbors, tables of blocks, grids that a sign chooses; and offsets."""
+"""Looked-up values: runs of neighbors, block tables, grids by sign; offsets."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import UInt8, UInt64
 from ..encode.rows import tile_span
 from ..machine.intrinsics import bits32, device, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
 from ..machine.tile import TILE, spread
 from ..machine.vector import HALF, WHOLE, floats_of, load_lanes, load_nibbles, store_lanes
@@ -13,7 +15,7 @@ from .rows import emit_values
 from .steps import put_picked
 
 SHARED, OF_BLOCK, OF_SIGN = np.uint64(0), np.uint64(1), np.uint64(2)
-"""Whose a table is: that of all blocks, of each block, or the second of two where a factor is negative."""
+"""Whose a table is: all blocks', each block's, or one of two by the sign of the factor."""
 LONGEST = 16
 """Most values of a code."""
 _ROOM = TILE + LONGEST
@@ -22,7 +24,7 @@ _ONE, _EIGHT = np.uint64(1), np.uint64(8)
 
 @device
 def _codes_at(source: Any, row: Any, bit: Any, count: Any, bits: Any, codes: Any) -> None:
-    """Unpack ``count`` codes from a bit of the row that begins at byte ``row`` on."""
+    """Unpack ``count`` codes from a bit of the row at byte ``row``."""
     if bit % _EIGHT == 0:
         load_codes(source, row + bit // _EIGHT, count, bits, codes)
         return
@@ -36,20 +38,50 @@ def _codes_at(source: Any, row: Any, bit: Any, count: Any, bits: Any, codes: Any
         codes[c] = np.uint8((word >> shift) & mask)
 
 
+class LookupRows(NamedTuple):
+    """Looked-up rows.
+
+    bits, per: of a code, and its values. block: values of a block. cols, width, row_bytes: columns, blocks
+    and bytes of a row. kind: dtype of the values. whose: whose tables are: SHARED, OF_BLOCK or OF_SIGN.
+    """
+
+    bits: UInt64
+    per: UInt64
+    block: UInt64
+    cols: UInt64
+    width: UInt64
+    row_bytes: UInt64
+    kind: UInt8
+    whose: UInt64
+
+
+unpack_lookup = unpacker(LookupRows)
+
+
+class Tables(NamedTuple):
+    """Tables of ``numbers`` values each, and a factor for each block."""
+
+    values: Any
+    whose: Any
+    numbers: Any
+    factors: Any
+
+
 @inlined
-def _table_at(whose: Any, numbers: Any, b: Any, factor: Any) -> Any:
-    """Return the index of the first entry of the table of block ``b``."""
-    if whose == OF_BLOCK:
+def _table_at(tables: Any, numbers: Any, b: Any) -> Any:
+    """Index of the first entry of the table of block ``b``."""
+    if tables.whose == OF_BLOCK:
         return b * numbers
-    second = whose == OF_SIGN and bits32(factor) >= np.uint32(0x80000000)
+    second = tables.whose == OF_SIGN and bits32(tables.factors[b]) >= np.uint32(0x80000000)
     return numbers if second else np.uint64(0)
 
 
 @device
 def _take(codes: Any, first: Any, count: Any, tables: Any, base: Any, per: Any, tile: Any) -> None:
-    """Write the values of codes to a tile; a code of several values stores a whole vector, past its end.
+    """Look values up into a tile; vectors may end past the last.
 
-    Codes of two values have a loop of their own: it is 1.6 times as fast.
+    A code of several values stores a whole vector. Codes of two values have a loop of their own: it is 1.6
+    times as fast.
     """
     if per == _ONE:
         for c in range(first, first + count):
@@ -65,50 +97,43 @@ def _take(codes: Any, first: Any, count: Any, tables: Any, base: Any, per: Any, 
 
 
 @device
-def _decode_run(
-    codes: Any, n: Any, per: Any, block: Any, tables: Any, whose: Any, numbers: Any, factors: Any, b: Any,
-    own: Any, tile: Any,
-) -> None:  # fmt: skip
-    """Write ``n`` values times their factors to a tile: whole blocks from ``b`` on, or part of one block."""
-    step = n if whose == SHARED else min(block, n)
+def _decode_run(codes: Any, n: Any, per: Any, block: Any, tables: Any, b: Any, own: Any, tile: Any) -> None:
+    """Write ``n`` values times factors: whole blocks, or part of one."""
+    step = n if tables.whose == SHARED else min(block, n)
     for start in range(np.uint64(0), n, step):
-        k = b + start // block
-        base, size = _table_at(whose, numbers, k, factors[k]), min(step, n - start)
-        _take(codes, start // per, (size + per - _ONE) // per, tables, base, per, tile)
-    spread(factors[b:], n, block, own)
+        base, size = _table_at(tables, tables.numbers, b + start // block), min(step, n - start)
+        _take(codes, start // per, (size + per - _ONE) // per, tables.values, base, per, tile)
+    spread(tables.factors[b:], n, block, own)
     for i in range(n):
         tile[i] *= own[i]
 
 
 @device
 def _pick_blocks(
-    source: Any, byte_at: Any, count: Any, block: Any, tables: Any, whose: Any, factors: Any, b: Any,
-    out: Any, at: Any,
-) -> None:  # fmt: skip
-    """Write ``count`` values of 4-bit codes; blocks have 16 elements, or a multiple of 32."""
+    source: Any, byte_at: Any, count: Any, block: Any, tables: Any, b: Any, out: Any, at: Any
+) -> None:
+    """Write values of 4-bit codes; blocks of 16, or multiples of 32."""
     pair = np.uint64(1) if block < WHOLE else np.uint64(0)
     run = max(block, WHOLE)
     for start in range(np.uint64(0), count, run):
-        f, g = factors[b], factors[b + pair]
-        first = load_lanes(tables, _table_at(whose, HALF, b, f)) * floats_of(f)
-        second = load_lanes(tables, _table_at(whose, HALF, b + pair, g)) * floats_of(g)
+        f, g = tables.factors[b], tables.factors[b + pair]
+        first = load_lanes(tables.values, _table_at(tables, HALF, b)) * floats_of(f)
+        second = load_lanes(tables.values, _table_at(tables, HALF, b + pair)) * floats_of(g)
         for i in range(start, min(start + run, count), WHOLE):
-            put_picked(first, second, load_nibbles(source, byte_at + i // np.uint64(2)), out, at + i)
+            put_picked(out, at + i, first, second, load_nibbles(source, byte_at + i // np.uint64(2)))
         b += _ONE + pair
 
 
 @device
 def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, first: Any, last: Any) -> None:
-    """Decode rows ``first`` to ``last``: ``tables[table of b, code, j] * factors[b]``, in float32.
+    """Decode rows by ``tables[table of b, code, j] * factors[b]``, in float32.
 
-    sizes: (8,) uint64, bits and values of a code, values of a block, columns, blocks and bytes of a row, the
-    kind of ``out``, and whose tables are. tables: float32, ``values of a code << bits`` numbers of each, and
+    sizes: packed :class:`LookupRows`. tables: float32, ``values of a code << bits`` numbers of each, and
     LONGEST more entries of padding where codes have several values.
     """
-    bits, per, block, cols = sizes[0], sizes[1], sizes[2], sizes[3]
-    width, row_bytes, kind, whose = sizes[4], sizes[5], sizes[6], sizes[7]
+    bits, per, block, cols, width, row_bytes, kind, whose = unpack_lookup(sizes)
     tile, own, codes = scratch(_ROOM, np.float32), scratch(TILE, np.float32), scratch(TILE, np.uint8)
-    numbers, most = per << bits, np.uint64(TILE) // per * per
+    found, most = Tables(tables, whose, per << bits, factors), np.uint64(TILE) // per * per
     nibbles = bits == np.uint64(4) and per == _ONE and (block == HALF or block % WHOLE == 0)
     for r in range(first, last):
         start, bit, b = np.uint64(0), np.uint64(0), r * width
@@ -117,15 +142,15 @@ def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, fi
             span = tile_span(block, cols - start) if block % per == 0 else min(block, cols - start)
             if nibbles and span % WHOLE == 0:
                 byte = r * row_bytes + bit // _EIGHT
-                _pick_blocks(source, byte, span, block, tables, whose, factors, b, out, r * cols + start)
+                _pick_blocks(source, byte, span, block, found, b, out, r * cols + start)
                 bit += span * bits
             else:
                 for i in range(np.uint64(0), span, most):
                     n = min(span - i, most)
                     count = (n + per - _ONE) // per
                     _codes_at(source, r * row_bytes, bit, count, bits, codes)
-                    _decode_run(codes, n, per, block, tables, whose, numbers, factors, b, own, tile)
-                    emit_values(tile, n, kind, out, r * cols + start + i)
+                    _decode_run(codes, n, per, block, found, b, own, tile)
+                    emit_values(out, r * cols + start + i, tile, n, kind)
                     bit += count * bits
             start += span
             b += (span + block - _ONE) // block

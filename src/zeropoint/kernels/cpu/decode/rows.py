@@ -1,14 +1,13 @@
-"""Codes to values, one tile at a time, and the driver that dequantizes in one pass over memory."""
+"""Codes to values: tiles, and the one-pass driver of rows."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from ..encode.block_scales import combined, minifloat_value
 from ..encode.rows import parameter_row
 from ..machine.descriptor import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE, ZERO_OF_PRODUCT
+from ..machine.dispatch import by_dtype
 from ..machine.emit import stream_floats
 from ..machine.intrinsics import (
     bits32,
@@ -24,7 +23,7 @@ from ..machine.intrinsics import (
 from ..machine.pack import load_codes
 from ..machine.tile import BFLOAT16, TILE, clear, factor_cut, fetch_ahead, spread
 from ..machine.vector import WHOLE
-from .steps import can_decode_steps, decode_steps
+from .steps import PackedSteps, StepScales, ValueTarget, can_decode_steps, decode_steps
 
 LEAST_NORMAL, MOST = np.float32(2.0**-126), np.float32(2.0**127)
 """Between these, products are normal numbers that no rounding makes infinite."""
@@ -53,7 +52,7 @@ def decode_int_zero(codes: Any, count: Any, sign: Any, zeros: Any, factors: Any,
 
 @device
 def decode_float(codes: Any, count: Any, element: Any, factors: Any, tile: Any) -> None:
-    """Set ``tile[i] = value(code) * factors[i]`` with value = n * 2**k from the code's integer fields.
+    """Decode floats as n * 2**k from integer fields, times factors.
 
     With e the exponent field, k follows max(e, 1) and n is the significand with its hidden bit: no lookup,
     and no subnormal float32 on the way, so flush-to-zero modes cannot change it.
@@ -79,7 +78,7 @@ def decode_table(codes: Any, count: Any, table: Any, factors: Any, tile: Any) ->
 
 @device
 def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros: Any, tile: Any) -> None:
-    """Write the values of codes times ``factors`` to a tile; add ``zeros`` where they are offsets.
+    """Decode codes times ``factors`` into a tile; offsets in ``zeros`` are added.
 
     A table serves codebooks and the formats with NaN or Inf codes, which arithmetic would take for numbers.
     """
@@ -100,7 +99,7 @@ def decode(codes: Any, count: Any, element: Any, table: Any, factors: Any, zeros
 
 @device
 def has_special(codes: Any, count: Any, element: Any) -> Any:
-    """Return whether a code is NaN or Inf: past the largest finite one, or in the place of negative zero."""
+    """Whether a code is NaN or Inf, also in negative zero's place."""
     mask, limit = np.uint8(element.magnitude), np.uint8(element.max_code)
     if limit == mask and not element.negative_nan:
         return False
@@ -117,7 +116,7 @@ def has_special(codes: Any, count: Any, element: Any) -> Any:
 
 @device
 def narrow(tile: Any, count: Any, kind: Any, halves: Any) -> None:
-    """Round the tile to bfloat16 or float16 bits, half to even; NaN must be canonical."""
+    """Round a tile to bfloat16 or float16 bits; NaN must be canonical."""
     if kind == BFLOAT16:
         for i in range(count):
             halves[i] = np.uint16(shr32(near_bfloat16(tile[i]), np.uint32(16)))
@@ -126,34 +125,23 @@ def narrow(tile: Any, count: Any, kind: Any, halves: Any) -> None:
             halves[i] = narrow_half(tile[i])
 
 
-def _emit_values(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
-    """Write a float32 tile to a target of float32 or 16-bit floats."""
-
-
-@overload(_emit_values, inline="never")
-def _emit_values_overload(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> Any:
-    if target.dtype == types.float32:
-
-        def run(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
-            stream_floats(tile, count, target, at)
-
-        return run
-
-    def run_half(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
-        narrow(tile, count, kind, target[at : at + count])
-
-    return run_half
+@device
+def _emit_floats(target: Any, at: Any, tile: Any, count: Any, kind: Any) -> None:
+    """Round a float32 tile to the target's dtype and store it."""
+    stream_floats(tile, count, target, at)
 
 
 @device
-def emit_values(tile: Any, count: Any, kind: Any, target: Any, at: Any) -> None:
-    """Round a float32 tile to the target's dtype and write it to ``target[at:]``."""
-    _emit_values(tile, count, kind, target, at)
+def _emit_halves(target: Any, at: Any, tile: Any, count: Any, kind: Any) -> None:
+    narrow(tile, count, kind, target[at : at + count])
+
+
+emit_values = by_dtype(float32=_emit_floats, uint16=_emit_halves, int16=_emit_halves)
 
 
 @device
 def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: Any) -> None:
-    """Set ``out[b]`` to the factor of block ``at + b``; byte 0 of E8M0 is 2 ** -127, byte 255 NaN."""
+    """Factors of stored scales; E8M0 byte 0: 2 ** -127, 255: NaN."""
     if rule.how == POWER:
         for b in range(count):
             x = np.uint32(codes[at + b])
@@ -169,7 +157,7 @@ def stored_scales(rule: Any, scales: Any, codes: Any, at: Any, count: Any, out: 
 
 @device
 def normal_products(element: Any, factors: Any, count: Any) -> Any:
-    """Return whether values of codes times ``factors`` are zero or normal numbers far below the largest."""
+    """Whether values times ``factors`` are zero or normal, far below the largest."""
     smallest, largest = np.float32(1), np.float32(256)
     if element.kind == FLOAT:
         last_place = float32_of(shl32(np.uint32(np.uint32(127) - element.mantissa), np.uint32(23)))
@@ -182,23 +170,33 @@ def normal_products(element: Any, factors: Any, count: Any) -> Any:
     return safe > np.uint32(0)
 
 
-@device
-def dequantize_rows(
-    source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any, zeros: Any,
-    out: Any, origin: Any, stream: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Dequantize rows ``first`` to ``last`` in one pass over memory: ``(value(code) - zero) * scale``.
+class DequantizeArrays(NamedTuple):
+    """What :func:`dequantize_rows` reads and writes.
 
-    Of offsets, ``value(code) * scale + zero``. Computed in float32. out: float32, uint16 bits of bfloat16, or
-    int16 bits of float16 (``layout.kind``), from row ``origin`` on. stream: whether it is not read again
-    soon.
+    source: packed codes. table: (256,) float32 values of all codes. scales, scale_codes: float32 factors, or
+    the bytes of stored scales. zeros: float32. out: float32, uint16 bits of bfloat16, or int16 bits of
+    float16 (``layout.kind``).
     """
+
+    source: Any
+    table: Any
+    scales: Any
+    scale_codes: Any
+    zeros: Any
+    out: Any
+
+
+@device
+def dequantize_rows(arrays: Any, desc: Any, origin: Any, stream: Any, first: Any, last: Any) -> None:
+    """Dequantize rows in one pass: ``(value(code) - zero) * scale``.
+
+    Of offsets, ``value(code) * scale + zero``. Computed in float32. arrays: :class:`DequantizeArrays`,
+    ``out`` from row ``origin`` on. stream: whether it is not read again soon.
+    """
+    source, table, scales, scale_codes, zeros, out = arrays
+    layout, element, rule = desc
     step = np.uint64(TILE)
-    tile, factors, offsets = (
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-        scratch(TILE, np.float32),
-    )
+    tile, factors, offsets = (scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32))
     codes = scratch(TILE, np.uint8)
     per_block, zero_points = scratch(TILE, np.float32), scratch(TILE, np.float32)
     flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
@@ -236,10 +234,10 @@ def dequantize_rows(
                 if stepped:
                     if narrow_codes:
                         load_codes(source, byte_at, n, layout.bits, codes)
-                    stepped = decode_steps(
-                        source, byte_at, n, layout.bits, codes, element, table, own, own_zeros, shift,
-                        n, out, at + chunk, stream, safe, exact,
-                    )  # fmt: skip
+                    steps = PackedSteps(source, byte_at, n, layout.bits, codes, n)
+                    scales_of_steps = StepScales(own, own_zeros, shift)
+                    target = ValueTarget(out, at + chunk, stream, exact)
+                    stepped = decode_steps(steps, element, table, scales_of_steps, target, safe)
                 if not stepped:
                     # Several chunks have one block, and the same factors.
                     if chunk == np.uint64(0) or stepwise:
@@ -249,7 +247,7 @@ def dequantize_rows(
                     load_codes(source, byte_at, n, layout.bits, codes)
                     fetch_ahead(source, byte_at + size, size)
                     decode(codes, n, element, table, factors, offsets, tile)
-                    emit_values(tile, n, layout.kind, out, at + chunk)
+                    emit_values(out, at + chunk, tile, n, layout.kind)
                 byte_at += size
             at += span
             block_at += blocks

@@ -1,4 +1,4 @@
-"""Whole steps of 32 codes to values on explicit vectors: the way of the common cases.
+"""SIMD fast path from codes to values, whole steps of 32.
 
 Codes of up to 4 bits are looked up: a block has sixteen values, whatever the format, so they are computed
 once and picked by byte shuffles. Small floats of more bits become float16 by moving their fields, with the
@@ -6,15 +6,14 @@ sign: the hardware widens those, subnormals included, and a power of two makes u
 exponents' biases.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from ..encode.step_access import is_bfloat16
 from ..encode.steps import nearest_bits
 from ..machine.descriptor import CODEBOOK, INTEGER, ZERO_NONE, ZERO_OF_PRODUCT
+from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import address_of, bits32, device, float32_of, inlined, prefetch, shl32, shr32
 from ..machine.lookup import pick_halves, store_picked
 from ..machine.vector import (
@@ -78,80 +77,112 @@ def float_bits(element: Any) -> Any:
     return np.uint32(np.uint32(32) - element.sign_shift)
 
 
-@inlined
-def codes_at(source: Any, byte_at: Any, i: Any, bits: Any, scratch: Any) -> Any:
-    """Return the codes of step ``i``: bytes and nibbles from the source, other widths from ``scratch``."""
-    if bits == np.uint64(8):
-        return load_lanes(source, byte_at + i)
-    if bits == np.uint64(4):
-        return load_nibbles(source, byte_at + i // np.uint64(2))
-    return load_lanes(scratch, i)
+class PackedSteps(NamedTuple):
+    """Codes in whole steps, packed if 8 or 4 bits, else bytes.
 
-
-def _put_values(a: Any, b: Any, out: Any, at: Any, aligned: Any, exact: Any) -> None:
-    """Round to the target's dtype and store."""
-
-
-@overload(_put_values, inline="always")
-def _put_values_overload(a: Any, b: Any, out: Any, at: Any, aligned: Any, exact: Any) -> Any:
-    if out.dtype == types.float32:
-
-        def put(a: Any, b: Any, out: Any, at: Any, aligned: Any, exact: Any) -> None:
-            if aligned:
-                stream_lanes(out, at, a)
-                stream_lanes(out, at + HALF, b)
-            else:
-                store_lanes(out, at, a)
-                store_lanes(out, at + HALF, b)
-
-    elif out.dtype == types.uint16:
-
-        def put(a: Any, b: Any, out: Any, at: Any, aligned: Any, exact: Any) -> None:
-            if exact:
-                store_lanes(out, at, high_halves(bits_of(a), bits_of(b)))
-            else:
-                store_lanes(out, at, high_halves(nearest_bits(a), nearest_bits(b)))
-
-    else:
-
-        def put(a: Any, b: Any, out: Any, at: Any, aligned: Any, exact: Any) -> None:
-            store_lanes(out, at, float16_of_floats(a, b))
-
-    return put
-
-
-@inlined
-def put_values(a: Any, b: Any, out: Any, at: Any, aligned: Any, exact: Any) -> None:
-    """Write a step of values, none of them NaN.
-
-    aligned: float32 bypass the cache; an ordinary store first reads the line it overwrites, and four bytes an
-    element make that the larger part of the traffic. exact: the values are bfloat16 already.
+    Packed codes begin at ``source[byte_at]``. ahead: prefetch distance in elements.
     """
-    _put_values(a, b, out, at, aligned, exact)
+
+    source: Any
+    byte_at: Any
+    count: Any
+    bits: Any
+    scratch: Any
+    ahead: Any
+
+
+class StepScales(NamedTuple):
+    """Factors and zero points: element i has block ``i >> shift``'s."""
+
+    factors: Any
+    zeros: Any
+    shift: Any
+
+
+class ValueTarget(NamedTuple):
+    """Place of values, ``out[at:]``.
+
+    stream: whether float32 bypass the cache, since they are not read again soon: an ordinary store first
+    reads the line it overwrites, and four bytes an element make that the larger part of the traffic. exact:
+    values are bfloat16 already, and their factors powers of two.
+    """
+
+    out: Any
+    at: Any
+    stream: Any
+    exact: Any
+
+
+@inlined
+def codes_at(codes: Any, i: Any) -> Any:
+    """Prefetch ahead of step ``i`` and load its codes, as bytes."""
+    prefetch(codes.source, codes.byte_at + (i + codes.ahead) * codes.bits // np.uint64(8))
+    if codes.bits == np.uint64(8):
+        return load_lanes(codes.source, codes.byte_at + i)
+    if codes.bits == np.uint64(4):
+        return load_nibbles(codes.source, codes.byte_at + i // np.uint64(2))
+    return load_lanes(codes.scratch, i)
+
+
+@inlined
+def factors_of_step(blocks: Any, i: Any) -> Any:
+    """Factors of both halves of step ``i``, as vectors."""
+    factors, shift = blocks.factors, blocks.shift
+    return floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
+
+
+@inlined
+def _put_floats(out: Any, at: Any, a: Any, b: Any, stream: Any, exact: Any) -> None:
+    """Round a step of values to the target's dtype and store it."""
+    if stream:
+        stream_lanes(out, at, a)
+        stream_lanes(out, at + HALF, b)
+    else:
+        store_lanes(out, at, a)
+        store_lanes(out, at + HALF, b)
+
+
+@inlined
+def _put_bfloat16(out: Any, at: Any, a: Any, b: Any, stream: Any, exact: Any) -> None:
+    if exact:
+        store_lanes(out, at, high_halves(bits_of(a), bits_of(b)))
+    else:
+        store_lanes(out, at, high_halves(nearest_bits(a), nearest_bits(b)))
+
+
+@inlined
+def _put_float16(out: Any, at: Any, a: Any, b: Any, stream: Any, exact: Any) -> None:
+    store_lanes(out, at, float16_of_floats(a, b))
+
+
+_put_values = by_dtype(float32=_put_floats, uint16=_put_bfloat16, int16=_put_float16)
+
+
+@inlined
+def put_values(a: Any, b: Any, i: Any, target: Any) -> None:
+    """Write a step of values without NaN, ``i`` past the target's place."""
+    _put_values(target.out, target.at + i, a, b, target.stream, target.exact)
 
 
 @device
-def decode_ints(
-    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, factors: Any, zeros: Any,
-    shift: Any, ahead: Any, out: Any, at: Any, aligned: Any, exact: Any,
-) -> None:  # fmt: skip
-    """Write ``code * factor`` of integers, plus ``zero`` where that is an offset."""
+def decode_ints(source: Any, element: Any, blocks: Any, target: Any) -> None:
+    """Write ``code * factor`` of integers, plus ``zero`` if an offset."""
     sign, moved = words_of(element.sign), element.zero_place == ZERO_OF_PRODUCT
-    for i in range(np.uint64(0), count, WHOLE):
-        prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
-        codes = codes_at(source, byte_at, i, bits, scratch)
+    zeros, shift = blocks.zeros, blocks.shift
+    for i in range(np.uint64(0), source.count, WHOLE):
+        codes = codes_at(source, i)
         a = floats_of_integers((first_octets(codes) ^ sign) - sign)
         b = floats_of_integers((second_octets(codes) ^ sign) - sign)
-        f, g = floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
+        f, g = factors_of_step(blocks, i)
         a, b = a * f, b * g
         if moved:
             a, b = a + floats_of(zeros[i >> shift]), b + floats_of(zeros[(i + HALF) >> shift])
-        put_values(a, b, out, at + i, aligned, exact)
+        put_values(a, b, i, target)
 
 
 @inlined
 def worse(worst: Any, codes: Any, element: Any) -> Any:
-    """Return lane by lane the larger magnitude of ``worst`` and the codes; 255 for a NaN in place of -0."""
+    """Lane-wise larger magnitude of codes; 255 for NaN in place of -0."""
     if element.negative_nan:
         negative_zero = octets_of(np.uint8(element.magnitude + np.uint32(1)))
         return worst | (octets_of(np.uint8(0xFF)) - unequal(codes, negative_zero))
@@ -159,11 +190,11 @@ def worse(worst: Any, codes: Any, element: Any) -> Any:
 
 
 @device
-def decode_floats(
-    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, factors: Any, shift: Any,
-    ahead: Any, out: Any, at: Any, aligned: Any, exact: Any,
-) -> Any:  # fmt: skip
-    """Write ``value(code) * factor`` of small floats; False when a code is NaN or Inf, all lost then."""
+def decode_floats(source: Any, element: Any, blocks: Any, target: Any) -> Any:
+    """Write ``value(code) * factor`` of small floats; False on NaN, Inf.
+
+    All is lost then.
+    """
     width = float_bits(element)
     exponent_bits = np.uint32(width - np.uint32(1) - element.mantissa)
     left = halves_of(np.uint16(np.uint32(16) - width))
@@ -172,51 +203,37 @@ def decode_floats(
     keep = halves_of(np.uint16(fields | np.uint32(0x8000)))
     bias = floats_of(float32_of(shl32(np.uint32(element.emin + np.uint32(14)), np.uint32(23))))
     worst = octets_of(np.uint8(0))
-    for i in range(np.uint64(0), count, WHOLE):
-        prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
-        codes = codes_at(source, byte_at, i, bits, scratch)
+    for i in range(np.uint64(0), source.count, WHOLE):
+        codes = codes_at(source, i)
         worst = worse(worst, codes, element)
         half = shift_signed(halves_of_octets(codes) << left, right) & keep
-        f, g = floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
-        put_values(
-            first_float16(half) * bias * f, second_float16(half) * bias * g, out, at + i, aligned, exact
-        )
+        f, g = factors_of_step(blocks, i)
+        put_values(first_float16(half) * bias * f, second_float16(half) * bias * g, i, target)
     return largest_lane(worst) <= np.uint8(element.max_code)
 
 
-def _put_picked(a: Any, b: Any, codes: Any, out: Any, at: Any) -> None:
-    """Round two tables to the target's dtype, pick by code and store."""
-
-
-@overload(_put_picked, inline="always")
-def _put_picked_overload(a: Any, b: Any, codes: Any, out: Any, at: Any) -> Any:
-    if out.dtype == types.float32:
-
-        def put(a: Any, b: Any, codes: Any, out: Any, at: Any) -> None:
-            store_picked(out, at, bits_of(a), bits_of(b), codes)
-
-    elif out.dtype == types.uint16:
-
-        def put(a: Any, b: Any, codes: Any, out: Any, at: Any) -> None:
-            store_lanes(out, at, pick_halves(high_halves(nearest_bits(a), nearest_bits(b)), codes))
-
-    else:
-
-        def put(a: Any, b: Any, codes: Any, out: Any, at: Any) -> None:
-            store_lanes(out, at, pick_halves(float16_of_floats(a, b), codes))
-
-    return put
+@inlined
+def _pick_floats(out: Any, at: Any, a: Any, b: Any, codes: Any) -> None:
+    """Write a looked-up step: a table each for the halves, rounded."""
+    store_picked(out, at, bits_of(a), bits_of(b), codes)
 
 
 @inlined
-def put_picked(a: Any, b: Any, codes: Any, out: Any, at: Any) -> None:
-    """Write a step: values of ``a`` by its first 16 codes, below 16, and of ``b`` by the others, rounded."""
-    _put_picked(a, b, codes, out, at)
+def _pick_bfloat16(out: Any, at: Any, a: Any, b: Any, codes: Any) -> None:
+    store_lanes(out, at, pick_halves(high_halves(nearest_bits(a), nearest_bits(b)), codes))
+
+
+@inlined
+def _pick_float16(out: Any, at: Any, a: Any, b: Any, codes: Any) -> None:
+    store_lanes(out, at, pick_halves(float16_of_floats(a, b), codes))
+
+
+put_picked = by_dtype(float32=_pick_floats, uint16=_pick_bfloat16, int16=_pick_float16)
 
 
 @inlined
 def _moved(values: Any, factor: Any, zero: Any, element: Any) -> Any:
-    """Return ``(value - zero) * factor``, or ``value * factor + zero`` where that is an offset."""
+    """Compute ``(value - zero) * factor``; offsets: ``value * factor + zero``."""
     factor, zero = floats_of(factor), floats_of(zero)
     if element.zero_place == ZERO_OF_PRODUCT:
         return values * factor + zero
@@ -224,12 +241,10 @@ def _moved(values: Any, factor: Any, zero: Any, element: Any) -> Any:
 
 
 @device
-def decode_by_table(
-    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, table: Any, factors: Any,
-    zeros: Any, shift: Any, ahead: Any, out: Any, at: Any,
-) -> None:  # fmt: skip
+def decode_by_table(source: Any, element: Any, table: Any, blocks: Any, target: Any) -> None:
     """Write :func:`_moved` values of codes of up to 4 bits."""
-    run = WHOLE
+    run, count = WHOLE, source.count
+    factors, zeros, shift = blocks
     if shift >= np.uint64(5):
         run = count if shift >= np.uint64(63) else np.uint64(1) << shift
     values = load_lanes(table, np.uint64(0))
@@ -238,100 +253,83 @@ def decode_by_table(
         a = _moved(values, factors[first], zeros[first], element)
         b = _moved(values, factors[second], zeros[second], element)
         for i in range(start, min(start + run, count), WHOLE):
-            prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
-            put_picked(a, b, codes_at(source, byte_at, i, bits, scratch), out, at + i)
+            put_picked(target.out, target.at + i, a, b, codes_at(source, i))
+
+
+@inlined
+def _exponents_of_step(blocks: Any, i: Any) -> Any:
+    """Exponents of a step's power-of-two factors, as bfloat16 bit increments."""
+    factors, shift, one = blocks.factors, blocks.shift, np.uint32(127 << 7)
+    first = np.uint16(shr32(bits32(factors[i >> shift]), np.uint32(16)) - one)
+    second = np.uint16(shr32(bits32(factors[(i + HALF) >> shift]), np.uint32(16)) - one)
+    return two_halves(first, second)
 
 
 @device
-def decode_by_exponent(
-    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, table: Any, factors: Any, shift: Any,
-    ahead: Any, out: Any, at: Any,
-) -> None:  # fmt: skip
-    """Write bfloat16 of codes of up to 4 bits times powers of two: one table for all, exponents added."""
+def decode_by_exponent(source: Any, table: Any, blocks: Any, target: Any) -> None:
+    """Decode 4-bit codes times powers of two: one table, exponents added."""
     words = bits_of(load_lanes(table, np.uint64(0)))
-    values, one = high_halves(words, words), np.uint32(127 << 7)
-    for i in range(np.uint64(0), count, WHOLE):
-        prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
-        picked = pick_halves(values, codes_at(source, byte_at, i, bits, scratch))
-        first = np.uint16(shr32(bits32(factors[i >> shift]), np.uint32(16)) - one)
-        second = np.uint16(shr32(bits32(factors[(i + HALF) >> shift]), np.uint32(16)) - one)
+    values = high_halves(words, words)
+    for i in range(np.uint64(0), source.count, WHOLE):
+        picked = pick_halves(values, codes_at(source, i))
         nonzero = above_signed(picked & halves_of(np.uint16(0x7FFF)), halves_of(np.uint16(0)))
-        store_lanes(out, at + i, picked + (two_halves(first, second) & nonzero))
+        store_lanes(target.out, target.at + i, picked + (_exponents_of_step(blocks, i) & nonzero))
 
 
 @device
-def decode_fields(
-    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, table: Any, factors: Any,
-    shift: Any, ahead: Any, out: Any, at: Any, exact: Any,
-) -> Any:  # fmt: skip
-    """Write bfloat16 of floats with up to 3 mantissa bits; False when a code is NaN or Inf, all lost then.
+def decode_fields(source: Any, element: Any, table: Any, blocks: Any, target: Any) -> Any:
+    """Decode floats of up to 3 mantissa bits; False on NaN, Inf.
 
-    Codes with exponent fields 0 and 1 are looked up, and what the field is above 1 is added to the exponent.
-    exact: factors are powers of two, which are added too; otherwise each serves many steps.
+    All is lost then. Codes with exponent fields 0 and 1 are looked up, and what the field is above 1 is added
+    to the exponent. Exact factors are powers of two, which are added too; otherwise each serves many steps.
     """
+    factors, shift, exact, count = blocks.factors, blocks.shift, target.exact, source.count
     implicit = np.uint8(shl32(np.uint32(1), element.mantissa))
     normal, mantissas = octets_of(implicit), octets_of(np.uint8(implicit - np.uint8(1)))
     magnitude, zero = octets_of(np.uint8(element.magnitude)), octets_of(np.uint8(0))
     rise = halves_of(np.uint16(np.uint32(7) - element.mantissa))
     sign, sign_rise = halves_of(np.uint16(0x8000)), halves_of(np.uint16(np.uint32(16) - float_bits(element)))
-    values, worst, one = load_lanes(table, np.uint64(0)), zero, np.uint32(127 << 7)
+    values, worst = load_lanes(table, np.uint64(0)), zero
     run = np.uint64(1) << shift if shift < np.uint64(63) and not exact else count
     for start in range(np.uint64(0), count, run):
         factor = np.float32(1) if exact else factors[start >> shift]
         words = nearest_bits(values * floats_of(factor))
         products = high_halves(words, words)
         for i in range(start, min(start + run, count), WHOLE):
-            prefetch(source, byte_at + (i + ahead) * bits // np.uint64(8))
-            codes = codes_at(source, byte_at, i, bits, scratch)
+            codes = codes_at(source, i)
             worst = worse(worst, codes, element)
             field = (codes & magnitude) - (codes & mantissas)
             picked = pick_halves(products, (codes & mantissas) | (unequal(field, zero) & normal))
             above_first = halves_of_octets(larger_bits(field, normal) - normal) << rise
             result = picked + above_first
             if exact:
-                first = np.uint16(shr32(bits32(factors[i >> shift]), np.uint32(16)) - one)
-                second = np.uint16(shr32(bits32(factors[(i + HALF) >> shift]), np.uint32(16)) - one)
                 nonzero = above_signed(result, halves_of(np.uint16(0)))
-                result = result + (two_halves(first, second) & nonzero)
-            store_lanes(out, at + i, result | ((halves_of_octets(codes) << sign_rise) & sign))
+                result = result + (_exponents_of_step(blocks, i) & nonzero)
+            store_lanes(target.out, target.at + i, result | ((halves_of_octets(codes) << sign_rise) & sign))
     return largest_lane(worst) <= np.uint8(element.max_code)
 
 
 @device
-def decode_steps(
-    source: Any, byte_at: Any, count: Any, bits: Any, scratch: Any, element: Any, table: Any, factors: Any,
-    zeros: Any, shift: Any, ahead: Any, out: Any, at: Any, stream: Any, safe: Any, exact: Any,
-) -> Any:  # fmt: skip
-    """Write the values of ``count`` codes, whole steps, to ``out[at:]``; False when some code is no number.
+def decode_steps(source: Any, element: Any, table: Any, blocks: Any, target: Any, safe: Any) -> Any:
+    """Write the values of codes; False when some code is no number.
 
-    Codes of 8 and 4 bits are read from ``source[byte_at:]``, others as bytes from ``scratch``.
-    ``factors[i >> shift]`` and ``zeros[i >> shift]`` are those of element i. ahead: how far to prefetch, in
-    elements. stream: whether ``out`` is not read again soon. safe: whether products with ``factors`` are
-    normal numbers. exact: they are, the target is bfloat16, and factors are powers of two, so that none is
-    rounded.
+    source: :class:`PackedSteps`. blocks: :class:`StepScales`. target: :class:`ValueTarget`. safe: whether
+    products with factors are normal numbers.
     """
-    aligned = stream and address_of(out, at) % np.uint64(64) == 0
-    small = bits <= TABLE_BITS
+    out, at, exact, shift = target.out, target.at, target.exact, blocks.shift
+    small = source.bits <= TABLE_BITS
     if small and exact:
-        decode_by_exponent(source, byte_at, count, bits, scratch, table, factors, shift, ahead, out, at)
+        decode_by_exponent(source, table, blocks, target)
         return True
     pays = shift >= LONG_RUN and out.itemsize == 2
     if small and (pays or element.kind == CODEBOOK or element.zero_place != ZERO_NONE):
-        decode_by_table(
-            source, byte_at, count, bits, scratch, element, table, factors, zeros, shift, ahead, out, at
-        )
+        decode_by_table(source, element, table, blocks, target)
         return True
+    place = ValueTarget(out, at, target.stream and address_of(out, at) % np.uint64(64) == 0, exact)
     if element.kind == INTEGER:
-        decode_ints(
-            source, byte_at, count, bits, scratch, element, factors, zeros, shift, ahead, out, at, aligned,
-            exact,
-        )  # fmt: skip
+        decode_ints(source, element, blocks, place)
         return True
     by_fields = exact or (safe and shift >= LONG_RUN and is_bfloat16(out))
     if by_fields and element.mantissa <= FIELD_BITS:
-        return decode_fields(
-            source, byte_at, count, bits, scratch, element, table, factors, shift, ahead, out, at, exact
-        )
-    return decode_floats(
-        source, byte_at, count, bits, scratch, element, factors, shift, ahead, out, at, aligned, exact
-    )
+        return decode_fields(source, element, table, blocks, target)
+    return decode_floats(source, element, blocks, place)

@@ -1,1 +1,1 @@
-"""Values to codes: scales of blocks, rounding, packing, in one pass over memory."""
+"""Values to codes: block scales, rounding and packing in one pass."""

@@ -1,6 +1,6 @@
 """Scales of blocks inside a kernel: :mod:`zeropoint.params.arithmetic` again, fused, bit for bit."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ LEAST_POWER = np.uint32(0x00400000)
 
 @device
 def rounded(x: Any, to: Any) -> Any:
-    """Return a float32 rounded to bfloat16 or float16 and widened again, or as it is."""
+    """Round a float32 to bfloat16 or float16 and widen it, if asked."""
     if to == TO_BFLOAT16:
         return to_bfloat16(x)
     if to == TO_FLOAT16:
@@ -58,20 +58,20 @@ def linear_scale(ideal: Any, rule: Any) -> Any:
 
 @device
 def plain_linear(rule: Any) -> Any:
-    """Return whether linear scales are float32 throughout and never larger than their blocks' magnitudes."""
+    """Whether linear scales are float32 throughout, and never above block magnitudes."""
     narrow = rule.narrow != NO_ROUNDING or rule.stored != NO_ROUNDING
     return not narrow and rule.divisor >= np.float32(1)
 
 
 @device
 def bfloat16_linear(rule: Any) -> Any:
-    """Return whether linear scales are bfloat16 throughout, as those of bfloat16 weights in some dialects."""
+    """Whether linear scales are bfloat16 throughout, as in some dialects."""
     return rule.narrow == TO_BFLOAT16 and rule.stored == TO_BFLOAT16
 
 
 @device
 def power_code(amax: Any, rule: Any) -> Any:
-    """Return the E8M0 byte of a block's magnitude; 255 and more do not fit."""
+    """E8M0 byte of a block's magnitude; 255 and more do not fit."""
     if amax < rule.quiet:
         return np.uint32(rule.quiet_byte)
     u = bits32(amax)
@@ -98,7 +98,7 @@ def inverse_power_of(byte: Any) -> Any:
 
 @device
 def minifloat_code(x: Any, rule: Any) -> Any:
-    """Return the code of a non-negative float32 in the rule's float format, half to even, saturating."""
+    """Round a non-negative float32 to the rule's format, half to even, saturating."""
     low = shl32(rule.emin, np.uint32(23))
     a = min(x, rule.maximum)
     e = max(np.uint32(bits32(a) & np.uint32(0x7F800000)), low)
@@ -109,7 +109,7 @@ def minifloat_code(x: Any, rule: Any) -> Any:
 
 @device
 def minifloat_value(code: Any, rule: Any) -> Any:
-    """Return the value of an unsigned code; NaN above the largest finite one."""
+    """Value of an unsigned code; NaN above the largest finite one."""
     e = np.uint32(max(shr32(code, rule.mantissa), np.uint32(1)) - np.uint32(1))
     n = np.uint32(code - shl32(e, rule.mantissa))
     power = float32_of(shl32(np.uint32(np.uint32(e + rule.emin) - rule.mantissa), np.uint32(23)))
@@ -119,13 +119,13 @@ def minifloat_value(code: Any, rule: Any) -> Any:
 
 @device
 def combined(fine: Any, rule: Any) -> Any:
-    """Return the factor of a block from its own scale and the coarse one."""
+    """Factor of a block from its own scale and the coarse one."""
     return fine / rule.coarse if rule.inverse else fine * rule.coarse
 
 
 @device
 def affine(low: Any, high: Any, rule: Any) -> Any:
-    """Return scale, zero point and whether both fit, of a block with extremes ``low``, ``high``."""
+    """Scale, zero point, and whether both fit, for extremes ``low``, ``high``."""
     if rule.widen:
         low = min(low, np.float32(0))
         high = max(high, np.float32(0))
@@ -147,15 +147,37 @@ def affine(low: Any, high: Any, rule: Any) -> Any:
     return s, offset, fits and abs(offset) < INFINITE
 
 
-@device
-def block_scales(
-    amax: Any, lows: Any, highs: Any, count: Any, rule: Any, multiply: Any, at: Any, scales: Any, codes: Any,
-    zeros: Any, factors: Any, offsets: Any,
-) -> Any:  # fmt: skip
-    """Choose the scales of ``count`` blocks and store them from index ``at`` on.
+class BlockStatistics(NamedTuple):
+    """Largest magnitude of each block, uint32 bits, and extremes, float32."""
 
-    factors: what each block is divided by, or multiplied by where ``multiply``. Returns OK or BAD_SCALE.
+    amax: Any
+    lows: Any
+    highs: Any
+
+
+class ScaleArrays(NamedTuple):
+    """Stored scales of all blocks, float32 or codes, and zero points."""
+
+    scales: Any
+    codes: Any
+    zeros: Any
+
+
+class BlockFactors(NamedTuple):
+    """Float32 divisors (or multipliers) and zero points of a span's blocks."""
+
+    factors: Any
+    offsets: Any
+
+
+@device
+def block_scales(found: Any, count: Any, rule: Any, multiply: Any, at: Any, stored: Any, used: Any) -> Any:
+    """Choose the scales of ``count`` blocks and store them from ``at``.
+
+    found: :class:`BlockStatistics`. stored: :class:`ScaleArrays`. used: :class:`BlockFactors`, multipliers
+    where ``multiply``. Returns OK or BAD_SCALE.
     """
+    (amax, lows, highs), (scales, codes, zeros), (factors, offsets) = found, stored, used
     state = OK
     if rule.unsigned:
         for b in range(count):

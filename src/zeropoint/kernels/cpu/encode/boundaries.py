@@ -1,4 +1,4 @@
-"""From 16-bit floats to 4-bit floats with scales of 8 bits, by tables: integers only, on the source's lanes.
+"""16-bit floats to 4-bit floats with 8-bit scales, by integer tables.
 
 A block's scale follows from its largest magnitude, of which a tensor of 16-bit floats has few; under one
 scale, the code of a magnitude is the number of boundaries below it, seven magnitudes of the source. Both are
@@ -6,16 +6,15 @@ found in the general way when they are first met, so that whatever a dialect doe
 eighth boundary is the largest magnitude whose code has no sign.
 
 Gain that keeps it, whole second passes over 4096 x 4096 numbers on one AVX-512 thread: 1.5 times the speed of
-:mod:`.steps` on nvfp4, and 3.8 times that of :mod:`.elements` on mxfp4 from float16.
+:mod:`.steps` on nvfp4, and 3.8 times the speed of :mod:`.elements` on mxfp4 from float16.
 """
 
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from ..machine.descriptor import BAD_VALUE, FLOAT, MINIFLOAT, MULTIPLY, OK, POWER
+from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import amax16, device, inlined, scratch
 from ..machine.tile import FLOAT16, NOT_FINITE, TILE, factor_shift, load, run_amax, widen_magnitude
 from ..machine.vector import (
@@ -29,9 +28,9 @@ from ..machine.vector import (
     octets_of_halves,
     store_nibbles,
 )
-from .block_scales import block_scales
+from .block_scales import BlockFactors, BlockStatistics, ScaleArrays, block_scales
 from .elements import encode
-from .step_access import fetch_step
+from .step_access import fetch_step, is_short
 
 SCALES, MAGNITUDES = 256, 1 << 15
 TABLE = SCALES * ROW
@@ -43,7 +42,7 @@ WORTH = np.uint64(1 << 19)
 ROOM = MAGNITUDES + SCALES + 2 * TABLE + 4
 """Bytes of tables that calls share, all zero before the first; see :func:`tables_of`."""
 BOUNDARIES, SIGN = np.uint64(8), np.uint64(7)
-"""In a row, and which of them is that of the sign."""
+"""Boundaries of a row, and the number of the sign's."""
 PROBES = np.uint64(STEP // 8)
 """Magnitudes that are tried at once for each boundary."""
 MOST_BFLOAT16, MOST_FLOAT16 = np.int64(0x7F7F), np.int64(0x7BFF)
@@ -52,45 +51,28 @@ SHORT = np.uint64(STEP // 2)
 """Elements of the shortest blocks, half a step."""
 
 
-def _is_short(x: Any) -> Any:
-    """Return whether the dtype is uint16."""
-
-
-@overload(_is_short, inline="always")
-def _is_short_overload(x: Any) -> Any:
-    found = x.dtype != types.float32
-
-    def tell(x: Any) -> Any:
-        return found
-
-    return tell
-
-
 @inlined
-def can_encode_boundaries(x: Any, layout: Any, element: Any, rule: Any, worth: Any) -> Any:
+def can_encode_boundaries(x: Any, desc: Any, worth: Any) -> Any:
     """Return whether :func:`encode_boundaries` knows element and layout, where tables are ``worth`` it."""
+    layout, element, rule = desc
     few = element.kind == FLOAT and layout.bits == np.uint64(4) and element.magnitude == np.uint32(7)
     stored = (rule.how == POWER or rule.how == MINIFLOAT) and not rule.unsigned
     block = layout.block
     fits = block >= SHORT and block <= np.uint64(TILE) and block & (block - np.uint64(1)) == np.uint64(0)
     whole = layout.cols % max(block, WHOLE) == np.uint64(0)
-    return _is_short(x) and few and stored and fits and whole and worth
+    return is_short(x) and few and stored and fits and whole and worth
 
 
-def _find_row(x: Any, factor: Any, kind: Any, element: Any, order: Any, row: Any) -> None:
-    """Set the eight boundaries under ``factor``, each repeated over half a step.
+def _finder(lane: Any) -> Any:
+    """Build the boundary search for 16-bit floats, ``lane`` in an array."""
 
-    Codes grow with magnitudes, so each boundary is the largest magnitude whose code is not past its number.
-    """
-
-
-@overload(_find_row, inline="never")
-def _find_row_overload(x: Any, factor: Any, kind: Any, element: Any, order: Any, row: Any) -> Any:
-    if x.dtype == types.float32:
-        return _find_row
-    lane = np.uint16 if x.dtype == types.uint16 else np.int16
-
+    @device
     def find(x: Any, factor: Any, kind: Any, element: Any, order: Any, row: Any) -> None:
+        """Set the eight boundaries under ``factor``, each repeated over half a step.
+
+        Codes grow with magnitudes, so each boundary is the largest magnitude whose code is not past its
+        number.
+        """
         probes, codes = scratch(32, lane), scratch(32, np.uint8)
         tile, factors, zeros = scratch(32, np.float32), scratch(32, np.float32), scratch(32, np.float32)
         low, high = scratch(8, np.int64), scratch(8, np.int64)
@@ -123,6 +105,14 @@ def _find_row_overload(x: Any, factor: Any, kind: Any, element: Any, order: Any,
     return find
 
 
+@device
+def _no_row(x: Any, factor: Any, kind: Any, element: Any, order: Any, row: Any) -> None:
+    """Do nothing: float32 never comes here."""
+
+
+_find_row = by_dtype(uint16=_finder(np.uint16), int16=_finder(np.int16), float32=_no_row)
+
+
 @inlined
 def tables_of(room: Any) -> Any:
     """Return the tables in :data:`ROOM` bytes.
@@ -145,27 +135,16 @@ def clear_tables(room: Any) -> None:
 
 
 @device
-def find_scale(x: Any, magnitude: Any, kind: Any, element: Any, order: Any, rule: Any, tables: Any) -> Any:
-    """Return the code of the scale of a block with this largest magnitude, its row of boundaries found."""
+def find_scale(x: Any, magnitude: Any, desc: Any, order: Any, tables: Any) -> Any:
+    """Scale code for a largest magnitude, with its row of boundaries found."""
+    kind, element = desc.layout.kind, desc.element
     scale_of, table, found, state = tables
     amax, codes = scratch(1, np.uint32), scratch(1, np.uint8)
     factors, none = scratch(1, np.float32), scratch(1, np.float32)
     amax[0] = widen_magnitude(magnitude, kind)
-    zero = np.uint64(0)
-    fits = block_scales(
-        amax,
-        none,
-        none,
-        np.uint64(1),
-        rule,
-        element.scaling == MULTIPLY,
-        zero,
-        none,
-        codes,
-        none,
-        factors,
-        none,
-    )
+    statistics, stored = BlockStatistics(amax, none, none), ScaleArrays(none, codes, none)
+    used, multiply = BlockFactors(factors, none), element.scaling == MULTIPLY
+    fits = block_scales(statistics, np.uint64(1), desc.rule, multiply, np.uint64(0), stored, used)
     bad = BAD_VALUE if amax[0] >= NOT_FINITE else fits
     if bad != OK:
         state[0] = max(state[0], np.uint32(bad))
@@ -178,31 +157,26 @@ def find_scale(x: Any, magnitude: Any, kind: Any, element: Any, order: Any, rule
     return codes[0]
 
 
-def _halves_at(x: Any, at: Any) -> Any:
+@inlined
+def _load(x: Any, at: Any) -> Any:
     """Load a step of 16-bit floats; others never come here."""
+    return load_lanes(x, at)
 
 
-@overload(_halves_at, inline="always")
-def _halves_at_overload(x: Any, at: Any) -> Any:
-    if x.dtype == types.float32:
+@inlined
+def _nothing(x: Any, at: Any) -> Any:
+    return halves_of(np.uint16(0))
 
-        def load(x: Any, at: Any) -> Any:
-            return halves_of(np.uint16(0))
 
-    else:
-
-        def load(x: Any, at: Any) -> Any:
-            return load_lanes(x, at)
-
-    return load
+halves_at = by_dtype(uint16=_load, int16=_load, float32=_nothing)
 
 
 @inlined
 def put_codes(
     x: Any, at: Any, table: Any, first: Any, second: Any, signed: Any, out: Any, byte_at: Any
 ) -> None:
-    """Write the packed codes of a step; first, second: the scales of its halves."""
-    u = _halves_at(x, at)
+    """Write the packed codes of a step; first, second: scales of halves."""
+    u = halves_at(x, at)
     magnitude = u & halves_of(np.uint16(0x7FFF))
     sign = (u >> halves_of(np.uint16(12))) & halves_of(np.uint16(8))
     if not signed:
@@ -213,17 +187,17 @@ def put_codes(
 
 @inlined
 def encode_boundaries(
-    x: Any, at: Any, span: Any, layout: Any, element: Any, order: Any, rule: Any, tables: Any,
-    scale_codes: Any, block_at: Any, out: Any, byte_at: Any,
-) -> Any:  # fmt: skip
-    """Write the scales and packed codes of ``x[at : at + span]``, whole blocks and whole steps.
+    source: Any, desc: Any, order: Any, tables: Any, scales: Any, out: Any, byte_at: Any
+) -> Any:
+    """Write scales and packed codes of whole blocks and whole steps.
 
-    tables: see :func:`tables_of`. Returns OK, BAD_VALUE or BAD_SCALE.
+    source: :class:`.step_access.Elements`. tables: see :func:`tables_of`. scales: codes of its blocks.
+    Returns OK, BAD_VALUE or BAD_SCALE.
     """
+    (x, at, span), layout, element = source, desc.layout, desc.element
     scale_of, table, _, state = tables
-    block, kind = layout.block, layout.kind
+    block = layout.block
     signed = element.unsigned_below < np.float32(0) and not element.negative_nan
-    scales = scale_codes[block_at : block_at + span // block]
     for b in range(span // block):
         m = np.uint16(amax16(x, at + b * block))
         if block == WHOLE:
@@ -232,7 +206,7 @@ def encode_boundaries(
             m = np.uint16(run_amax(x, at + b * block, at + (b + np.uint64(1)) * block))
         scale = scale_of[m]
         if scale == UNKNOWN:
-            scale = find_scale(x, m, kind, element, order, rule, tables) + np.uint8(1)
+            scale = find_scale(x, m, desc, order, tables) + np.uint8(1)
         scales[b] = np.uint8(scale - np.uint8(1))
     if block == SHORT:
         for i in range(np.uint64(0), span, WHOLE):

@@ -1,4 +1,4 @@
-"""Levels that follow from each other, and codes under them: :mod:`zeropoint.params.chains` again, fused.
+"""Chained levels and codes under them: :mod:`zeropoint.params.chains`, fused.
 
 A run is as many whole blocks of the coarsest level as a tile holds, or one. The extremes of its blocks give a
 number for each, the levels take turns to store these, coarsest first, and the numbers as they are stored
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Chain
 from ..machine.descriptor import (
     BAD_SCALE,
     BAD_VALUE,
@@ -19,15 +20,9 @@ from ..machine.descriptor import (
     OFFSET_OF_ROUNDED,
     OFFSET_TRUNCATED,
     OK,
-    record_type,
 )
-from ..machine.intrinsics import (
-    bits32,
-    device,
-    float32_of,
-    inlined,
-    scratch,
-)
+from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE, fetch_ahead, load, ordered
 from ..machine.vector import (
     WHOLE,
@@ -44,11 +39,13 @@ from ..machine.vector import (
     values_of,
     words_of,
 )
+from .block_scales import BlockFactors
 from .chained_steps import MODERATE, block_shift, encode_blocks, largest_bits
 from .elements import INFINITE, is_identity
 from .group_extremes import GROUP, can_group, group_extremes, keys_of
-from .level_numbers import keep_numbers, level_of, misfits, round_numbers, store_numbers
+from .level_numbers import keep_numbers, misfits, round_numbers, store_numbers, unpack_level
 from .rows import PACKED, encode_span, tile_span
+from .step_access import Elements
 from .steps import can_encode_steps
 
 BLOCKS = 2048
@@ -63,36 +60,21 @@ ZERO, ONE, LANES = np.uint64(0), np.uint64(1), np.uint64(16)
 _LEAST_NORMAL = np.float32(2.0**-126)
 
 
-class Chain(NamedTuple):
-    """:class:`zeropoint.ops.chain_levels.Chain` in the types of the machine."""
-
-    scale_from: np.uint8
-    under_zero: np.uint8
-    zeroed: np.uint8
-    steps: np.float64
-    divisor: np.float32
-    end: np.float32
-    quiet: np.float32
-    blank: np.float32
-    least: np.float32
-    step: np.float32
-    scales: np.uint64
-    offsets: np.uint64
-    run: np.uint64
+unpack_chain = unpacker(Chain)
 
 
-CHAIN = record_type(Chain)
+class LevelArrays(NamedTuple):
+    """Levels as kernels take them.
 
+    chain: packed :class:`zeropoint.ops.lowering.Chain`. levels: packed :class:`zeropoint.ops.lowering.Level`
+    records, finest first. ladder: arrays of keys, values and codes; see
+    :class:`zeropoint.ops.chain_levels.Rungs`. outs: bytes of each of :data:`LEVELS` levels, scales first.
+    """
 
-@inlined
-def unpack_chain(packed: Any) -> Any:
-    """Return a chain from its record."""
-    r = packed.view(CHAIN)[0]
-    return Chain(
-        scale_from=r["scale_from"], under_zero=r["under_zero"], zeroed=r["zeroed"], steps=r["steps"],
-        divisor=r["divisor"], end=r["end"], quiet=r["quiet"], blank=r["blank"], least=r["least"],
-        step=r["step"], scales=r["scales"], offsets=r["offsets"], run=r["run"],
-    )  # fmt: skip
+    chain: Any
+    levels: Any
+    ladder: Any
+    outs: Any
 
 
 @inlined
@@ -103,7 +85,7 @@ def _float_of_key(key: Any) -> Any:
 
 @device
 def _tile_extremes(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
-    """Write the smallest and largest number of each block of a tile; -0 is less than 0."""
+    """Extremes of each block of a tile; -0 is less than 0."""
     for b in range(blocks):
         least = most = np.int32(ordered(tile[b * block]))
         for i in range(b * block + ONE, (b + ONE) * block):
@@ -125,7 +107,7 @@ def _first_of(numbers: Any, magnitude: Any) -> Any:
 def _signed_numbers(
     x: Any, at: Any, blocks: Any, layout: Any, lows: Any, highs: Any, tile: Any, numbers: Any
 ) -> None:
-    """Write the number of largest magnitude of each block, the first of equals."""
+    """Find the number of largest magnitude of each block, first of equals."""
     magnitude = words_of(np.uint32(0x7FFFFFFF))
     for first in range(ZERO, blocks, LANES):
         low, high = bits_of(load_lanes(lows, first)), bits_of(load_lanes(highs, first))
@@ -141,7 +123,7 @@ def _signed_numbers(
 
 @device
 def _largest_lane_of(numbers: Any, at: Any, signed: Any) -> Any:
-    """Return the number with the largest magnitude of 16, the first of ties; unsigned: the magnitude."""
+    """Find the largest of 16 by magnitude, first of ties; unsigned: magnitude."""
     if not signed:
         return float32_of(largest_lane(bits_of(load_lanes(numbers, at)) & words_of(np.uint32(0x7FFFFFFF))))
     keys = keys_of(load_lanes(numbers, at))
@@ -153,7 +135,7 @@ def _largest_lane_of(numbers: Any, at: Any, signed: Any) -> Any:
 
 @device
 def _largest_of(numbers: Any, outer: Any, above: Any, blocks: Any, level: Any, largest: Any) -> Any:
-    """Write the number of largest magnitude of each block of a level, over ``outer`` where ``above``.
+    """Numbers of largest magnitude of a level's blocks, over ``outer`` if ``above``.
 
     Returns how many there are.
     """
@@ -180,7 +162,7 @@ def _largest_of(numbers: Any, outer: Any, above: Any, blocks: Any, level: Any, l
 
 @device
 def _single(numbers: Any, blocks: Any, level: Any, chain: Any, minimum: Any, ladder: Any, values: Any) -> Any:
-    """Round the numbers of the only level, and change them to what encodes elements; return the state."""
+    """Round the only level's numbers to what encodes elements; return the state."""
     quiet = np.float32(0) if minimum else chain.quiet
     least = np.float32(0) if minimum else chain.least
     for b in range(blocks):
@@ -203,7 +185,7 @@ def _single(numbers: Any, blocks: Any, level: Any, chain: Any, minimum: Any, lad
 
 @device
 def _spread(factors: Any, count: Any, blocks: Any, level: Any, above: Any, outer: Any) -> None:
-    """Write the factor of its block to each of the finest blocks, or multiply what is there ``above``."""
+    """Spread factors over the finest blocks, or multiply by them if ``above``."""
     for c in range(count):
         begin, end = c * level.blocks, min((c + ONE) * level.blocks, blocks)
         if above:
@@ -216,20 +198,21 @@ def _spread(factors: Any, count: Any, blocks: Any, level: Any, above: Any, outer
 
 @device
 def _store_levels(
-    numbers: Any, blocks: Any, chain: Any, levels: Any, offsets: Any, ladder: Any, outs: Any, place: Any,
-    room: Any,
-) -> Any:  # fmt: skip
-    """Store numbers of blocks level by level, and change them to what encodes elements; return the state.
+    numbers: Any, blocks: Any, chain: Any, arrays: Any, offsets: Any, place: Any, room: Any
+) -> Any:
+    """Store numbers level by level, leaving what encodes elements; return the state.
 
-    offsets: whether they are offsets. place: of the first block: its row, the finest blocks of a row, and
-    how many of its row come before it. room: (4 * BLOCKS + 16,) floats.
+    arrays: :class:`LevelArrays`. offsets: whether they are offsets. place: of the first block: its row, the
+    finest blocks of a row, and how many of its row come before it. room: (4 * BLOCKS + 16,) floats.
     """
+    _, levels, ladder, outs = arrays
     row, width, before = place
     begin, count = (chain.scales, chain.offsets) if offsets else (ZERO, chain.scales)
     values, ideal, largest, outer = (
         room[:BLOCKS], room[BLOCKS : 2 * BLOCKS], room[2 * BLOCKS : 3 * BLOCKS], room[3 * BLOCKS :]
     )  # fmt: skip
-    fine, own = level_of(levels, begin), np.int64(begin)
+    own = np.int64(begin)
+    fine = unpack_level(levels, own)
     if count == ONE:
         state = _single(numbers, blocks, fine, chain, offsets, ladder, values)
         store_numbers(values, blocks, fine, ladder, outs[own], row * width + before)
@@ -238,7 +221,7 @@ def _store_levels(
     state, above = OK, False
     for down in range(ONE, count):
         index = begin + count - down
-        level = level_of(levels, index)
+        level = unpack_level(levels, np.int64(index))
         coarse = _largest_of(numbers, outer, above, blocks, level, largest)
         blank = min(filler, level.high)
         for c in range(coarse):
@@ -283,7 +266,7 @@ def _range_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any)
 
 @device
 def _edge_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any) -> None:
-    """Write scales by rule edge, and the numbers of the smallest code to ``lows``."""
+    """Scales by rule edge, and numbers of the smallest code in ``lows``."""
     steps = np.float32(chain.steps)
     for b in range(blocks):
         low, high = lows[b], highs[b]
@@ -302,7 +285,7 @@ def _edge_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any) 
 def _zero_points(
     lows: Any, scales: Any, ideal: Any, blocks: Any, element: Any, rule: Any, zeros: Any
 ) -> None:
-    """Write zero points; where the scale was lost, the code of zero, or the nearest."""
+    """Zero points; of lost scales the code of zero, or the nearest."""
     home = max(element.low, np.float32(0))
     for b in range(blocks):
         lost = scales[b] == np.float32(0)
@@ -318,7 +301,7 @@ def _zero_points(
 
 @device
 def _read(x: Any, at: Any, span: Any, layout: Any, chain: Any, tile: Any, ends: Any, numbers: Any) -> None:
-    """Find the extremes of the blocks of ``x[at : at + span]``, and the numbers of signed scales."""
+    """Find the extremes of a span's blocks, and numbers of signed scales."""
     lows, highs = ends
     first = ZERO
     if can_group(layout.block):
@@ -339,10 +322,10 @@ def _read(x: Any, at: Any, span: Any, layout: Any, chain: Any, tile: Any, ends: 
 
 @device
 def _choose(
-    blocks: Any, chain: Any, levels: Any, element: Any, rule: Any, ladder: Any, outs: Any, place: Any,
-    ends: Any, numbers: Any, more: Any, room: Any,
-) -> Any:  # fmt: skip
-    """Choose and store the levels of blocks: scales to ``numbers``, zero points or offsets to ``more``."""
+    blocks: Any, chain: Any, arrays: Any, desc: Any, place: Any, ends: Any, found: Any, room: Any
+) -> Any:
+    """Choose and store block levels; found: takes scales, zero points or offsets."""
+    (numbers, more), element, rule = found, desc.element, desc.rule
     lows, highs = ends
     if chain.scale_from == FROM_RANGE:
         _range_numbers(lows, highs, blocks, chain, numbers)
@@ -357,19 +340,19 @@ def _choose(
     if chain.zeroed:
         for b in range(blocks):
             highs[b] = numbers[b]
-    state = _store_levels(numbers, blocks, chain, levels, False, ladder, outs, place, room)
+    state = _store_levels(numbers, blocks, chain, arrays, False, place, room)
     if chain.zeroed:
         _zero_points(lows, numbers, highs, blocks, element, rule, more)
     elif chain.offsets > ZERO:
         for b in range(blocks):
             more[b] = (lows[b] - chain.end * numbers[b]) + np.float32(0)  # without a sign of zero
-        state = max(state, _store_levels(more, blocks, chain, levels, True, ladder, outs, place, room))
+        state = max(state, _store_levels(more, blocks, chain, arrays, True, place, room))
     return state
 
 
 @device
 def _move_tile(tile: Any, blocks: Any, block: Any, offsets: Any) -> Any:
-    """Subtract from each number the offset of its block; return the bits of the largest magnitude."""
+    """Subtract block offsets from numbers; return the largest magnitude's bits."""
     worst = np.uint32(0)
     if block % LANES == ZERO:
         most = words_of(np.uint32(0))
@@ -388,26 +371,37 @@ def _move_tile(tile: Any, blocks: Any, block: Any, offsets: Any) -> Any:
 
 
 @device
-def _encode_tile(
-    tile: Any, part: Any, layout: Any, element: Any, order: Any, known: Any, scales: Any, zeros: Any,
-    room: Any, out: Any, byte_at: Any,
-) -> Any:  # fmt: skip
+def _encode_tile(source: Any, desc: Any, order: Any, used: Any, room: Any, out: Any, byte_at: Any) -> Any:
     """Write the codes of a tile; compiled once, whatever the source is."""
-    return encode_span(tile, ZERO, part, layout, element, order, known, scales, zeros, room, out, byte_at)
+    return encode_span(source, desc, order, used, room, out, byte_at)
+
+
+class ChainedArrays(NamedTuple):
+    """What :func:`chained_rows` reads and writes.
+
+    x: float32, uint16 bits of bfloat16, or int16 bits of float16. order: the code of each rank of a codebook.
+    levels: fields of :class:`LevelArrays`. zeros: float32 zero points, written where there are some. out:
+    packed codes.
+    """
+
+    x: Any
+    order: Any
+    levels: Any
+    zeros: Any
+    out: Any
 
 
 @device
-def chained_rows(
-    x: Any, layout: Any, element: Any, rule: Any, order: Any, chain: Any, levels: Any, ladder: Any,
-    outs: Any, zeros: Any, out: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under levels chosen in the same pass.
+def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
+    """Quantize rows ``first`` to ``last``, whole blocks, choosing levels in passing.
 
-    x: float32, uint16 bits of bfloat16, or int16 bits of float16. levels: records of
-    :class:`.level_numbers.Level`. ladder: (keys, values, codes). outs: bytes of each of :data:`LEVELS`
-    levels, scales first. zeros: float32 zero points, written where there are some. out: packed codes.
-    Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean nothing.
+    arrays: :class:`ChainedArrays`. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
+    nothing.
     """
+    x, order, of_levels, zeros, out = arrays
+    layout, element, _rule = desc
+    levels = LevelArrays(*of_levels)
+    chain = unpack_chain(levels.chain)
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
     integers = scratch(2048, np.float32), room[1], room[2]
@@ -432,9 +426,7 @@ def chained_rows(
             most = max(largest_bits(ends[0], blocks), largest_bits(ends[1], blocks))
             if most >= NOT_FINITE:
                 return BAD_VALUE
-            found = _choose(
-                blocks, chain, levels, element, rule, ladder, outs, place, ends, numbers, more, work
-            )
+            found = _choose(blocks, chain, levels, desc, place, ends, (numbers, more), work)
             state = max(state, found)
             for b in range(blocks):
                 numbers[b] = INFINITE if numbers[b] == np.float32(0) else numbers[b]
@@ -444,38 +436,36 @@ def chained_rows(
             byte_at, left, own = r * layout.row_bytes + done * layout.bits // np.uint64(8), span, ZERO
             done += span
             if shift > ZERO and span % WHOLE == ZERO and max(most, largest_bits(more, blocks)) < MODERATE:
-                encode_blocks(x, at, span, numbers, more, shift, element, layout.bits, integers, out, byte_at)
+                source, target = Elements(x, at, span), (layout.bits, out, byte_at)
+                encode_blocks(source, numbers, more, shift, element, integers, target)
                 continue
             while left > ZERO:
                 part = tile_span(block, left)
                 load(x, at + span - left, part, layout.kind, tile)
                 if moves and _move_tile(tile, part // block, block, more[own:]) >= NOT_FINITE:
                     state = max(state, BAD_VALUE)
-                byte_at = _encode_tile(
-                    tile, part, layout, element, order, known, numbers[own:], more[own:], room, out, byte_at
-                )
+                used = BlockFactors(numbers[own:], more[own:])
+                byte_at = _encode_tile(Elements(tile, ZERO, part), desc, order, used, room, out, byte_at)
                 left -= part
                 own += part // block
     return state
 
 
 @device
-def stored_rows(
-    numbers: Any, chain: Any, levels: Any, keys: Any, values: Any, codes: Any, one: Any, two: Any, three: Any,
-    four: Any, five: Any, six: Any, center: Any, width: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    """Store the scales of blocks minus their center, level by level; elements use the scales as they are.
+def stored_rows(numbers: Any, of_levels: Any, center: Any, width: Any, first: Any, last: Any) -> Any:
+    """Store block scales minus their center, level by level.
 
-    The arguments are those of :func:`chained_rows`; runs ``first`` to ``last`` are ``width`` numbers each, up
-    to BLOCKS. Returns OK or BAD_SCALE.
+    Elements use the scales as they are. of_levels: fields of :class:`LevelArrays`; runs ``first`` to ``last``
+    are ``width`` numbers each, up to BLOCKS. Returns OK or BAD_SCALE.
     """
     own, work, state = scratch(2048, np.float32), scratch(8208, np.float32), OK
-    found, ladder, outs = unpack_chain(chain), (keys, values, codes), (one, two, three, four, five, six)
+    levels = LevelArrays(*of_levels)
+    chain = unpack_chain(levels.chain)
     for r in range(np.uint64(first), np.uint64(last)):
         at = r * width
         count = min(width, np.uint64(numbers.size) - at)
         for b in range(count):
             own[b] = numbers[at + b] - center
         place = r, width, ZERO
-        state = max(state, _store_levels(own, count, found, levels, False, ladder, outs, place, work))
+        state = max(state, _store_levels(own, count, chain, levels, False, place, work))
     return state

@@ -1,6 +1,6 @@
 """Whole steps of 32 numbers under levels that follow from each other.
 
-Codes are those of :mod:`.steps`, with offsets subtracted on the way. For integers, products with reciprocals
+Codes equal :mod:`.steps`', with offsets subtracted on the way. For integers, products with reciprocals
 take the place of quotients: a product is off by less than 2 ** -22 of a quotient, which is rounded to another
 code only where it lies so near to the middle of two; a strip with such a number is divided. Quotients of
 codebooks of up to four values are compared with all thresholds.
@@ -12,15 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.descriptor import (
-    CODEBOOK,
-    DIVIDE,
-    INTEGER,
-    MULTIPLY,
-    NO_ROUNDING,
-    RECIPROCAL,
-    ZERO_NONE,
-)
+from ..machine.descriptor import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, RECIPROCAL, ZERO_NONE
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, shr32
 from ..machine.tile import TILE
@@ -37,8 +29,8 @@ from ..machine.vector import (
     words_of,
 )
 from .elements import INFINITE, MAGIC
-from .step_access import factors_at, octets_in_order, put_words, values_at
-from .steps import LEAST_FIELD, MOST_FIELD, STRIP
+from .step_access import Elements, StepTarget, factors_at, octets_in_order, put_words, values_at
+from .steps import LEAST_FIELD, MOST_FIELD, STRIP, StepFactors
 
 MODERATE = np.uint32(0x7E800000)
 """Bits of 2 ** 126: the difference of two numbers below is finite."""
@@ -58,7 +50,7 @@ def largest_bits(numbers: Any, count: Any) -> Any:
 
 @device
 def block_shift(block: Any, element: Any) -> Any:
-    """Return the n for which :func:`encode_blocks` finds element i in block ``i >> n``, or 0 for none."""
+    """Find n with element i in block ``i >> n``, else 0."""
     exact = element.quotient == NO_ROUNDING and element.zero_place == ZERO_NONE
     n = np.uint64(4)
     while (np.uint64(1) << n) < block:
@@ -71,7 +63,7 @@ def block_shift(block: Any, element: Any) -> Any:
 
 @device
 def _reciprocals(scales: Any, count: Any, out: Any) -> Any:
-    """Write reciprocals, and return whether all are normal numbers, or zero for Inf."""
+    """Write reciprocals; whether all are normal numbers, or zero for Inf."""
     unfit = np.uint32(0)
     for b in range(count):
         field = shr32(np.uint32(bits32(scales[b]) & _MAGNITUDE), np.uint32(23))
@@ -83,7 +75,7 @@ def _reciprocals(scales: Any, count: Any, out: Any) -> Any:
 
 @inlined
 def _of_blocks(x: Any, numbers: Any, shift: Any, i: Any) -> Any:
-    """Return the numbers of a step's blocks, in the order of the values of ``x``."""
+    """Numbers of a step's blocks, in the order of ``x``."""
     if shift > np.uint64(4):
         one = floats_of(numbers[i >> shift])
         return one, one
@@ -91,11 +83,10 @@ def _of_blocks(x: Any, numbers: Any, shift: Any, i: Any) -> Any:
 
 
 @inlined
-def _strip(
-    x: Any, at: Any, strip: Any, factors: Any, offsets: Any, shift: Any, element: Any, inverted: Any,
-    bits: Any, scratch: Any, out: Any, byte_at: Any,
-) -> Any:  # fmt: skip
-    """Write codes of elements ``strip`` of a tile; return how far products are from whole numbers at most."""
+def _strip(source: Any, strip: Any, blocks: Any, element: Any, target: Any) -> Any:
+    """Write codes of ``strip``; return the largest distance from whole numbers."""
+    x, at = source.x, source.at
+    factors, offsets, shift, inverted = blocks
     low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
     magnitude, worst = words_of(_MAGNITUDE), words_of(np.uint32(0))
     for i in range(strip[0], strip[1], WHOLE):
@@ -112,25 +103,25 @@ def _strip(
         if inverted:
             off = larger_bits(bits_of(a - (p - magic)) & magnitude, bits_of(b - (q - magic)) & magnitude)
             worst = larger_bits(worst, off)
-        put_words(x, bits_of(p), bits_of(q), i, bits, scratch, out, byte_at)
+        put_words(x, bits_of(p), bits_of(q), i, target)
     return worst
 
 
 @inlined
 def _counted(x: Any, thresholds: Any) -> Any:
-    """Return minus the number of the three thresholds below each lane, as words."""
+    """Minus the count of three thresholds below each lane, as words."""
     a, b, c = thresholds
     return above(x, a) + above(x, b) + above(x, c)
 
 
 @device
-def _few_values(
-    x: Any, at: Any, count: Any, factors: Any, offsets: Any, shift: Any, element: Any, codes: Any
-) -> None:
-    """Write codes of up to four values as bytes; factors: reciprocals where the element has them."""
+def _few_values(source: Any, blocks: Any, element: Any, codes: Any) -> None:
+    """Write codes of up to four values as bytes, dividing or multiplying."""
+    x, at = source.x, source.at
+    factors, offsets, shift, _inverted = blocks
     t, none = element.thresholds, words_of(np.uint32(0))
     thresholds = floats_of(t[0]), floats_of(t[1]), floats_of(t[2])
-    for i in range(np.uint64(0), count, WHOLE):
+    for i in range(np.uint64(0), source.count, WHOLE):
         a, b = values_at(x, at + i)
         f, g = _of_blocks(x, factors, shift, i)
         y, z = _of_blocks(x, offsets, shift, i)
@@ -145,36 +136,34 @@ def _few_values(
 
 @device
 def encode_blocks(
-    x: Any, at: Any, span: Any, scales: Any, offsets: Any, shift: Any, element: Any, bits: Any, room: Any,
-    out: Any, byte_at: Any,
-) -> None:  # fmt: skip
-    """Write the codes of ``(x[at : at + span] - offset) / scale``, whole steps of blocks ``i >> shift``.
+    source: Any, scales: Any, offsets: Any, shift: Any, element: Any, room: Any, target: Any
+) -> None:
+    """Write codes of ``(x - offset) / scale``, blocks ``i >> shift``.
 
-    Differences must be finite. room: floats for reciprocals, bytes for the codes of a tile and for these
-    packed.
+    source: :class:`.step_access.Elements`, whose differences must be finite. room: floats for reciprocals,
+    bytes for the codes of a tile and for these packed. target: their width, array and place.
     """
+    (x, at, span), (bits, out, byte_at) = source, target
     reciprocals, codes, packed = room
     inverted = _reciprocals(scales, (span + (np.uint64(1) << shift) - np.uint64(1)) >> shift, reciprocals)
     most = max(abs(element.low), abs(element.high)) + np.float32(1)
     middle = bits_of(floats_of(np.float32(0.5) - most * _OFF))
     for begin in range(np.uint64(0), span, np.uint64(TILE)):
         n, first = min(np.uint64(TILE), span - begin), begin >> shift
-        own, products, moved = scales[first:], reciprocals[first:], offsets[first:]
+        tile, moved = Elements(x, at + begin, n), offsets[first:]
+        exact = StepFactors(scales[first:], moved, shift, False)
+        near = StepFactors(reciprocals[first:], moved, shift, True)
         if element.kind == CODEBOOK:
-            factors = products if element.scaling == RECIPROCAL else own
-            _few_values(x, at + begin, n, factors, moved, shift, element, codes)
+            _few_values(tile, near if element.scaling == RECIPROCAL else exact, element, codes)
             emit_packed(codes, n, bits, packed, out, byte_at)
             byte_at += n * bits // np.uint64(8)
             continue
+        place = StepTarget(bits, codes, out, byte_at)
         for start in range(np.uint64(0), n, STRIP):
             strip = start, min(start + STRIP, n)
-            if inverted:
-                off = _strip(
-                    x, at + begin, strip, products, moved, shift, element, True, bits, codes, out, byte_at
-                )
-                if not any_below(middle, off):
-                    continue
-            _strip(x, at + begin, strip, own, moved, shift, element, False, bits, codes, out, byte_at)
+            if inverted and not any_below(middle, _strip(tile, strip, near, element, place)):
+                continue
+            _strip(tile, strip, exact, element, place)
         if bits != np.uint64(8) and bits != np.uint64(4):
             emit_packed(codes, n, bits, packed, out, byte_at)
         byte_at += n * bits // np.uint64(8)

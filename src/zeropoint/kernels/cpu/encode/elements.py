@@ -1,4 +1,4 @@
-"""Values to codes, one tile at a time: integers, small float formats by run-time parameters, codebooks.
+"""Values to codes, tile by tile: integers, small float formats, codebooks.
 
 Float formats: for a magnitude ``a`` with exponent ``e = max(exponent(a), emin)``, adding ``c = 2 ** (e + 23 -
 m)`` rounds ``a`` to m mantissa bits, half to even, and leaves the integer significand ``n`` in the low bits
@@ -54,7 +54,7 @@ def scale_tile(tile: Any, factors: Any, count: Any, scaling: Any) -> None:
 
 @device
 def round_tile(tile: Any, count: Any, to: Any) -> None:
-    """Round the tile to bfloat16 or float16, half to even: the quotient's dtype in some dialects."""
+    """Round a tile to a dialect's quotient dtype, bfloat16 or float16."""
     if to == NO_ROUNDING:
         return
     if to == TO_BFLOAT16:
@@ -72,7 +72,7 @@ def round_tile(tile: Any, count: Any, to: Any) -> None:
 
 @device
 def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> None:
-    """Set ``codes[i] = clamp(rint(tile[i]) + zero)`` as a byte, the zero point before or after rounding.
+    """Codes ``clamp(rint(tile[i]) + zero)``, the zero point before or after rounding.
 
     Clamping first is exact because bounds and zero points are integers and rounding is monotone; it keeps
     MAGIC in range.
@@ -106,7 +106,7 @@ def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> N
 
 @device
 def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
-    """Round the tile to a small float format, saturating, and set its codes."""
+    """Round a tile to a small float format, saturating, as codes."""
     emin, mantissa, maximum, sign_shift = element.emin, element.mantissa, element.maximum, element.sign_shift
     low, lift, drop = (
         shl32(emin, np.uint32(23)),
@@ -127,7 +127,7 @@ def encode_float(tile: Any, count: Any, element: Any, codes: Any) -> None:
 
 @device
 def float_lift(emin: Any, mantissa: Any) -> Any:
-    """Return what turns the bits of ``2 ** e`` into those of the c that rounds to ``mantissa`` bits."""
+    """Bits that turn ``2 ** e`` into the constant rounding a mantissa."""
     even = np.uint32(shl32(emin, mantissa) & np.uint32(0xFE))
     return np.uint32(
         shl32(np.uint32(np.uint32(23) - mantissa), np.uint32(23)) + np.uint32(np.uint32(256) - even)
@@ -136,7 +136,7 @@ def float_lift(emin: Any, mantissa: Any) -> Any:
 
 @device
 def finish_float(count: Any, element: Any, codes: Any) -> None:
-    """Put right what the loop over a tile leaves out: formats without mantissa, zeros without sign."""
+    """Fix formats without mantissa and zeros without sign after the loop."""
     if shl32(element.emin, element.mantissa) & np.uint32(1):
         for i in range(count):
             codes[i] = np.uint8(codes[i] - np.uint8(1))
@@ -148,7 +148,7 @@ def finish_float(count: Any, element: Any, codes: Any) -> None:
 
 @device
 def encode_codebook(tile: Any, count: Any, thresholds: Any, codes: Any) -> None:
-    """Set ``codes[i]`` to the number of thresholds strictly below ``tile[i]``; a tie takes the lower code.
+    """Count thresholds strictly below ``tile[i]``; a tie takes the lower code.
 
     The compiler makes vectors of 15 compares, and none of a search by halves, as :mod:`.steps` has it.
     """
@@ -158,7 +158,7 @@ def encode_codebook(tile: Any, count: Any, thresholds: Any, codes: Any) -> None:
 
 @device
 def is_identity(order: Any) -> Any:
-    """Return whether the code of each rank of a codebook is the rank."""
+    """Whether the code of each codebook rank is the rank."""
     same = True
     for i in range(len(order)):
         same &= order[i] == i

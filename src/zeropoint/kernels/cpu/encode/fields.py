@@ -1,4 +1,4 @@
-"""From bfloat16 to small floats by fields: mantissas are looked up, exponents are added.
+"""Bfloat16 to small floats by fields: mantissa lookup, exponent addition.
 
 A bfloat16 has 128 mantissas. Divided by one scale, each rounds to the same code at every exponent, but for
 the exponents' difference: so a long block needs one table of 128 codes, which is built by the general way.
@@ -12,10 +12,9 @@ AVX-512 thread).
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from ..machine.descriptor import DIVIDE, FLOAT
+from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import bits32, device, inlined, load64, scratch, shl32, shr32
 from ..machine.lookup import pick_octets
 from ..machine.vector import (
@@ -30,8 +29,8 @@ from ..machine.vector import (
     smaller_bits,
     unequal,
 )
-from .step_access import fetch_step, is_bfloat16, put
-from .steps import STRIP, encode_steps, finished, is_wide
+from .step_access import StepSource, StepTarget, fetch_step, is_bfloat16, put
+from .steps import STRIP, StepFactors, encode_steps, finished, is_wide
 
 MANTISSAS = np.uint64(128)
 MANTISSA_BITS = np.uint32(3)
@@ -45,25 +44,22 @@ REFERENCE = np.uint32(3)
 NO_ORIGIN = np.uint8(0)
 LEAST_ORIGIN, MOST_ORIGIN = 8, 250
 EACH = np.uint64(0x0101010101010101)
+ZERO, ONE_BLOCK = np.uint64(0), np.uint64(63)
+"""The latter is the shift with which all elements are of one block."""
 
 
-def _halves_at(x: Any, at: Any) -> Any:
+@inlined
+def _load(x: Any, at: Any) -> Any:
     """Load a step of bfloat16 bits; other sources never come here."""
+    return load_lanes(x, at)
 
 
-@overload(_halves_at, inline="always")
-def _halves_at_overload(x: Any, at: Any) -> Any:
-    if x.dtype == types.uint16:
+@inlined
+def _nothing(x: Any, at: Any) -> Any:
+    return halves_of(np.uint16(0))
 
-        def load(x: Any, at: Any) -> Any:
-            return load_lanes(x, at)
 
-    else:
-
-        def load(x: Any, at: Any) -> Any:
-            return halves_of(np.uint16(0))
-
-    return load
+_halves_at = by_dtype(uint16=_load, int16=_nothing, float32=_nothing)
 
 
 @device
@@ -75,7 +71,7 @@ def can_encode_fields(x: Any, element: Any) -> Any:
 
 @device
 def origin_of(factor: Any, element: Any) -> Any:
-    """Return the bfloat16 exponent field whose quotients have code field 0 or 1; NO_ORIGIN when out of range.
+    """Bfloat16 exponent field of code fields 0 and 1, or NO_ORIGIN.
 
     In range, bfloat16 with field 0, zero and subnormals, lie below half the smallest value of the format.
     """
@@ -87,7 +83,7 @@ def origin_of(factor: Any, element: Any) -> Any:
 
 @device
 def build_pairs(element: Any, factors: Any, pairs: Any) -> Any:
-    """Set the first code and the last mantissa of every 8, and return whether ``factors[0]`` is in range.
+    """Fill first code and last mantissa of every 8; whether ``factors[0]`` fits.
 
     pairs: two of (32,) uint8, 16 numbers each, twice, as :func:`pick_octets` wants them. Codes are those at
     :func:`origin_of` the factor, were they normal.
@@ -100,10 +96,11 @@ def build_pairs(element: Any, factors: Any, pairs: Any) -> Any:
     field = np.uint16((np.uint32(origin) + REFERENCE) << np.uint32(7))
     for m in range(MANTISSAS):
         values[m] = np.uint16(field | np.uint16(m))
-    encode_steps(
-        values, np.uint64(0), MANTISSAS, factors, factors, np.uint64(63), element, unused, False,
-        np.uint64(0), np.uint64(8), unused, codes, np.uint64(0),
-    )  # fmt: skip
+    source, blocks = (
+        StepSource(values, ZERO, MANTISSAS, ZERO),
+        StepFactors(factors, factors, ONE_BLOCK, False),
+    )
+    encode_steps(source, blocks, element, unused, StepTarget(np.uint64(8), unused, codes, ZERO))
     base = np.uint8(shl32(REFERENCE, element.mantissa))
     for b in range(BUCKETS):
         eight = load64(codes, b * np.uint64(8))
@@ -117,10 +114,7 @@ def build_pairs(element: Any, factors: Any, pairs: Any) -> Any:
 
 
 @inlined
-def fields_strip(
-    x: Any, at: Any, start: Any, stop: Any, table: Any, element: Any, ahead: Any, bits: Any, scratch: Any,
-    out: Any, byte_at: Any,
-) -> Any:  # fmt: skip
+def fields_strip(source: Any, start: Any, stop: Any, table: Any, element: Any, target: Any) -> Any:
     """Write codes and return whether all of them are normal or zero."""
     firsts, lasts, origin = table
     drop = octets_of(np.uint8(element.mantissa))
@@ -131,8 +125,8 @@ def fields_strip(
     subnormal = zero
     unsigned = element.unsigned_below >= np.float32(0)
     for i in range(start, stop, WHOLE):
-        fetch_step(x, at + i + ahead)
-        u = _halves_at(x, at + i)
+        fetch_step(source.x, source.at + i + source.ahead)
+        u = _halves_at(source.x, source.at + i)
         upper, lower = octets_of_halves(u >> halves_of(np.uint16(8))), octets_of_halves(u)
         field = (upper + upper) | (lower >> octets_of(np.uint8(7)))
         bucket = (lower >> octets_of(np.uint8(3))) & octets_of(np.uint8(15))
@@ -146,25 +140,25 @@ def fields_strip(
             normal = unequal(field, zero)
             sign = sign & normal
             subnormal = subnormal | (unequal(lower & low, zero) & (normal ^ octets_of(np.uint8(255))))
-        put(finished(code | sign, element), i, bits, scratch, out, byte_at)
+        put(finished(code | sign, element), i, target)
     return not any_lane(subnormal)
 
 
 @device
-def encode_fields(
-    x: Any, at: Any, count: Any, factors: Any, element: Any, pairs: Any, ahead: Any, bits: Any, scratch: Any,
-    out: Any, byte_at: Any,
-) -> None:  # fmt: skip
+def encode_fields(source: Any, factors: Any, element: Any, pairs: Any, target: Any) -> None:
     """Write the codes of :func:`encode_steps` for ``factors[0]``, whose ``pairs`` have been built.
 
     Strips with subnormal codes go the general way.
     """
     firsts, lasts = load_lanes(pairs[0], np.uint64(0)), load_lanes(pairs[1], np.uint64(0))
     table = firsts, lasts, octets_of(origin_of(factors[0], element))
-    for start in range(np.uint64(0), count, STRIP):
+    x, at, count, ahead = source
+    bits, scratch, out, byte_at = target
+    blocks = StepFactors(factors, factors, ONE_BLOCK, False)
+    for start in range(ZERO, count, STRIP):
         stop = min(start + STRIP, count)
-        if not fields_strip(x, at, start, stop, table, element, ahead, bits, scratch, out, byte_at):
+        if not fields_strip(source, start, stop, table, element, target):
+            strip = StepSource(x, at + start, stop - start, ahead)
             encode_steps(
-                x, at + start, stop - start, factors, factors, np.uint64(63), element, scratch, False, ahead,
-                bits, scratch[start:], out, byte_at + start,
-            )  # fmt: skip
+                strip, blocks, element, scratch, StepTarget(bits, scratch[start:], out, byte_at + start)
+            )

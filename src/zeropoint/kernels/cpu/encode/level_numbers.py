@@ -1,22 +1,22 @@
-"""The numbers of one level of a chain: rounded to its format, and stored."""
+"""Numbers of one level of a chain: rounded and stored."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..machine.descriptor import AS_BFLOAT16, AS_FLOAT16, AS_INTEGER, AS_LADDER, record_type
+from ....ops.lowering import Level
+from ..machine.descriptor import AS_BFLOAT16, AS_FLOAT16, AS_INTEGER, AS_LADDER
 from ..machine.intrinsics import (
-    add32,
     and32,
     bits32,
     device,
-    float32_of,
-    inlined,
     narrow_half,
     scratch,
     shr32,
+    to_bfloat16,
     widen_half,
 )
+from ..machine.named_records import unpacker
 from ..machine.tile import ordered
 from ..machine.vector import (
     HALF,
@@ -37,49 +37,12 @@ CLIMBERS = 256
 """Numbers that are searched for together."""
 
 
-class Level(NamedTuple):
-    """:class:`zeropoint.ops.chain_levels.Level` in the types of the machine."""
-
-    blocks: np.uint64
-    held: np.uint8
-    signed: np.uint8
-    late: np.uint8
-    mask: np.uint32
-    low: np.float32
-    high: np.float32
-    least: np.float32
-    most: np.float32
-    tiny: np.float32
-    span: np.float64
-    first: np.uint64
-    rungs: np.uint64
-
-
-LEVEL = record_type(Level)
-
-
-@inlined
-def level_of(levels: Any, index: Any) -> Any:
-    """Return a level from its record."""
-    r = levels.view(LEVEL)[np.int64(index)]
-    return Level(
-        blocks=r["blocks"], held=r["held"], signed=r["signed"], late=r["late"], mask=r["mask"], low=r["low"],
-        high=r["high"], least=r["least"], most=r["most"], tiny=r["tiny"], span=r["span"], first=r["first"],
-        rungs=r["rungs"],
-    )  # fmt: skip
-
-
-@device
-def _to_bfloat16(x: Any) -> Any:
-    """Return a float32 rounded to bfloat16, Inf where that overflows."""
-    u = bits32(x)
-    odd = and32(shr32(u, np.uint32(16)), np.uint32(1))
-    return float32_of(and32(add32(add32(u, np.uint32(0x7FFF)), odd), np.uint32(0xFFFF0000)))
+unpack_level = unpacker(Level)
 
 
 @device
 def _climb(numbers: Any, at: Any, count: Any, level: Any, ladder: Any, places: Any) -> None:
-    """Write the index of the nearest ladder value of up to CLIMBERS numbers, by bisection.
+    """Bisect the nearest ladder value of up to CLIMBERS numbers.
 
     Each step of the bisection runs for all numbers, so that their loads overlap.
     """
@@ -113,7 +76,7 @@ def _on_ladder(
 
 @device
 def round_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any) -> None:
-    """Round numbers to the format of a level; clips: whether those past the ends of floats are cut off.
+    """Round numbers to a level's format; clips: floats saturate at its ends.
 
     ``numbers`` has room for whole vectors, whose last lanes are lost.
     """
@@ -134,12 +97,12 @@ def round_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any)
             numbers[b] = widen_half(narrow_half(numbers[b]))
     elif level.held == AS_BFLOAT16:
         for b in range(count):
-            numbers[b] = _to_bfloat16(numbers[b])
+            numbers[b] = to_bfloat16(numbers[b])  # Inf where that overflows
 
 
 @device
 def misfits(ideal: Any, numbers: Any, count: Any, level: Any) -> Any:
-    """Return whether a number, rounded to the coarsest level, lies past its ends."""
+    """Whether a number, rounded to the coarsest level, is past its ends."""
     bad = np.uint32(0)
     for b in range(count):
         past = (ideal[b] > level.most) | (ideal[b] < level.least) | (not abs(numbers[b]) < INFINITE)
@@ -149,7 +112,7 @@ def misfits(ideal: Any, numbers: Any, count: Any, level: Any) -> Any:
 
 @device
 def store_numbers(numbers: Any, count: Any, level: Any, ladder: Any, out: Any, at: Any) -> None:
-    """Write numbers that the format of a level holds as they are stored."""
+    """Store numbers that the format of a level holds."""
     if level.held == AS_INTEGER:
         whole = count // WHOLE * WHOLE
         magic, mask = floats_of(MAGIC), octets_of(np.uint8(level.mask))

@@ -1,13 +1,15 @@
-"""Two levels of powers of two, as in shared microexponents: exponents of blocks and of their halves or so."""
+"""Two levels of powers of two: shared microexponents of blocks and sub-blocks."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK, unpack_element, unpack_layout, unpack_rule
+from ....ops.lowering import Float32, Int32, UInt8, UInt32, UInt64
+from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32, shr32
+from ..machine.named_records import unpacker
 from ..machine.tile import FEW, FLOAT32, NOT_FINITE, block_amax, spread
-from .rows import amax_rows, quantize_rows
+from .rows import QuantizeArrays, amax_rows, quantize_rows
 
 LEAST, MOST = -127, 127
 """Smallest and largest exponent of a level: 2 ** -127 is subnormal in float32, with the bits 0x400000."""
@@ -19,25 +21,38 @@ ABSENT = np.int32(-(1 << 14))
 
 
 class Powers(NamedTuple):
-    """What two levels of powers of two are computed with.
+    """Two levels of powers of two.
 
-    sizes: (3,) uint64, fine blocks of a coarse one, and what is added to bits of magnitudes on each level.
-    numbers: (6,) int32, the emax of elements, the least exponent of fine blocks, and the first and last
-    exponents that each level holds. codes: (4,) uint8, on each level the code of the first exponent, and the
-    step to the next. limits: float64, for each exponent of the coarse level the largest magnitude that the
-    rules allow under the largest fine one. unit: (1,) float32, the step of integer codes.
+    per: fine blocks of a coarse one. inner_addend, outer_addend: added to bits of magnitudes on each level.
+    emax: of elements. least: the least exponent of fine blocks. inner_first, inner_last, outer_first,
+    outer_last: exponents that each level holds. inner_code, inner_step, outer_code, outer_step: the code of
+    the first exponent of a level, and the step to the next. unit: step of integer codes. limits: float64, for
+    each exponent of the coarse level the largest magnitude that the rules allow under the largest fine one.
     """
 
-    sizes: Any
-    numbers: Any
-    codes: Any
+    per: UInt64
+    inner_addend: UInt32
+    outer_addend: UInt32
+    emax: Int32
+    least: Int32
+    inner_first: Int32
+    inner_last: Int32
+    outer_first: Int32
+    outer_last: Int32
+    inner_code: UInt8
+    inner_step: UInt8
+    outer_code: UInt8
+    outer_step: UInt8
+    unit: Float32
     limits: Any
-    unit: Any
+
+
+unpack_powers = unpacker(Powers)
 
 
 @inlined
 def _exponent(x: Any, addend: Any) -> Any:
-    """Return the exponent of a magnitude whose mantissa ``addend`` rounds up; see the rule's lowering."""
+    """Exponent of a magnitude whose mantissa ``addend`` rounds up."""
     small = x < _TINY
     bits = np.uint32(bits32(x * (_UP if small else np.float32(1))) + addend)
     found = np.int32(np.int32(shr32(bits, np.uint32(23))) - (np.int32(191) if small else _BIAS))
@@ -53,16 +68,13 @@ def _power(exponent: Any) -> Any:
 
 @device
 def power_levels(amax: Any, count: Any, powers: Any, fine: Any, coarse: Any, factors: Any) -> Any:
-    """Write the codes of both levels of ``count`` coarse blocks, and the divisor of each fine block.
+    """Write both levels' codes of ``count`` coarse blocks, and fine divisors.
 
     amax: float32, of fine blocks. Returns OK or BAD_SCALE.
     """
-    per, numbers, codes, past = powers.sizes[0], powers.numbers, powers.codes, np.uint32(0)
-    emax, least, low, high, bottom, top = (
-        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]
-    )  # fmt: skip
-    inner_addend, outer_addend = np.uint32(powers.sizes[1]), np.uint32(powers.sizes[2])
-    fine_code, fine_step, coarse_code, coarse_step = codes[0], codes[1], codes[2], codes[3]
+    per, emax, least, past = powers.per, powers.emax, powers.least, np.uint32(0)
+    low, high, bottom, top = powers.inner_first, powers.inner_last, powers.outer_first, powers.outer_last
+    inner_addend, outer_addend = powers.inner_addend, powers.outer_addend
     largest, outers, blocks = scratch(FEW, np.float32), scratch(FEW, np.int32), count * per
     block_amax(amax, _ZERO, blocks, per, FLOAT32, largest.view(np.uint32))
     above = np.uint32(0)
@@ -73,7 +85,7 @@ def power_levels(amax: Any, count: Any, powers: Any, fine: Any, coarse: Any, fac
         inner = np.int32(max(np.int32(_exponent(largest[c], inner_addend) - emax), least) - outer)
         above |= np.uint32(inner > high)
         outers[c] = outer
-        coarse[c] = np.uint8(coarse_code + np.uint8(np.int32(outer - bottom)) * coarse_step)
+        coarse[c] = np.uint8(powers.outer_code + np.uint8(np.int32(outer - bottom)) * powers.outer_step)
     if above:
         for c in range(count):
             inner = np.int32(max(np.int32(_exponent(largest[c], inner_addend) - emax), least) - outers[c])
@@ -84,22 +96,33 @@ def power_levels(amax: Any, count: Any, powers: Any, fine: Any, coarse: Any, fac
     for i in range(blocks):
         inner = np.int32(max(np.int32(_exponent(amax[i], inner_addend) - emax), least) - own[i])
         inner = max(min(inner, high), low)
-        fine[i] = np.uint8(fine_code + np.uint8(np.int32(inner - low)) * fine_step)
+        fine[i] = np.uint8(powers.inner_code + np.uint8(np.int32(inner - low)) * powers.inner_step)
         factor = _power(inner) * _power(own[i])
-        factors[i] = (factor if factor > np.float32(0) else np.float32(np.inf)) * powers.unit[0]
+        factors[i] = (factor if factor > np.float32(0) else np.float32(np.inf)) * powers.unit
     return BAD_SCALE if past else OK
 
 
-@device
-def power_level_rows(
-    x: Any, desc: Any, order: Any, powers: Any, fine: Any, coarse: Any, out: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    """Write both levels of rows ``first`` to ``last``, a few at a time, and codes unless ``out`` is empty.
+class PowerArrays(NamedTuple):
+    """Data, code order, limits of :class:`Powers`; level bytes and codes out."""
 
-    desc: under given scales. Rows are whole coarse blocks, and have at most FEW values. Returns OK, BAD_VALUE
-    or BAD_SCALE; after the latter two what was written means nothing.
+    x: Any
+    order: Any
+    limits: Any
+    fine: Any
+    coarse: Any
+    out: Any
+
+
+@device
+def power_level_rows(arrays: Any, desc: Any, packed: Any, first: Any, last: Any) -> Any:
+    """Write both levels of rows, and codes unless ``out`` is empty.
+
+    A few of the rows ``first`` to ``last`` at a time. desc: under given scales. packed: :class:`Powers`. Rows
+    are whole coarse blocks, and have at most FEW values. Returns OK, BAD_VALUE or BAD_SCALE; after the latter
+    two what was written means nothing.
     """
-    layout, element, rule = unpack_layout(desc), unpack_element(desc), unpack_rule(desc)
+    x, order, limits, fine, coarse, out = arrays
+    layout, powers = desc.layout, unpack_powers(packed, limits=limits)
     amax, factors, nothing = scratch(FEW, np.float32), scratch(FEW, np.float32), scratch(1, np.float32)
     none, step, width = scratch(1, np.uint8), np.uint64(FEW) // layout.cols, layout.row_blocks
     for r in range(first, last, step):
@@ -110,13 +133,13 @@ def power_level_rows(
             worst = max(worst, bits32(amax[b]))
         if worst >= NOT_FINITE:
             return BAD_VALUE
-        levels = fine[r * width :], coarse[r * width // powers.sizes[0] :]
-        state = power_levels(amax, blocks // powers.sizes[0], powers, *levels, factors)
+        levels = fine[r * width :], coarse[r * width // powers.per :]
+        state = power_levels(amax, blocks // powers.per, powers, *levels, factors)
         if state != OK:
             return state
         if len(out):
+            codes = out[r * layout.row_bytes :]
             quantize_rows(
-                values, layout, element, rule, order, factors, none, nothing, out[r * layout.row_bytes :],
-                none, _ZERO, rows,
-            )  # fmt: skip
+                QuantizeArrays(values, order, factors, none, nothing, codes, none), desc, _ZERO, rows
+            )
     return OK

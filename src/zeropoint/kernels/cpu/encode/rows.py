@@ -1,36 +1,21 @@
-"""The drivers that read values: quantize in one pass over memory, and find the extremes of blocks."""
+"""Row drivers that read values: one-pass quantization, block extremes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..machine.descriptor import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, scratch
-from ..machine.tile import (
-    NOT_FINITE,
-    TILE,
-    block_amax,
-    factor_cut,
-    fetch_ahead,
-    load,
-    run_extremes,
-    spread,
-)
+from ..machine.tile import NOT_FINITE, TILE, block_amax, factor_cut, fetch_ahead, load, run_extremes, spread
 from ..machine.vector import WHOLE
-from .block_scales import block_scales
-from .boundaries import (
-    ROOM,
-    WORTH,
-    can_encode_boundaries,
-    clear_tables,
-    encode_boundaries,
-    tables_of,
-)
+from .block_scales import BlockFactors, BlockStatistics, ScaleArrays, block_scales
+from .boundaries import ROOM, WORTH, can_encode_boundaries, clear_tables, encode_boundaries, tables_of
 from .elements import encode
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
 from .group_extremes import GROUP, can_group, group_extremes
-from .steps import can_encode_steps, encode_steps, invert
+from .step_access import Elements, StepSource, StepTarget
+from .steps import StepFactors, can_encode_steps, encode_steps, invert
 
 PACKED = 2 * TILE
 """Bytes for the packed codes of a tile, and for what the last whole word writes past them."""
@@ -38,7 +23,7 @@ PACKED = 2 * TILE
 
 @device
 def tile_span(block: Any, left: Any) -> Any:
-    """Return how many of the ``left`` elements one step takes: the whole blocks of a tile, at least one.
+    """Elements of a step: whole blocks of a tile, at least one.
 
     A multiple of 8 blocks where several fit, so that packed codes of any width end on a byte.
     """
@@ -56,7 +41,7 @@ def parameter_row(layout: Any, row: Any) -> Any:
 
 @device
 def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: Any) -> None:
-    """Set the smallest and largest value of each block of ``x[at : at + span]``."""
+    """Extremes of each block of ``x[at : at + span]``."""
     blocks, first = (span + layout.block - np.uint64(1)) // layout.block, np.uint64(0)
     if can_group(layout.block):
         first = span // layout.block // GROUP * GROUP
@@ -67,60 +52,53 @@ def block_extremes(x: Any, at: Any, span: Any, layout: Any, lows: Any, highs: An
 
 
 @device
-def given_scales(
-    scales: Any, zeros: Any, zeroed: Any, at: Any, count: Any, factors: Any, offsets: Any
-) -> None:
-    """Copy the factors, and zero points where there are some, of ``count`` blocks from index ``at``."""
+def given_scales(stored: Any, zeroed: Any, at: Any, count: Any, used: Any) -> None:
+    """Copy factors, and zero points if any, of ``count`` blocks from ``at``."""
     for b in range(count):
-        factors[b] = scales[at + b]
+        used.factors[b] = stored.scales[at + b]
     if zeroed:
         for b in range(count):
-            offsets[b] = zeros[at + b]
+            used.offsets[b] = stored.zeros[at + b]
 
 
 @device
-def span_statistics(
-    x: Any, at: Any, span: Any, layout: Any, rule: Any, amax: Any, lows: Any, highs: Any
-) -> None:
-    """Write the bits of the largest magnitude of each block, and its extremes where the rule needs them."""
+def span_statistics(x: Any, at: Any, span: Any, desc: Any, found: Any) -> None:
+    """Largest magnitude bits of each block, and extremes if the rule asks."""
+    layout, rule = desc.layout, desc.rule
     if rule.how != AFFINE and not rule.unsigned:
-        block_amax(x, at, span, layout.block, layout.kind, amax)
+        block_amax(x, at, span, layout.block, layout.kind, found.amax)
         return
-    block_extremes(x, at, span, layout, lows, highs)
+    block_extremes(x, at, span, layout, found.lows, found.highs)
     magnitude = np.uint32(0x7FFFFFFF)
     for b in range((span + layout.block - np.uint64(1)) // layout.block):
-        amax[b] = max(np.uint32(bits32(lows[b]) & magnitude), np.uint32(bits32(highs[b]) & magnitude))
+        low, high = bits32(found.lows[b]), bits32(found.highs[b])
+        found.amax[b] = max(np.uint32(low & magnitude), np.uint32(high & magnitude))
 
 
 @inlined
-def span_scales(
-    x: Any, at: Any, span: Any, layout: Any, element: Any, rule: Any, amax: Any, lows: Any, highs: Any,
-    block_at: Any, scales: Any, scale_codes: Any, zeros: Any, factors: Any, offsets: Any,
-) -> Any:  # fmt: skip
-    """Set factors and zero points of the blocks of ``x[at : at + span]``, and store those that are chosen.
+def span_scales(desc: Any, blocks: Any, found: Any, block_at: Any, stored: Any, used: Any) -> Any:
+    """Set factors and zero points of a span; store the chosen ones.
 
-    amax, lows, highs: of :func:`span_statistics`. Returns OK or BAD_SCALE.
+    found: of :func:`span_statistics`. Returns OK or BAD_SCALE.
     """
-    blocks = (span + layout.block - np.uint64(1)) // layout.block
-    if rule.how == GIVEN:
-        given_scales(scales, zeros, element.zero_place != ZERO_NONE, block_at, blocks, factors, offsets)
+    element = desc.element
+    if desc.rule.how == GIVEN:
+        given_scales(stored, element.zero_place != ZERO_NONE, block_at, blocks, used)
         return OK
-    return block_scales(
-        amax, lows, highs, blocks, rule, element.scaling == MULTIPLY, block_at, scales, scale_codes, zeros,
-        factors, offsets,
-    )  # fmt: skip
+    return block_scales(found, blocks, desc.rule, element.scaling == MULTIPLY, block_at, stored, used)
 
 
 @inlined
-def encode_span(
-    x: Any, at: Any, span: Any, layout: Any, element: Any, order: Any, known: Any, per_block: Any,
-    per_block_zero: Any, room: Any, out: Any, byte_at: Any,
-) -> Any:  # fmt: skip
-    """Write the codes of ``x[at : at + span]``, a tile or one block, and return the place behind them.
+def encode_span(source: Any, desc: Any, order: Any, used: Any, room: Any, out: Any, byte_at: Any) -> Any:
+    """Write the codes of a tile or block; return the place behind.
 
-    known: whether :func:`encode_steps` knows the element. room: scratch for a tile.
+    source: :class:`.step_access.Elements`. used: :class:`.block_scales.BlockFactors` of its blocks. room:
+    scratch for a tile.
     """
+    (x, at, span), layout, element = source, desc.layout, desc.element
     (tile, factors, offsets), codes, packed = room
+    per_block, per_block_zero = used
+    known = can_encode_steps(element)
     pairs = scratch(PAIRS, np.uint8), scratch(PAIRS, np.uint8)
     shift, step = factor_cut(layout.block, span) if known else (np.uint64(0), np.uint64(TILE))
     stepwise, bits = shift > np.uint64(0), layout.bits
@@ -136,13 +114,11 @@ def encode_span(
         n = min(step, span - chunk)
         stepped, first_block = stepwise and n % WHOLE == 0, chunk // layout.block
         own, own_zeros = per_block[first_block:], per_block_zero[first_block:]
+        steps, target = StepSource(x, at + chunk, n, span), StepTarget(bits, codes, out, byte_at)
         if stepped and by_fields:
-            encode_fields(x, at + chunk, n, own, element, pairs, span, bits, codes, out, byte_at)
+            encode_fields(steps, own, element, pairs, target)
         elif stepped:
-            encode_steps(
-                x, at + chunk, n, own, own_zeros, shift, element, order, inverted, span, bits, codes, out,
-                byte_at,
-            )  # fmt: skip
+            encode_steps(steps, StepFactors(own, own_zeros, shift, inverted), element, order, target)
         else:
             # Codes of a byte go where they belong; narrower ones are packed from scratch.
             place = out[byte_at : byte_at + n] if bits == np.uint64(8) else codes
@@ -155,33 +131,46 @@ def encode_span(
     return byte_at
 
 
-@device
-def quantize_rows(
-    x: Any, layout: Any, element: Any, rule: Any, order: Any, scales: Any, scale_codes: Any, zeros: Any,
-    out: Any, kept: Any, first: Any, last: Any,
-) -> Any:  # fmt: skip
-    """Quantize rows ``first`` to ``last`` of ``x`` in one pass over memory.
+class QuantizeArrays(NamedTuple):
+    """What :func:`quantize_rows` reads and writes.
 
-    x: (rows * cols,) float32, uint16 bits of bfloat16, or int16 bits of float16.
-    scales: float32 factors, read (GIVEN) or written; scale_codes: uint8, written by POWER and MINIFLOAT.
-    zeros: float32 zero points, read (GIVEN) or written (AFFINE); one element long when there are none.
-    out: (rows * row_bytes,) uint8. kept: uint8 tables of :mod:`.boundaries`, which earlier calls of the same
-    element and rule on one thread may have filled, or one byte for none.
-    Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean nothing.
+    x: (rows * cols,) float32, uint16 bits of bfloat16, or int16 bits of float16. order: (16,) uint8, the code
+    of each rank of a codebook. scales: float32 factors, read (GIVEN) or written; scale_codes: uint8, written
+    by POWER and MINIFLOAT. zeros: float32 zero points, read (GIVEN) or written (AFFINE); one element long
+    when there are none. out: (rows * row_bytes,) uint8. kept: uint8 tables of :mod:`.boundaries`, which
+    earlier calls of the same element and rule on one thread may have filled, or one byte for none.
     """
+
+    x: Any
+    order: Any
+    scales: Any
+    scale_codes: Any
+    zeros: Any
+    out: Any
+    kept: Any
+
+
+@device
+def quantize_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
+    """Quantize rows ``first`` to ``last`` in one pass over memory.
+
+    arrays: :class:`QuantizeArrays`. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
+    nothing.
+    """
+    x, order, scales, scale_codes, zeros, out, kept = arrays
+    layout = desc.layout
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
-    amax = scratch(TILE, np.uint32)
-    lows, highs = scratch(TILE, np.float32), scratch(TILE, np.float32)
-    per_block, per_block_zero = scratch(TILE, np.float32), scratch(TILE, np.float32)
+    found = BlockStatistics(scratch(TILE, np.uint32), scratch(TILE, np.float32), scratch(TILE, np.float32))
+    used = BlockFactors(scratch(TILE, np.float32), scratch(TILE, np.float32))
+    stored = ScaleArrays(scales, scale_codes, zeros)
     worst, state = np.uint32(0), OK
     flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
     regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
     rows = np.uint64(1) if regular else last - first
     width = layout.cols * (last - first) if regular else layout.cols
-    known = can_encode_steps(element)
     own, shared = scratch(ROOM, np.uint8), kept.size == ROOM
-    bounded = can_encode_boundaries(x, layout, element, rule, shared or rows * width >= WORTH)
+    bounded = can_encode_boundaries(x, desc, shared or rows * width >= WORTH)
     if bounded and not shared:
         clear_tables(own)
     tables = tables_of(kept if shared else own)
@@ -194,27 +183,19 @@ def quantize_rows(
         byte_at = (first + r) * layout.row_bytes
         while at < end:
             span = tile_span(layout.block, end - at)
-            blocks = (span + layout.block - np.uint64(1)) // layout.block
+            source, blocks = Elements(x, at, span), (span + layout.block - np.uint64(1)) // layout.block
             if bounded:
-                found = encode_boundaries(
-                    x, at, span, layout, element, order, rule, tables, scale_codes, block_at, out, byte_at
-                )
-                state = max(state, found)
+                codes = scale_codes[block_at : block_at + blocks]
+                state = max(state, encode_boundaries(source, desc, order, tables, codes, out, byte_at))
                 byte_at += span // np.uint64(2)
                 at += span
                 block_at += blocks
                 continue
-            span_statistics(x, at, span, layout, rule, amax, lows, highs)
+            span_statistics(x, at, span, desc, found)
             for b in range(blocks):
-                worst = max(worst, amax[b])
-            found = span_scales(
-                x, at, span, layout, element, rule, amax, lows, highs, block_at, scales, scale_codes, zeros,
-                per_block, per_block_zero,
-            )  # fmt: skip
-            state = max(state, found)
-            byte_at = encode_span(
-                x, at, span, layout, element, order, known, per_block, per_block_zero, room, out, byte_at
-            )  # fmt: skip
+                worst = max(worst, found.amax[b])
+            state = max(state, span_scales(desc, blocks, found, block_at, stored, used))
+            byte_at = encode_span(source, desc, order, used, room, out, byte_at)
             at += span
             block_at += blocks
     return BAD_VALUE if worst >= NOT_FINITE else state
@@ -222,7 +203,7 @@ def quantize_rows(
 
 @device
 def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
-    """Set ``out[r * row_blocks + b]`` to the largest magnitude of a row's block; NaN and Inf win."""
+    """Largest magnitude of each block of rows; NaN and Inf win."""
     found, width = out.view(np.uint32), layout.row_blocks
     for r in range(first, last):
         block_amax(x, r * layout.cols, layout.cols, layout.block, layout.kind, found[r * width :])
@@ -230,7 +211,7 @@ def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
 
 @device
 def range_rows(x: Any, layout: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Write the smallest and largest value of each block; NaN sorts past infinity, by its sign bit."""
+    """Extremes of each block; NaN sorts past infinity, by its sign bit."""
     for r in range(first, last):
         for b in range(layout.row_blocks):
             at = r * layout.cols + b * layout.block

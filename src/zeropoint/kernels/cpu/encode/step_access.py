@@ -1,15 +1,13 @@
-"""Whole steps of 32 values in and their codes out: what the dtype of the source decides."""
+"""Steps of 32 values in, codes out: the dtype-dependent part."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from ..machine.intrinsics import LINE, inlined, prefetch
+from ..machine.dispatch import by_dtype
+from ..machine.intrinsics import inlined, prefetch
 from ..machine.vector import (
     HALF,
-    STEP,
     first_bfloat16,
     first_float16,
     floats_of,
@@ -29,177 +27,138 @@ from ..machine.vector import (
 )
 
 
-def _values_at(x: Any, at: Any) -> Any:
-    """Load a step and widen it exactly."""
+class Elements(NamedTuple):
+    """Elements ``x[at : at + count]``."""
+
+    x: Any
+    at: Any
+    count: Any
 
 
-@overload(_values_at, inline="always")
-def _values_at_overload(x: Any, at: Any) -> Any:
-    if x.dtype == types.float32:
+class StepSource(NamedTuple):
+    """Whole steps ``x[at : at + count]``; ahead: prefetch distance in elements."""
 
-        def load(x: Any, at: Any) -> Any:
-            return load_lanes(x, at), load_lanes(x, at + HALF)
+    x: Any
+    at: Any
+    count: Any
+    ahead: Any
 
-    elif x.dtype == types.uint16:
 
-        def load(x: Any, at: Any) -> Any:
-            pairs = pairs_of(load_lanes(x, at))
-            odd = pairs & words_of(np.uint32(0xFFFF0000))
-            return values_of(pairs << words_of(np.uint32(16))), values_of(odd)
+class StepTarget(NamedTuple):
+    """Place of codes: 8 and 4 bits in ``out``, others in ``scratch``."""
 
+    bits: Any
+    scratch: Any
+    out: Any
+    byte_at: Any
+
+
+@inlined
+def _of_floats(x: Any, at: Any) -> Any:
+    """Load ``x[at : at + 32]`` as two float vectors."""
+    return load_lanes(x, at), load_lanes(x, at + HALF)
+
+
+@inlined
+def _of_bfloat16(x: Any, at: Any) -> Any:
+    pairs = pairs_of(load_lanes(x, at))
+    odd = pairs & words_of(np.uint32(0xFFFF0000))
+    return values_of(pairs << words_of(np.uint32(16))), values_of(odd)
+
+
+@inlined
+def _of_float16(x: Any, at: Any) -> Any:
+    half = load_lanes(x, at)
+    return first_float16(half), second_float16(half)
+
+
+@inlined
+def _of_bfloat16_in_order(x: Any, at: Any) -> Any:
+    half = load_lanes(x, at)
+    return first_bfloat16(half), second_bfloat16(half)
+
+
+values_at = by_dtype(float32=_of_floats, uint16=_of_bfloat16, int16=_of_float16)
+values_in_order = by_dtype(float32=_of_floats, uint16=_of_bfloat16_in_order, int16=_of_float16)
+"""Likewise, ``x[at : at + 16]`` and the 16 elements after it."""
+
+
+@inlined
+def _yes(x: Any) -> Any:
+    """Whether an array holds bits of bfloat16, known at compile time."""
+    return True
+
+
+@inlined
+def _no(x: Any) -> Any:
+    return False
+
+
+is_bfloat16 = by_dtype(uint16=_yes, float32=_no, int16=_no)
+is_short = by_dtype(float32=_no, uint16=_yes, int16=_yes)
+"""Whether an array holds 16-bit floats."""
+
+
+@inlined
+def _factors_in_order(x: Any, factors: Any, shift: Any, i: Any) -> Any:
+    """Load ``factors[j >> shift]`` of a step, in the order of ``x``."""
+    return floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
+
+
+@inlined
+def _factors_of_pairs(x: Any, factors: Any, shift: Any, i: Any) -> Any:
+    both = two_floats(factors[i >> shift], factors[(i + HALF) >> shift])
+    return both, both
+
+
+factors_at = by_dtype(float32=_factors_in_order, uint16=_factors_of_pairs, int16=_factors_in_order)
+
+
+@inlined
+def _low_octets(x: Any, a: Any, b: Any) -> Any:
+    """Join the low bytes of two vectors in the order of ``x``."""
+    return low_octets(a, b)
+
+
+@inlined
+def _low_octets_of_pairs(x: Any, a: Any, b: Any) -> Any:
+    pairs = (a & words_of(np.uint32(0xFFFF))) | (b << words_of(np.uint32(16)))
+    return octets_of_halves(halves_of_pairs(pairs))
+
+
+octets_in_order = by_dtype(float32=_low_octets, uint16=_low_octets_of_pairs, int16=_low_octets)
+
+
+@inlined
+def _fetch_lines(x: Any, at: Any) -> None:
+    """Prefetch ``x[at : at + 32]``, one cache line or two."""
+    prefetch(x, at)
+    prefetch(x, at + HALF)
+
+
+@inlined
+def _fetch_line(x: Any, at: Any) -> None:
+    prefetch(x, at)
+
+
+fetch_step = by_dtype(float32=_fetch_lines, uint16=_fetch_line, int16=_fetch_line)
+
+
+@inlined
+def put(codes: Any, i: Any, target: Any) -> None:
+    """Write the codes of step ``i`` to a :class:`StepTarget`."""
+    if target.bits == np.uint64(8):
+        store_lanes(target.out, target.byte_at + i, codes)
+    elif target.bits == np.uint64(4):
+        store_nibbles(target.out, target.byte_at + i // np.uint64(2), codes)
     else:
-
-        def load(x: Any, at: Any) -> Any:
-            half = load_lanes(x, at)
-            return first_float16(half), second_float16(half)
-
-    return load
+        store_lanes(target.scratch, i, codes)
 
 
 @inlined
-def values_at(x: Any, at: Any) -> Any:
-    """Return ``x[at : at + 32]`` as two vectors of floats, in the order of :mod:`..machine.vector`.
-
-    x: float32, uint16 bits of bfloat16, or int16 bits of float16.
-    """
-    return _values_at(x, at)
-
-
-def _is_bfloat16(x: Any) -> Any:
-    """Return whether the dtype is uint16."""
-
-
-@overload(_is_bfloat16, inline="always")
-def _is_bfloat16_overload(x: Any) -> Any:
-    found = x.dtype == types.uint16
-
-    def tell(x: Any) -> Any:
-        return found
-
-    return tell
-
-
-@inlined
-def is_bfloat16(x: Any) -> Any:
-    """Return whether an array holds bits of bfloat16, known when a kernel is compiled."""
-    return _is_bfloat16(x)
-
-
-def _factors_at(x: Any, factors: Any, shift: Any, i: Any) -> Any:
-    """Return the factors of a step, in the order of the values of ``x``."""
-
-
-@overload(_factors_at, inline="always")
-def _factors_at_overload(x: Any, factors: Any, shift: Any, i: Any) -> Any:
-    if x.dtype == types.uint16:
-
-        def find(x: Any, factors: Any, shift: Any, i: Any) -> Any:
-            both = two_floats(factors[i >> shift], factors[(i + HALF) >> shift])
-            return both, both
-
+def put_words(x: Any, a: Any, b: Any, i: Any, target: Any) -> None:
+    """Write codes of step ``i``, low bits of vectors in ``x``'s order."""
+    if is_bfloat16(x) and target.bits == np.uint64(4):
+        store_nibble_pairs(target.out, target.byte_at + i // np.uint64(2), a, b)
     else:
-
-        def find(x: Any, factors: Any, shift: Any, i: Any) -> Any:
-            return floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
-
-    return find
-
-
-@inlined
-def factors_at(x: Any, factors: Any, shift: Any, i: Any) -> Any:
-    """Return ``factors[j >> shift]`` of the elements j of a step, in the order of the values of ``x``."""
-    return _factors_at(x, factors, shift, i)
-
-
-def _octets_of_words(x: Any, a: Any, b: Any) -> Any:
-    """Return the low bytes of two vectors in the order of the values of ``x``."""
-
-
-@overload(_octets_of_words, inline="always")
-def _octets_of_words_overload(x: Any, a: Any, b: Any) -> Any:
-    if x.dtype == types.uint16:
-
-        def narrow(x: Any, a: Any, b: Any) -> Any:
-            pairs = (a & words_of(np.uint32(0xFFFF))) | (b << words_of(np.uint32(16)))
-            return octets_of_halves(halves_of_pairs(pairs))
-
-    else:
-
-        def narrow(x: Any, a: Any, b: Any) -> Any:
-            return low_octets(a, b)
-
-    return narrow
-
-
-def _values_in_order(x: Any, at: Any) -> Any:
-    """Load a step and widen it exactly, the first 16 elements first."""
-
-
-@overload(_values_in_order, inline="always")
-def _values_in_order_overload(x: Any, at: Any) -> Any:
-    if x.dtype != types.uint16:
-        return _values_at_overload(x, at)
-
-    def load(x: Any, at: Any) -> Any:
-        half = load_lanes(x, at)
-        return first_bfloat16(half), second_bfloat16(half)
-
-    return load
-
-
-@inlined
-def values_in_order(x: Any, at: Any) -> Any:
-    """Return ``x[at : at + 16]`` and the 16 elements after it as floats."""
-    return _values_in_order(x, at)
-
-
-def _fetch_step(x: Any, at: Any) -> None:
-    """Prefetch a step, one cache line or two."""
-
-
-@overload(_fetch_step, inline="always")
-def _fetch_step_overload(x: Any, at: Any) -> Any:
-    if x.dtype.bitwidth // 8 * STEP > LINE:
-
-        def fetch(x: Any, at: Any) -> None:
-            prefetch(x, at)
-            prefetch(x, at + HALF)
-
-    else:
-
-        def fetch(x: Any, at: Any) -> None:
-            prefetch(x, at)
-
-    return fetch
-
-
-@inlined
-def fetch_step(x: Any, at: Any) -> None:
-    """Prefetch ``x[at : at + 32]``."""
-    _fetch_step(x, at)
-
-
-@inlined
-def put(codes: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
-    """Write the codes of step ``i``: bytes and nibbles where they belong, other widths to ``scratch``."""
-    if bits == np.uint64(8):
-        store_lanes(out, byte_at + i, codes)
-    elif bits == np.uint64(4):
-        store_nibbles(out, byte_at + i // np.uint64(2), codes)
-    else:
-        store_lanes(scratch, i, codes)
-
-
-@inlined
-def put_words(x: Any, a: Any, b: Any, i: Any, bits: Any, scratch: Any, out: Any, byte_at: Any) -> None:
-    """Write the codes of step ``i``, the low bits of two vectors in the order of the values of ``x``."""
-    if is_bfloat16(x) and bits == np.uint64(4):
-        store_nibble_pairs(out, byte_at + i // np.uint64(2), a, b)
-    else:
-        put(_octets_of_words(x, a, b), i, bits, scratch, out, byte_at)
-
-
-@inlined
-def octets_in_order(x: Any, a: Any, b: Any) -> Any:
-    """Return the low bytes of two vectors in the order of the values of ``x``, as octets in theirs."""
-    return _octets_of_words(x, a, b)
+        put(octets_in_order(x, a, b), i, target)

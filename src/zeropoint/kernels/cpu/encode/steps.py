@@ -1,4 +1,4 @@
-"""Whole steps of 32 values from the source to codes, on explicit vectors: the way of the common cases.
+"""SIMD fast path from values to codes, whole steps of 32.
 
 Gives the codes of :mod:`.elements`, which serves everything else; :mod:`.step_access` loads and stores.
 Integers and narrow float formats use the same arithmetic. From bfloat16, wide float formats, with so many
@@ -10,7 +10,7 @@ Gain that keeps it: 1.2 times the speed of :mod:`.elements` on nvfp4, 1.6 on mxf
 bfloat16. All gains here were measured on one thread of an AVX-512 machine, on numbers in the cache.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,15 +54,7 @@ from ..machine.vector import (
     words_of,
 )
 from .elements import EXPONENT, MAGIC, SIGN, float_lift, is_identity
-from .step_access import (
-    factors_at,
-    fetch_step,
-    is_bfloat16,
-    octets_in_order,
-    put,
-    put_words,
-    values_at,
-)
+from .step_access import factors_at, fetch_step, is_bfloat16, octets_in_order, put, put_words, values_at
 
 STRIP = np.uint64(128)
 """Elements that are done again when one of them has a subnormal code."""
@@ -78,7 +70,7 @@ LEAST_EMIN = np.uint32(64)
 
 @inlined
 def _magnitudes(a: Any, b: Any, element: Any) -> Any:
-    """Return the upper halves of two vectors, and the same without signs and with what was cut off."""
+    """Upper halves of two vectors; magnitudes with a sticky last bit."""
     top, half = words_of(np.uint32(0xFFFF0000)), words_of(np.uint32(16))
     upper = halves_of_pairs((a >> half) | (b & top))
     magnitude = upper & halves_of(np.uint16(0x7FFF))
@@ -101,7 +93,7 @@ def can_encode_steps(element: Any) -> Any:
 
 @inlined
 def nearest_bits(values: Any) -> Any:
-    """Return words whose upper halves are the floats rounded to bfloat16, half to even."""
+    """Words whose upper halves are floats rounded to bfloat16, half to even."""
     u = bits_of(values)
     odd = (u >> words_of(np.uint32(16))) & words_of(np.uint32(1))
     return u + words_of(np.uint32(0x7FFF)) + odd
@@ -132,7 +124,7 @@ def rounded(a: Any, b: Any, element: Any) -> Any:
 
 @device
 def invert(x: Any, factors: Any, count: Any, element: Any) -> Any:
-    """Turn ``count`` divisors into reciprocals and return True, where products are or give the quotients.
+    """Replace ``count`` divisors by reciprocals where products equal quotients; return whether.
 
     They are what a dialect asks for that multiplies by rounded reciprocals. They round as the quotients do
     for quotients of two bfloat16 that are rounded to bfloat16: 8 bits over 8 bits never lie halfway between
@@ -161,27 +153,39 @@ def invert(x: Any, factors: Any, count: Any, element: Any) -> Any:
     return True
 
 
+class StepFactors(NamedTuple):
+    """Divisors and zero points: element i has block ``i >> shift``'s.
+
+    inverted: whether divisors became reciprocals; see :func:`invert`. zeros: unread without zero points.
+    """
+
+    factors: Any
+    zeros: Any
+    shift: Any
+    inverted: Any
+
+
 @inlined
-def quotients_at(x: Any, at: Any, factors: Any, shift: Any, i: Any, element: Any, inverted: Any) -> Any:
-    """Return step ``i`` over its factors, two vectors; inverted: see :func:`invert`."""
-    a, b = values_at(x, at + i)
-    f, g = factors_at(x, factors, shift, i)
-    if inverted or element.scaling == MULTIPLY:
+def quotients_at(source: Any, i: Any, blocks: Any, element: Any) -> Any:
+    """Divide step ``i`` by its factors: two vectors."""
+    a, b = values_at(source.x, source.at + i)
+    f, g = factors_at(source.x, blocks.factors, blocks.shift, i)
+    if blocks.inverted or element.scaling == MULTIPLY:
         return a * f, b * g
     return a / f, b / g
 
 
 @inlined
-def scaled_at(x: Any, at: Any, factors: Any, shift: Any, i: Any, element: Any, inverted: Any) -> Any:
-    """Return step ``i`` in units of its scales: :func:`quotients_at`, rounded."""
-    a, b = quotients_at(x, at, factors, shift, i, element, inverted)
+def scaled_at(source: Any, i: Any, blocks: Any, element: Any) -> Any:
+    """Divide step ``i`` by its factors, rounded to the quotients' dtype."""
+    a, b = quotients_at(source, i, blocks, element)
     return rounded(a, b, element)
 
 
 @inlined
-def halved_at(x: Any, at: Any, factors: Any, shift: Any, i: Any, element: Any, inverted: Any) -> Any:
-    """Return :func:`quotients_at`, rounded where that is to float16."""
-    a, b = quotients_at(x, at, factors, shift, i, element, inverted)
+def halved_at(source: Any, i: Any, blocks: Any, element: Any) -> Any:
+    """Divide step ``i`` by its factors, rounded if quotients are float16."""
+    a, b = quotients_at(source, i, blocks, element)
     if element.quotient == TO_FLOAT16:
         return nearest_float16(a, b)
     return a, b
@@ -205,7 +209,7 @@ def whole_numbers(t: Any, low: Any, high: Any, element: Any, inverted: Any) -> A
 
 @inlined
 def bounded_words(t: Any, element: Any) -> Any:
-    """Return words with integer codes in their low bytes, of numbers that are rounded to these alone."""
+    """Words with integer codes in low bytes, of numbers rounded only here."""
     t = smaller(larger(t, floats_of(element.low)), floats_of(element.high))
     return bits_of(t + floats_of(MAGIC))
 
@@ -229,7 +233,7 @@ def moved_words(t: Any, zero: Any, element: Any, inverted: Any) -> Any:
 
 @inlined
 def float_words(t: Any, element: Any) -> Any:
-    """Return words with codes of a small float format in their low bytes; see :mod:`.elements`."""
+    """Words with small float codes in low bytes; see :mod:`.elements`."""
     sign = bits_of(t) & words_of(SIGN)
     a = values_of(bits_of(t) & words_of(np.uint32(0x7FFFFFFF)))
     if element.unsigned_below >= np.float32(0):
@@ -251,18 +255,15 @@ def finished(codes: Any, element: Any) -> Any:
 
 @device
 def is_wide(element: Any) -> Any:
-    """Return whether the codes are those of a wide float format, for :func:`wide_strip`."""
+    """Whether codes are of a wide float format, for :func:`wide_strip`."""
     few = element.mantissa >= np.uint32(1) and element.mantissa <= np.uint32(5)
     smallest = float32_of(shl32(element.emin, np.uint32(23)))
     return few and element.maximum >= WIDE * smallest
 
 
 @device
-def wide_strip(
-    x: Any, at: Any, start: Any, stop: Any, factors: Any, shift: Any, element: Any, inverted: Any, ahead: Any,
-    bits: Any, scratch: Any, out: Any, byte_at: Any,
-) -> Any:  # fmt: skip
-    """Write codes of a wide float format and return whether all of them are normal or zero.
+def wide_strip(source: Any, start: Any, stop: Any, blocks: Any, element: Any, target: Any) -> Any:
+    """Write codes of a wide format; whether all are normal or zero.
 
     Gain that keeps it, from bfloat16: 1.16 times the speed on mxfp8, 1.14 on float8 in groups whose quotients
     are rounded. From float32 and float16 the general way is 1.1 times as fast, so that it is taken.
@@ -276,8 +277,8 @@ def wide_strip(
     sign_bit = halves_of(np.uint16(element.magnitude + np.uint32(1)))
     least = halves_of(np.uint16(0xFFFF))
     for i in range(start, stop, WHOLE):
-        fetch_step(x, at + i + ahead)
-        a, b = scaled_at(x, at, factors, shift, i, element, inverted)
+        fetch_step(source.x, source.at + i + source.ahead)
+        a, b = scaled_at(source, i, blocks, element)
         upper, magnitude = _magnitudes(bits_of(a), bits_of(b), element)
         least = smaller_bits(least, magnitude - one)
         code = shift_signed(magnitude + base + ((magnitude >> drop) & one), drop)
@@ -286,73 +287,68 @@ def wide_strip(
         if element.unsigned_below >= np.float32(0):
             sign = sign & above_signed(magnitude, halves_of(np.uint16(0)))
         codes = octets_of_halves(code | sign)
-        put(finished(codes, element), i, bits, scratch, out, byte_at)
+        put(finished(codes, element), i, target)
     normal = halves_of(np.uint16(shl32(element.emin, np.uint32(7)) - np.uint32(1)))
     return not any_lane(smaller_bits(least, normal) ^ normal)
 
 
 @device
-def encode_steps(
-    x: Any, at: Any, count: Any, factors: Any, zeros: Any, shift: Any, element: Any, order: Any,
-    inverted: Any, ahead: Any, bits: Any, scratch: Any, out: Any, byte_at: Any,
-) -> None:  # fmt: skip
-    """Write the codes of ``x[at : at + count]``, whole steps; ``factors[i >> shift]`` is that of element i.
+def encode_steps(source: Any, blocks: Any, element: Any, order: Any, target: Any) -> None:
+    """Write the codes of whole steps.
 
-    zeros: zero points of the same blocks, unread where the element has none. order: (16,) uint8, the code of
-    each rank of a codebook, unread for other elements. inverted: whether factors are
-    reciprocals, from :func:`invert`. ahead: how far to prefetch, in elements. Codes of 8 and 4 bits go
-    to ``out[byte_at:]``, others as bytes to ``scratch``.
+    source: :class:`.step_access.StepSource`. blocks: :class:`StepFactors`. order: (16,) uint8, the code of
+    each rank of a codebook, unread for other elements. target: :class:`.step_access.StepTarget`.
     """
+    x, at, count, ahead = source
+    inverted = blocks.inverted
     if element.kind == INTEGER and element.zero_place == ZERO_INSIDE:
         for i in range(np.uint64(0), count, WHOLE):
             fetch_step(x, at + i + ahead)
-            a, b = scaled_at(x, at, factors, shift, i, element, inverted)
-            y, z = factors_at(x, zeros, shift, i)
+            a, b = scaled_at(source, i, blocks, element)
+            y, z = factors_at(x, blocks.zeros, blocks.shift, i)
             a, b = rounded(a + y, b + z, element)
-            put_words(x, bounded_words(a, element), bounded_words(b, element), i, bits, scratch, out, byte_at)
+            put_words(x, bounded_words(a, element), bounded_words(b, element), i, target)
         return
     if element.zero_place == ZERO_AFTER:
         for i in range(np.uint64(0), count, WHOLE):
             fetch_step(x, at + i + ahead)
-            a, b = halved_at(x, at, factors, shift, i, element, inverted)
-            y, z = factors_at(x, zeros, shift, i)
+            a, b = halved_at(source, i, blocks, element)
+            y, z = factors_at(x, blocks.zeros, blocks.shift, i)
             a, b = moved_words(a, y, element, inverted), moved_words(b, z, element, inverted)
-            put_words(x, a, b, i, bits, scratch, out, byte_at)
+            put_words(x, a, b, i, target)
         return
     if element.kind == INTEGER:
         for i in range(np.uint64(0), count, WHOLE):
             fetch_step(x, at + i + ahead)
-            a, b = halved_at(x, at, factors, shift, i, element, inverted)
+            a, b = halved_at(source, i, blocks, element)
             a, b = int_words(a, element, inverted), int_words(b, element, inverted)
-            put_words(x, a, b, i, bits, scratch, out, byte_at)
+            put_words(x, a, b, i, target)
         return
     if element.kind == CODEBOOK:
         ranked, table = is_identity(order), load_table(order)
         for i in range(np.uint64(0), count, WHOLE):
             fetch_step(x, at + i + ahead)
-            a, b = scaled_at(x, at, factors, shift, i, element, inverted)
+            a, b = scaled_at(source, i, blocks, element)
             a, b = count_floats_above(a, element.thresholds), count_floats_above(b, element.thresholds)
             if ranked:
-                put_words(x, a, b, i, bits, scratch, out, byte_at)
+                put_words(x, a, b, i, target)
             else:
                 codes = pick_octets(table, octets_in_order(x, a, b))
-                put(codes, i, bits, scratch, out, byte_at)
+                put(codes, i, target)
         return
     wide = is_wide(element) and is_bfloat16(x)
     without_mantissa = shl32(element.emin, element.mantissa) & np.uint32(1)
     for start in range(np.uint64(0), count, STRIP):
         stop = min(start + STRIP, count)
-        if wide and wide_strip(
-            x, at, start, stop, factors, shift, element, inverted, ahead, bits, scratch, out, byte_at
-        ):
+        if wide and wide_strip(source, start, stop, blocks, element, target):
             continue
         for i in range(start, stop, WHOLE):
             fetch_step(x, at + i + ahead)
-            a, b = scaled_at(x, at, factors, shift, i, element, inverted)
+            a, b = scaled_at(source, i, blocks, element)
             a, b = float_words(a, element), float_words(b, element)
             if without_mantissa:
                 a, b = a - words_of(np.uint32(1)), b - words_of(np.uint32(1))
             if element.negative_nan:
-                put(finished(octets_in_order(x, a, b), element), i, bits, scratch, out, byte_at)
+                put(finished(octets_in_order(x, a, b), element), i, target)
             else:
-                put_words(x, a, b, i, bits, scratch, out, byte_at)
+                put_words(x, a, b, i, target)

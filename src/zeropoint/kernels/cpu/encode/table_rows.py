@@ -1,18 +1,20 @@
-"""Codes of tables of blocks, and codes of which several are the digits of one."""
+"""Codes under block tables, and codes made of several digits."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import UInt8, UInt64
 from ..machine.bit_moves import FIVE, emit_digits
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, scratch
 from ..machine.lookup import count_floats_above
+from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
 from ..machine.tile import NOT_FINITE, TILE, load
 from ..machine.vector import WHOLE, bits_of, larger_bits, largest_lane, words_of
-from .step_access import put_words, values_at
+from .step_access import Elements, StepTarget, put_words, values_at
 
 _ONE, _THREE, _FOUR, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(4), np.uint64(8)
 _ROOM = TILE + 8
@@ -21,28 +23,59 @@ MOST = 15
 """Most boundaries of a table that is searched by bisection."""
 
 
-@device
-def _count_steps(x: Any, at: Any, count: Any, b: Any, bits: Any, codes: Any, out: Any, byte_at: Any) -> Any:
-    """Write the codes of ``x[at : at + count]``, whole steps, and return the bits of the largest magnitude.
+class TableRows(NamedTuple):
+    """Bits, block, columns, blocks and bytes of a row, dtype of ``x``."""
 
-    b: the boundaries, MOST, rising. Codes of 4 bits go to ``out[byte_at:]``, others as bytes to ``codes``.
+    bits: UInt64
+    block: UInt64
+    cols: UInt64
+    width: UInt64
+    row_bytes: UInt64
+    kind: UInt8
+
+
+class DigitRows(NamedTuple):
+    """Codes of digits.
+
+    bits: of a digit. per: digits of a code. missing: the digit in the place of those that are missing. block:
+    values of a block, whose digits end on bytes. source_bytes, row_bytes: of a row of digits and of codes.
+    """
+
+    bits: UInt64
+    base: UInt64
+    per: UInt64
+    missing: UInt64
+    block: UInt64
+    cols: UInt64
+    source_bytes: UInt64
+    row_bytes: UInt64
+
+
+unpack_tables, unpack_digits = unpacker(TableRows), unpacker(DigitRows)
+
+
+@device
+def _count_steps(source: Any, b: Any, target: Any) -> Any:
+    """Write the codes of whole steps; return the largest magnitude's bits.
+
+    source: :class:`.step_access.Elements`. b: the boundaries, MOST, rising. target: of the codes.
     """
     t = (
         b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14]
     )  # fmt: skip
     magnitude = words_of(np.uint32(0x7FFFFFFF))
     most = words_of(np.uint32(0))
-    for i in range(np.uint64(0), count, WHOLE):
-        first, second = values_at(x, at + i)
+    for i in range(np.uint64(0), source.count, WHOLE):
+        first, second = values_at(source.x, source.at + i)
         most = larger_bits(most, larger_bits(bits_of(first) & magnitude, bits_of(second) & magnitude))
         a, c = count_floats_above(first, t), count_floats_above(second, t)
-        put_words(x, a, c, i, bits, codes, out, byte_at)
+        put_words(source.x, a, c, i, target)
     return largest_lane(most)
 
 
 @device
 def _count_tile(x: Any, at: Any, n: Any, kind: Any, boundaries: Any, tile: Any, codes: Any) -> Any:
-    """Write the codes of ``x[at : at + n]``; return the bits of the largest magnitude."""
+    """Write the codes of a tile; return the largest magnitude's bits."""
     most = np.uint32(0)
     load(x, at, n, kind, tile)
     for j in range(n):
@@ -56,12 +89,12 @@ def _count_tile(x: Any, at: Any, n: Any, kind: Any, boundaries: Any, tile: Any, 
 
 @device
 def table_rows(x: Any, sizes: Any, boundaries: Any, out: Any, first: Any, last: Any) -> Any:
-    """Write the codes of rows ``first`` to ``last``: of how many boundaries of its block a number is above.
+    """Count boundaries of its block below each number: codes of rows.
 
-    sizes: (6,) uint64, bits of a code, values of a block, columns, blocks and bytes of a row, and the kind of
-    ``x``. boundaries: float32, one less than there are codes for each block. Blocks end on bytes.
+    sizes: packed :class:`TableRows`. boundaries: float32, one less than there are codes for each block.
+    Blocks end on bytes.
     """
-    bits, block, cols, width, row_bytes, kind = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]
+    bits, block, cols, width, row_bytes, kind = unpack_tables(sizes)
     tile, codes, packed = scratch(TILE, np.float32), scratch(TILE, np.uint8), scratch(TILE, np.uint8)
     count, worst, own = (_ONE << bits) - _ONE, np.uint32(0), scratch(MOST, np.float32)
     for t in range(np.uint64(MOST)):
@@ -76,7 +109,8 @@ def table_rows(x: Any, sizes: Any, boundaries: Any, out: Any, first: Any, last: 
                 n = min(size - i, np.uint64(TILE))
                 stepwise, begin = count <= np.uint64(MOST) and n % WHOLE == 0, r * cols + start + i
                 if stepwise:
-                    most = _count_steps(x, begin, n, own, bits, codes, out, at)
+                    target = StepTarget(bits, codes, out, at)
+                    most = _count_steps(Elements(x, begin, n), own, target)
                 else:
                     most = _count_tile(x, begin, n, kind, table, tile, codes)
                 worst = max(worst, most)
@@ -92,22 +126,20 @@ def table_rows(x: Any, sizes: Any, boundaries: Any, out: Any, first: Any, last: 
 
 @device
 def digit_rows(source: Any, sizes: Any, out: Any, first: Any, last: Any) -> None:
-    """Write the bytes of rows ``first`` to ``last`` whose digits are packed codes, the highest first.
+    """Join packed digits of rows ``first`` to ``last`` to bytes, highest first.
 
-    sizes: (8,) uint64, bits of a digit, the base, digits of a code, the digit in the place of those that are
-    missing, values of a block, columns, and bytes of a row of ``source`` and of ``out``. Blocks of digits end
-    on bytes.
+    sizes: packed :class:`DigitRows`.
     """
-    bits, base, per, missing, block, cols = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]
+    bits, base, per, missing, block, cols, source_bytes, row_bytes = unpack_digits(sizes)
     digits = scratch(_ROOM, np.uint8)
     most = np.uint64(TILE) // (per * _EIGHT) * (per * _EIGHT)
     for r in range(first, last):
-        to, bit = r * sizes[7], np.uint64(0)
+        to, bit = r * row_bytes, np.uint64(0)
         for start in range(np.uint64(0), cols, block):
             size = min(block, cols - start)
             for i in range(np.uint64(0), size, most):
                 n = min(size - i, most)
-                load_codes(source, r * sizes[6] + bit // _EIGHT, n, bits, digits)
+                load_codes(source, r * source_bytes + bit // _EIGHT, n, bits, digits)
                 bit += n * bits
                 if base == _THREE and per == FIVE:
                     emit_digits(digits, _ONE, n, missing, out, to)

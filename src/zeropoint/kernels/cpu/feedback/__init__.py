@@ -1,1 +1,1 @@
-"""Dense products whose sums have one order: Gram matrices, triangular factors, error feedback."""
+"""Dense products in one order: Gram matrices, triangular factors, error feedback."""

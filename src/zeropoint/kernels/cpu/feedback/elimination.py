@@ -1,16 +1,19 @@
-"""A positive definite matrix as ``m diag(d) m^T``, m unit upper triangular, columns from the last on.
+"""Factorization ``m diag(d) m^T``, m unit upper triangular, last column first.
 
+The matrix is positive definite.
     d_k = h_kk          m_ik = h_ik / d_k          h_il -= m_ik h_lk          for i <= l < k
 
 A block of columns is eliminated on the diagonal, then in the rows above, then from the columns before it.
 Packed are ``minus[i / HIGH][k][i]``, -m, and ``kept[i / WIDE][k][i]``, h_ik as it is divided, k descending.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import UInt64
 from ..machine.intrinsics import device, scratch
+from ..machine.named_records import unpacker
 from ..machine.vector import doubles_of, load_lanes, store_lanes
 from .register_tiles import HIGH, WIDE, add_products
 
@@ -23,14 +26,25 @@ _COLUMNS = BLOCK * WIDE
 ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 
 
+class EliminatedBlock(NamedTuple):
+    """A block of columns of a matrix: columns, begin and end."""
+
+    columns: UInt64
+    begin: UInt64
+    end: UInt64
+
+
+unpack_block = unpacker(EliminatedBlock)
+
+
 @device
 def factor_diagonal(h: Any, sizes: Any, d: Any, corner: Any, first: Any, last: Any) -> Any:
-    """Eliminate the columns of a block in its own rows; return 0, or one more than a pivot not above 0.
+    """Eliminate a block in its rows; 0, or failed pivot plus one.
 
-    h: flat, changed to m. sizes: (3,) uint64, columns of h, first of the block, end of the block. d: pivots.
+    h: flat, changed to m. sizes: packed :class:`EliminatedBlock`. d: pivots.
     corner: (BLOCK * BLOCK,), set to ``corner[k][l]``, h_lk as it is divided. first, last: of one row.
     """
-    pitch, begin, end = sizes[0], sizes[1], sizes[2]
+    pitch, begin, end = unpack_block(sizes)
     width = end - begin
     for step in range(width):
         k = width - ONE - step
@@ -53,8 +67,9 @@ def factor_diagonal(h: Any, sizes: Any, d: Any, corner: Any, first: Any, last: A
 def factor_rows(
     h: Any, sizes: Any, d: Any, corner: Any, minus: Any, kept: Any, first: Any, last: Any
 ) -> None:
-    """Eliminate the columns of a block in rows above it, WIDE rows each from ``first`` to ``last``."""
-    pitch, begin, width = sizes[0], sizes[1], sizes[2] - sizes[1]
+    """Eliminate a block's columns in rows above, WIDE rows a group."""
+    pitch, begin, end = unpack_block(sizes)
+    width = end - begin
     columns = scratch(_COLUMNS, np.float64)
     for group in range(first, last):
         top = group * _WIDE
@@ -80,7 +95,7 @@ def factor_rows(
 
 @device
 def _subtract_rows(h: Any, pitch: Any, end: Any, steps: Any, minus: Any, kept: Any, top: Any) -> None:
-    """Subtract the products of a block from ROWS rows, from the diagonal to column ``end``."""
+    """Subtract a block's products from ROWS rows, diagonal to column ``end``."""
     bottom = min(top + _ROWS, end)
     for column in range(top, end, _WIDE):
         b = column * _BLOCK
@@ -90,12 +105,13 @@ def _subtract_rows(h: Any, pitch: Any, end: Any, steps: Any, minus: Any, kept: A
 
 @device
 def factor_rest(h: Any, sizes: Any, minus: Any, kept: Any, first: Any, last: Any) -> None:
-    """Eliminate the columns of a block from what is left of the matrix.
+    """Eliminate a block's columns from what is left of the matrix.
 
     ``first`` to ``last`` are pairs of ROWS rows, one from the top and one from the bottom, which together
     have the same number of columns.
     """
-    pitch, end, width = sizes[0], sizes[1], sizes[2] - sizes[1]
+    pitch, end, behind = unpack_block(sizes)
+    width = behind - end
     groups = (end + _ROWS - ONE) // _ROWS
     for pair in range(first, last):
         _subtract_rows(h, pitch, end, width, minus, kept, pair * _ROWS)

@@ -1,4 +1,4 @@
-"""Sums over tokens of products of columns, from float32 whose products are exact.
+"""Gram matrices: sums over tokens of exact float32 column products.
 
 Numbers are rounded to BITS significant bits, half to even, so that a product fits the 24 bits of float32. A
 number below TINY counts as zero, and none is 1 / TINY or larger: no product is subnormal or too large. Those
@@ -7,11 +7,13 @@ of CHUNK tokens are added in float32 in the order of tokens, then to float64 in 
 Panels of PANEL columns are packed chunk by chunk, a step a token: ``packed[chunk][panel][token][column]``.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, UInt8, UInt64
 from ..machine.intrinsics import bits32, device, float32_of, scratch
+from ..machine.named_records import unpacker
 from ..machine.tile import TILE, load
 from .register_tiles import HIGH, PANEL, add_float32_sums
 
@@ -27,9 +29,35 @@ _HALF, _KEPT = np.uint32((1 << (23 - BITS)) - 1), np.uint32(0xFFFFFFFF << (24 - 
 ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 
 
+class TokenChunks(NamedTuple):
+    """Packed tokens: dtype, first, end, columns; factor: power of two."""
+
+    kind: UInt8
+    start: UInt64
+    end: UInt64
+    columns: UInt64
+    factor: Float32
+
+
+class GramTiles(NamedTuple):
+    """Tokens, panels of x and y, panels per tile; same: upper half.
+
+    Same: y is x.
+    """
+
+    tokens: UInt64
+    x_panels: UInt64
+    y_panels: UInt64
+    across: UInt64
+    same: Flag
+
+
+unpack_chunks, unpack_tiles = unpacker(TokenChunks), unpacker(GramTiles)
+
+
 @device
 def _round_tile(tile: Any, factor: Any) -> None:
-    """Multiply numbers by a power of two and round them to BITS bits."""
+    """Multiply by a power of two and round to BITS bits."""
     for i in range(np.uint64(TILE)):
         value = tile[i] * factor
         bits = bits32(value)
@@ -39,13 +67,12 @@ def _round_tile(tile: Any, factor: Any) -> None:
 
 
 @device
-def pack_columns(x: Any, kind: Any, factor: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
+def pack_columns(x: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
     """Pack chunks ``first`` to ``last`` of tokens.
 
-    x: flat, rows of tokens. factor: (1,) float32, a power of two. sizes: (3,) uint64, the first token, the
-    token behind the last, columns.
+    x: flat, rows of tokens. sizes: packed :class:`TokenChunks`.
     """
-    start, end, columns = sizes[0], sizes[1], sizes[2]
+    kind, start, end, columns, factor = unpack_chunks(sizes)
     tile, panels = scratch(TILE, np.float32), (columns + _PANEL - ONE) // _PANEL
     for chunk in range(first, last):
         begin = start + chunk * _CHUNK
@@ -55,7 +82,7 @@ def pack_columns(x: Any, kind: Any, factor: Any, sizes: Any, packed: Any, first:
                 load(x, token * columns + column, count, kind, tile)
                 for i in range(count, (count + _PANEL - ONE) // _PANEL * _PANEL):
                     tile[i] = np.float32(0)
-                _round_tile(tile, factor[0])
+                _round_tile(tile, factor)
                 for p in range((count + _PANEL - ONE) // _PANEL):
                     panel = column // _PANEL + p
                     at = ((chunk * panels + panel) * _CHUNK + (token - begin)) * _PANEL
@@ -65,13 +92,12 @@ def pack_columns(x: Any, kind: Any, factor: Any, sizes: Any, packed: Any, first:
 
 @device
 def add_tiles(x: Any, y: Any, sizes: Any, places: Any, sums: Any, first: Any, last: Any) -> None:
-    """Add the products of packed tokens to tiles ``first`` to ``last`` of the result.
+    """Add products of packed tokens to tiles ``first`` to ``last``.
 
-    sizes: (5,) uint64, tokens, panels of x, panels of y, panels of y in a tile, whether x is y, of which the
-    lower half is left out. places: uint64, first row and first panel of y of each tile. sums: float64, rows
-    of whole panels.
+    sizes: packed :class:`GramTiles`. places: uint64, first row and first panel of y of each tile. sums:
+    float64, rows of whole panels.
     """
-    tokens, x_panels, y_panels, across, same = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4] != ZERO
+    tokens, x_panels, y_panels, across, same = unpack_tiles(sizes)
     pitch, depth = y_panels * _PANEL, _CHUNK * _PANEL
     for tile in range(first, last):
         top, left = places[TWO * tile], places[TWO * tile + ONE]
@@ -88,9 +114,8 @@ def add_tiles(x: Any, y: Any, sizes: Any, places: Any, sums: Any, first: Any, la
 
 
 @device
-def mirror(sums: Any, sizes: Any, first: Any, last: Any) -> None:
-    """Copy the upper half of a square matrix to the lower, for panels ``first`` to ``last`` of rows."""
-    panels = sizes[0]
+def mirror(sums: Any, panels: Any, first: Any, last: Any) -> None:
+    """Copy a square matrix's upper half to the lower, by row panels."""
     pitch = panels * _PANEL
     for p in range(first, last):
         for left in range(ZERO, (p + ONE) * _PANEL, _PANEL):

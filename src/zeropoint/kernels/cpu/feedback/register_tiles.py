@@ -1,4 +1,4 @@
-"""Tiles of a product of matrices, whose sums are held in registers and have one order.
+"""Matrix product tiles with register sums, in one order.
 
 A step of a tile adds the products of HIGH numbers of one operand with the lanes of another; steps follow one
 another, so that each sum has the order of the steps on every processor, in blocks of any size. How many rows
@@ -31,7 +31,7 @@ _VECTORS = 2
 
 
 class _Operand(NamedTuple):
-    """An argument that is an array, where its first step begins, and how far apart steps are."""
+    """An array argument, where its first step begins, and step distance."""
 
     which: int
     begin: Any
@@ -43,7 +43,7 @@ def _register_bytes() -> int:
 
 
 class _Tile:
-    """Writes the IR of a tile; arguments are those of the primitives below."""
+    """IR writer of a tile; arguments are the primitives'."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any, lane: Any) -> None:
         self.context, self.builder, self.types, self.args = context, builder, signature.args, args
@@ -51,17 +51,17 @@ class _Tile:
         self.lane, self.bytes = lane, 8 if lane == F64 else 4
         self.lanes = register // self.bytes
         self.kind = ir.VectorType(lane, self.lanes)
-        # Sums of all rows fit the 32 registers of AVX-512, those of half of them the 16 of others.
+        # Sums of all rows fit the 32 registers of AVX-512, sums of half of the rows 16 registers.
         self.rows = HIGH if register == 64 else HIGH // 2
 
     def parts(self, wide: int) -> Iterator[tuple[int, int]]:
-        """Return the first row and lane of each part of a tile of ``wide`` lanes that is summed at once."""
+        """First row and lane of each part summed at once."""
         for row in range(0, HIGH, self.rows):
             for lane in range(0, wide, self.lanes * _VECTORS):
                 yield row, lane
 
     def place(self, which: int, index: Any, kind: Any) -> Any:
-        """Return the address of an element of an argument that is an array."""
+        """Address of an element of an array argument."""
         return address(self.context, self.builder, self.types[which], self.args[which], index, kind)
 
     def load(self, which: int, index: Any, kind: Any) -> Any:
@@ -75,7 +75,10 @@ class _Tile:
         self.builder.store(value, self.place(which, index, value.type)).align = 4
 
     def vectors_of(self, begin: Any, pitch: Any, row: int, lane: int) -> Iterator[tuple[int, int, Any]]:
-        """Return row and vector of a part, with the index of its first lane in a matrix from ``begin`` on."""
+        """Row and vector of a part, with its first lane's index.
+
+        The matrix begins at ``begin``.
+        """
         builder = self.builder
         for r in range(self.rows):
             first = builder.add(begin, builder.mul(pitch, I64(row + r)))
@@ -83,7 +86,7 @@ class _Tile:
                 yield r, v, builder.add(first, I64(lane + v * self.lanes))
 
     def variables(self) -> list[list[Any]]:
-        """Return a variable for each row and vector; LLVM keeps them in registers."""
+        """Register variables, one for each row and vector."""
         new = _tools.alloca_once
         return [[new(self.builder, self.kind) for _ in range(_VECTORS)] for _ in range(self.rows)]
 
@@ -112,9 +115,10 @@ def _rounded_twice(builder: Any, total: Any, a: Any, b: Any) -> Any:
 def add_products(
     typingctx: Any, sums: Any, place: Any, pitch: Any, a: Any, at: Any, b: Any, begin: Any, steps: Any
 ) -> Any:
-    """Add products of ``steps`` steps to ``sums[place + r * pitch + n]``, each rounded before it is added.
+    """Add ``steps`` products to sums, each rounded before it is added.
 
-    All float64. a: HIGH numbers a step, from ``at`` on. b: WIDE numbers a step, from ``begin`` on.
+    Sums are ``sums[place + r * pitch + n]``. All float64. a: HIGH numbers a step, from ``at`` on. b: WIDE
+    numbers a step, from ``begin`` on.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -138,10 +142,11 @@ def add_products(
 def add_float32_sums(
     typingctx: Any, sums: Any, place: Any, pitch: Any, x: Any, at: Any, y: Any, begin: Any, steps: Any
 ) -> Any:
-    """Add to ``sums[place + r * pitch + n]``, float64, the float32 sum of the products of ``steps`` steps.
+    """Add float32 sums of ``steps`` products to float64 sums.
 
-    Products must be exact in float32: then it does not matter whether they are rounded before they are added.
-    x, y: float32, PANEL numbers a step, of which those from ``at`` and ``begin`` on are HIGH and PANEL.
+    Those are ``sums[place + r * pitch + n]``. Products must be exact in float32: then it does not matter
+    whether they are rounded before they are added. x, y: float32, PANEL numbers a step, of which those from
+    ``at`` and ``begin`` on are HIGH and PANEL.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

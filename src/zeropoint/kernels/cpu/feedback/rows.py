@@ -1,4 +1,4 @@
-"""Error feedback and coordinate descent on rows, WIDE rows a panel, in blocks of columns.
+"""Error feedback and coordinate descent, WIDE rows a panel, by column blocks.
 
 A panel is transposed: a number of each of its rows, for one column after the other. Sums of a column take the
 columns before it in order, whatever the blocks are. Of the matrix, a block of rows is packed at a time:
@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, UInt64
 from ..machine.intrinsics import device, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.vector import doubles_of, load_lanes, store_lanes
 from .register_tiles import HIGH, WIDE, add_products
 
@@ -29,29 +31,79 @@ _ERRORS, _MOVES, _WANTED = GROUP * BLOCK * WIDE, BLOCK * WIDE, 2 * WIDE
 ZERO, ONE = np.uint64(0), np.uint64(1)
 
 
+NOTHING: Any = np.zeros(1)
+"""In place of an array that is not read."""
+
+
 class GridRounding(NamedTuple):
     """How numbers are rounded.
 
     kind: of those above. narrow: whether values are computed in float32. top: power of two, at most the
-    number of bounds, or 0. levels, bounds: float64; a number takes the level after all bounds below it.
-    scales, offsets, zeros: float64, ``[panel][block][row]``. blocks: of a row. block_of: of each column.
+    number of bounds, or 0. blocks: of a row. levels, bounds: float64; a number takes the level after all
+    bounds below it. scales, offsets, zeros: float64, ``[panel][block][row]``. block_of: of each column.
     """
 
-    kind: Any
-    narrow: Any
-    top: Any
-    levels: Any
-    bounds: Any
-    scales: Any
-    offsets: Any
-    zeros: Any
-    blocks: Any
-    block_of: Any
+    kind: UInt64
+    narrow: Flag = False
+    top: UInt64 = 0
+    blocks: UInt64 = 0
+    levels: Any = NOTHING
+    bounds: Any = NOTHING
+    scales: Any = NOTHING
+    offsets: Any = NOTHING
+    zeros: Any = NOTHING
+    block_of: Any = NOTHING.astype(np.uint64)
+
+
+class ColumnBlock(NamedTuple):
+    """A block of columns.
+
+    columns: of the matrix. begin, end: of the block. pitch: columns in whole tiles. skipped: tiles that are
+    not packed.
+    """
+
+    columns: UInt64
+    begin: UInt64
+    end: UInt64
+    pitch: UInt64
+    skipped: UInt64 = 0
+
+
+unpack_rounding, unpack_columns = unpacker(GridRounding), unpacker(ColumnBlock)
+
+
+class FeedArrays(NamedTuple):
+    """What :func:`feed_rows` reads and writes, all ``[panel][column][row]`` but for the last three.
+
+    weight: from which errors are counted; zeros for a triangular system. numbers: what is rounded. values:
+    results. losses: (panels * WIDE,). packed: rows of the matrix. d: of each column.
+    """
+
+    weight: Any
+    numbers: Any
+    values: Any
+    losses: Any
+    packed: Any
+    d: Any
+
+
+class MoveArrays(NamedTuple):
+    """What :func:`move_rows` reads and writes.
+
+    products: of the errors and the matrix. values: as they are. Both ``[panel][column][row]``. counts:
+    (panels,) uint64, to which those that moved are added. packed, diagonal: of a symmetric matrix.
+    """
+
+    products: Any
+    values: Any
+    counts: Any
+    packed: Any
+    diagonal: Any
 
 
 @inlined
 def _level_of(u: Any, rounding: Any) -> Any:
-    """Return the level of a number: the count of bounds below it is found by halves."""
+    """Level of a number: bounds below it are counted by bisection."""
     bounds, found, step = rounding.bounds, ZERO, rounding.top
     count = np.uint64(len(bounds))
     while step > ZERO:
@@ -64,7 +116,7 @@ def _level_of(u: Any, rounding: Any) -> Any:
 
 @device
 def _round(numbers: Any, at: Any, rounding: Any, panel: Any, column: Any, out: Any, to: Any) -> None:
-    """Set ``out[to:]`` to the values of the WIDE numbers of one column from ``numbers[at]`` on."""
+    """Round WIDE numbers of a column at ``numbers[at]`` to ``out[to:]``."""
     if rounding.kind == VALUES:
         for i in range(_WIDE):
             out[to + i] = numbers[at + i]
@@ -95,11 +147,12 @@ def _round(numbers: Any, at: Any, rounding: Any, panel: Any, column: Any, out: A
 
 @device
 def pack_rows(m: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
-    """Pack tiles ``first`` to ``last`` of columns of a block of rows; what lies behind the last is zero.
+    """Pack column tiles of a block of rows; zeros behind the last.
 
-    m: float64, flat and square. sizes: see :func:`feed_rows`; tiles count from the first that is packed.
+    m: float64, flat and square. sizes: packed :class:`ColumnBlock`; tiles count from the first that is
+    packed.
     """
-    columns, begin, end, skipped = sizes[0], sizes[1], sizes[2], sizes[4]
+    columns, begin, end, _pitch, skipped = unpack_columns(sizes)
     for top in range(first + skipped, last + skipped, _PART):
         bottom = min(top + _PART, last + skipped)
         for k in range(end - begin):
@@ -118,18 +171,16 @@ def pack_rows(m: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
 def _add_block(
     numbers: Any, panel: Any, pitch: Any, packed: Any, errors: Any, own: Any, tile: Any, steps: Any
 ) -> None:
-    """Add the errors of ``steps`` columns of a panel to a tile of its columns."""
+    """Add the errors of ``steps`` columns to a tile of columns."""
     to = panel * pitch + tile * _HIGH * _WIDE
     add_products(numbers, to, _WIDE, packed, tile * _BLOCK * _HIGH, errors, own, steps)
 
 
 @device
-def _feed_panel(
-    panel: Any, sizes: Any, weight: Any, numbers: Any, packed: Any, d: Any, rounding: Any, values: Any,
-    losses: Any, errors: Any, own: Any,
-) -> None:  # fmt: skip
+def _feed_panel(panel: Any, block: Any, arrays: Any, rounding: Any, errors: Any, own: Any) -> None:
     """Process the columns of a block of a panel."""
-    begin, end, pitch = sizes[1], sizes[2], sizes[3] * _WIDE
+    weight, numbers, values, losses, packed, d = arrays
+    begin, end, pitch = block.begin, block.end, block.pitch * _WIDE
     base = panel * pitch
     for left in range(begin, end, _HIGH):
         tile = left // _HIGH
@@ -151,37 +202,30 @@ def _feed_panel(
 
 
 @device
-def feed_rows(
-    weight: Any, numbers: Any, packed: Any, d: Any, rounding: Any, sizes: Any, values: Any, losses: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Process a block of columns of panels ``first`` to ``last``, and add their errors to those behind.
+def feed_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> None:
+    """Process a column block of panels, and add errors to columns behind.
 
-    weight: from which errors are counted; zeros for a triangular system. numbers: what is rounded. values:
-    results. All ``[panel][column][row]``. losses: (panels * WIDE,). sizes: (5,) uint64, columns, first of the
-    block, end of the block, columns in whole tiles, tiles that are not packed.
+    arrays: :class:`FeedArrays`. rounding: :class:`GridRounding`. block: :class:`ColumnBlock`.
     """
     errors = scratch(_ERRORS, np.float64)
-    pitch, steps, size = sizes[3] * _WIDE, sizes[2] - sizes[1], _BLOCK * _WIDE
-    behind, tiles = (sizes[2] + _HIGH - ONE) // _HIGH, sizes[3] // _HIGH
+    pitch, steps, size = block.pitch * _WIDE, block.end - block.begin, _BLOCK * _WIDE
+    behind, tiles = (block.end + _HIGH - ONE) // _HIGH, block.pitch // _HIGH
     for top in range(first, last, _GROUP):
         bottom = min(top + _GROUP, last)
         for p in range(top, bottom):
             own = (p - top) * size
-            _feed_panel(p, sizes, weight, numbers, packed, d, rounding, values, losses, errors, own)
+            _feed_panel(p, block, arrays, rounding, errors, own)
         for part in range(behind, tiles, _PART):
             for p in range(top, bottom):
                 for tile in range(part, min(part + _PART, tiles)):
-                    _add_block(numbers, p, pitch, packed, errors, (p - top) * size, tile, steps)
+                    _add_block(arrays.numbers, p, pitch, arrays.packed, errors, (p - top) * size, tile, steps)
 
 
 @device
-def _move_panel(
-    panel: Any, sizes: Any, products: Any, packed: Any, diagonal: Any, rounding: Any, values: Any, moves: Any,
-    own: Any,
-) -> Any:  # fmt: skip
-    """Move the values of the columns of a block of a panel; return how many moved."""
-    begin, end, pitch = sizes[1], sizes[2], sizes[3] * _WIDE
+def _move_panel(panel: Any, block: Any, arrays: Any, rounding: Any, moves: Any, own: Any) -> Any:
+    """Move the values of a panel's column block; return how many moved."""
+    products, values, _counts, packed, diagonal = arrays
+    begin, end, pitch = block.begin, block.end, block.pitch * _WIDE
     base, wanted, moved = panel * pitch, scratch(_WANTED, np.float64), ZERO
     for left in range(begin, end, _HIGH):
         tile, right = left // _HIGH, min(left + _HIGH, end)
@@ -206,21 +250,17 @@ def _move_panel(
 
 
 @device
-def move_rows(
-    products: Any, packed: Any, diagonal: Any, rounding: Any, sizes: Any, values: Any, counts: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Move the values of a block of columns of panels ``first`` to ``last`` towards less error.
+def move_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> None:
+    """Move values of a column block of panels towards less error.
 
-    products: of the errors and the matrix. values: as they are. Both ``[panel][column][row]``. counts:
-    (panels,) uint64, to which those that moved are added. sizes: as those of :func:`feed_rows`; packed: of a
-    symmetric matrix.
+    arrays: :class:`MoveArrays`. rounding: :class:`GridRounding`. block: :class:`ColumnBlock`.
     """
+    products, packed = arrays.products, arrays.packed
     moves = scratch(_MOVES, np.float64)
-    begin, end, pitch = sizes[1] // _HIGH, (sizes[2] + _HIGH - ONE) // _HIGH, sizes[3] * _WIDE
-    steps, tiles = sizes[2] - sizes[1], sizes[3] // _HIGH
+    begin, end, pitch = block.begin // _HIGH, (block.end + _HIGH - ONE) // _HIGH, block.pitch * _WIDE
+    steps, tiles = block.end - block.begin, block.pitch // _HIGH
     for p in range(first, last):
-        counts[p] += _move_panel(p, sizes, products, packed, diagonal, rounding, values, moves, ZERO)
+        arrays.counts[p] += _move_panel(p, block, arrays, rounding, moves, ZERO)
         for tile in range(begin, end):
             done = min((tile - begin + ONE) * _HIGH, steps)
             to, at = p * pitch + tile * _HIGH * _WIDE, (tile * _BLOCK + done) * _HIGH
@@ -234,13 +274,14 @@ def move_rows(
 def add_errors(
     weight: Any, values: Any, packed: Any, sizes: Any, products: Any, first: Any, last: Any
 ) -> None:
-    """Add products of errors of a block of columns and the matrix to panels ``first`` to ``last``."""
+    """Add products of a column block's errors and the matrix."""
     errors = scratch(_MOVES, np.float64)
-    begin, end, pitch = sizes[1], sizes[2], sizes[3] * _WIDE
+    block = unpack_columns(sizes)
+    begin, end, pitch = block.begin, block.end, block.pitch * _WIDE
     for p in range(first, last):
         for column in range(begin, end):
             at = p * pitch + column * _WIDE
             error = load_lanes(weight, at) - load_lanes(values, at)
             store_lanes(errors, (column - begin) * _WIDE, error)
-        for tile in range(sizes[3] // _HIGH):
+        for tile in range(block.pitch // _HIGH):
             _add_block(products, p, pitch, packed, errors, ZERO, tile, end - begin)

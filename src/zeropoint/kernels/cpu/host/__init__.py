@@ -1,4 +1,4 @@
-"""The host side of the kernels: tensors to arrays, threads over rows, errors with their place.
+"""Host side of kernels: arrays of tensors, threads over rows, errors' places.
 
 Nothing here is compiled: the cache of compiled kernels does not depend on these files.
 """

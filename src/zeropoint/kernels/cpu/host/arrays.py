@@ -1,4 +1,4 @@
-"""Tensors and schemes as what kernels take: flat arrays, factors of blocks, tables of codes."""
+"""Kernel arguments: flat arrays of tensors, block factors, code tables."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ....layout import packing
 from ....layout.blocks import blocks_of_blocks
 from ....ops import reference
+from ....ops.lowering import HeldAs
 from ....ops.row_errors import code_extent
 from ....ops.threads import share
 from ....params.effective import effective_offset, effective_scale, over_reciprocal
@@ -23,9 +24,11 @@ from ....params.stored import IEEE, load_scale
 from ....params.tensors import Params, require_parameters, zero_point_of
 from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from .. import entries
-from ..decode.level_products import TABLE
-from ..machine import descriptor as k
-from ..machine.descriptor import RowLayout, pack
+from ..decode.fake import GradientBounds
+from ..decode.level_products import TABLE, LevelPairKinds
+from ..machine.descriptor import Descriptor, RowLayout
+from ..machine.named_records import pack
+from ..statistics.error_sums import ClipExtent
 from . import memory
 from .views import KINDS, stored_rule
 
@@ -33,12 +36,12 @@ NO_FLOATS = np.zeros(1, np.float32)
 NO_BYTES = np.zeros(1, np.uint8)
 """Placeholders for arrays that a kernel does not use."""
 LEVEL_PAIR = 2
-HELD = {torch.float32: k.AS_FLOAT32, torch.bfloat16: k.AS_BFLOAT16, torch.float16: k.AS_FLOAT16}
+HELD = {torch.float32: HeldAs.FLOAT32, torch.bfloat16: HeldAs.BFLOAT16, torch.float16: HeldAs.FLOAT16}
 """How numbers of levels are kept that are no bytes."""
 
 
 class Rows(NamedTuple):
-    """A tensor as rows of ``width`` blocks each, and a descriptor of the layout alone."""
+    """A tensor as rows of ``width`` blocks, with its layout's descriptor."""
 
     rows: int
     width: int
@@ -52,10 +55,9 @@ def rows_of(shape: tuple[int, ...], dtype: torch.dtype, granularity: Granularity
     block = min(granularity.block_shape(shape)[-1], cols) if shape else 1
     width = -(-cols // block)
     layout = RowLayout(
-        cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(width), row_bytes=np.uint64(0),
-        bits=np.uint64(8), kind=KINDS[dtype], row_div=np.uint64(1), row_mod=np.uint64(1),
-    )  # fmt: skip
-    return Rows(rows=math.prod(shape[:-1]), width=width, descriptor=pack(layout))
+        cols=cols, block=block, row_blocks=width, row_bytes=0, bits=8, kind=KINDS[dtype], row_div=1, row_mod=1
+    )
+    return Rows(rows=math.prod(shape[:-1]), width=width, descriptor=pack(Descriptor(layout)))
 
 
 _ELEMENTS = {
@@ -68,7 +70,7 @@ _BYTE = np.dtype(np.uint8).str
 
 
 class _Memory:
-    """The memory of a contiguous tensor, as NumPy takes it, and the tensor, whose memory it is.
+    """Memory of a contiguous tensor for NumPy, which keeps the tensor.
 
     ``Tensor.numpy`` would forbid ever after that the tensor's storage is resized or freed, as FSDP does.
     """
@@ -88,7 +90,7 @@ class _Memory:
 
 
 def flat_array(x: torch.Tensor) -> Any:
-    """Return the elements as a flat, dense array: float32, or as the integers that they are in memory.
+    """View the elements as a flat, dense array: float32 or integers.
 
     uint16 for bfloat16, int16 for float16, bytes for all else: the kernels pack the 16-bit encodings apart by
     the array's dtype where speed matters. Where ``x`` is contiguous, writing to the array writes to ``x``.
@@ -110,12 +112,12 @@ def code_step(scheme: Scheme) -> Fraction:
 def block_factors(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype, *, dividing: bool
 ) -> tuple[Any, Any]:
-    """Return one float32 factor a block, the element's step included, and zero points as float32.
+    """Float32 factors of blocks, element step included, and zero points.
 
     dividing: whether a zero scale becomes Inf, by which every value divides to zero.
     """
     if 0 in shape:
-        return NO_FLOATS, NO_FLOATS  # nobody reads them, and parameters may be those of a larger tensor
+        return NO_FLOATS, NO_FLOATS  # nobody reads them, and parameters may belong to a larger tensor
     require_parameters(scheme, params, shape)
     levels, zero_point = len(scheme.scales), zero_point_of(scheme, params)
     plain = levels == 1 and scheme.center is None and params[0].dtype is torch.float32
@@ -137,7 +139,7 @@ def block_factors(
 def block_offsets(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return the float32 offset of each block, or None where the scheme has none."""
+    """Float32 offset of each block, or None without offsets."""
     if not scheme.offsets or 0 in shape:
         return None
     offset = _products(scheme, scheme.offsets, params[len(scheme.scales) :], shape, dtype)
@@ -147,15 +149,15 @@ def block_offsets(
 
 
 class Levels(NamedTuple):
-    """Two levels as a kernel takes them: values of bytes, kinds of numbers and blocks of a coarse one."""
+    """Two levels: values of bytes, storage kinds, number of coarse blocks."""
 
     tables: Any
-    sizes: Any
+    kinds: LevelPairKinds
     coarse: int
 
 
 def levels_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Levels | None:
-    """Return the levels of a scheme with two scale levels and nothing else, or None for other schemes."""
+    """Levels of a scheme of exactly two scale levels, or None."""
     alone = scheme.zero_point is ZeroPoint.NONE and not scheme.offsets and 0 not in shape
     if not alone or len(scheme.scales) != LEVEL_PAIR or stored_rule(scheme, dtype) is not None:
         return None
@@ -166,14 +168,14 @@ def _products(
     scheme: Scheme, levels: tuple[ScaleLevel, ...], tensors: Params, shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> torch.Tensor | None:  # fmt: skip
-    """Return the float32 number of each block of two levels, or None where plain torch multiplies them."""
+    """Float32 products of two levels per block; None: left to torch."""
     found = _levels(scheme, levels, shape, dtype) if len(levels) == LEVEL_PAIR else None
     if found is None:
         return None
     grid = scheme.granularity.grid(shape)
     out = torch.empty(grid, dtype=torch.float32, device="cpu")
     fine, coarse = (flat_array(tensor).view(np.uint8) for tensor in tensors[:LEVEL_PAIR])
-    args = fine, coarse, found.tables, found.sizes, flat_array(out)
+    args = (fine, coarse, found.tables), pack(found.kinds), flat_array(out)
     share(entries.products_of_levels, args, found.coarse, out.numel())
     return out
 
@@ -182,7 +184,7 @@ def _products(
 def _levels(
     scheme: Scheme, levels: tuple[ScaleLevel, ...], shape: tuple[int, ...], dtype: torch.dtype
 ) -> Levels | None:
-    """Return what a kernel multiplies, or None where it cannot: coarse blocks must be runs of fine ones."""
+    """Kernel arguments of two levels; None unless coarse blocks are runs."""
     own, (fine, coarse) = format_of(dtype), levels
     grid = scheme.granularity.grid(shape)
     extents = blocks_of_blocks(coarse.granularity, scheme.granularity, shape).block_shape(grid)
@@ -202,13 +204,14 @@ def _levels(
             tables[n * TABLE : n * TABLE + len(codes)] = load_scale(codes, fmt, torch.float32).numpy()
         elif native not in HELD:
             return None
-        kinds.append(HELD.get(native, k.AS_LADDER))
-    sizes = np.array([*kinds, per], np.uint64)
-    return Levels(tables=tables, sizes=sizes, coarse=math.prod(grid) // per)
+        kinds.append(HELD.get(native, HeldAs.LADDER))
+    fine_kind, coarse_kind = kinds
+    pair = LevelPairKinds(fine=fine_kind, coarse=coarse_kind, per=per)
+    return Levels(tables=tables, kinds=pair, coarse=math.prod(grid) // per)
 
 
 class Stored(NamedTuple):
-    """Scales as a dequantizing kernel takes them: float32 factors, or bytes that it reads itself.
+    """Scales for dequantizing kernels: float32 factors, or stored bytes.
 
     zeros: float32 zero points. coarse: the scale of the whole tensor under byte scales, if there is one.
     """
@@ -220,7 +223,7 @@ class Stored(NamedTuple):
 
 
 def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_dtype: torch.dtype) -> Stored:
-    """Return stored scales for a kernel: as bytes where :func:`.views.stored_rule` has a rule."""
+    """Load scales for a kernel: bytes where :func:`.views.stored_rule` exists."""
     if 0 in shape or stored_rule(scheme, own_dtype) is None:
         factors, zeros = block_factors(scheme, params, shape, own_dtype, dividing=False)
         return Stored(factors=factors, codes=NO_BYTES, zeros=zeros)
@@ -235,14 +238,15 @@ def stored_factors(scheme: Scheme, params: Params, shape: tuple[int, ...], own_d
 
 @functools.lru_cache(maxsize=256)
 def value_bounds(scheme: Scheme) -> Any:
-    """Return (low, high, closed) of scaled values that are not clipped; 0 for integers, which need none."""
+    """Packed bounds of unclipped scaled values; 0 for integers, unread."""
     low, high, closed = (
         (0.0, 0.0, True) if isinstance(scheme.element, IntFormat) else reference.float_bounds(scheme)
     )
-    return np.array((low, high, closed), np.float32)
+    return pack(GradientBounds(low=low, high=high, closed=closed))
 
 
 @functools.lru_cache(maxsize=256)
 def clip_extent(scheme: Scheme) -> Any:
-    """Return :func:`zeropoint.ops.row_errors.code_extent` in steps of codes."""
-    return np.array([number / float(code_step(scheme)) for number in code_extent(scheme)], np.float32)
+    """Packed :func:`zeropoint.ops.row_errors.code_extent`, in steps of codes."""
+    middle, reach = (number / float(code_step(scheme)) for number in code_extent(scheme))
+    return pack(ClipExtent(middle=middle, reach=reach))

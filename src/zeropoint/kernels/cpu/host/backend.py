@@ -33,7 +33,7 @@ from .views import KINDS, view_of
 
 
 class CpuBackend:
-    """Numba kernels for float32, bfloat16 and float16 tensors in the memory of the host."""
+    """Numba kernels for float32, bfloat16 and float16 tensors on the host."""
 
     name = "cpu"
     rank = 10

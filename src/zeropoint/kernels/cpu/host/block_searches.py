@@ -18,8 +18,12 @@ from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
 from ..block_entries import round_plain, row_squares, search_minima, search_plain, search_signed
 from ..machine.descriptor import OK
+from ..machine.named_records import pack
 from ..search import plain
-from ..search.minima import CLAMPED, NIBBLES, OVERLAID
+from ..search.line_search import Tries
+from ..search.minima import CLAMPED, NIBBLES, OVERLAID, MinimaKind
+from ..search.plain import PlainKind
+from ..search.signed import SignedKind
 from . import memory
 from .arrays import NO_BYTES, NO_FLOATS, flat_array
 from .views import KINDS
@@ -84,7 +88,7 @@ class SearchKernel:
     def _run_plain(
         self, x: torch.Tensor, importance: torch.Tensor | None, data: torch.Tensor, params: Params
     ) -> int:
-        """Write codes and parameters of a type with one number or two a block; return the state."""
+        """Quantize a type of one number or two; return the state."""
         name, bits = block_types.type_of(self._request.scheme), self._request.scheme.bits
         assert name is not None
         kind, size, top = _PLAIN[name]
@@ -92,7 +96,9 @@ class SearchKernel:
         weights = (
             flat_array(importance.to(torch.float32)) if weighted and importance is not None else NO_FLOATS
         )
-        sizes = np.array((kind, size, top, bits, x.shape[-1], weighted), np.uint64)
+        sizes = pack(
+            PlainKind(kind=int(kind), size=size, top=top, bits=bits, columns=x.shape[-1], weighted=weighted)
+        )
         levels = [*map(_integers, params)]
         if kind in (plain.MXFP4, plain.NVFP4):
             outputs = _NO_HALVES, _NO_HALVES, levels[0]
@@ -114,16 +120,27 @@ class SearchKernel:
         assert name is not None
         columns, bits = self._request.shape[-1], self._request.scheme.bits
         if name in _SIGNED:
-            return search_signed, (np.array((bits, columns, weighted), np.uint64),)
+            return search_signed, (pack(SignedKind(bits=bits, columns=columns, weighted=weighted)),)
         kind, stored = _MINIMA[name]
         line = IMPORTANT._replace(top=kind.line.top) if weighted else kind.line
-        numbers = np.array([line.top, line.first, line.step, kind.top, kind.factor], np.float32)
-        sizes = line.steps, line.magnitudes, kind.size, int(stored), columns, weighted, bits
-        return search_minima, (numbers, np.array(sizes, np.uint64))
+        tries = Tries(
+            top=line.top, first=line.first, step=line.step, steps=line.steps, magnitudes=line.magnitudes
+        )
+        found = MinimaKind(
+            size=kind.size,
+            line=tries,
+            top=kind.top,
+            factor=kind.factor,
+            stored=int(stored),
+            columns=columns,
+            weighted=weighted,
+            bits=bits,
+        )
+        return search_minima, (pack(found),)
 
 
 def _row_means(rows: torch.Tensor) -> Any:
-    """Return the mean square of each row, the squares added one after the other in float32."""
+    """Mean square of each row, squares added in order in float32."""
     count, columns = rows.shape
     sums = np.empty(count, np.float32)
     share(row_squares, (flat_array(rows), np.uint64(columns), sums), count, rows.numel())
@@ -131,6 +148,6 @@ def _row_means(rows: torch.Tensor) -> Any:
 
 
 def _integers(levels: torch.Tensor) -> Any:
-    """Return the numbers of a level as an array of bytes, or of the bits of float16."""
+    """Numbers of a level as bytes, or as bits of float16."""
     array = flat_array(levels)
     return array.view(np.uint16) if levels.dtype is torch.float16 else array

@@ -1,4 +1,4 @@
-"""The host side of blocks that are joined and split: tensors to arrays, threads over blocks."""
+"""Host side of joining and splitting blocks: arrays, threads over blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from ....ops.structs import grid_of
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
 from ..block_entries import move_bits
-from ..machine.bit_moves import FEW, FIVE, LEVELS
+from ..machine.bit_moves import FEW, FIVE, LEVELS, BitMove, BlockBytes
+from ..machine.named_records import pack
 from . import memory
 from .arrays import NO_BYTES, flat_array
 
@@ -62,34 +63,44 @@ def _run(request: Request, struct: Struct, parts: tuple[torch.Tensor, Params], l
     moves, sizes = _numbers(struct, request.scheme.element, request.op is Op.JOIN_BLOCKS)
     levels = [flat_array(level).view(np.uint8) for level in params]
     levels += [NO_BYTES] * (LEVELS - len(levels))
-    args = flat_array(data), *levels, flat_array(lines), moves, sizes
+    args = flat_array(data), (*levels,), flat_array(lines), moves, sizes
     share(move_bits, args, math.prod(grid_of(struct, request.shape)), math.prod(request.shape))
 
 
 @functools.lru_cache(maxsize=64)
 def _numbers(struct: Struct, element: Format, joins: bool) -> tuple[Any, Any]:
-    """Return moves and sizes as the kernel takes them."""
+    """Packed moves and sizes."""
     codes, zero = _as_bytes(struct.codes, element.bits), 0
     bits = element.bits if codes is struct.codes else 8
     fields = codes, *struct.levels
     parts = [(n, part) for n, field in enumerate(fields) for part in field]
-    moves = [(n, *move) for n, part in parts for move in _moves(part)]
-    sizes = [field_size(field) for field in fields]
-    sizes += [0] * (1 + LEVELS - len(sizes))
+    moves = [BitMove(n, *move) for n, part in parts for move in _moves(part)]
+    block, *levels = (field_size(field) for field in fields)
+    one, two, three, four = levels + [0] * (LEVELS - len(levels))
     if isinstance(element, DigitsFormat):
         bits, zero = 0, int(encode_codebook(torch.zeros(1, device="cpu"), element.digit))
-    numbers = joins, bits, struct.nbytes, *sizes, zero
-    return np.array(moves, np.uint64).reshape(-1), np.array(numbers, np.uint64)
+    sizes = BlockBytes(
+        joins=joins,
+        bits=bits,
+        nbytes=struct.nbytes,
+        block=block,
+        one=one,
+        two=two,
+        three=three,
+        four=four,
+        zero=zero,
+    )
+    return pack(*moves), pack(sizes)
 
 
 def takes(element: Format) -> bool:
-    """Return whether the kernel knows the codes: numbers, or five digits of base 3."""
+    """Whether the kernel knows the codes: numbers, or five base-3 digits."""
     five = isinstance(element, DigitsFormat) and (element.base, element.count) == (_BASE, int(FIVE))
     return element.per_code == 1 or five
 
 
 def _as_bytes(codes: Field, bits: int) -> Field:
-    """Return a field of whole bytes where a block stores codes as they are packed, else the field itself."""
+    """Field of whole bytes if codes are stored packed, else itself."""
     part, *others = codes
     if isinstance(part, Bits) and not others and part == Bits(part.at, part.size, 1, bits):
         return whole(part.at, part.size)
@@ -97,7 +108,10 @@ def _as_bytes(codes: Field, bits: int) -> Field:
 
 
 def _moves(part: Bits | Digits) -> Iterable[Sequence[int]]:
-    """Return the moves of some bits or digits; where numbers lie bit by bit, 8 are one move, or 32 signs."""
+    """Bit or digit moves; numbers bit by bit go 8 together.
+
+    Or 32 signs.
+    """
     if isinstance(part, Digits):
         assert part.run % int(FEW) == 0
         assert int(FIVE) - part.places in (0, 1)

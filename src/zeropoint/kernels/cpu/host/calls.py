@@ -1,4 +1,4 @@
-"""Calls of the kernels with everything but the data resolved, once for each scheme, shape and dtype.
+"""Kernel calls resolved but for data, per scheme, shape and dtype.
 
 What a call needs is spread over many small objects, and between two calls on large tensors the data pushes
 all of them out of the caches: finding them again took a tenth of the time of a kernel on 4096 x 4096 numbers.
@@ -18,22 +18,27 @@ from ....errors import ShapeError
 from ....formats import FloatFormat
 from ....layout import packing
 from ....ops import lowering, reference
-from ....ops.lowering import How, code_order, value_table
+from ....ops.lowering import How, code_order, needs_range, value_table
 from ....ops.lowering_refusals import rule_refusal
 from ....ops.threads import WORTH_A_THREAD, parts_for, share
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Granularity, Scheme
 from .. import entries, lookup_entries
+from ..decode.fake import BackwardArrays, FakeQuantizeArrays
+from ..decode.level_products import LevelPairArrays
+from ..decode.rows import DequantizeArrays
 from ..encode.boundaries import ROOM
+from ..encode.rows import QuantizeArrays
 from ..machine import descriptor as k
-from ..machine.descriptor import pack, with_coarse
+from ..machine.descriptor import Descriptor, with_coarse
+from ..machine.named_records import pack
 from . import window_ends
 from .arrays import NO_BYTES, NO_FLOATS, Levels, Stored, code_step, flat_array, levels_of
 from .views import View, rows_of_levels, stored_rule, view_of
 
 
 def flat_bytes(data: torch.Tensor, count: int) -> Any:
-    """Return packed codes as a kernel takes them; raises ShapeError for memory that it must not touch."""
+    """View packed codes as an array; ShapeError for memory off limits."""
     if data.numel() != count or data.dtype is not torch.uint8 or not data.is_contiguous():
         laid = "contiguous" if data.is_contiguous() else "not contiguous"
         raise ShapeError(
@@ -47,7 +52,7 @@ class GivenCall:
     """Calls under given parameters, on tensors of ``shape``.
 
     dtype: of the values, in or out. own_dtype: of the tensor that the parameters belong to. code_range:
-    smallest and largest integer code in use, or None for those of the scheme.
+    smallest and largest integer code in use, or None for the scheme's.
     """
 
     def __init__(
@@ -62,20 +67,22 @@ class GivenCall:
         self.rows, self.count = view.rows, math.prod(shape)
         self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
         self.order, self.table = code_order(scheme), value_table(scheme)
-        self.descriptor = pack(view.layout, element, lowering.GIVEN)
+        self.descriptor = pack(Descriptor(view.layout, element))
         rule = stored_rule(scheme, own_dtype)
-        self._stored_descriptor = self.descriptor if rule is None else pack(view.layout, element, rule)
+        self._stored_descriptor = (
+            self.descriptor if rule is None else pack(Descriptor(view.layout, element, rule))
+        )
         moved = element._replace(zero_place=lowering.ZeroPlace.PRODUCT)
-        self._moved_descriptor = pack(view.layout, moved, lowering.GIVEN)
+        self._moved_descriptor = pack(Descriptor(view.layout, moved))
 
     def descriptor_of(self, stored: Stored) -> Any:
-        """Return the descriptor for a kernel that reads scales as they are stored."""
+        """Descriptor for a kernel that reads stored scales."""
         if stored.coarse is None:
             return self._stored_descriptor
         return with_coarse(self._stored_descriptor, stored.coarse)
 
     def codes_in(self, data: torch.Tensor) -> Any:
-        """Return packed codes as a kernel reads them; raises ShapeError for another number of bytes."""
+        """View packed codes; raises ShapeError for a wrong number of bytes."""
         return flat_bytes(data.contiguous(), self._bytes)
 
     def quantize(self, x: torch.Tensor, factors: Any, zeros: Any, data: torch.Tensor) -> None:
@@ -83,28 +90,52 @@ class GivenCall:
         if self.count == 0:
             return
         target = flat_bytes(data, self._bytes)
-        args = flat_array(x), self.descriptor, self.order, factors, NO_BYTES, zeros, target, NO_BYTES
-        if share(entries.quantize, args, self.rows, self.count) == k.BAD_VALUE:
+        arrays = QuantizeArrays(
+            x=flat_array(x),
+            order=self.order,
+            scales=factors,
+            scale_codes=NO_BYTES,
+            zeros=zeros,
+            out=target,
+            kept=NO_BYTES,
+        )
+        if share(entries.quantize, (self.descriptor, *arrays), self.rows, self.count) == k.BAD_VALUE:
             reference.require_finite(x)
 
     def dequantize(
         self, data: torch.Tensor, stored: Stored, out: torch.Tensor, offset: torch.Tensor | None = None
     ) -> None:
-        """Write the values of packed codes. offset: float32, one for each block, or None."""
+        """Write the values of packed codes; offset: float32 per block, or None."""
         if self.count == 0:
             return
         zeros = stored.zeros if offset is None else flat_array(offset)
         descriptor = self.descriptor_of(stored) if offset is None else self._moved_descriptor
-        scales = stored.factors, stored.codes, zeros
-        args = self.codes_in(data), descriptor, self.table, *scales, flat_array(out)
-        share(entries.dequantize, args, self.rows, self.count)
+        arrays = DequantizeArrays(
+            source=self.codes_in(data),
+            table=self.table,
+            scales=stored.factors,
+            scale_codes=stored.codes,
+            zeros=zeros,
+            out=flat_array(out),
+        )
+        share(entries.dequantize, (descriptor, *arrays), self.rows, self.count)
 
-    def fake_quantize(self, x: torch.Tensor, factors: Any, back: Any, zeros: Any, out: torch.Tensor) -> None:
+    def fake_quantize(
+        self, x: torch.Tensor, divisors: Any, multipliers: Any, zeros: Any, out: torch.Tensor
+    ) -> None:
         """Write the values of the codes of ``x``; see :func:`..decode.fake.fake_quantize_rows`."""
         if self.count == 0:
             return
-        args = flat_array(x), self.descriptor, self.order, self.table, factors, back, zeros, flat_array(out)
-        share(entries.fake_quantize, args, self.rows, self.count)
+        arrays = FakeQuantizeArrays(
+            x=flat_array(x),
+            order=self.order,
+            table=self.table,
+            divisors=divisors,
+            multipliers=multipliers,
+            zeros=zeros,
+            out=flat_array(out),
+        )
+        share(entries.fake_quantize, (self.descriptor, *arrays), self.rows, self.count)
 
     def fake_quantize_backward(
         self, grad: torch.Tensor, x: torch.Tensor, bounds: Any, factors: Any, zeros: Any, out: torch.Tensor
@@ -112,8 +143,10 @@ class GivenCall:
         """Write the straight-through gradient; see :func:`..decode.fake.fake_quantize_backward_rows`."""
         if self.count == 0:
             return
-        args = flat_array(grad), flat_array(x), self.descriptor, bounds, factors, zeros, flat_array(out)
-        share(entries.fake_quantize_backward, args, self.rows, self.count)
+        arrays = BackwardArrays(
+            grad=flat_array(grad), x=flat_array(x), divisors=factors, zeros=zeros, out=flat_array(out)
+        )
+        share(entries.fake_quantize_backward, (self.descriptor, bounds, *arrays), self.rows, self.count)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -126,17 +159,17 @@ def given_call(
 
 
 class LevelsCall:
-    """Calls that decode codes under two levels of scales; the kernel multiplies the levels."""
+    """Decoding calls under two scale levels, which the kernel multiplies."""
 
     def __init__(self, scheme: Scheme, levels: Levels, call: GivenCall) -> None:
-        self._levels, self._call = levels, call
-        self._unit = np.array([code_step(scheme)], np.float32)
+        self._tables, self._call = levels.tables, call
+        self._kinds = pack(levels.kinds._replace(unit=float(code_step(scheme))))
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor) -> None:
         """Write the values of packed codes."""
         call, (fine, coarse) = self._call, (flat_array(level).view(np.uint8) for level in params)
-        levels = fine, coarse, self._levels.tables, self._levels.sizes, self._unit
-        args = call.codes_in(data), call.descriptor, call.table, *levels, flat_array(out)
+        levels = LevelPairArrays(fine=fine, coarse=coarse, tables=self._tables)
+        args = call.codes_in(data), call.descriptor, call.table, (*levels,), self._kinds, flat_array(out)
         share(lookup_entries.dequantize_levels, args, call.rows, call.count)
 
 
@@ -144,11 +177,11 @@ class LevelsCall:
 def levels_call(
     scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype
 ) -> LevelsCall | None:
-    """Return the call for a scheme with two scale levels whose blocks lie in rows, or None."""
+    """Call for a scheme of two scale levels in rows, or None."""
     levels, view = levels_of(scheme, shape, own_dtype), view_of(scheme, shape, dtype)
     if levels is None or not isinstance(view, View) or not view.one_pass:
         return None
-    blocks = int(levels.sizes[-1])
+    blocks = levels.kinds.per
     rows = None if scheme.granularity.grid(shape)[-1] % blocks else rows_of_levels(scheme, shape, blocks)
     return (
         None if rows is None else LevelsCall(scheme, levels, given_call(scheme, rows, dtype, own_dtype, None))
@@ -156,10 +189,11 @@ def levels_call(
 
 
 class OnePass:
-    """Calls that choose scales and codes of tensors of ``shape`` in one pass.
+    """One-pass calls that choose scales and codes of ``shape``.
 
     searched: the kernel that searches scales, where they are searched, and what says which it tries; see
     :mod:`.window_ends`. two_levels: whether the scales are relative to one of the whole tensor.
+    chooses_outer: whether a kernel chooses that one, too.
     """
 
     def __init__(
@@ -169,10 +203,14 @@ class OnePass:
         self._searched = searched
         rule = lowering.rule_of(scheme, dtype)
         multiply = rule.how is How.POWER and isinstance(scheme.element, FloatFormat)
-        self._descriptor = pack(view.layout, lowering.element_of(scheme, dtype, multiply=multiply), rule)
+        element = lowering.element_of(scheme, dtype, multiply=multiply)
+        self._descriptor = pack(Descriptor(view.layout, element, rule))
         self._order = code_order(scheme)
         self._rows, self._count = view.rows, math.prod(shape)
         self.two_levels = len(scheme.scales) > 1
+        ranged = needs_range(scheme) or searched is not None
+        outer = None if ranged else lowering.outer_rule_of(scheme, dtype)
+        self._outer, self.chooses_outer = None if outer is None else pack(outer), outer is not None
         self._bytes = math.prod(packing.packed_shape(shape, scheme.bits))
         self.scales = ChosenScales(scheme, shape, dtype)
         few = multiply and scheme.bits == FOUR_BITS and dtype is not torch.float32
@@ -188,13 +226,19 @@ class OnePass:
         self, x: torch.Tensor, data: torch.Tensor, params: Params, memory: ScaleMemory,
         coarse: float | None = None,
     ) -> int:  # fmt: skip
-        """Write codes, the finest scales and zero points; coarse: the scale of the whole tensor.
+        """Write codes, scales and zero points; coarse: given scale of the tensor.
 
         Returns OK, BAD_VALUE or BAD_SCALE; after the latter two what was written means nothing.
         """
         scales, codes = memory.arrays(params)
         source, target, zeros = flat_array(x), flat_bytes(data, self._bytes), memory.zeros
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
+        if self._outer is not None and coarse is None:
+            descriptor = descriptor.copy()
+            bits = share(entries.largest_bits, (source, descriptor), self._rows, self._count)
+            state: int = entries.choose_outer(bits, self._outer, descriptor, flat_array(params[1]))
+            if state != k.OK:
+                return state
         if self._searched is not None:
             search, *tried = self._searched
             written = scales if self.scales.floats else codes
@@ -203,15 +247,15 @@ class OnePass:
             memory.store(params)
             return state
         kept = self._take_tables()
-        args = source, descriptor, self._order, scales, codes, zeros, target, kept
-        state = share(entries.quantize, args, self._rows, self._count)
+        arrays = QuantizeArrays(source, self._order, scales, codes, zeros, target, kept)
+        state = share(entries.quantize, (descriptor, *arrays), self._rows, self._count)
         if self._tables is not None and kept is not NO_BYTES:
             self._tables.append(kept)
         memory.store(params)
         return state
 
     def _take_tables(self) -> Any:
-        """Return tables that no other call has now, for a call on one thread, or one byte for none."""
+        """Take free tables for a single-threaded call, else one byte."""
         if self._tables is None or parts_for(self._rows, self._count) > 1:
             return NO_BYTES
         try:
@@ -225,7 +269,7 @@ FOUR_BITS = 4
 
 @functools.lru_cache(maxsize=64)
 def _tables_of(scheme: Scheme, dtype: torch.dtype) -> list[Any]:
-    """Return the tables of scales and boundaries that calls have filled, and none has now.
+    """List filled tables of scales and boundaries that no call uses.
 
     Gain: quantizing 64 x 1024 or 512 x 1024 float16 numbers to mxfp4 takes three quarters of the time.
     """
@@ -234,7 +278,7 @@ def _tables_of(scheme: Scheme, dtype: torch.dtype) -> list[Any]:
 
 @functools.lru_cache(maxsize=1024)
 def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OnePass | None:
-    """Return the call that takes one pass, or None where there is nothing to read or it takes two."""
+    """Call that takes one pass; None if empty or two passes."""
     view = view_of(scheme, shape, dtype)
     assert isinstance(view, View)
     if 0 in shape or rule_refusal(scheme.start, dtype) is not None or not view.one_pass:
@@ -243,13 +287,14 @@ def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OneP
         return OnePass(scheme, shape, dtype, view)
     windows, fits = window_ends.candidates(scheme, view, dtype), window_ends.fitting(scheme, view, dtype)
     if windows is not None:
-        return OnePass(scheme, shape, dtype, view, (entries.search_windows, *windows))
-    return None if fits is None else OnePass(scheme, shape, dtype, view, (entries.search_fits, *fits))
+        return OnePass(scheme, shape, dtype, view, (entries.search_windows, pack(windows)))
+    searched = None if fits is None else (entries.search_fits, pack(fits), fits.ratios)
+    return None if searched is None else OnePass(scheme, shape, dtype, view, searched)
 
 
 @functools.lru_cache(maxsize=1024)
 def flat_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OnePass | None:
-    """Return the call that takes a small tensor of one scale as one row, or None for all others.
+    """Call for a small one-scale tensor as one row, or None.
 
     So its extremes need no pass of their own.
     """
@@ -262,27 +307,26 @@ def flat_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> One
 
 
 class ChosenScales:
-    """What the finest scales and zero points are that calls on tensors of ``shape`` choose.
+    """Finest scales and zero points chosen by calls on ``shape``.
 
     floats: whether the kernel writes them as float32 rather than bytes; direct: whether that is how they are
-    stored. blocks: their number. zeroed: whether there are zero points.
+    stored. blocks: their number. zeroed: whether there are zero points. packed_shape: of the codes.
     """
 
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        made = parameter_tensors(scheme, shape, dtype)
-        # Of two levels, the other is not of blocks.
-        self._made = made[0], *made[len(scheme.scales) :]
+        self._made = made = parameter_tensors(scheme, shape, dtype)
+        self.packed_shape = packing.packed_shape(shape, scheme.bits)
         self.floats = lowering.rule_of(scheme, dtype).how in (How.LINEAR, How.AFFINE)
         self.direct = self.floats and made[0][1] == torch.float32
-        self.blocks, self.zeroed = math.prod(made[0][0]), len(self._made) > 1
+        self.blocks, self.zeroed = math.prod(made[0][0]), len(made) > len(scheme.scales)
 
     def empty(self) -> list[torch.Tensor]:
-        """Return memory for scales and zero points."""
+        """Allocate scales of all levels and zero points."""
         return [torch.empty(grid, dtype=dtype, device="cpu") for grid, dtype in self._made]
 
 
 class ScaleMemory:
-    """The arrays into which a kernel writes the scales of a call, and their way into its tensors.
+    """Arrays for a kernel's scales, and their copy to a call's tensors.
 
     Scales that are stored as float32 are written where they belong; others are rounded on the way.
     """
@@ -295,7 +339,7 @@ class ScaleMemory:
         self.nbytes = 4 * scales.blocks * (apart + scales.zeroed)
 
     def arrays(self, params: Params) -> tuple[Any, Any]:
-        """Return the arrays for float32 scales and for scale bytes of a call."""
+        """Arrays of a call's float32 scales and of scale bytes."""
         fine = params[0]
         if not self._chosen.floats:
             return NO_FLOATS, flat_array(fine)
@@ -310,6 +354,6 @@ class ScaleMemory:
 
 
 def refuse(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None) -> None:
-    """Let the reference find and name what a kernel refused; extremes: of the tensor ``x`` is a part of."""
+    """Raise the reference's error for refused scales; extremes: whole tensor's."""
     reference.choose_params(x, scheme, extremes)
     raise AssertionError(f"the kernel refused scales of {scheme} that the reference accepts")

@@ -1,8 +1,8 @@
-"""Codes of schemes whose levels follow from each other: K-quants and the like, rounded to nearest.
+"""Kernels of chained levels: K-quants and the like, rounded to nearest.
 
 One kernel chooses the levels and the codes under them, where blocks are runs of rows and levels hold numbers
 that it knows. Elsewhere the reference makes the levels of each block, of extremes that a kernel finds. Under
-the numbers that these combine to, codes are those of one level of float32 scales, which a kernel knows,
+the numbers that these combine to, codes are as under one level of float32 scales, which a kernel knows,
 
     q = round((x - offset) / scale + z),    (x - offset) / scale = (offset - x) / -scale
 
@@ -34,9 +34,10 @@ from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from ....schemes.dialects import ZEROPOINT
 from ....schemes.scale_rules import Pick
 from .. import entries
-from ..encode.chained_rows import BLOCKS, RUN
+from ..encode.chained_rows import BLOCKS, RUN, ChainedArrays
 from ..machine import descriptor as k
-from ..machine.descriptor import pack
+from ..machine.descriptor import Descriptor
+from ..machine.named_records import pack
 from ..machine.tile import TILE
 from . import memory
 from .arrays import NO_FLOATS, flat_array
@@ -51,7 +52,7 @@ Codes = tuple[torch.Tensor, Params]
 
 @functools.lru_cache(maxsize=256)
 def single_level(scheme: Scheme) -> Scheme | None:
-    """Return the scheme of the same codes under one level of float32 scales, or None where there is none."""
+    """Scheme of the same codes under one float32 level, or None."""
     element = scheme.element
     if scheme.chained is None or element.reads_sign or scheme.zero_point is ZeroPoint.REAL:
         return None
@@ -64,7 +65,7 @@ def single_level(scheme: Scheme) -> Scheme | None:
 
 
 def codes_of(request: Request) -> Request | None:
-    """Return what the kernel of codes is asked for, or None where there is no such scheme."""
+    """Request of the code kernel, or None without such a scheme."""
     single = single_level(request.scheme)
     if single is None or request.op is not Op.QUANTIZE_DYNAMIC or 0 in request.shape:
         return None  # without blocks there is nothing for a kernel to do
@@ -107,7 +108,7 @@ class ChainedKernel:
             values = values - spread_blocks(chosen.offset, blocks, found.shape)
         if bool((scale < 0).any()):
             values = values * spread_blocks(torch.where(scale < 0, -1.0, 1.0), blocks, found.shape)
-        scale = torch.where(scale == 0, torch.inf, scale.abs())  # lost scales are those of zeros
+        scale = torch.where(scale == 0, torch.inf, scale.abs())  # lost scales belong to zeros
         given = [scale] if chosen.zero_point is None else [scale, chosen.zero_point]
         return self._codes.run(values, given), [*chosen.tensors]
 
@@ -123,7 +124,7 @@ class ChainedKernel:
 
 
 class FusedCall:
-    """Calls that choose levels and codes of tensors of ``shape`` in one pass."""
+    """One-pass calls that choose levels and codes of ``shape``."""
 
     allocates = False
 
@@ -135,7 +136,7 @@ class FusedCall:
         offset = Offset[scheme.dialect.zero_points.formula.name]
         rule = lowering.GIVEN._replace(offset=offset, formula=scheme.formula_zero_point)
         element = lowering.element_of(single, torch.float32, multiply=False)
-        self._descriptor, self._order = pack(view.layout, element, rule), code_order(scheme)
+        self._descriptor, self._order = pack(Descriptor(view.layout, element, rule)), code_order(scheme)
         self._records = ChainRecords(found)
         self._made = parameter_tensors(scheme, shape, dtype)
         self._zeroed = scheme.zero_point is not ZeroPoint.NONE
@@ -150,8 +151,14 @@ class FusedCall:
         """Write codes and parameters; after another state than OK they mean nothing."""
         data, params = out
         zeros = np.empty(params[-1].numel(), np.float32) if self._zeroed else NO_FLOATS
-        args = flat_array(x), self._descriptor, self._order, *self._records.arguments(params)
-        state = share(entries.quantize_chained, (*args, zeros, flat_array(data)), self._rows, x.numel())
+        arrays = ChainedArrays(
+            x=flat_array(x),
+            order=self._order,
+            levels=self._records.arguments(params),
+            zeros=zeros,
+            out=flat_array(data),
+        )
+        state = share(entries.quantize_chained, (self._descriptor, *arrays), self._rows, x.numel())
         if self._zeroed:
             params[-1].view(-1).copy_(torch.from_numpy(zeros))
         return state
@@ -159,7 +166,7 @@ class FusedCall:
 
 @functools.lru_cache(maxsize=1024)
 def fused_call(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> FusedCall | None:
-    """Return the call that takes one pass, or None where levels are chosen apart."""
+    """Call that takes one pass; None if levels are chosen apart."""
     single = single_level(scheme)
     if single is None or 0 in shape or not shape or dtype not in KINDS:
         return None
@@ -192,7 +199,7 @@ def _ranges(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Ranges:
 
 
 def _signed(x: torch.Tensor, blocks: Granularity, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Return the number of largest magnitude of each block, the first of equals."""
+    """Find each block's number of largest magnitude, the first of equals."""
     largest = torch.where(high.abs() > low.abs(), high, low)
     tied = high == -low  # zeros have signs, too
     if bool(tied.any()):

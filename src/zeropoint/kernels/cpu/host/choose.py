@@ -11,8 +11,10 @@ from ....ops.lowering import code_order, element_of, needs_range, rule_of
 from ....ops.registry import Request
 from ....params.tensors import Params
 from .. import entries
+from ..encode.rows import QuantizeArrays
 from ..machine import descriptor as k
-from ..machine.descriptor import RowLayout, pack, with_coarse
+from ..machine.descriptor import Descriptor, RowLayout, with_coarse
+from ..machine.named_records import pack
 from .arrays import NO_BYTES
 from .calls import ScaleMemory, refuse
 from .statistics import RowExtremes
@@ -20,7 +22,7 @@ from .views import KINDS, View, view_of
 
 
 class BlockScales:
-    """Scales of blocks that span rows, from a pass of its own over the data.
+    """Scales of blocks spanning rows, from a separate pass over data.
 
     The scale of a block follows from its extremes alone. So the kernel that chooses scales in one pass
     chooses them here from a tensor of (blocks, 2) extremes, whose codes nobody reads.
@@ -35,24 +37,30 @@ class BlockScales:
         view = view_of(scheme, wanted.shape, wanted.dtype)
         assert isinstance(view, View)
         self._places = _Places(view, self._rows.rows, self._rows.width)
+        kind = KINDS[torch.float32]
         layout = RowLayout(
-            cols=np.uint64(2), block=np.uint64(2), row_blocks=np.uint64(1), row_bytes=np.uint64(2),
-            bits=np.uint64(8), kind=KINDS[torch.float32], row_div=np.uint64(1), row_mod=np.uint64(blocks),
-        )  # fmt: skip
+            cols=2, block=2, row_blocks=1, row_bytes=2, bits=8, kind=kind, row_div=1, row_mod=blocks
+        )
         element = element_of(scheme, wanted.dtype, multiply=False)
-        self._descriptor = pack(layout, element, rule_of(scheme, wanted.dtype))
+        self._descriptor = pack(Descriptor(layout, element, rule_of(scheme, wanted.dtype)))
         self._order = code_order(scheme)
         self.nbytes: int = self._rows.nbytes + self._ends.nbytes + self._codes.nbytes
 
     def choose(self, x: torch.Tensor, coarse: float | None, memory: ScaleMemory, params: Params) -> None:
-        """Choose the scales of ``x`` into the arrays of ``memory``; raises what the reference raises."""
+        """Choose scales of ``x`` into ``memory``; raises the reference's errors."""
         self._observe(x)
         scales, codes = memory.arrays(params)
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
-        state = entries.quantize(
-            self._ends.reshape(-1), descriptor, self._order, scales, codes, memory.zeros, self._codes,
-            NO_BYTES, 0, len(self._ends), 1, 0,
-        )  # fmt: skip
+        arrays = QuantizeArrays(
+            x=self._ends.reshape(-1),
+            order=self._order,
+            scales=scales,
+            scale_codes=codes,
+            zeros=memory.zeros,
+            out=self._codes,
+            kept=NO_BYTES,
+        )
+        state = entries.quantize(descriptor, *arrays, 0, len(self._ends), 1, 0)
         if state != k.OK:
             refuse(x, self._scheme)
 
@@ -66,10 +74,10 @@ class BlockScales:
 
 
 class _Places:
-    """Which rows of per-row statistics belong to which row of parameters: ``(row // div) % mod``."""
+    """Map from statistics rows to parameter rows: ``(row // div) % mod``."""
 
     def __init__(self, view: View, rows: int, width: int) -> None:
-        self._div, self._mod = int(view.layout.row_div), int(view.layout.row_mod)
+        self._div, self._mod = view.layout.row_div, view.layout.row_mod
         self._rows, self._width = rows, width
 
     def merge(self, ufunc: np.ufunc, values: Any, out: Any) -> None:

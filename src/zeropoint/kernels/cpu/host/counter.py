@@ -1,4 +1,4 @@
-"""The host side of counting: tensors to flat arrays, threads over blocks, keys back to numbers."""
+"""Host side of counting: flat arrays, threads over blocks, numbers of keys."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ....ops.registry import Extremes
 from ....ops.threads import parts_for, share, thread_count
 from .. import entries
 from ..machine.intrinsics import LINE
+from ..machine.named_records import pack
 from ..machine.vector import HALF
-from ..statistics.count import ENDS, FRACTION_BITS, LANES
+from ..statistics.count import ENDS, FRACTION_BITS, LANES, RunShape
 from ..statistics.sums import LIMBS
 from .arrays import flat_array
 from .views import KINDS
@@ -33,18 +34,18 @@ class CpuCounter:
         data, cut = flat_array(x), _cut(runs, x.numel())
         ends = np.empty((2, cut.blocks), np.int32)
         lows, highs = ends
-        shape = _numbers(cut)
+        shape = pack(_shape(cut, x))
         if cut.inner == 1:
             lanes = np.tile(data[: cut.blocks], int(ENDS))
-            share(entries.column_keys, (data, *shape[:2], lanes, lows, highs), _lines(cut, data), x.numel())
+            share(entries.column_keys, (data, shape, lanes, lows, highs), _lines(cut, data), x.numel())
         else:
-            share(entries.extreme_keys, (data, *shape, lows, highs), cut.blocks, x.numel())
+            share(entries.extreme_keys, (data, shape, lows, highs), cut.blocks, x.numel())
         return _values(ends, runs, x.dtype)
 
     def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
         """See :class:`zeropoint.ops.registry.Counter`."""
-        data, cut, kind = flat_array(x), _cut(runs, x.numel()), KINDS[x.dtype]
-        shape, shift = _numbers(cut), FRACTION_BITS - np.uint64(mantissa_bits)
+        data, cut = flat_array(x), _cut(runs, x.numel())
+        shape = _shape(cut, x)._replace(shift=int(FRACTION_BITS) - mantissa_bits)
         keys, width = 512 << mantissa_bits, 255 << mantissa_bits
         counts = np.zeros(cut.blocks * 2 * width, np.int64)
         ends = np.empty((2, cut.blocks), np.int32)
@@ -53,35 +54,35 @@ class CpuCounter:
         if long:
             slots = parts_for(cut.blocks, x.numel())
             with _TABLES.of(slots * keys * int(LANES)) as tables:
-                args = data, kind, *shape, shift, tables, np.uint64(slots), counts, lows, highs
+                args = data, pack(shape._replace(slots=slots)), tables, counts, lows, highs
                 share(entries.count_runs, args, slots, x.numel())
         else:
-            share(entries.count_short_runs, (data, kind, *shape, shift, counts), cut.blocks, x.numel())
+            share(entries.count_short_runs, (data, pack(shape), counts), cut.blocks, x.numel())
         found = _values(ends, runs, x.dtype) if long else self.extremes(x, runs)
         return found, _merged(counts, runs, 2 * width)
 
     def sums(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
         """See :class:`zeropoint.ops.registry.Counter`."""
-        data, cut, kind = flat_array(x), _cut(runs, x.numel()), KINDS[x.dtype]
-        shape = _numbers(cut)
+        data, cut = flat_array(x), _cut(runs, x.numel())
+        shape = pack(_shape(cut, x))
         limbs, counts = np.zeros(cut.blocks * int(LIMBS), np.int64), np.zeros(cut.blocks, np.int64)
         ends = np.empty((2, cut.blocks), np.int32)
         lows, highs = ends
         short = 1 < cut.inner < int(HALF)
         if cut.inner == 1:
-            args: tuple[object, ...] = data, kind, *shape[:2], limbs, counts, lows, highs
+            args = data, shape, limbs, counts, lows, highs
             share(entries.sum_columns, args, _lines(cut, data), x.numel())
         elif short:
-            share(entries.sum_short_runs, (data, kind, *shape, limbs, counts), cut.blocks, x.numel())
+            share(entries.sum_short_runs, (data, shape, limbs, counts), cut.blocks, x.numel())
         else:
-            args = data, kind, *shape, limbs, counts, lows, highs
+            args = data, shape, limbs, counts, lows, highs
             share(entries.sum_runs, args, cut.blocks, x.numel())
         found = self.extremes(x, runs) if short else _values(ends, runs, x.dtype)
         return found, _merged(limbs, runs, int(LIMBS)), _merged(counts, runs, 1)
 
 
 class _Tables:
-    """Counters to be lent to a kernel, by their number: all zero whenever no kernel has them."""
+    """Counter tables lent to kernels, by size: zero while free."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Any]] = {}
@@ -103,25 +104,25 @@ COUNTER = CpuCounter()
 
 
 def _cut(runs: Runs, elements: int) -> Runs:
-    """Return the runs, one long run as one for each thread; the last may be short."""
+    """Cut a long run per thread; the last may be short."""
     if runs.blocks > 1:
         return runs
     parts = parts_for(thread_count(), elements)
     return Runs(1, parts, -(-elements // parts))
 
 
-def _numbers(runs: Runs) -> tuple[Any, Any, Any]:
-    """Return the three numbers as kernels take them."""
-    return np.uint64(runs.outer), np.uint64(runs.blocks), np.uint64(runs.inner)
+def _shape(runs: Runs, x: torch.Tensor) -> RunShape:
+    """Describe the runs of ``x`` for kernels."""
+    return RunShape(kind=KINDS[x.dtype], outer=runs.outer, blocks=runs.blocks, inner=runs.inner)
 
 
 def _lines(cut: Runs, data: Any) -> int:
-    """Return how many cache lines a row of columns takes: threads share whole ones."""
+    """Cache lines of a row of columns: threads share whole ones."""
     return -(-cut.blocks * data.itemsize // LINE)
 
 
 def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
-    """Return the numbers with the given keys, (2, blocks) int32, merged where there is one block.
+    """Numbers of keys, (2, blocks) int32, merged for one block.
 
     Zeros are positive: which of them is found depends on the order of reading.
     """
@@ -138,6 +139,6 @@ def _values(keys: Any, runs: Runs, dtype: torch.dtype) -> Extremes:
 
 
 def _merged(numbers: Any, runs: Runs, width: int) -> torch.Tensor:
-    """Return ``width`` numbers a block, of one block the sums over its parts."""
+    """``width`` numbers a block; one block's are summed over parts."""
     rows = torch.from_numpy(numbers).reshape(-1, width)
     return rows.sum(0, keepdim=True) if len(rows) > runs.blocks else rows

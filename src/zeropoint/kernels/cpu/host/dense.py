@@ -1,4 +1,4 @@
-"""The host side of dense products: tensors to arrays, panels and blocks, threads over them."""
+"""Host side of dense products: arrays, panels, blocks, threads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ....ops.threads import share
 from .. import feedback_entries as entries
 from ..feedback import elimination, grams, rows
 from ..feedback.register_tiles import HIGH, PANEL, WIDE
-from ..statistics.column_squares import RUN
+from ..machine.named_records import pack
+from ..statistics.column_squares import RUN, RowsOfColumns
 from .arrays import flat_array
 from .views import KINDS
 
 _PACKED = 1 << 22
 """Numbers of a matrix that are packed at a time: 16 MiB, half of a last cache."""
 _ACROSS = 4
-"""Panels of a tile's columns, which fit the first cache with those of its rows."""
+"""Panels of a tile's columns, which fit the first cache with the panels of its rows."""
 
 
 class CpuDense:
@@ -34,7 +35,8 @@ class CpuDense:
     def squares(self, x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
         """See :class:`zeropoint.ops.registry.Dense`."""
         sums, columns = into.clone(), x.shape[1]
-        args = flat_array(x), KINDS[x.dtype], _sizes(*x.shape), sums.numpy()
+        shape = RowsOfColumns(kind=KINDS[x.dtype], rows=len(x), columns=columns)
+        args = flat_array(x), pack(shape), sums.numpy()
         share(entries.add_squares, args, -(-columns // RUN), x.numel())
         return sums
 
@@ -55,7 +57,7 @@ class CpuDense:
                 (left, packed), (right, packed if y is None else right.pack(start, end)), end - start, sums
             )
         if y is None:
-            args = flat_array(sums.view(torch.int64)).view(np.float64), _sizes(left.panels)
+            args = flat_array(sums.view(torch.int64)).view(np.float64), np.uint64(left.panels)
             share(entries.mirror, args, left.panels, sums.numel())
         found = sums[:height, :width]
         return found.contiguous() if plain else into + found * 2.0**left.exponent * 2.0**right.exponent
@@ -68,7 +70,8 @@ class CpuDense:
         above = (size - 1) // elimination.BLOCK * elimination.BLOCK
         corner, minus, kept = np.empty(elimination.BLOCK**2), *np.empty((2, above * elimination.BLOCK))
         for begin in range(above, -1, -elimination.BLOCK):
-            sizes = _sizes(size, begin, min(begin + elimination.BLOCK, size))
+            end = min(begin + elimination.BLOCK, size)
+            sizes = pack(elimination.EliminatedBlock(columns=size, begin=begin, end=end))
             failed = share(entries.factor_diagonal, (flat, sizes, pivots, corner), 1, 1)
             if failed:
                 return TriangularFactors(m=m, d=d, failed=failed - 1)
@@ -103,14 +106,20 @@ class CpuDense:
         products, rounding, count = torch.zeros_like(own), _Rounding(grid), len(own)
         work, diagonal = own.numel() * rows.BLOCK, h.diagonal().contiguous()
         for sizes, packed in _blocks(h):
-            args: tuple[Any, ...] = _doubles(own), _doubles(found), packed, sizes, _doubles(products)
+            args = _doubles(own), _doubles(found), packed, sizes, _doubles(products)
             share(entries.add_errors, args, count, work)
         moved = torch.zeros(sweeps, dtype=torch.int64, device="cpu")
         for sweep in range(sweeps):
             counts = np.zeros(count, np.uint64)
             for sizes, packed in _blocks(h):
-                given = _doubles(products), packed, _doubles(diagonal), *rounding.arrays
-                share(entries.move_rows, (*given, sizes, _doubles(found), counts), count, work)
+                arrays = rows.MoveArrays(
+                    products=_doubles(products),
+                    values=_doubles(found),
+                    counts=counts,
+                    packed=packed,
+                    diagonal=_doubles(diagonal),
+                )
+                share(entries.move_rows, (sizes, *rounding.arrays, *arrays), count, work)
             moved[sweep] = int(counts.sum())
             if not moved[sweep]:
                 break
@@ -120,17 +129,13 @@ class CpuDense:
 DENSE = CpuDense()
 
 
-def _sizes(*numbers: int) -> Any:
-    return np.array(numbers, np.uint64)
-
-
 def _doubles(x: torch.Tensor) -> Any:
     """Return the memory of a contiguous float64 tensor as a flat array."""
     return flat_array(x).view(np.float64)
 
 
 class _Columns:
-    """Columns that are summed: as kernels take them, and the power of two that they are divided by.
+    """Summed columns for kernels, and the power of two dividing them.
 
     most: tokens that are packed at once, in whole chunks.
     """
@@ -141,15 +146,19 @@ class _Columns:
         factor = 2.0**-self.exponent
         if x.dtype not in KINDS:
             x, factor = (x * factor).float(), 1.0
-        self._flat, self._kind = flat_array(x), KINDS[x.dtype]
-        self._factor = np.array([factor], np.float32)
+        self._flat, self._kind, self._factor = flat_array(x), KINDS[x.dtype], factor
         tokens = min(most, -(-len(x) // grams.CHUNK) * grams.CHUNK)
         self._packed: Any = np.empty(tokens * self.panels * PANEL, np.float32)
 
     def pack(self, start: int, end: int) -> Any:
-        """Return tokens ``start`` to ``end`` as panels, in memory that the next call writes to."""
-        sizes, chunks = _sizes(start, end, self._columns), -(-(end - start) // grams.CHUNK)
-        args = self._flat, self._kind, self._factor, sizes, self._packed
+        """Pack tokens ``start`` to ``end`` as panels, in reused memory."""
+        tokens, chunks = (
+            grams.TokenChunks(
+                kind=self._kind, start=start, end=end, columns=self._columns, factor=self._factor
+            ),
+            -(-(end - start) // grams.CHUNK),
+        )
+        args = self._flat, pack(tokens), self._packed
         share(entries.pack_columns, args, chunks, (end - start) * self._columns)
         return self._packed
 
@@ -157,7 +166,7 @@ class _Columns:
 def _add_tiles(
     left: tuple[_Columns, Any], right: tuple[_Columns, Any], tokens: int, sums: torch.Tensor
 ) -> None:
-    """Add the products of packed tokens to their sums, tiles shared between threads."""
+    """Add the products of packed tokens to sums, tiles across threads."""
     (x, packed), (y, other), same = left, right, left[0] is right[0]
     across = _ACROSS if y.panels * x.panels > 4 * _ACROSS**2 else 1
     places = [
@@ -166,13 +175,13 @@ def _add_tiles(
         for top in range(0, x.panels * PANEL, grams.ROWS)
         if not same or top < min(panel + across, y.panels) * PANEL
     ]
-    sizes = _sizes(tokens, x.panels, y.panels, across, same)
-    args = packed, other, sizes, np.array(places, np.uint64).reshape(-1), _doubles(sums)
+    tiles = grams.GramTiles(tokens=tokens, x_panels=x.panels, y_panels=y.panels, across=across, same=same)
+    args = packed, other, pack(tiles), np.array(places, np.uint64).reshape(-1), _doubles(sums)
     share(entries.add_tiles, args, len(places), tokens * sums.numel() // 2)
 
 
 def _panels(x: torch.Tensor) -> torch.Tensor:
-    """Return rows as transposed panels, (panels, columns of whole tiles, WIDE) float64, the rest zeros."""
+    """Rows as transposed panels, (panels, whole-tile columns, WIDE) float64, zero-padded."""
     count, columns = x.shape
     shape = -(-count // WIDE), -(-columns // HIGH) * HIGH, WIDE
     made = torch.zeros(shape, dtype=torch.float64, device="cpu")
@@ -190,24 +199,32 @@ def _from_panels(panels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class _Rounding:
-    """How numbers are rounded, as kernels take it: numbers, tables, and the block of each column."""
+    """Rounding for kernels: numbers, tables, and the block of each column."""
 
     def __init__(self, grid: Grid | None) -> None:
         if grid is None:
-            nothing = np.zeros(1)
-            self.arrays = _sizes(int(rows.VALUES), 0, 0, 0), (nothing,) * 5, np.zeros(1, np.uint64)
-            return
-        kind = rows.STEPS if grid.has_steps else rows.TABLE
-        bounds = np.zeros(1) if grid.has_steps else _doubles(grid.bounds)
-        top = 1 << (len(grid.levels).bit_length() - 1)
-        numbers = _sizes(int(kind), grid.scale.dtype is torch.float32, top, grid.scale.shape[1])
-        own = (_doubles(_blocks_in_panels(each)) for each in (grid.scale, grid.all_offsets, grid.all_zeros))
-        block_of = flat_array(grid.block_of).view(np.int64).astype(np.uint64)
-        self.arrays = numbers, (_doubles(grid.levels), bounds, *own), block_of
+            rounding = rows.GridRounding(kind=int(rows.VALUES))
+        else:
+            scales, offsets, zeros = (
+                _doubles(_blocks_in_panels(each)) for each in (grid.scale, grid.all_offsets, grid.all_zeros)
+            )
+            rounding = rows.GridRounding(
+                kind=int(rows.STEPS if grid.has_steps else rows.TABLE),
+                narrow=grid.scale.dtype is torch.float32,
+                top=1 << (len(grid.levels).bit_length() - 1),
+                blocks=grid.scale.shape[1],
+                levels=_doubles(grid.levels),
+                bounds=rows.NOTHING if grid.has_steps else _doubles(grid.bounds),
+                scales=scales,
+                offsets=offsets,
+                zeros=zeros,
+                block_of=flat_array(grid.block_of).view(np.int64).astype(np.uint64),
+            )
+        self.arrays = pack(rounding), (*rounding[4:],)
 
 
 def _blocks_in_panels(x: torch.Tensor) -> torch.Tensor:
-    """Return numbers of blocks, (rows, blocks), as (panels, blocks, WIDE) float64; others are zero."""
+    """Block numbers, (rows, blocks), as (panels, blocks, WIDE) float64, zero-padded."""
     count, blocks = x.shape
     full = torch.zeros(-(-count // WIDE) * WIDE, blocks, dtype=torch.float64, device="cpu")
     full[:count] = x
@@ -215,12 +232,13 @@ def _blocks_in_panels(x: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(m: torch.Tensor, *, upper: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Return sizes and packed rows of each block of rows of a matrix; upper: without tiles left of it."""
+    """Sizes and packed rows of each row block; upper: tiles right only."""
     columns, tiles = len(m), -(-len(m) // HIGH)
     flat, packed = _doubles(m), np.empty(tiles * HIGH * rows.BLOCK)
     for begin in range(0, columns, rows.BLOCK):
         end, skipped = min(begin + rows.BLOCK, columns), begin // HIGH if upper else 0
-        sizes = _sizes(columns, begin, end, tiles * HIGH, skipped)
+        block = rows.ColumnBlock(columns=columns, begin=begin, end=end, pitch=tiles * HIGH, skipped=skipped)
+        sizes = pack(block)
         share(entries.pack_rows, (flat, sizes, packed), tiles - skipped, (end - begin) * columns)
         yield sizes, packed
 
@@ -228,11 +246,22 @@ def _blocks(m: torch.Tensor, *, upper: bool = False) -> Iterator[tuple[Any, Any]
 def _fed(
     weight: torch.Tensor, numbers: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor], how: _Rounding
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values, and losses of rows, of panels after feedback; ``numbers`` are written to."""
+    """Values and row losses of panels after feedback; ``numbers`` change."""
     m, d = factors
     values, losses = torch.zeros_like(numbers), numbers.new_zeros(len(numbers) * WIDE)
     for sizes, packed in _blocks(m, upper=True):
-        given = _doubles(weight), _doubles(numbers), packed, _doubles(d), *how.arrays, sizes
-        args = *given, _doubles(values), _doubles(losses)
-        share(entries.feed_rows, args, len(numbers), math.prod(numbers.shape) * rows.BLOCK)
+        arrays = rows.FeedArrays(
+            weight=_doubles(weight),
+            numbers=_doubles(numbers),
+            values=_doubles(values),
+            losses=_doubles(losses),
+            packed=packed,
+            d=_doubles(d),
+        )
+        share(
+            entries.feed_rows,
+            (sizes, *how.arrays, *arrays),
+            len(numbers),
+            math.prod(numbers.shape) * rows.BLOCK,
+        )
     return values, losses

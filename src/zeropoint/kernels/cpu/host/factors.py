@@ -1,4 +1,4 @@
-"""What kernels divide and multiply by: factors and zero points of all blocks, given or loaded each call."""
+"""Kernel divisors and multipliers: block factors, given or loaded each call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
 
 
 class Factors:
-    """One float32 factor and zero point a block, filled in place from parameters.
+    """Float32 factor and zero point per block, filled in place.
 
     Holds the same numbers as the backend computes for a call of its own: the product of the scale levels and
     the step of integer codes.
@@ -100,7 +100,7 @@ class Factors:
 
 
 class Divisors:
-    """The arrays by which kernels divide, those of given parameters or of each call's."""
+    """Arrays by which kernels divide: given parameters, or each call's."""
 
     def __init__(self, wanted: Request, params: Params | None) -> None:
         self._loaded: Factors | None = None
@@ -122,12 +122,12 @@ class Divisors:
 
 
 def multipliers(wanted: Request, params: Params) -> Any:
-    """Return what codes are multiplied by under given parameters; a zero factor is zero here."""
+    """Factors of codes under given parameters; zero stays zero."""
     return np.array(block_factors(wanted.scheme, params, wanted.shape, wanted.own_dtype, dividing=False)[0])
 
 
 class StoredScales:
-    """How the dequantizing kernel reads scales: as stored bytes where it knows them, else as factors."""
+    """Scales for the dequantizing kernel: stored bytes if known, else factors."""
 
     def __init__(self, wanted: Request, params: Params | None) -> None:
         self._loaded: Factors | None = None
@@ -157,6 +157,6 @@ class StoredScales:
 
 
 def dequantize_refusal(wanted: Request) -> str | None:
-    """Return why a held dequantization under parameters of each call still takes memory, or None."""
+    """Reason why held dequantization under changing parameters allocates, or None."""
     scheme, own = wanted.scheme, wanted.own_dtype
     return None if stored_rule(scheme, own) is not None else load_refusal(scheme, own)

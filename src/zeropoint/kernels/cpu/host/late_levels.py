@@ -1,4 +1,4 @@
-"""Schemes that store scales minus their mean: codes use the scales, levels store the differences."""
+"""Schemes storing scales minus their mean: codes use the scales themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WORK = 8
 
 
 class LateCall:
-    """Calls for tensors of ``shape``: one pass writes codes and scales, another stores the scales.
+    """Calls on ``shape``: one pass writes codes, another stores scales.
 
     width: numbers that are stored together: whole blocks of all levels, or a row.
     """
@@ -67,9 +67,10 @@ class LateCall:
         numbers[np.isinf(numbers)] = 0
         center = np.float32(exact_sum(numbers) / numbers.size)
         params[-1].fill_(float(center))
-        args = *self._records.arguments(params[:-1]), center, np.uint64(self._width)
+        levels = self._records.arguments(params[:-1])
+        args = numbers, levels, center, np.uint64(self._width)
         runs = -(-numbers.size // self._width)
-        return share(lookup_entries.store_levels, (numbers, *args), runs, numbers.size * _WORK)
+        return share(lookup_entries.store_levels, args, runs, numbers.size * _WORK)
 
 
 @functools.lru_cache(maxsize=1024)

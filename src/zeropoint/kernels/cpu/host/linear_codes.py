@@ -1,4 +1,4 @@
-"""A linear layer's arguments resolved once: what remains for each call are its tensors and its threads."""
+"""Linear layer arguments resolved once; calls add tensors and threads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.effective import effective_scale
 from ....params.tensors import Params, zero_point_of
 from ....schemes import Scheme, ZeroPoint
-from ..entries import MATRIX, linear_from_codes, linear_from_floats
-from ..linear.from_codes import MANY, Matrix, work_bytes
+from ..entries import linear_from_codes, linear_from_floats
+from ..linear.from_codes import MANY, Matrix, Slots, work_bytes
 from ..linear.panels import PANEL
 from ..linear.products import HIGH, QUADS, adds_quads
 from ..machine import descriptor as k
-from ..machine.descriptor import pack, packed
+from ..machine.descriptor import Descriptor
 from ..machine.intrinsics import LINE
+from ..machine.named_records import pack
 from .arrays import NO_FLOATS, block_factors, flat_array
 from .views import KINDS, View, view_of
 
@@ -53,7 +54,7 @@ class LinearKernel:
 
     def __init__(self, request: Request) -> None:
         self._request, self._matrix = request, _matrix_of(request)
-        self._numbers = packed(MATRIX, self._matrix)
+        self._numbers = pack(self._matrix)
         source = request.source
         self._source = None if source is None else _input_of(request, source)
         self._like = None if source is None else np.zeros(0, _code_dtype(request, self._matrix))
@@ -61,7 +62,7 @@ class LinearKernel:
         self._cut_for = functools.lru_cache(maxsize=64)(functools.partial(_cut, self._matrix))
 
     def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
-        """Return the layer, which reads the memory of these tensors at each call."""
+        """Build the layer, which reads these tensors' memory each call."""
         request, (rows, cols) = self._request, self._request.shape
         # Names of this function, which a call reads faster than attributes.
         kernel, numbers, cut_for, source, like = (
@@ -87,7 +88,7 @@ class LinearKernel:
             )
             cut, size, slots, elements = cut_for(count, thread_count())
             work = np.empty(size, np.uint8)
-            args = *used, codes, numbers, factors, of_bias, work, flat_array(out), cut
+            args = *used, (codes, numbers, factors, of_bias), work, flat_array(out), cut
             if share(kernel, args, slots, elements) != k.OK:
                 layers.refuse_input(request, x)
             return out if x.dtype is torch.float32 else out.to(x.dtype)
@@ -96,12 +97,12 @@ class LinearKernel:
 
 
 def _code_dtype(request: Request, matrix: Matrix) -> type[np.signedinteger[Any]]:
-    """Return int8 where the processor multiplies 8-bit codes and all is whole steps, else int16."""
+    """Int8 if the processor multiplies whole steps of it, else int16."""
     source = request.source
     assert source is not None
     assert isinstance(source.element, IntFormat)
     plain = source.element.signed and source.zero_point is ZeroPoint.NONE
-    whole = int(matrix.cols // matrix.groups) % QUADS.lanes == 0
+    whole = matrix.cols // matrix.groups % QUADS.lanes == 0
     return np.int8 if adds_quads() and whole and (plain or not matrix.grouped) else np.int16
 
 
@@ -110,14 +111,19 @@ def _matrix_of(request: Request) -> Matrix:
     assert isinstance(element, IntFormat)
     groups = request.scheme.granularity.grid(request.shape)[1]
     return Matrix(
-        rows=np.uint64(rows), cols=np.uint64(cols), row_bytes=np.uint64(-(-cols * element.bits // 8)),
-        bits=np.uint64(element.bits), group=np.uint64(cols // groups), groups=np.uint64(groups),
-        signed=np.uint8(element.signed), grouped=np.uint8(groups > 1 or request.source is None),
-    )  # fmt: skip
+        rows=rows,
+        cols=cols,
+        row_bytes=-(-cols * element.bits // 8),
+        bits=element.bits,
+        group=cols // groups,
+        groups=groups,
+        signed=element.signed,
+        grouped=groups > 1 or request.source is None,
+    )
 
 
 def _input_of(request: Request, scheme: Scheme) -> tuple[Any, Any, int] | str:
-    """Return what the kernel takes for the input, or why it cannot quantize it."""
+    """Kernel arguments of the input, or why it cannot be quantized."""
     dtype = request.dtype
     reason = element_refusal(scheme) or (None if request.given else rule_refusal(scheme, dtype))
     if reason is not None:
@@ -129,7 +135,7 @@ def _input_of(request: Request, scheme: Scheme) -> tuple[Any, Any, int] | str:
     assert isinstance(view, View)
     assert isinstance(scheme.element, IntFormat)
     element = lowering.element_of(scheme, dtype, multiply=False)
-    return pack(view.layout, element, rule), code_order(scheme), int(scheme.element.signed)
+    return pack(Descriptor(view.layout, element, rule)), code_order(scheme), int(scheme.element.signed)
 
 
 def _given(request: Request, params: Params | None, count: int) -> tuple[Any, Any]:
@@ -145,7 +151,7 @@ def _given(request: Request, params: Params | None, count: int) -> tuple[Any, An
 
 
 def _scales_of(request: Request, params: Params) -> Any:
-    """Return one float32 a row and group: the memory of the tensor where it holds them."""
+    """Float32 per row and group: the tensor's memory where possible."""
     stored, rows = params[0], request.shape[0]
     if len(params) > 1 or stored.dtype is not torch.float32 or stored.shape[0] != rows:
         with gradual_underflow():
@@ -162,16 +168,16 @@ def shared(arrays: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...]) ->
 
 
 def _cut(matrix: Matrix, count: int, threads: int) -> tuple[Any, int, int, int]:
-    """Return how ``count`` rows are cut for threads: tiles of rows or, where these are few, of columns.
+    """Cut ``count`` rows for threads: row tiles, or few rows' columns.
 
     With the bytes of workspace, the slots, and the elements they are worth. Threads that share the rows pack
     or unpack the whole weight each, others quantize all rows.
     """
-    rows, cols = int(matrix.rows), int(matrix.cols)
+    rows, cols = matrix.rows, matrix.cols
     along = count >= 2 * HIGH * threads and count * PACKING >= rows
     height, whole = (HIGH, count) if along else (PANEL if count >= MANY else QUADS.wide, rows)
     elements = count * rows * cols // WORK_OF_ONE
     slots = parts_for(-(-whole // height), elements)
-    cut = np.array((count, rows, along, height, slots), np.uint64)
+    cut = pack(Slots(input_rows=count, weight_rows=rows, along=along, height=height, slots=slots))
     size = work_bytes(-(-count // slots) + HIGH if along else count, matrix)
     return cut, slots * -(-size // LINE) * LINE, slots, elements

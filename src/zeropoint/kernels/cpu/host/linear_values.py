@@ -1,4 +1,4 @@
-"""The host side of linear layers on values of their weight: tensors to arrays, threads over panels."""
+"""Host side of value linear layers: arrays, threads over panels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ....ops.registry import Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.tensors import Params
 from ..entries import linear_from_values
-from ..linear.from_values import work_floats
+from ..linear.from_values import PackedValues, Panels, work_floats
 from ..linear.panels import PANEL
+from ..machine.named_records import pack
 from .arrays import NO_FLOATS, Stored, flat_array, stored_factors
 from .calls import given_call
 from .linear_codes import NO_BIAS, WORK_OF_ONE, shared
@@ -44,25 +45,26 @@ class ValueKernel:
         self._cut_for = functools.lru_cache(maxsize=64)(self._cut)
 
     def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
-        """Return the layer, which reads the memory of these tensors at each call."""
+        """Build the layer, which reads these tensors' memory each call."""
         rows, cols = self._request.shape
 
         def arrays() -> tuple[Any, ...]:
             with gradual_underflow():
                 stored = self._stored(params)
-            scales = stored.factors, stored.codes, stored.zeros
-            of_bias = NO_BIAS if bias is None else flat_array(bias.detach().float())
-            return (
-                self._call.codes_in(weight),
-                self._call.descriptor_of(stored),
-                self._call.table,
-                scales,
-                of_bias,
+            packed = PackedValues(
+                desc=self._call.descriptor_of(stored),
+                source=self._call.codes_in(weight),
+                table=self._call.table,
+                scales=stored.factors,
+                scale_codes=stored.codes,
+                zeros=stored.zeros,
             )
+            return (*packed,), NO_BIAS if bias is None else flat_array(bias.detach().float())
 
-        codes, _, _, (factors, scale_codes, _), of_bias = made = arrays()
-        of_scales = scale_codes if factors is NO_FLOATS else factors
-        lasting = len(params) == 1 and shared((codes, of_scales, of_bias), (weight, params[0], bias))
+        made = arrays()
+        weights, of_bias = PackedValues(*made[0]), made[1]
+        of_scales = weights.scale_codes if weights.scales is NO_FLOATS else weights.scales
+        lasting = len(params) == 1 and shared((weights.source, of_scales, of_bias), (weight, params[0], bias))
         held = made if lasting else None
 
         def layer(x: torch.Tensor, _: Params | None) -> torch.Tensor:
@@ -82,8 +84,9 @@ class ValueKernel:
         return stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
 
     def _cut(self, count: int, threads: int) -> tuple[Any, int, int]:
-        """Return how ``count`` rows are cut for threads, the slots, and the elements they are worth."""
+        """Cut ``count`` rows for threads: shape, slots, and their elements."""
         rows, cols = self._request.shape
         elements = count * rows * cols // WORK_OF_ONE
         slots = min(threads, parts_for(self._panels, elements))
-        return np.array((count, cols, rows, self._panels, slots), np.uint64), slots, elements
+        shape = Panels(input_rows=count, cols=cols, rows=rows, panels=self._panels, slots=slots)
+        return pack(shape), slots, elements

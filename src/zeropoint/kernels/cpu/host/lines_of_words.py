@@ -1,4 +1,4 @@
-"""The host side of words that are transposed: tensors to arrays, threads over panels of words."""
+"""Host side of word transposition: arrays, threads over panels of words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .arrays import flat_array
 
 
 def refusal(request: Request) -> str | None:
-    """Return why the kernel does not take rows of these codes, or None."""
+    """Reason why the kernel does not take these codes' rows, or None."""
     partial = packing.packed_length(request.shape[-1], request.scheme.bits) % (WORD // 8)
     return "rows that end within a word are known to the reference alone" if partial else None
 
@@ -53,7 +53,7 @@ def _words(x: torch.Tensor) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _order(places: tuple[int, ...]) -> Any:
-    """Return where in scratch words of rows lie: those of a field of all words next to each other."""
+    """Scratch places of row words: a field of all is contiguous."""
     if not places:
         return np.arange(ROWS, dtype=np.uint64)
     row = np.arange(ROWS)

@@ -1,4 +1,4 @@
-"""Elements that few formats have: values that are looked up, tables of blocks, codes of several digits.
+"""Rare elements: looked-up values, block tables, codes of digits.
 
 What no kernel takes is left to the reference, as ever.
 """
@@ -26,8 +26,10 @@ from ....params.scale_tables import boundaries, tables_of
 from ....params.tensors import Params, require_parameters
 from ....schemes import Scheme
 from .. import lookup_entries as entries
-from ..decode.lookup_rows import LONGEST, OF_BLOCK, OF_SIGN, SHARED
+from ..decode.lookup_rows import LONGEST, OF_BLOCK, OF_SIGN, SHARED, LookupRows
+from ..encode.table_rows import DigitRows, TableRows
 from ..machine import descriptor as k
+from ..machine.named_records import pack
 from . import memory
 from .arrays import block_factors, flat_array
 from .calls import flat_bytes
@@ -55,7 +57,7 @@ def takes(request: Request) -> bool:
 
 
 def single(request: Request) -> Request | None:
-    """Return what is asked for the digits of codes, each by itself, or None where codes have none.
+    """Request for single digits of codes, or None without digits.
 
     A search compares whole codes.
     """
@@ -70,7 +72,7 @@ def single(request: Request) -> Request | None:
 
 
 def _ends_on_bytes(scheme: Scheme, shape: tuple[int, ...]) -> bool:
-    """Return whether blocks of codes do, so that each is written by itself."""
+    """Whether blocks of codes end on bytes, and are written separately."""
     block = scheme.row_block(shape)
     return block * scheme.bits % _BYTE == 0 or block >= shape[-1]
 
@@ -93,12 +95,18 @@ class LookupKernel:
         self._whose = OF_BLOCK if element.per_scale > 1 else OF_SIGN if element.reads_sign else SHARED
         self._bytes = code_rows.packed_shape(scheme, shape)
         width = -(-shape[-1] // block)
-        self._sizes = np.array(
-            (
-                scheme.bits, element.per_code, block, shape[-1], width, self._bytes[-1],
-                KINDS[request.dtype], self._whose,
-            ), np.uint64,
-        )  # fmt: skip
+        self._sizes = pack(
+            LookupRows(
+                bits=scheme.bits,
+                per=element.per_code,
+                block=block,
+                cols=shape[-1],
+                width=width,
+                row_bytes=self._bytes[-1],
+                kind=KINDS[request.dtype],
+                whose=int(self._whose),
+            )
+        )
         self._blocks = self._rows * width
         self._table = _table_of(scheme) if self._whose != OF_BLOCK else None
 
@@ -137,7 +145,7 @@ _ALLOCATES = "tables and factors are made in memory of each call"
 
 @functools.lru_cache(maxsize=64)
 def _table_of(scheme: Scheme) -> Any:
-    """Return the values of all codes in units of the scale: of both grids where its sign chooses one."""
+    """Values of all codes in scale units: both grids where signs choose."""
     element = scheme.element
     codes = torch.arange(1 << scheme.bits, dtype=torch.int32, device="cpu")
     if isinstance(element, ChoiceFormat):
@@ -163,8 +171,15 @@ class _TableCodes:
         scheme, shape = request.scheme, request.shape
         self._request, self._rows, block = request, math.prod(shape[:-1]), scheme.row_block(shape)
         self._shape = packing.packed_shape(shape, scheme.bits)
-        sizes = scheme.bits, block, shape[-1], -(-shape[-1] // block), self._shape[-1], KINDS[request.dtype]
-        self._sizes = np.array(sizes, np.uint64)
+        rows = TableRows(
+            bits=scheme.bits,
+            block=block,
+            cols=shape[-1],
+            width=-(-shape[-1] // block),
+            row_bytes=self._shape[-1],
+            kind=KINDS[request.dtype],
+        )
+        self._sizes = pack(rows)
 
     def _encoded(self, x: torch.Tensor, params: Params, data: torch.Tensor | None) -> torch.Tensor:
         require_parameters(self._request.scheme, params, self._request.shape)
@@ -222,7 +237,7 @@ class TableDynamicKernel(_TableCodes):
 
 
 class DigitsKernel:
-    """Codes of several digits, from the codes of each. single: the kernel of these."""
+    """Codes of several digits, from each digit's; single: their kernel."""
 
     def __init__(self, request: Request, single: Any) -> None:
         scheme, shape = request.scheme, request.shape
@@ -232,8 +247,17 @@ class DigitsKernel:
         self._shape = code_rows.packed_shape(scheme, shape)
         zero = int(encode_codebook(torch.zeros(1, device="cpu"), element.digit))
         row = packing.packed_shape(shape, digits.bits)[-1]
-        sizes = digits.bits, element.base, element.count, zero, scheme.row_block(shape), shape[-1], row
-        self._sizes = np.array((*sizes, self._shape[-1]), np.uint64)
+        rows = DigitRows(
+            bits=digits.bits,
+            base=element.base,
+            per=element.count,
+            missing=zero,
+            block=scheme.row_block(shape),
+            cols=shape[-1],
+            source_bytes=row,
+            row_bytes=self._shape[-1],
+        )
+        self._sizes = pack(rows)
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         """See :class:`zeropoint.ops.registry.Op`."""

@@ -1,4 +1,4 @@
-"""Memory for results, which is kept for the next result when a large one is released.
+"""Result memory, kept for the next result when large.
 
 New memory costs a page fault for every page and the zeros that the system writes there; for results of many
 megabytes that takes longer than the kernels do. So what a released result leaves is kept, up to KEPT bytes in
@@ -31,7 +31,7 @@ interpreter does not divide touch the list, and there is no lock that a finalize
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialized memory of the host, aligned to a cache line or better."""
+    """Uninitialized host memory, aligned to a cache line or better."""
     size = math.prod(shape) * dtype.itemsize
     if size < LARGE or not _AVAILABLE or is_limited():
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -53,7 +53,7 @@ def _mapped(size: int) -> mmap.mmap:
 
 
 def _took(mapped: mmap.mmap) -> bool:
-    """Remove memory from what is kept and return True, or False where another thread was faster."""
+    """Remove memory from the kept; False if another thread was faster."""
     try:
         _kept.remove(mapped)
     except ValueError:
@@ -62,7 +62,7 @@ def _took(mapped: mmap.mmap) -> bool:
 
 
 def _release(mapped: mmap.mmap) -> None:
-    """Keep memory that nothing refers to any more; give back what was kept longest where it is too much."""
+    """Keep unreferenced memory; free the oldest where it is too much."""
     if len(mapped) > KEPT:
         return
     mapped.madvise(mmap.MADV_FREE)

@@ -1,10 +1,10 @@
-"""Two levels of powers of two, such as those of MX9, chosen by a kernel from magnitudes of fine blocks."""
+"""Two levels of powers of two (MX9), chosen from fine magnitudes."""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from ....params.tensors import Params, parameter_tensors
 from ....schemes import Scheme, ZeroPoint
 from ....schemes.scale_rules import Search
 from .. import lookup_entries
-from ..encode.power_levels import LEAST, MOST, Powers
+from ..encode.power_levels import LEAST, MOST, PowerArrays, Powers
 from ..machine import descriptor as k
+from ..machine.named_records import pack
 from . import memory
 from .arrays import NO_BYTES, code_step, flat_array
 from .calls import GivenCall, flat_bytes, given_call
@@ -34,34 +35,38 @@ LEVELS = 2
 
 
 class LevelPair(NamedTuple):
-    """The constants of the kernel, and the call for codes under given scales."""
+    """Kernel constants, and the call for codes under given scales."""
 
-    powers: Powers
+    powers: Any
+    limits: Any
     call: GivenCall
 
 
 def quantized(x: torch.Tensor, scheme: Scheme, pair: LevelPair, data: torch.Tensor | None) -> Params | None:
-    """Return the scales of both levels, or None where the reference says what is wrong.
+    """Scales of both levels, or None: the reference says why.
 
     data: memory for packed codes, which are written too, or None for scales alone.
     """
     fine, coarse = (
         memory.empty(grid, stored) for grid, stored in parameter_tensors(scheme, tuple(x.shape), x.dtype)
     )
-    call, levels = pair.call, (flat_array(level).view(np.uint8) for level in (fine, coarse))
+    call, levels = pair.call, [flat_array(level).view(np.uint8) for level in (fine, coarse)]
     out = (
         NO_BYTES[:0]
         if data is None
         else flat_bytes(data, math.prod(packing.packed_shape(x.shape, scheme.bits)))
     )
-    args = flat_array(x), call.descriptor, call.order, *pair.powers, *levels, out
+    arrays = PowerArrays(
+        x=flat_array(x), order=call.order, limits=pair.limits, fine=levels[0], coarse=levels[1], out=out
+    )
+    args = call.descriptor, pair.powers, *arrays
     state = share(lookup_entries.quantize_powers, args, call.rows, call.count)
     return [fine, coarse] if state == k.OK else None
 
 
 @functools.lru_cache(maxsize=256)
 def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> LevelPair | None:
-    """Return the arguments of the kernel; None for other schemes, and for blocks that span rows."""
+    """Kernel arguments; None for other schemes and row-spanning blocks."""
     levels, element = scheme.scales, scheme.element
     plain = scheme.chained is None and scheme.zero_point is ZeroPoint.NONE and rounder(scheme, dtype) is None
     if len(levels) != LEVELS or not plain or not shape or 0 in shape or dtype not in KINDS:
@@ -84,18 +89,30 @@ def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Level
     one, emax = np.float32(1), element.emax
     with np.errstate(over="ignore"):  # then nothing is past the limit
         most = np.ldexp(one, np.arange(outer.first, outer.last + 1)) * np.ldexp(one, inner.last)
+    inner_addend, outer_addend = (addend_of(scheme, level.rule) for level in levels)
+    limits = most.astype(np.float64) * reach(scheme)
     powers = Powers(
-        sizes=np.array((blocks[-1], *(addend_of(scheme, level.rule) for level in levels)), np.uint64),
-        numbers=np.array((emax, -127 - min(emax, 0), *inner[:2], *outer[:2]), np.int32),
-        codes=np.array((*inner[2:], *outer[2:]), np.uint8),
-        limits=most.astype(np.float64) * reach(scheme),
-        unit=np.array([code_step(scheme)], np.float32),
+        per=blocks[-1],
+        inner_addend=inner_addend,
+        outer_addend=outer_addend,
+        emax=emax,
+        least=-127 - min(emax, 0),
+        inner_first=inner.first,
+        inner_last=inner.last,
+        outer_first=outer.first,
+        outer_last=outer.last,
+        inner_code=inner.code,
+        inner_step=inner.step,
+        outer_code=outer.code,
+        outer_step=outer.step,
+        unit=float(code_step(scheme)),
+        limits=limits,
     )
-    return LevelPair(powers=powers, call=given_call(scheme, seen, dtype, dtype, None))
+    return LevelPair(powers=pack(powers), limits=limits, call=given_call(scheme, seen, dtype, dtype, None))
 
 
 class PowerCodes(NamedTuple):
-    """A format of powers of two: its first and last exponent, first code, and step of codes modulo 256."""
+    """Powers of two: first and last exponent, code, code step (mod 256)."""
 
     first: int
     last: int
@@ -104,7 +121,7 @@ class PowerCodes(NamedTuple):
 
 
 def _ladder(fmt: Format) -> PowerCodes | None:
-    """Return the powers of a format, or None where exponents or codes are not evenly spaced."""
+    """Powers of a format; None unless exponents and codes are even."""
     held = fmt.exponents
     if held is None or storage_dtype(fmt).itemsize > 1 or len(held) != held[-1] - held[0] + 1:
         return None

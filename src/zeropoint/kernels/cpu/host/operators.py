@@ -1,4 +1,4 @@
-"""The operators of the backend: each runs on any tensors of its request, or is held by a plan.
+"""Backend operators: each runs on any tensors, or is held.
 
 Both run the same compiled kernels with the same arguments. A run makes what it needs for its parameters; a
 held kernel has it in memory of its own, which no call allocates again.
@@ -20,6 +20,7 @@ from ....params.tensors import Params, require_parameters
 from ....schemes import Granularity, Scheme
 from .. import entries
 from ..machine import descriptor as k
+from ..statistics.error_sums import ErrorArrays
 from . import memory, microexponents
 from .arrays import (
     NO_FLOATS,
@@ -41,7 +42,7 @@ Codes = tuple[torch.Tensor, Params]
 
 
 class _Operator:
-    """What all have: the request, and the call of the kernels for it."""
+    """Request, and the call of its kernels, for all operators."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -60,7 +61,7 @@ def _given(run: Callable[..., None], nbytes: int) -> HeldKernel:
 
 
 def _held_extremes(asked: Request) -> TensorExtremes | None:
-    """Return the memory in which a plan finds extremes of whole tensors, if the scheme has two levels."""
+    """Memory for a plan's whole-tensor extremes under two levels, or None."""
     return TensorExtremes(asked.scheme, asked.shape, asked.dtype) if len(asked.scheme.scales) > 1 else None
 
 
@@ -100,7 +101,7 @@ class QuantizeKernel(_Operator):
 
 
 class QuantizeDynamicKernel(_Operator):
-    """Parameters and codes, in one pass where the blocks lie in rows, else in two."""
+    """Parameters and codes: one pass for row blocks, else two."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
@@ -125,17 +126,15 @@ class QuantizeDynamicKernel(_Operator):
         return (data, params) if out is None else filled(out, data, params)
 
     def _in_one_pass(self, x: torch.Tensor, out: Codes | None, extremes: Ends) -> Codes:
-        """Choose scales and codes in one pass; on any trouble let the reference find it and say where."""
+        """Choose scales and codes in one pass; the reference explains trouble."""
         scheme, call = self.request.scheme, self._once
         assert call is not None
-        coarse = coarse_scale(x, scheme, extremes) if call.two_levels else None
-        if out is None:
-            made = call.scales.empty()
-            out = packed_like(x, scheme), made if coarse is None else [*made, coarse]
-        elif coarse is not None:
-            out[1][1].copy_(coarse)
-        factor = None if coarse is None else float(coarse)
-        if call.run(x, *out, ScaleMemory(call.scales), factor) != k.OK:
+        scales = call.scales
+        out = (memory.empty(scales.packed_shape, torch.uint8), scales.empty()) if out is None else out
+        if call.chooses_outer and extremes is None and call.run(x, *out, ScaleMemory(scales)) == k.OK:
+            return out
+        coarse = float(out[1][1].copy_(coarse_scale(x, scheme, extremes))) if call.two_levels else None
+        if call.run(x, *out, ScaleMemory(scales), coarse) != k.OK:
             refuse(x, scheme, extremes)
         return out
 
@@ -186,7 +185,7 @@ class QuantizeDynamicKernel(_Operator):
 
 
 def offsets_lie_in_rows(asked: Request) -> bool:
-    """Return whether the blocks of offsets are whole runs of rows, which are added a block at a time."""
+    """Whether offset blocks are runs of rows, added block by block."""
     *lead, block = asked.scheme.granularity.block_shape(asked.shape) or (1,)
     return bool(asked.shape) and set(lead) <= {1} and asked.shape[-1] % block == 0
 
@@ -248,20 +247,20 @@ class FakeQuantizeKernel(_Operator):
         """See :class:`zeropoint.ops.registry.Op`."""
         out = memory.empty(self.request.shape, self.request.dtype) if out is None else out
         factors, zeros = self._factors(params, dividing=True)
-        back, _ = self._factors(params, dividing=False)
-        self._call.fake_quantize(x, factors, back, zeros, out)
+        multiplying, _ = self._factors(params, dividing=False)
+        self._call.fake_quantize(x, factors, multiplying, zeros, out)
         return out
 
     def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
         assert params is not None
         call, divisors = self._call, Divisors(self.request, params)
-        back = multipliers(self.request, params)
+        multiplying = multipliers(self.request, params)
 
         def run(x: torch.Tensor, out: torch.Tensor) -> None:
-            call.fake_quantize(x, divisors.values, back, divisors.zeros, out)
+            call.fake_quantize(x, divisors.values, multiplying, divisors.zeros, out)
 
-        return _given(run, divisors.nbytes + back.nbytes)
+        return _given(run, divisors.nbytes + multiplying.nbytes)
 
 
 class BackwardKernel(_Operator):
@@ -304,13 +303,20 @@ class MeasureKernel(_Operator):
         asked, call = self.request, self._call
         sums, clipped = np.zeros(3 * call.rows), np.zeros(call.rows, np.int64)
         if call.count > 0:
-            values, source = flat_array(x), call.codes_in(data)
             stored = stored_factors(asked.scheme, params, asked.shape, asked.own_dtype)
-            scales = stored.factors, stored.codes, stored.zeros
             offset = block_offsets(asked.scheme, params, asked.shape, asked.own_dtype)
-            added = NO_FLOATS[:0] if offset is None else flat_array(offset)
-            more = added, clip_extent(asked.scheme), sums, clipped
-            args = values, source, call.descriptor_of(stored), call.table, *scales, *more
+            arrays = ErrorArrays(
+                x=flat_array(x),
+                source=call.codes_in(data),
+                table=call.table,
+                scales=stored.factors,
+                scale_codes=stored.codes,
+                zeros=stored.zeros,
+                adds=NO_FLOATS[:0] if offset is None else flat_array(offset),
+                sums=sums,
+                clipped=clipped,
+            )
+            args = call.descriptor_of(stored), clip_extent(asked.scheme), *arrays
             share(entries.measure, args, call.rows, call.count)
         columns = sums.reshape(-1, 3)
         return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)

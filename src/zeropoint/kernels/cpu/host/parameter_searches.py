@@ -1,4 +1,4 @@
-"""Parameters of least squared error from those of a start: which kernel finds them, or plain torch."""
+"""Least-squares parameters from a start: by which kernel, or torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ from ....params.stored import load_scale
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme, ZeroPoint
 from .. import entries
-from ..machine.descriptor import THRESHOLDS, pack
+from ..machine.descriptor import THRESHOLDS, Descriptor
+from ..machine.named_records import pack
+from ..search.affine_scales import AffineFitting
+from ..search.powers import Power
+from ..search.tried_scales import ScaleTries
 from .arrays import code_step, flat_array
 from .views import View, view_of
 from .window_ends import in_whole_blocks, tried_fits
@@ -49,7 +53,7 @@ class SearchParamsKernel:
 def search_params(
     x: torch.Tensor, scheme: Scheme, start: Params, importance: torch.Tensor | None = None
 ) -> Params:
-    """Return parameters of least squared error for finite ``x``, found from those of ``start``."""
+    """Least-squares parameters of finite ``x``, found from ``start``."""
     search = _search_of(scheme, tuple(x.shape), x.dtype, importance is not None) if x.numel() else None
     if search is not None:
         return search(x, start, importance)
@@ -59,7 +63,7 @@ def search_params(
 
 
 def decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
-    """Return what the codes of ``x`` under these parameters decode to, in the wide dtype."""
+    """Decode the codes of ``x`` under parameters, in the wide dtype."""
     encoding = Request(
         op=Op.QUANTIZE, scheme=params.scheme, shape=tuple(x.shape), dtype=x.dtype, own_dtype=x.dtype,
         device=x.device,
@@ -89,12 +93,12 @@ def _search_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, weigh
 
 def _in_vectors(view: View) -> bool:
     """Return whether rows are whole blocks of whole vectors."""
-    block, cols = int(view.layout.block), int(view.layout.cols)
+    block, cols = view.layout.block, view.layout.cols
     return block % 16 == 0 and cols % block == 0
 
 
 def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
-    """Return whether the kernel that tries scales knows the scheme: a scale above is that of the tensor."""
+    """Whether the scale-trying kernel knows the scheme; coarse: the tensor's."""
     if not has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
         return False
     coarser = [level.granularity for level in scheme.scales[1:]]
@@ -116,7 +120,7 @@ _NARROW = {torch.bfloat16: Narrow.BFLOAT16, torch.float16: Narrow.FLOAT16}
 
 
 def _rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
-    """Return what kernels need to know of given scales: to what they are rounded, and the codes' step."""
+    """Look up rounding of given scales and step of codes."""
     kind = storage_dtype(scheme.scales[0].format_for(format_of(dtype)))
     return lowering.GIVEN._replace(stored=_NARROW.get(kind, Narrow.NONE), unit=float(code_step(scheme)))
 
@@ -126,24 +130,31 @@ class AffineSearch:
 
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], view: View, dtype: torch.dtype) -> None:
         element = lowering.element_of(scheme, dtype, multiply=False)
-        self._descriptor = pack(view.layout, element, _rule_of(scheme, dtype))
-        self._rows, self._shape, self._block = view.rows, shape, int(view.layout.block)
+        self._descriptor = pack(Descriptor(view.layout, element, _rule_of(scheme, dtype)))
+        self._rows, self._shape, self._block = view.rows, shape, view.layout.block
         self._long = not in_whole_blocks(view)
         ladder = Ladder.of(scheme.scales[0], dtype)
-        places = affine_fits.places_of(scheme, self._block)
-        real = scheme.zero_point is ZeroPoint.REAL
-        self._widths = np.array(affine_fits.WIDTHS, np.float64)
-        self._numbers = np.array((ladder.least, ladder.most, affine_fits.MOST_INVERSE), np.float64)
-        self._counts = places, affine_fits.PLACES_OF_RANGE, affine_fits.PATIENCE, affine_fits.FITS, real
+        self._fitting = AffineFitting(
+            least=ladder.least,
+            most=ladder.most,
+            inverse=affine_fits.MOST_INVERSE,
+            places=affine_fits.places_of(scheme, self._block),
+            steps=affine_fits.PLACES_OF_RANGE,
+            patience=affine_fits.PATIENCE,
+            fits=affine_fits.FITS,
+            real=scheme.zero_point is ZeroPoint.REAL,
+            row=self._long,
+            widths=np.array(affine_fits.WIDTHS, np.float64),
+        )
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
         """See :class:`zeropoint.ops.registry.Op`."""
         scale, zero = (level.to(torch.float32, copy=True) for level in params)
         weights, pitch = _weights_of(importance, self._shape)
         slots = parts_for(scale.numel(), math.prod(self._shape)) if self._long else 0
-        counts = np.array((*self._counts, importance is not None, pitch, slots), np.uint64)
+        fitting = self._fitting._replace(weighted=importance is not None, pitch=pitch, slots=slots)
         room = _room(slots * self._block, 3, 5)
-        args = flat_array(x), self._descriptor, weights, self._widths, self._numbers, counts
+        args = flat_array(x), self._descriptor, weights, pack(fitting), fitting.widths
         outputs = flat_array(scale), flat_array(zero), *room
         share(entries.search_affine, (*args, *outputs), slots or self._rows, math.prod(self._shape))
         return scale.to(params[0].dtype), zero.to(params[1].dtype)
@@ -157,30 +168,36 @@ class ScaleSearch:
     ) -> None:
         self._scheme, self._shape, self._rows, self._dtype = scheme, shape, view.rows, dtype
         element = lowering.element_of(scheme, dtype, multiply=False)
-        self._descriptor = pack(view.layout, element, _rule_of(scheme, dtype))
+        self._descriptor = pack(Descriptor(view.layout, element, _rule_of(scheme, dtype)))
         self._ladder, window = Ladder.of(scheme.scales[0], dtype), scale_window(scheme, view, weighted)
         table = [] if self._ladder.table is None else self._ladder.table.tolist()
         known = set(table)
-        self._table = np.array(table, np.float32)
-        self._halved = np.array([value / 2 in known for value in table], np.uint8)
-        self._doubled = sum(2 * value in known for value in table)
-        self._over = over_reciprocal(scheme, 0)
-        reach = window_search.reach_of(window)
-        self._ratios = window.halving, window.empty, window.doubling, reach
-        exponent, *self._power = block_errors.factors_of(_power_of(scheme))
-        self._exponent = exponent
-        limits = (0.0, 0.0) if table else (self._ladder.least, self._ladder.most)
-        self._numbers = np.array(
-            (window.most * window_search.SAFE, window_search.SAFE, window.halving, *limits), np.float64
+        doubled = sum(2 * value in known for value in table)
+        exponent, squares, odd, part = block_errors.factors_of(_power_of(scheme))
+        least, largest = (0.0, 0.0) if table else (self._ladder.least, self._ladder.most)
+        self._block, self._row = view.layout.block, not in_whole_blocks(view)
+        by_largest = window_search.clips_by_largest(scheme, shape, weighted)
+        self._tries = ScaleTries(
+            doubled=doubled,
+            halving=window.halving,
+            empty=window.empty,
+            doubling=window.doubling,
+            reach=window_search.reach_of(window),
+            end=window.most * window_search.SAFE,
+            safe=window_search.SAFE,
+            top=window.halving,
+            least=least,
+            largest=largest,
+            over=over_reciprocal(scheme, 0),
+            checked=window_search.checked_after(by_largest=by_largest),
+            largest_clips=by_largest,
+            row=self._row,
+            power=Power(exponent=exponent, squares=squares, odd=odd, part=part),
+            parts=np.array(window_search.PARTS, np.float64),
+            table=np.array(table, np.float32),
+            halved=np.array([value / 2 in known for value in table], np.uint8),
+            values=_values_in_order(scheme),
         )
-        self._block, by_largest = (
-            int(view.layout.block),
-            window_search.clips_by_largest(scheme, shape, weighted),
-        )
-        checked, row = window_search.checked_after(by_largest=by_largest), not in_whole_blocks(view)
-        self._counts, self._row = (self._doubled, self._over, checked, by_largest, row), row
-        self._parts = np.array(window_search.PARTS, np.float64)
-        self._values = _values_in_order(scheme)
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
         """See :class:`zeropoint.ops.registry.Op`."""
@@ -188,12 +205,11 @@ class ScaleSearch:
         scale = self._ladder.load(fine).to(torch.float32).contiguous()
         weights, pitch = _weights_of(importance, self._shape)
         coarse = float(self._coarse(coarser[0])) if coarser else 1.0
-        ratios = np.array((*self._ratios, coarse, self._exponent), np.float32)
         slots = parts_for(scale.numel(), math.prod(self._shape)) if self._row else 0
-        counts = *self._counts, importance is not None, pitch, *self._power, slots
+        tries = self._tries._replace(coarse=coarse, weighted=importance is not None, pitch=pitch, slots=slots)
         floats, doubles = _room(slots * self._block, 2, 3)
-        tried = self._parts, self._table, self._halved, self._values, ratios, self._numbers
-        args = flat_array(x), self._descriptor, weights, *tried, np.array(counts, np.uint64)
+        arrays = tries.parts, tries.table, tries.halved, tries.values
+        args = flat_array(x), self._descriptor, weights, pack(tries), arrays
         outputs = flat_array(scale), floats, doubles
         share(entries.search_scales, (*args, *outputs), slots or self._rows, math.prod(self._shape))
         found = self._ladder.store(scale.double())
@@ -209,10 +225,10 @@ class LongFits:
 
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], view: View, dtype: torch.dtype) -> None:
         element = lowering.element_of(scheme, dtype, multiply=False)
-        self._descriptor = pack(view.layout, element, _rule_of(scheme, dtype))
-        self._size, self._block = math.prod(shape), int(view.layout.block)
+        self._descriptor = pack(Descriptor(view.layout, element, _rule_of(scheme, dtype)))
+        self._size, self._block = math.prod(shape), view.layout.block
         self._ladder = Ladder.of(scheme.scales[0], dtype)
-        *self._tried, self._counts = tried_fits(scheme, self._block, dtype)
+        self._fitting = tried_fits(scheme, self._block, dtype)
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
         """See :class:`zeropoint.ops.registry.Op`; there are no weights of errors."""
@@ -220,19 +236,20 @@ class LongFits:
         scale = fine.to(torch.float32, copy=True).contiguous()
         slots = parts_for(scale.numel(), self._size)
         room = _room(slots * self._block, 2, 2)
-        args = flat_array(x), self._descriptor, *self._tried, np.array((*self._counts, slots), np.uint64)
+        fitting = self._fitting._replace(slots=slots)
+        args = flat_array(x), self._descriptor, pack(fitting), fitting.ratios
         share(entries.search_long_fits, (*args, flat_array(scale), *room), slots, self._size)
         return (window_search.picked(scale > 0, self._ladder.store(scale.double()), fine),)
 
 
 def scale_window(scheme: Scheme, view: View, weighted: bool) -> Window:
-    """Return the window of scales; any weights of errors leave no lower end."""
-    window = window_of(scheme, int(view.layout.block), _power_of(scheme))
+    """Window of scales; weights leave no lower end."""
+    window = window_of(scheme, view.layout.block, _power_of(scheme))
     return replace(window, doubling=math.inf) if weighted else window
 
 
 def _room(count: int, floats: int, doubles: int) -> tuple[Any, Any]:
-    """Return room for so many numbers times so many of float32, and of float64; for one at least."""
+    """Room for ``count`` times some float32 and float64, at least one."""
     return np.empty(max(1, floats * count), np.float32), np.empty(max(1, doubles * count), np.float64)
 
 
@@ -244,7 +261,7 @@ def _values_in_order(scheme: Scheme) -> Any:
 
 
 def _weights_of(importance: torch.Tensor | None, shape: tuple[int, ...]) -> tuple[Any, int]:
-    """Return weights as a flat array, and how many lie between two rows of ``shape``: 0 of all alike."""
+    """Weights as a flat array, and their row pitch: 0 if shared."""
     if importance is None:
         return _NO_WEIGHTS, 0
     wide = importance.to(torch.float64)

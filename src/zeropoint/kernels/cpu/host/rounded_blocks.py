@@ -1,4 +1,4 @@
-"""The types of llama.cpp whose scales come from extremes, rounded to nearest by the kernels of its searches.
+"""llama.cpp types with scales from extremes, rounded by search kernels.
 
 The search of such a type has nothing to search, and gives the bytes of the reference wherever no number of a
 block is zero as it is stored. The reciprocal of a scale that is may be infinite, and of minima of both signs

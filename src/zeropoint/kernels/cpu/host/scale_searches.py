@@ -1,4 +1,4 @@
-"""Parameters by any rule: from statistics of blocks, and where the rule compares errors a search."""
+"""Parameters by any rule: block statistics, or a search comparing errors."""
 
 from __future__ import annotations
 

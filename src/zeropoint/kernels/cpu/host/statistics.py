@@ -1,4 +1,4 @@
-"""Parameters from statistics of blocks: a pass of its own over the data, then scales in plain torch."""
+"""Parameters from block statistics: a separate pass, then torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Ends = tuple[float, float] | None
 
 
 def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
-    """Return the parameters that ``x`` gives, and of a rule that compares errors those of its start."""
+    """Parameters of ``x``; for rules comparing errors, their start."""
     if x.numel() == 0 or not scheme.scales:
         return reference.choose_params(x, scheme.start, extremes)
     # Of a part, the scale of the whole tensor does not come from what is there.
@@ -47,7 +47,7 @@ def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
 
 
 class RowExtremes:
-    """The extremes of the blocks of each row of tensors of ``shape``, found in memory of their own.
+    """Extremes of row blocks for ``shape``, in memory of their own.
 
     ranged: whether smallest numbers are found, or magnitudes alone. low, high: arrays (rows * width,), the
     same one unless ranged.
@@ -63,7 +63,7 @@ class RowExtremes:
         self.nbytes: int = self.high.nbytes * (1 + ranged)
 
     def find(self, x: torch.Tensor) -> None:
-        """Set the extremes to those of ``x``; raises NonFiniteError."""
+        """Find the extremes of ``x``; raises NonFiniteError."""
         source = flat_array(x)
         if self.ranged:
             args = source, self._descriptor, self.low, self.high
@@ -83,7 +83,7 @@ class TensorExtremes:
         self.nbytes = self._rows.nbytes
 
     def of(self, x: torch.Tensor) -> tuple[float, float]:
-        """Return what the coarse scale of ``x`` follows from: its extremes, or its magnitude for both."""
+        """Extremes for the coarse scale of ``x``, or its magnitude twice."""
         self._rows.find(x)
         low, high = self._rows.low, self._rows.high
         return float(low.min() if self._rows.ranged else high.max()), float(high.max())
@@ -94,7 +94,7 @@ def coarse_scale(
 ) -> torch.Tensor:
     """Return the tensor's own scale of a scheme with two levels.
 
-    extremes: those of the whole tensor, where ``x`` is a part. memory: in which they are found otherwise.
+    extremes: of the whole tensor, where ``x`` is a part. memory: in which they are found otherwise.
     """
     if extremes is not None:
         return _coarse_scale_of_parts(scheme, extremes, x.dim(), x.dtype).clone()
@@ -120,7 +120,7 @@ _coarse_scale_of_parts = functools.lru_cache(maxsize=256)(_coarse_scale_of)
 
 
 def _require_finite(x: torch.Tensor, top: Any) -> None:
-    """Raise NonFiniteError with the place in ``x`` unless its largest magnitude is finite."""
+    """Raise NonFiniteError with its place unless the largest magnitude is finite."""
     if not math.isfinite(top):
         reference.require_finite(x)
         raise NonFiniteError("statistics of a finite tensor are not finite")
@@ -129,7 +129,7 @@ def _require_finite(x: torch.Tensor, top: Any) -> None:
 def block_extremes(
     x: torch.Tensor, granularity: Granularity, *, ranged: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what scales follow from, float32: extremes of each block, or its magnitude twice."""
+    """Float32 extremes of each block for scales, or magnitudes twice."""
     shape = tuple(x.shape)
     found = RowExtremes(shape, x.dtype, granularity, ranged=ranged)
     found.find(x)

@@ -1,4 +1,4 @@
-"""Tables of blocks of least squared error: :mod:`zeropoint.ops.block_tables`, with kernels for the fits."""
+"""Least-squares block tables: :mod:`zeropoint.ops.block_tables` with kernel fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which shapes the kernels know, how tensors are seen as rows, and which scales are read as stored."""
+"""Known shapes, tensors as rows, and scales read as stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ....ops.lowering import How, LoweredRule, row_mapping, rule_of
@@ -15,12 +14,12 @@ from ....schemes import Scheme, ZeroPoint
 from ..machine.descriptor import RowLayout
 from ..machine.tile import BFLOAT16, FEW, FLOAT16, FLOAT32, TILE
 
-KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
+KINDS = {torch.bfloat16: int(BFLOAT16), torch.float16: int(FLOAT16), torch.float32: int(FLOAT32)}
 
 
 @functools.lru_cache(maxsize=1024)
 def stored_rule(scheme: Scheme, dtype: torch.dtype) -> LoweredRule | None:
-    """Return how the kernels read scales as they are stored, or None where they take factors."""
+    """Rule to read scales as stored; None: kernels take factors."""
     # Read as they are stored, scales have no zero points next to them.
     if (
         not scheme.scales
@@ -34,20 +33,20 @@ def stored_rule(scheme: Scheme, dtype: torch.dtype) -> LoweredRule | None:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How a tensor's elements are seen as rows: their number and the layout of codes and parameters."""
+    """Row view of a tensor: rows, and layout of codes and parameters."""
 
     rows: int
     layout: RowLayout
 
     @property
     def one_pass(self) -> bool:
-        """Whether every block lies in one row; others take a pass of their own for statistics."""
-        return int(self.layout.row_div) == 1 and int(self.layout.row_mod) >= self.rows
+        """Whether blocks lie in one row; others need a statistics pass."""
+        return self.layout.row_div == 1 and self.layout.row_mod >= self.rows
 
 
 @functools.lru_cache(maxsize=1024)
 def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View | str:
-    """Return the tensor as rows whose blocks lie along the row, or why that cannot be done."""
+    """Tensor as rows with blocks along the row, or the reason against."""
     cols = shape[-1] if shape else 1
     rows = math.prod(shape[:-1])
     granularity = scheme.granularity
@@ -63,17 +62,22 @@ def view_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> View 
     return View(
         rows=rows,
         layout=RowLayout(
-            cols=np.uint64(cols), block=np.uint64(block), row_blocks=np.uint64(row_blocks),
-            row_bytes=np.uint64(-(-cols * scheme.bits // 8)), bits=np.uint64(scheme.bits), kind=KINDS[dtype],
-            row_div=np.uint64(div), row_mod=np.uint64(mod),
+            cols=cols,
+            block=block,
+            row_blocks=row_blocks,
+            row_bytes=-(-cols * scheme.bits // 8),
+            bits=scheme.bits,
+            kind=KINDS[dtype],
+            row_div=div,
+            row_mod=mod,
         ),
-    )  # fmt: skip
+    )
 
 
 def rows_of_levels(scheme: Scheme, shape: tuple[int, ...], blocks: int) -> tuple[int, int] | None:
-    """Return the matrix shape in which a kernel takes a few rows at a time, or None for long rows.
+    """Matrix shape for kernels taking few rows, or None for long.
 
-    Rows are those of the tensor, or coarse blocks. blocks: fine blocks in a coarse block. None, too, where
+    Rows are the tensor's, or coarse blocks. blocks: fine blocks in a coarse block. None, too, where
     the granularity cuts that matrix into other blocks, as the granularity of a numbered axis does.
     """
     cols, fine = shape[-1], scheme.row_block(shape)

@@ -1,8 +1,8 @@
-"""The linear layer on integer codes: quantize rows, multiply by packed weights, scale, in one call.
+"""Linear layer on integer codes: quantize rows, multiply packed weights, scale.
 
     y[m, n] = (sum over groups g of float32(sum over k in g of a[m, k] * w[n, k]) * t[n, g]) * s[m] + bias[n]
 
-a: codes of the input less their zero points. They are those of :mod:`..encode.rows`, which is called for some
+a: codes of the input less their zero points. They come from :mod:`..encode.rows`, which is called for some
 rows at a time, and are kept while the rows of the weight pass over them: in 16 bits, or in 8 where the
 processor multiplies these (see :mod:`.products`). w: codes of the weight, bytes as they are kept, or 4 bits
 that are brought to bytes some rows at a time; many rows of 8-bit codes are multiplied by panels of them (see
@@ -13,12 +13,13 @@ computed in one order, so that neither changes it.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from ..encode.rows import quantize_rows
+from ....ops.lowering import Flag, UInt64
+from ..encode.rows import QuantizeArrays, quantize_rows
 from ..machine.descriptor import GIVEN, OK
+from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.vector import (
     STEP,
     bits_of,
@@ -58,34 +59,74 @@ ZERO, ONE, TWO, THREE, FOUR = (np.uint64(n) for n in range(5))
 
 
 class Matrix(NamedTuple):
-    """A packed weight: ``rows`` rows of ``cols`` codes of ``bits`` bits, a scale a ``group`` of a row.
+    """A packed weight: rows, columns, bits of codes, scales per ``group``.
 
-    grouped: whether sums are scaled group by group, as those of several groups and of floats are.
+    grouped: whether sums are scaled group by group: for several groups, and for floats.
     """
 
-    rows: np.uint64
-    cols: np.uint64
-    row_bytes: np.uint64
-    bits: np.uint64
-    group: np.uint64
-    groups: np.uint64
-    signed: np.uint8
-    grouped: np.uint8
+    rows: UInt64
+    cols: UInt64
+    row_bytes: UInt64
+    bits: UInt64
+    group: UInt64
+    groups: UInt64
+    signed: Flag
+    grouped: Flag
+
+
+class Slots(NamedTuple):
+    """Rows of a layer and of a tile, cut into slots of one thread each; along: by rows of the input."""
+
+    input_rows: UInt64
+    weight_rows: UInt64
+    along: Flag
+    height: UInt64
+    slots: UInt64
+
+
+unpack_matrix, unpack_slots = unpacker(Matrix), unpacker(Slots)
 
 
 class Input(NamedTuple):
-    """How the input is quantized; ``layout`` is for any number of rows, one block each or one for all."""
+    """Quantization of the input; layout: any rows, a block each or one.
 
-    layout: Any
-    element: Any
-    rule: Any
+    desc: descriptor. order: code of each rank. signed: whether codes have a sign. scale, zero: given float32,
+    (1,) each, unread where the rule chooses them.
+    """
+
+    desc: Any
     order: Any
-    signed: np.uint8
+    signed: Any
+    scale: Any
+    zero: Any
+
+
+class Weights(NamedTuple):
+    """Packed weight: bytes, (rows * groups,) scales, (rows,) bias or empty; float32."""
+
+    codes: Any
+    matrix: Any
+    scales: Any
+    bias: Any
+
+
+class RowCodes(NamedTuple):
+    """Codes of rows of the input.
+
+    starts: what sums begin with. moves: (rows,) uint32, what is missing in every code of a row, the codes of
+    a row of ones then following the others; empty where nothing is. factors: float32 scales of the rows, or
+    one of all.
+    """
+
+    codes: Any
+    starts: Any
+    moves: Any
+    factors: Any
 
 
 def work_bytes(rows: int, matrix: Matrix) -> int:
     """Return the bytes of workspace for ``rows`` rows of input."""
-    cols, groups = int(matrix.cols), int(matrix.groups)
+    cols, groups = matrix.cols, matrix.groups
     chunk = max(QUADS.chunk // cols, PANEL)
     unpacked = chunk * cols if matrix.bits < 8 else 0
     panel = PANEL * (cols + 4 * groups) if rows >= int(MANY) else 0
@@ -95,12 +136,8 @@ def work_bytes(rows: int, matrix: Matrix) -> int:
 
 @inlined
 def slot_of(work: Any, cut: Any, slot: Any) -> Any:
-    """Return the workspace, the rows and the columns of one of ``cut[4]`` slots.
-
-    cut: (5,) uint64, rows of the input, rows of the weight, 1 where slots are rows of the input, rows of a
-    tile, slots. work: as much for each slot.
-    """
-    count, width, along, height, slots = cut[0], cut[1], cut[2], cut[3], cut[4]
+    """Workspace, rows and columns of one of the slots of :class:`Slots`."""
+    count, width, along, height, slots = cut
     whole = count if along else width
     tiles, size = (whole + height - ONE) // height, np.uint64(len(work)) // slots
     part = tiles * slot // slots * height, min(tiles * (slot + ONE) // slots * height, whole)
@@ -139,7 +176,7 @@ def unpack_rows(packed: Any, matrix: Any, first: Any, last: Any, target: Any) ->
 def add_rest(
     codes: Any, row: Any, weight: Any, column: Any, first: Any, last: Any, out: Any, at: Any
 ) -> None:
-    """Add products ``first`` to ``last``, which do not fill a step, to the int32 in the bits of ``out``."""
+    """Add products ``first`` to ``last``, no whole step, to int32 in ``out``."""
     total = np.int32(bits32(out[at]))
     for i in range(first, last):
         total += np.int32(codes[row + i]) * np.int32(np.int8(weight[column + i]))
@@ -147,7 +184,7 @@ def add_rest(
 
 
 class Operands(NamedTuple):
-    """What tiles are made of: codes of the input and what their sums begin with, the weight, its scales."""
+    """Tile operands: input codes and initial sums, weight and its scales."""
 
     codes: Any
     starts: Any
@@ -158,9 +195,9 @@ class Operands(NamedTuple):
 
 @inlined
 def multiply_tile(operands: Any, rows: Any, high: Any, columns: Any, out: Any, places: Any) -> None:
-    """Multiply one row, or the four of ``rows``, by some of the weight; results are sums or their bits.
+    """Multiply one row or four by some of the weight.
 
-    rows: where they begin, and their starts. columns: where those of the weight begin, and their scales.
+    rows: where they begin, and their starts. columns: where the weight's begin, and their scales.
     """
     codes, starts, weight, matrix, scales = operands
     at, start = rows
@@ -194,7 +231,7 @@ def multiply_tile(operands: Any, rows: Any, high: Any, columns: Any, out: Any, p
 
 @inlined
 def four_places(at: Any, high: Any, pitch: Any) -> Any:
-    """Return where ``high`` rows begin, the last one again for those that a tile of four has too many."""
+    """Places of ``high`` rows, the last repeated up to four."""
     last = at + (high - ONE) * pitch
     return at, min(at + pitch, last), min(at + TWO * pitch, last), last
 
@@ -203,9 +240,9 @@ def four_places(at: Any, high: Any, pitch: Any) -> Any:
 def multiply_block(
     operands: Any, rows: Any, columns: Any, base: Any, out: Any, begin: Any, pitch: Any
 ) -> None:
-    """Multiply ``rows`` of the codes, first and last, by rows ``columns`` of the weight, from ``base`` on.
+    """Multiply ``rows`` of codes by rows ``columns`` of the weight, from ``base``.
 
-    Results of the first row begin at ``out[begin]``, those of the next ``pitch`` further.
+    Results of the first row begin at ``out[begin]``, the next row's ``pitch`` further.
     """
     alone = scratch(SUMS, np.float32)
     codes, matrix = operands.codes, operands.matrix
@@ -238,7 +275,7 @@ def multiply_block(
 def multiply_panels(
     operands: Any, count: Any, columns: Any, base: Any, out: Any, begin: Any, pitch: Any, space: Any
 ) -> None:
-    """Do what :func:`multiply_block` does on 8-bit codes, for rows by fours and columns by whole panels.
+    """Multiply 8-bit codes like :func:`multiply_block`, by fours and whole panels.
 
     space: bytes for a panel and its scales.
     """
@@ -269,13 +306,13 @@ def multiply_panels(
 
 @device
 def finish_row(
-    out: Any, at: Any, count: Any, matrix: Any, scales: Any, first: Any, scale: Any, bias: Any, move: Any,
-    sums: Any,
-) -> None:  # fmt: skip
+    out: Any, at: Any, count: Any, weights: Any, first: Any, scale: Any, move: Any, sums: Any
+) -> None:
     """Turn ``count`` sums, with or without their weight's scale, into results.
 
     move: times ``sums``, what is to be added to sums of integers; none where ``sums`` is empty.
     """
+    matrix, scales, bias = weights.matrix, weights.scales, weights.bias
     whole, lanes = count - count % np.uint64(LANES), np.uint64(LANES)
     biased, raw, moved = len(bias) > 0, not matrix.grouped, len(sums) > 0
     factor = floats_of(scale)
@@ -301,48 +338,42 @@ def finish_row(
         out[at + i] = t + bias[first + i] if biased else t
 
 
-def _multiply_rows(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
-    """Multiply ``count`` rows as :func:`multiply_block` does, in panels where these are for the codes.
+@inlined
+def _multiply_plainly(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
+    """Multiply ``count`` rows like :func:`multiply_block`, in panels for 8-bit codes.
 
     target: the output, where in it results begin, the pitch of its rows; bytes for a panel.
     """
+    out, begin, pitch, _ = target
+    multiply_block(operands, (ZERO, count), columns, base, out, begin, pitch)
 
 
-@overload(_multiply_rows, inline="always")
-def _multiply_rows_overload(
-    codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any
-) -> Any:
-    def plain(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
-        out, begin, pitch, _ = target
-        multiply_block(operands, (ZERO, count), columns, base, out, begin, pitch)
+@inlined
+def _multiply_in_panels(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
+    out, begin, pitch, space = target
+    high, whole = count - count % FOUR, (columns[1] - columns[0]) // WIDE * WIDE
+    if count < MANY:
+        high = ZERO
+    middle, place = columns[0] + whole, base + whole * operands.matrix.cols
+    multiply_panels(operands, high, (columns[0], middle), base, out, begin, pitch, space)
+    multiply_block(operands, (ZERO, high), (middle, columns[1]), place, out, begin + whole, pitch)
+    multiply_block(operands, (high, count), columns, base, out, begin + high * pitch, pitch)
 
-    def in_panels(codes: Any, operands: Any, count: Any, columns: Any, base: Any, target: Any) -> None:
-        out, begin, pitch, space = target
-        high, whole = count - count % FOUR, (columns[1] - columns[0]) // WIDE * WIDE
-        if count < MANY:
-            high = ZERO
-        middle = columns[0] + whole
-        multiply_panels(operands, high, (columns[0], middle), base, out, begin, pitch, space)
-        multiply_block(
-            operands, (ZERO, high), (middle, columns[1]), base + whole * operands.matrix.cols, out,
-            begin + whole, pitch,
-        )  # fmt: skip
-        multiply_block(operands, (high, count), columns, base, out, begin + high * pitch, pitch)
 
-    return in_panels if codes.dtype == types.int8 else plain
+_multiply_rows = by_dtype(int8=_multiply_in_panels, int16=_multiply_plainly, float32=_multiply_plainly)
 
 
 @device
 def multiply_chunks(
-    codes: Any, starts: Any, count: Any, moves: Any, weight: Any, matrix: Any, scales: Any, factors: Any,
-    bias: Any, space: Any, out: Any, top: Any, columns: Any,
-) -> None:  # fmt: skip
-    """Compute rows of the output from ``top`` on from ``count`` rows of codes, chunk by chunk of the weight.
+    inputs: Any, count: Any, weights: Any, space: Any, out: Any, top: Any, columns: Any
+) -> None:
+    """Compute ``count`` rows of output from ``top``, chunk by chunk of weight.
 
-    moves: (count,) uint32, what is missing in every code of a row, the codes of a row of ones then following
-    the others; empty where nothing is. factors: float32 scales of the rows, or one of all. space: bytes for a
-    chunk's sums and unpacked codes, and for a panel.
+    inputs: :class:`RowCodes`. weights: :class:`Weights`. space: bytes for a chunk's sums and unpacked codes,
+    and for a panel.
     """
+    codes, starts, moves, factors = inputs
+    weight, matrix, scales, _bias = weights
     cols = matrix.cols
     chunk = max(chunk_of(codes) // cols // WIDE, ONE) * WIDE
     sums, space = space[: FOUR * chunk].view(np.float32), space[FOUR * chunk :]
@@ -363,60 +394,49 @@ def multiply_chunks(
             at, factor = begin + r * matrix.rows, factors[r if len(factors) > 1 else ZERO]
             if len(moves) > 0:
                 move = moves[r]
-            finish_row(out, at, last - first, matrix, scales, first, factor, bias, move, moved)
+            finish_row(out, at, last - first, weights, first, factor, move, moved)
 
 
 @device
 def quantize_block(x: Any, source: Any, scales: Any, zeros: Any, codes: Any, top: Any, count: Any) -> Any:
-    """Write the codes of ``count`` rows of ``x`` from ``top`` on, and return the state."""
-    nothing = scratch(LANES, np.uint8)
-    return quantize_rows(
-        x[top * source.layout.cols :], source.layout, source.element, source.rule, source.order, scales,
-        nothing, zeros, codes, nothing, ZERO, count,
-    )  # fmt: skip
+    """Quantize ``count`` rows of ``x`` from ``top``; return the state."""
+    nothing, rows = scratch(LANES, np.uint8), x[top * source.desc.layout.cols :]
+    arrays = QuantizeArrays(rows, source.order, scales, nothing, zeros, codes, nothing)
+    return quantize_rows(arrays, source.desc, ZERO, count)
 
 
 @device
-def pair_rows(
-    x: Any, source: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any,
-    rows: Any, columns: Any,
-) -> Any:  # fmt: skip
-    """Compute rows ``rows[0]`` to ``rows[1]`` and columns ``columns[0]`` to ``columns[1]`` of the output.
+def pair_rows(x: Any, source: Any, weights: Any, work: Any, out: Any, rows: Any, columns: Any) -> Any:
+    """Compute some rows and columns of the output, from 16-bit codes.
 
-    x: (M * cols,), as for :func:`..encode.rows.quantize_rows`. given: float32 scale and zero point of the
-    input, (1,) each, unread where the rule chooses them. weight: packed bytes. scales: (rows * groups,)
-    float32. bias: (rows,) float32, or empty. work: bytes of :func:`work_bytes`. out: (M * rows,) float32.
-    Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the output means nothing.
+    x: (M * cols,), as for :func:`..encode.rows.quantize_rows`. source: :class:`Input`. weights:
+    :class:`Weights`. work: bytes of :func:`work_bytes`. out: (M * rows,) float32. Returns OK, BAD_VALUE or
+    BAD_SCALE; after the latter two the output means nothing.
     """
     own_scales, own_zeros = scratch(PAIR_ROWS, np.float32), scratch(PAIR_ROWS, np.float32)
     starts, moves = scratch(1, np.int32), scratch(1, np.uint32)
-    block, cols = min(np.uint64(PAIR_ROWS), rows[1] - rows[0]), matrix.cols
+    block, cols = min(np.uint64(PAIR_ROWS), rows[1] - rows[0]), weights.matrix.cols
     wide = work[: TWO * block * cols].view(np.int16)
     codes, space = work[TWO * block * cols : THREE * block * cols], work[FOUR * block * cols :]
-    known = source.rule.how == GIVEN
-    used_scales, used_zeros = given if known else (own_scales, own_zeros)
+    known = source.desc.rule.how == GIVEN
+    used_scales, used_zeros = (source.scale, source.zero) if known else (own_scales, own_zeros)
     state = OK
     for top in range(rows[0], rows[1], block):
         count = min(block, rows[1] - top)
         state = max(state, quantize_block(x, source, used_scales, used_zeros, codes, top, count))
         for r in range(count):
             shift = np.int16(0)
-            if source.element.zero_place:
+            if source.desc.element.zero_place:
                 shift = np.int16(used_zeros[ZERO if known else r])
             widen_codes(codes, r * cols, cols, source.signed, shift, wide[r * cols :])
-        multiply_chunks(
-            wide, starts, count, moves[:0], weight, matrix, scales, used_scales, bias, space, out, top,
-            columns,
-        )  # fmt: skip
+        inputs = RowCodes(wide, starts, moves[:0], used_scales)
+        multiply_chunks(inputs, count, weights, space, out, top, columns)
     return state
 
 
 @device
-def quad_rows(
-    x: Any, source: Any, given: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any,
-    rows: Any, columns: Any,
-) -> Any:  # fmt: skip
-    """Do what :func:`pair_rows` does, on codes in 8 bits, for rows and groups of whole steps.
+def quad_rows(x: Any, source: Any, weights: Any, work: Any, out: Any, rows: Any, columns: Any) -> Any:
+    """Compute :func:`pair_rows` on 8-bit codes, rows and groups of whole steps.
 
     Codes without sign are moved down by 128 to fit. What all codes of a row then lack, their zero point
     considered, is added times the sums over rows of the weight, which a row of ones gives: groups, each with
@@ -424,14 +444,15 @@ def quad_rows(
     """
     own_scales, own_zeros = scratch(QUAD_ROWS, np.float32), scratch(QUAD_ROWS, np.float32)
     missing = scratch(QUAD_ROWS, np.uint32)
+    matrix = weights.matrix
     block, cols, groups = min(np.uint64(QUAD_ROWS), rows[1] - rows[0]), matrix.cols, matrix.groups
     begun = (block + ONE) * cols
     space = begun + (block + ONE) * groups * START * FOUR
     octets, starts = work[:begun], work[begun:space].view(np.int32)
     codes = octets.view(np.int8)
-    known, low = source.rule.how == GIVEN, np.uint8(0 if source.signed else SHIFT)
-    used_scales, used_zeros = given if known else (own_scales, own_zeros)
-    moves = missing[: block if low or source.element.zero_place else ZERO]
+    known, low = source.desc.rule.how == GIVEN, np.uint8(0 if source.signed else SHIFT)
+    used_scales, used_zeros = (source.scale, source.zero) if known else (own_scales, own_zeros)
+    moves = missing[: block if low or source.desc.element.zero_place else ZERO]
     steps = matrix.cols // groups // lanes_of(codes)
     state = OK
     for top in range(rows[0], rows[1], block):
@@ -439,46 +460,40 @@ def quad_rows(
         state = max(state, quantize_block(x, source, used_scales, used_zeros, octets, top, count))
         for r in range(count):
             missing[r] = np.uint32(low)
-            if source.element.zero_place:
+            if source.desc.element.zero_place:
                 missing[r] -= np.uint32(np.int32(used_zeros[ZERO if known else r]))
             for i in range(r * cols, r * cols + cols):
                 octets[i] ^= low
         octets[count * cols : count * cols + cols] = np.uint8(1)
         for g in range((count + ONE) * groups):
             start_sums(codes, g * steps * lanes_of(codes), steps, starts, g * START)
-        multiply_chunks(
-            codes, starts, count, moves, weight, matrix, scales, used_scales, bias, work[space:], out, top,
-            columns,
-        )  # fmt: skip
+        inputs = RowCodes(codes, starts, moves, used_scales)
+        multiply_chunks(inputs, count, weights, work[space:], out, top, columns)
     return state
 
 
-def code_rows(like: Any, args: Any) -> Any:
-    """Call :func:`quad_rows` or :func:`pair_rows`: codes of the input are kept in the dtype of ``like``."""
+@inlined
+def _quad_rows(like: Any, args: Any) -> Any:
+    """Call :func:`quad_rows` or :func:`pair_rows`, by the dtype of ``like``."""
+    return quad_rows(*args)
 
 
-@overload(code_rows, inline="always")
-def _code_rows_overload(like: Any, args: Any) -> Any:
-    def quads(like: Any, args: Any) -> Any:
-        return quad_rows(*args)
+@inlined
+def _pair_rows(like: Any, args: Any) -> Any:
+    return pair_rows(*args)
 
-    def pairs(like: Any, args: Any) -> Any:
-        return pair_rows(*args)
 
-    return quads if like.dtype == types.int8 else pairs
+code_rows = by_dtype(int8=_quad_rows, int16=_pair_rows)
 
 
 @device
-def float_rows(
-    x: Any, weight: Any, matrix: Any, scales: Any, bias: Any, work: Any, out: Any, rows: Any, columns: Any
-) -> None:
-    """Compute rows and columns of the output as :func:`pair_rows` does, from float32 ``x`` as it is.
+def float_rows(x: Any, weights: Any, work: Any, out: Any, rows: Any, columns: Any) -> None:
+    """Compute :func:`pair_rows` from float32 ``x`` as it is.
 
     Rows of the weight are whole steps, and ``matrix.grouped`` is set.
     """
     starts, moves, factors = scratch(1, np.int32), scratch(1, np.uint32), scratch(1, np.float32)
     factors[0] = np.float32(1)
-    values, count = x[rows[0] * matrix.cols :], rows[1] - rows[0]
-    multiply_chunks(
-        values, starts, count, moves[:0], weight, matrix, scales, factors, bias, work, out, rows[0], columns
-    )
+    values, count = x[rows[0] * weights.matrix.cols :], rows[1] - rows[0]
+    inputs = RowCodes(values, starts, moves[:0], factors)
+    multiply_chunks(inputs, count, weights, work, out, rows[0], columns)

@@ -1,4 +1,4 @@
-"""The linear layer on values: a panel of the weight is dequantized, then multiplied by all rows of the input.
+"""Linear layer on values: weight panels are dequantized, then multiplied.
 
     y[m, n] = sum over k of x[m, k] * value(w[n, k]) + bias[n]
 
@@ -15,8 +15,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ..decode.rows import dequantize_rows
+from ....ops.lowering import UInt64
+from ..decode.rows import DequantizeArrays, dequantize_rows
 from ..machine.intrinsics import F32, I64, address, device, primitive, x86_has
+from ..machine.named_records import unpacker
 from ..machine.vector import load_lanes, store_lanes
 from .panels import LANES, PANEL, VECTORS, columns_at, spread
 from .products import HIGH, add_product, zeroed
@@ -25,24 +27,35 @@ _tools: Any = cgutils  # has no types
 _FLOATS = ir.VectorType(F32, LANES)
 
 DEPTH = np.uint64(256)
-"""Products that are summed in registers; those of a panel fit the second cache."""
+"""Products that are summed in registers; a panel's fit the second cache."""
 BLOCK = np.uint64(64)
 """Rows of the input whose sums are kept at a time."""
 WIDE, STEP = np.uint64(PANEL), np.uint64(LANES)
 ZERO, ONE, FOUR = np.uint64(0), np.uint64(1), np.uint64(HIGH)
 
 
-class Packed(NamedTuple):
-    """A packed weight as :func:`..decode.rows.dequantize_rows` takes it."""
+class PackedValues(NamedTuple):
+    """Packed weight: descriptor, and arrays of :class:`..decode.rows.DequantizeArrays` but for the output."""
 
+    desc: Any
     source: Any
-    layout: Any
-    element: Any
-    rule: Any
     table: Any
     scales: Any
     scale_codes: Any
     zeros: Any
+
+
+class Panels(NamedTuple):
+    """Layer shape: rows of input; columns, rows, panels of weight; slots."""
+
+    input_rows: UInt64
+    cols: UInt64
+    rows: UInt64
+    panels: UInt64
+    slots: UInt64
+
+
+unpack_panels = unpacker(Panels)
 
 
 def work_floats(cols: int) -> int:
@@ -51,7 +64,7 @@ def work_floats(cols: int) -> int:
 
 
 def _at_once() -> int:
-    """Return how many vectors of a panel are summed at a time: their sums, of four rows, fit registers."""
+    """Panel vectors summed at once: sums of four rows fit registers."""
     return VECTORS if x86_has("avx512f") else 1
 
 
@@ -76,9 +89,10 @@ def pack_values(typingctx: Any, values: Any, begin: Any, pitch: Any, panel: Any,
 def add_panel(
     typingctx: Any, x: Any, rows: Any, panel: Any, begin: Any, steps: Any, sums: Any, place: Any
 ) -> Any:
-    """Add to ``sums[place + r * PANEL + n]`` the products of ``steps`` numbers of each row with the panel's.
+    """Add products of ``steps`` numbers of each row with a panel's.
 
-    x: float32; row r begins at ``rows[r]``. panel: float32, those of step k from ``begin + k * PANEL`` on.
+    To ``sums[place + r * PANEL + n]``. x: float32; row r begins at ``rows[r]``. panel: float32, those of step
+    k from ``begin + k * PANEL`` on.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -115,7 +129,7 @@ def add_panel(
 
 @device
 def fill_panel(weight: Any, cols: Any, first: Any, last: Any, values: Any, panel: Any) -> None:
-    """Write the values of rows ``first`` to ``last`` of the weight to a panel; lanes behind them are zero.
+    """Write values of weight rows to a panel; lanes behind are zero.
 
     values: (16 * cols,), scratch. panel: (cols * PANEL,).
     """
@@ -126,10 +140,9 @@ def fill_panel(weight: Any, cols: Any, first: Any, last: Any, values: Any, panel
         for i in range((end - begin) * cols, STEP * cols):
             values[i] = np.float32(0)
         if begin < end:
-            dequantize_rows(
-                weight.source, weight.layout, weight.element, weight.rule, weight.table, weight.scales,
-                weight.scale_codes, weight.zeros, values, begin, False, begin, end,
-            )  # fmt: skip
+            desc, source, table, scales, scale_codes, zeros = weight
+            arrays = DequantizeArrays(source, table, scales, scale_codes, zeros, values)
+            dequantize_rows(arrays, desc, begin, False, begin, end)
         for k in range(ZERO, whole, STEP):
             pack_values(values, k, cols, panel, k * WIDE + lane)
         for k in range(whole, cols):
@@ -141,7 +154,7 @@ def fill_panel(weight: Any, cols: Any, first: Any, last: Any, values: Any, panel
 def finish_block(
     sums: Any, count: Any, width: Any, bias: Any, first: Any, out: Any, begin: Any, pitch: Any
 ) -> None:
-    """Write the sums of ``count`` rows, with the bias added, to ``out``: ``width`` numbers a row."""
+    """Write sums of ``count`` rows plus bias: ``width`` numbers a row."""
     whole, biased = width - width % STEP, len(bias) > 0
     for r in range(count):
         at, source = begin + r * pitch, r * WIDE
@@ -156,14 +169,14 @@ def finish_block(
 
 @device
 def value_panels(
-    x: Any, weight: Any, count: Any, cols: Any, rows: Any, bias: Any, work: Any, out: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
+    x: Any, weight: Any, shape: Any, bias: Any, work: Any, out: Any, first: Any, last: Any
+) -> None:
     """Compute panels ``first`` to ``last`` of the output.
 
-    x: (count * cols,) float32. weight: of ``rows`` rows. bias: (rows,) float32, or empty. work: float32, as
-    many as :func:`work_floats` says. out: (count * rows,) float32.
+    x: (count * cols,) float32. weight: :class:`PackedValues`. shape: :class:`Panels`. bias: (rows,) float32,
+    or empty. work: float32, as many as :func:`work_floats` says. out: (count * rows,) float32.
     """
+    count, cols, rows = shape.input_rows, shape.cols, shape.rows
     values, panel, sums = work[: STEP * cols], work[STEP * cols :], work[(STEP + WIDE) * cols :]
     for p in range(first, last):
         begin = p * WIDE

@@ -1,4 +1,4 @@
-"""Products of 8-bit codes with a panel: rows of a weight packed so that each lane of a vector has its own.
+"""8-bit products with a panel: weight rows packed one per lane.
 
 A sum along a row, as in :mod:`.products`, ends with the addition of the lanes of its vector, which takes as
 long as some hundred products. In a panel step by step come the next four codes of every row, so that a lane
@@ -27,7 +27,7 @@ _SUMS, _FLOATS, _BYTES = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES), i
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Return the columns of a square matrix whose rows are vectors, by interleaving halves."""
+    """Columns of a square matrix of row vectors, by interleaving halves."""
     count = len(rows)
     low = [lane + own for lane in range(count // 2) for own in (0, count)]
     high = [lane + count // 2 for lane in low]
@@ -61,7 +61,7 @@ def columns_at(
 
 @primitive
 def pack_block(typingctx: Any, weight: Any, begin: Any, pitch: Any, panel: Any, place: Any) -> Any:
-    """Write 16 steps of 16 rows of a panel from ``panel[place]`` on, moved to codes without sign.
+    """Write 16 steps of 16 rows from ``panel[place]``, moved to unsigned codes.
 
     weight: bytes; row i begins at ``begin + i * pitch`` and has 64 of them.
     """
@@ -79,7 +79,7 @@ def pack_block(typingctx: Any, weight: Any, begin: Any, pitch: Any, panel: Any, 
 
 
 class _Tile:
-    """Writes the IR of a tile of rows of codes by a panel; arguments are those of the primitives below."""
+    """IR writer of code rows by a panel; arguments are the primitives'."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
         self.context, self.builder, self.types, self.args = context, builder, signature.args, args
@@ -87,7 +87,7 @@ class _Tile:
         self._codes = [self.place(0, at, I32) for at in firsts]
 
     def place(self, which: int, index: Any, lane: Any) -> Any:
-        """Return the address of an element of an argument that is an array."""
+        """Address of an element of an array argument."""
         return address(self.context, self.builder, self.types[which], self.args[which], index, lane)
 
     def variables(self, kind: Any) -> list[list[Any]]:
@@ -95,7 +95,7 @@ class _Tile:
         return [zeroed(self.builder, kind, VECTORS) for _ in range(HIGH)]
 
     def add_group(self, group: Any, groups: Any, steps: Any) -> list[list[Any]]:
-        """Return variables with the sums of products of a group, which begin as ``starts`` say."""
+        """Variables with a group's sums of products, which begin as ``starts``."""
         builder, totals = self.builder, self.variables(_SUMS)
         begun = []
         for r in range(HIGH):
@@ -127,7 +127,7 @@ class _Tile:
         return found
 
     def store(self, results: list[list[Any]], places: tuple[int, int, int]) -> None:
-        """Store vectors to an array from a place on, a row each pitch further: three arguments."""
+        """Store vectors to an array, a row each pitch further: three arguments."""
         builder, (out, begin, pitch) = self.builder, places
         for r, row in enumerate(results):
             first = builder.add(self.args[begin], builder.mul(self.args[pitch], I64(r)))
@@ -142,10 +142,10 @@ def multiply_panel(
     typingctx: Any, codes: Any, row: Any, cols: Any, panel: Any, starts: Any, top: Any, steps: Any, out: Any,
     place: Any, pitch: Any,
 ) -> Any:  # fmt: skip
-    """Set ``out[place + r * pitch + n]`` to the bits of the sum of products of four rows with a panel's.
+    """Write bits of the sums of products of four rows and panel.
 
-    codes: int8; row r begins at ``row + r * cols``. starts: int32, 16 lanes a row, from row ``top`` on.
-    steps: in a row. out: float32.
+    They lie at ``out[place + r * pitch + n]``. codes: int8; row r begins at ``row + r * cols``. starts:
+    int32, 16 lanes a row, from row ``top`` on. steps: in a row. out: float32.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -162,7 +162,7 @@ def multiply_panel_groups(
     typingctx: Any, codes: Any, row: Any, cols: Any, panel: Any, starts: Any, top: Any, steps: Any, out: Any,
     place: Any, pitch: Any, scales: Any, groups: Any,
 ) -> Any:  # fmt: skip
-    """Set results as :func:`multiply_panel` does to the sum over groups of their sums times their scales.
+    """Write :func:`multiply_panel` results as sums of groups times their scales.
 
     starts: 16 lanes a row and group. steps: of a group. scales: float32, for each group those of the panel's
     rows.

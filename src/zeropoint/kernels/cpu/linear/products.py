@@ -1,11 +1,11 @@
-"""Products of codes as LLVM IR: a tile of rows of the input by rows of a weight, summed in 32 bits.
+"""Integer products in LLVM IR: input rows by weight rows, 32-bit sums.
 
 All run along k in memory, so a weight is used as it is kept. The dtype of the input's codes says which:
 
 int8      Where the processor adds the products of four neighbors to a sum (VNNI, ``vpdpbusd``), 64 to a step.
           It wants factors without sign on one side, so weights are taken as 128 more than they are, and sums
           begin with what that adds, below zero.
-int16     Anywhere, 16 to a step: codes of the input less their zero point, by those of the weight, widened.
+int16     Anywhere, 16 to a step: codes of the input less their zero point, by codes of the weight, widened.
           Products of neighbors are added in pairs into 8 lanes, for which x86-64 has one instruction
           (``vpmaddwd``). The one for 8-bit factors (``vpmaddubsw``) is not used: it adds its pairs in 16
           bits, where two products of 255 by 127 do not fit.
@@ -64,7 +64,7 @@ def adds_quads() -> bool:
 
 
 def shuffled(builder: Any, u: Any, v: Any, lanes: list[int]) -> Any:
-    """Return the given lanes of two vectors, those of the second counted on from those of the first."""
+    """Shuffle two vectors by lane numbers; the second's follow the first's."""
     return builder.shuffle_vector(u, v, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
@@ -77,7 +77,10 @@ def zeroed(builder: Any, kind: Any, count: int) -> list[Any]:
 
 
 def neighbor_sums(builder: Any, a: Any, b: Any) -> Any:
-    """Return ``a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]`` of 16 int16 each, as 8 int32."""
+    """Add neighbors' products, 16 int16 each: 8 int32.
+
+    In 32 bits.
+    """
     if x86_has("avx2"):
         kind = ir.FunctionType(ir.VectorType(I32, a.type.count // 2), [a.type, b.type])
         multiply = _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pmadd.wd")
@@ -94,7 +97,7 @@ def _neighbors_added(builder: Any, products: Any, count: int) -> Any:
 
 
 def add_quads(builder: Any, total: Any, positive: Any, signed: Any) -> Any:
-    """Return ``total`` with the products of 64 uint8 by 64 int8 added, four neighbors to each of 16 int32."""
+    """Add products of 64 uint8 by 64 int8 to 16 int32."""
     if adds_quads():
         kind = ir.FunctionType(total.type, [total.type] * 3)
         multiply = _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
@@ -105,7 +108,7 @@ def add_quads(builder: Any, total: Any, positive: Any, signed: Any) -> Any:
 
 
 def add_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    """Return ``total + a * b`` of floats, rounded once where the processor does that."""
+    """Add ``a * b`` to floats, fused where the processor does that."""
     if not x86_has("fma"):
         return builder.fadd(total, builder.fmul(a, b))
     kind = ir.FunctionType(total.type, [total.type] * 3)
@@ -131,7 +134,7 @@ def sums_of_lanes(builder: Any, add: Any, four: list[Any]) -> Any:
 
 
 class _Tile:
-    """Writes the IR of a tile; arguments are those of the primitives below, by number."""
+    """IR writer of a tile; arguments are the primitives', by number."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
         self.context, self.builder, self.types, self.args = context, builder, signature.args, args
@@ -146,7 +149,7 @@ class _Tile:
         self._starts = [self._place(5, at, I32) for at in self._items(6)]
 
     def _place(self, which: int, index: Any, lane: Any) -> Any:
-        """Return the address of an element of an argument that is an array."""
+        """Address of an element of an array argument."""
         return address(self.context, self.builder, self.types[which], self.args[which], index, lane)
 
     def _items(self, which: int) -> list[Any]:
@@ -158,7 +161,7 @@ class _Tile:
         return [zeroed(self.builder, kind, self.kind.wide) for _ in range(self.high)]
 
     def add_group(self, group: Any) -> list[list[Any]]:
-        """Return variables with the sums of products of a group of each row."""
+        """Variables with each row's sums of products of a group."""
         builder, totals = self.builder, self.variables(self._sums)
         for row, place in zip(totals, self._starts, strict=True):
             begin = ir.Constant(self._sums, [0] * self.kind.sums)
@@ -216,7 +219,7 @@ class _Tile:
         return value
 
     def added(self, totals: list[list[Any]]) -> list[Any]:
-        """Return the sums of the lanes of variables, four to a vector: those of one row or of two."""
+        """Lane sums of variables, four to a vector: one row's or two's."""
         builder, at_once, found = self.builder, 4 // self.kind.wide, []
         for r in range(0, self.high, at_once):
             four = [builder.load(total) for row in totals[r : r + at_once] for total in row]
@@ -235,7 +238,7 @@ class _Tile:
             builder.store(own, target).align = 4
 
     def scale_lanes(self, results: list[list[Any]], totals: list[list[Any]], group: Any) -> None:
-        """Add the sums of a group, floats, times its scale, to ``results``, lane by lane."""
+        """Add a group's float sums, times its scale, to ``results``, lane-wise."""
         builder = self.builder
         for c, scale in enumerate(self._scales(group)):
             factor = self._vector([scale] * self.results.count)
@@ -244,7 +247,7 @@ class _Tile:
                 builder.store(total, result[c])
 
     def scale_sums(self, results: list[Any], totals: list[list[Any]], group: Any) -> None:
-        """Add the sums of a group, integers whose lanes are added first, times its scale, to ``results``."""
+        """Add a group's integer sums, lanes first, times its scale, to ``results``."""
         builder, factor = self.builder, self._vector((self._scales(group) * 4)[:4])
         for result, four in zip(results, self.added(totals), strict=True):
             found = builder.sitofp(four, factor.type)
@@ -272,25 +275,25 @@ def _tile_kind(codes: Any, number: Callable[[TileKind], int]) -> Any:
 
 @primitive
 def lanes_of(typingctx: Any, codes: Any) -> Any:
-    """Return how many products of a row with a row a step has for such codes."""
+    """Products of two rows in a step, for codes like these."""
     return _tile_kind(codes, lambda kind: kind.lanes)
 
 
 @primitive
 def wide_of(typingctx: Any, codes: Any) -> Any:
-    """Return how many rows of the weight a tile has for such codes."""
+    """Weight rows of a tile, for such codes."""
     return _tile_kind(codes, lambda kind: kind.wide)
 
 
 @primitive
 def chunk_of(typingctx: Any, codes: Any) -> Any:
-    """Return how many bytes of weight all rows of such codes pass over before the next."""
+    """Weight bytes that all rows pass over before the next, by codes."""
     return _tile_kind(codes, lambda kind: kind.chunk)
 
 
 @primitive
 def first_of(typingctx: Any, codes: Any, four: Any) -> Any:
-    """Return the first of four numbers, as many as a tile for such codes has rows of the weight."""
+    """First of four numbers, as many as a tile has weight rows."""
     wide = _KINDS[codes.dtype].wide
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -303,7 +306,7 @@ def first_of(typingctx: Any, codes: Any, four: Any) -> Any:
 
 @primitive
 def start_sums(typingctx: Any, codes: Any, at: Any, steps: Any, starts: Any, place: Any) -> Any:
-    """Set the 16 lanes from ``starts[place]`` on to what shifted weights add to a sum, below zero.
+    """Write 16 lanes of what shifted weights add to a sum, negated.
 
     codes: int8, ``steps`` of 64 from ``at`` on. starts: int32.
     """
@@ -332,11 +335,11 @@ def multiply_rows(
     typingctx: Any, codes: Any, rows: Any, weight: Any, columns: Any, steps: Any, starts: Any, start_at: Any,
     out: Any, places: Any,
 ) -> Any:  # fmt: skip
-    """Set ``out[places[r] + c]`` to the bits of the sum of products of row r and column c, an int32.
+    """Write bits of int32 sums of products, row r by column c.
 
-    codes: row r begins at ``rows[r]``. weight: bytes, read as int8; column c begins at ``columns[c]``. steps:
-    in a row. starts: int32; sums of row r begin with 16 lanes from ``start_at[r]`` on where codes are int8.
-    out: float32.
+    They lie at ``out[places[r] + c]``. codes: row r begins at ``rows[r]``. weight: bytes, read as int8;
+    column c begins at ``columns[c]``. steps: in a row. starts: int32; sums of row r begin with 16 lanes from
+    ``start_at[r]`` on where codes are int8. out: float32.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -352,11 +355,11 @@ def multiply_groups(
     typingctx: Any, codes: Any, rows: Any, weight: Any, columns: Any, steps: Any, starts: Any, start_at: Any,
     out: Any, places: Any, scales: Any, scale_at: Any, groups: Any,
 ) -> Any:  # fmt: skip
-    """Set ``out[places[r] + c]`` to the sum over groups of a sum of products times the scale of the group.
+    """Write sums over groups of products times the group's scale.
 
-    steps: of one group. starts: those of the next group follow. scales: float32; those of column c begin at
-    ``scale_at[c]``. Lanes of floats are scaled before they are added; sums of integers are added first, which
-    is the order of a panel's (:mod:`.panels`).
+    They lie at ``out[places[r] + c]``. steps: of one group. starts: the next group's follow. scales:
+    float32; column c's begin at ``scale_at[c]``. Lanes of floats are scaled before they are added;
+    sums of integers are added first, which is the order of a panel's (:mod:`.panels`).
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,1 +1,1 @@
-"""What the machine gives: instructions, vectors, tiles, threads, the records of a call, kept machine code."""
+"""Instructions, vectors, tiles, threads, call records, and the cache of machine code."""

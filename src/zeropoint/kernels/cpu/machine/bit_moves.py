@@ -5,13 +5,14 @@ the next one does, 32 bytes at once where it has as many: shifts are less than a
 from a neighbor lies outside of the mask.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from ....ops.lowering import Flag, Int64, UInt64
 from .byte_vectors import (
     load_bytes,
     load_four_bytes,
@@ -23,6 +24,7 @@ from .byte_vectors import (
 )
 from .emit import emit_packed
 from .intrinsics import I8, I16, I32, I64, address, device, inlined, load64, primitive, scratch, store64
+from .named_records import record_type, unpacker
 from .pack import apart, load_codes, steps_of, together
 from .tile import fetch_ahead
 from .vector import HALF, in_all_lanes, load_lanes, longs_of, octets_of, store_lanes, words_of
@@ -30,13 +32,6 @@ from .vector import HALF, in_all_lanes, load_lanes, longs_of, octets_of, store_l
 # It has no types.
 _tools: Any = cgutils
 
-MOVE = 8
-"""Numbers of a move: its field, then those of Move in layout/bit_places.py.
-
-Of one whose size is 0, 8 numbers follow one another bit by bit, or 32 of one bit each: its mask is how many
-bits each has, and its flip those of all. Of one whose mask is 0, numbers are digits: its shift is how many of
-a byte are numbers.
-"""
 LEVELS = 4
 """Most levels of a type."""
 _TILE, _BLOCKS, _WHOLE = 8192, np.uint64(64), np.uint64(8)
@@ -59,7 +54,7 @@ _WIDENS, _DROPS = np.uint32(34522), np.uint32(23)
 
 
 def _mover(word: Any, count: int) -> Any:
-    """Build the move of ``count`` words of each block, which are or-ed into others."""
+    """Build the or-move of ``count`` words of each block."""
     kind, width = ir.VectorType(word, count), word.width
 
     @primitive
@@ -99,7 +94,7 @@ _move4, _move2, _move1 = _mover(I32, 1), _mover(I16, 1), _mover(I8, 1)
 def _move(
     source: Any, begin: Any, pitch: Any, target: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
-    """Or bits of ``blocks`` blocks into ``target``; move: size, right, left, mask, flip."""
+    """Or bits of blocks into ``target``; move: size, right, left, mask, flip."""
     size, right, left, mask, flip = move
     done, width = np.uint64(0), np.uint64(32)
     while done < size:
@@ -125,7 +120,7 @@ def _move(
 def _pack(
     numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
-    """Or bits of 8 numbers of each block into as many bytes as they have bits; move: bits, low, flip."""
+    """Pack bits of 8 numbers of each block; move: bits, low, flip."""
     bits, low, flip = move
     steps = steps_of(bits)
     for block in range(blocks):
@@ -138,7 +133,7 @@ def _pack(
 def _unpack(
     lines: Any, at: Any, step: Any, numbers: Any, begin: Any, pitch: Any, move: Any, blocks: Any
 ) -> None:
-    """Or bits of 8 numbers of each block into these numbers; move: bits, low, flip."""
+    """Unpack bits of 8 numbers of each block; move: bits, low, flip."""
     bits, low, flip = move
     steps = steps_of(bits)
     for block in range(blocks):
@@ -153,7 +148,7 @@ def _unpack(
 def _pack_signs(
     numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
-    """Write one bit of each of 32 numbers of a block as four bytes. move: low, flip."""
+    """Pack one bit of 32 numbers of a block; move: low, flip."""
     mask, flip = octets_of(np.uint8(_SIGN << move[0])), np.uint32(move[1])
     for block in range(blocks):
         store_signs(lines, at + block * step, load_lanes(numbers, begin + block * pitch) & mask, flip)
@@ -163,7 +158,7 @@ def _pack_signs(
 def _unpack_signs(
     lines: Any, at: Any, step: Any, numbers: Any, begin: Any, pitch: Any, move: Any, blocks: Any
 ) -> None:
-    """Or 32 bits of each block into as many numbers; move: low, flip."""
+    """Or 32 bits of each block into 32 numbers; move: low, flip."""
     mask, flip = octets_of(np.uint8(_SIGN << move[0])), np.uint32(move[1])
     for block in range(blocks):
         place, bits = begin + block * pitch, load_signs(lines, at + block * step, flip) & mask
@@ -174,7 +169,10 @@ def _unpack_signs(
 def _join_digits(
     numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
-    """Write bytes of digits; move: bytes, numbers of a byte. See ``Digits`` in layout/bit_places.py."""
+    """Write bytes of digits; move: bytes, numbers of a byte.
+
+    See ``Digits`` in layout/bit_places.py.
+    """
     run, places = move
     fill, most = words_of(np.uint32(242)), words_of(_WIDENS)
     last = words_of(np.uint32(0xFF) if places == FIVE else np.uint32(0))
@@ -222,7 +220,7 @@ def _split_digits(
 
 @device
 def _load_digits(data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> None:
-    """Write the digits of codes of five; those of a block end with it."""
+    """Write the digits of codes of five; blocks end with their digits."""
     codes = (block + FIVE - np.uint64(1)) // FIVE
     eights = codes // _WHOLE * _WHOLE
     for b in range(blocks):
@@ -237,7 +235,7 @@ def _load_digits(data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> N
 
 @inlined
 def _fives(x: Any) -> Any:
-    """Return numbers in the lowest bytes, whose digits of base 3 are the lowest five bytes."""
+    """Numbers whose base-3 digits are the lowest five bytes, in low bytes."""
     twos = x + x + x + (x >> longs_of(np.uint64(8)))
     fours = (twos << longs_of(np.uint64(3))) + twos + (twos >> longs_of(np.uint64(16)))
     return fours + fours + fours + (x >> longs_of(np.uint64(32)))
@@ -245,7 +243,7 @@ def _fives(x: Any) -> Any:
 
 @device
 def emit_digits(numbers: Any, blocks: Any, block: Any, missing: Any, target: Any, at: Any) -> None:
-    """Write codes of five digits, the highest first; missing: the digit that fills the last of a block."""
+    """Write codes of five digits, highest first; missing: fills a block's last."""
     whole, rest = block // FIVE, block % FIVE
     eights = whole // _WHOLE * _WHOLE
     codes = whole + (np.uint64(1) if rest > np.uint64(0) else np.uint64(0))
@@ -254,7 +252,7 @@ def emit_digits(numbers: Any, blocks: Any, block: Any, missing: Any, target: Any
         for i in range(np.uint64(0), eights, _WHOLE):
             store_bytes(target, place + i, _fives(load_strided(numbers, own + i * FIVE, FIVE)))
         for i in range(eights, whole):
-            # No sum of products below that of all five reaches a byte's end.
+            # No partial sum of the five products reaches a byte's end.
             target[place + i] = np.uint8(load64(numbers, own + i * FIVE) * _PLACES >> np.uint64(32))
         if rest > np.uint64(0):
             code = np.uint64(0)
@@ -270,25 +268,62 @@ def _clear(target: Any, begin: Any, count: Any) -> None:
         target[i] = np.uint8(0)
 
 
+class BitMove(NamedTuple):
+    """Move of the numbers of field ``n``; see :class:`zeropoint.layout.bit_places.Move`.
+
+    Of one whose size is 0, 8 numbers follow one another bit by bit, or 32 of one bit each: its mask is how
+    many bits each has, and its flip the flipped bits of all. Of one whose mask is 0, numbers are digits: its
+    shift is how many of a byte are numbers.
+    """
+
+    n: Int64
+    at: UInt64
+    first: UInt64
+    size: UInt64
+    shift: UInt64
+    low: UInt64
+    mask: UInt64
+    flip: UInt64
+
+
+class BlockBytes(NamedTuple):
+    """Blocks of bytes.
+
+    joins: whether they are joined, rather than split. bits: of a code, or 0 of codes of five digits. nbytes:
+    of a block. block, one, two, three, four: its values, and bytes of its numbers of each level. zero: the
+    digit of zero.
+    """
+
+    joins: Flag
+    bits: UInt64
+    nbytes: UInt64
+    block: UInt64
+    one: UInt64
+    two: UInt64
+    three: UInt64
+    four: UInt64
+    zero: UInt64
+
+
+unpack_blocks, unpack_move = unpacker(BlockBytes), unpacker(BitMove)
+_MOVE = record_type(BitMove).itemsize
+
+
 @device
-def move_rows(
-    data: Any, one: Any, two: Any, three: Any, four: Any, lines: Any, moves: Any, sizes: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
+def move_rows(data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, first: Any, last: Any) -> None:
     """Join blocks ``first`` to ``last``, or split them.
 
-    data: packed codes. one to four: bytes of the levels. lines: of the blocks. sizes: whether they are
-    joined, bits of a code or 0 of codes of five digits, bytes of a block, then its values and bytes of its
-    numbers of each level, and the digit of zero.
+    data: packed codes. levels: bytes of each. lines: of the blocks. sizes: packed :class:`BlockBytes`.
     """
     room, packed = scratch(_ROOM, np.uint8), scratch(_ROOM, np.uint8)
-    joins, bits, nbytes, block = sizes[0] != 0, sizes[1], sizes[2], sizes[3]
+    joins, bits, nbytes, block, one, two, three, four, zero = unpack_blocks(sizes)
+    pitches = block, one, two, three, four
     whole, digits = bits == _WHOLE, bits == np.uint64(0)
     codes = (block + FIVE - np.uint64(1)) // FIVE
     per = min(np.uint64(_TILE) // block, _BLOCKS)
     for start in range(first, last, per):
         count = min(per, last - start)
-        fields = data if whole else room, one, two, three, four
+        fields = data if whole else room, levels[0], levels[1], levels[2], levels[3]
         if joins:
             _clear(lines, start * nbytes, count * nbytes)
             if digits:
@@ -298,14 +333,12 @@ def move_rows(
         else:
             fetch_ahead(lines, (start + per) * nbytes, count * nbytes)
             for field in range(5):
-                begin = np.uint64(0) if field == 0 and not whole else start * sizes[3 + field]
-                _clear(fields[field], begin, count * sizes[3 + field])
-        for m in range(0, len(moves), MOVE):
-            move = moves[m : m + MOVE]
-            n = np.int64(move[0])  # with an index of uint64, Numba's sum would be a float
-            size, shift, low, mask, flip = move[3], move[4], move[5], move[6], move[7]
-            at, pitch = start * nbytes + move[1], sizes[3 + n]
-            begin = (np.uint64(0) if n == 0 and not whole else start * pitch) + move[2]
+                begin = np.uint64(0) if field == 0 and not whole else start * pitches[field]
+                _clear(fields[field], begin, count * pitches[field])
+        for m in range(len(moves) // _MOVE):
+            n, place, number, size, shift, low, mask, flip = unpack_move(moves, m)
+            at, pitch = start * nbytes + place, pitches[n]
+            begin = (np.uint64(0) if n == 0 and not whole else start * pitch) + number
             if mask == 0 and joins:
                 _join_digits(fields[n], begin, pitch, lines, at, nbytes, (size, shift), count)
             elif mask == 0:
@@ -323,6 +356,6 @@ def move_rows(
             else:
                 _move(lines, at, nbytes, fields[n], begin, pitch, (size, shift, low, mask, flip), count)
         if not joins and digits:
-            emit_digits(room, count, block, sizes[8], data, start * codes)
+            emit_digits(room, count, block, zero, data, start * codes)
         elif not joins and not whole:
             emit_packed(room, count * block, bits, packed, data, start * block * bits // _WHOLE)

@@ -1,4 +1,4 @@
-"""Vectors from bytes and to bytes: words that lie apart, bytes that are widened, bits of 32 numbers."""
+"""Vectors from and to bytes: strided words, widened bytes, sign bits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_strided(typingctx: Any, source: Any, at: Any, step: Any) -> Any:
 
 @primitive
 def store_strided(typingctx: Any, target: Any, at: Any, step: Any, value: Any) -> Any:
-    """Store 8 words of 8 bytes that begin ``step`` bytes apart, the first one first."""
+    """Store 8 words of 8 bytes, ``step`` bytes apart, first one first."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array, at, step, value = args
@@ -104,7 +104,7 @@ def store_four_bytes(typingctx: Any, target: Any, at: Any, value: Any) -> Any:
 
 @primitive
 def store_signs(typingctx: Any, target: Any, at: Any, value: Any, flip: Any) -> Any:
-    """Store as 4 bytes which of 32 octets are not zero, each the other way where its bit of ``flip`` is."""
+    """Store which of 32 octets are nonzero as 4 bytes, xor ``flip``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         some = builder.icmp_unsigned("!=", args[2], OCTETS.lanes([0] * STEP))

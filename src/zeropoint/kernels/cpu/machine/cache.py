@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: one folder for each state of the sources, one file for each kernel.
+"""Disk cache of kernels: a folder per source state, files per kernel.
 
     32 bytes  SHA-256 of what follows
     the rest  Numba's compiled function, pickled
@@ -37,6 +37,8 @@ from numba.core.serialize import dumps
 _dumps: Any = dumps
 _Environment: Any = Environment
 _OTHERS_WRITE = 0o022
+GENERATED = "__generated_source__"
+"""Attribute of a function without a file: the source that its kept machine code must have been made of."""
 
 
 def compiled_sources(package: Path) -> list[Path]:
@@ -50,7 +52,7 @@ def compiled_sources(package: Path) -> list[Path]:
 
 
 def source_hash(package: Path = Path(__file__).parents[3]) -> str:
-    """Return a hash of the sources that are compiled, and of what compiles them."""
+    """Hash of the sources that are compiled and of their compiler versions."""
     digest = hashlib.sha256(
         repr((numba.__version__, llvmlite.__version__, platform.python_version())).encode()
     )
@@ -61,7 +63,7 @@ def source_hash(package: Path = Path(__file__).parents[3]) -> str:
 
 @functools.cache
 def cache_directory() -> Path | None:
-    """Return a folder that we alone can write, or None where there is none.
+    """Kernel folder that only this user can write, or None.
 
     Below NUMBA_CACHE_DIR, else below the user's cache.
     """
@@ -78,13 +80,13 @@ def cache_directory() -> Path | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether ``folder`` belongs to this user, and no other may write there."""
+    """Whether ``folder`` is this user's, and nobody else may write there."""
     found = folder.stat()
     return not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE)
 
 
 def _environment(module: str, constants: list[Any], name: str) -> Any:
-    """Return what Python objects a compiled function refers to, without importing its module.
+    """Python objects of a compiled function, without importing its module.
 
     Numba keeps the globals of the module there for code that handles Python objects, which no kernel does;
     modules of Numba's own would take a tenth of a second.
@@ -107,7 +109,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class KernelCache(FunctionCache):
-    """Numba's cache of one function, in files that are checked before they are believed.
+    """Numba's cache of one function, in files verified before use.
 
     folder: where they are, or None to keep nothing. rebuild: returns Numba's compile result for a target and
     what was kept.
@@ -121,6 +123,7 @@ class KernelCache(FunctionCache):
     ) -> None:
         self._py_func, self._folder, self._rebuild = function, folder, rebuild
         self._stem = f"{function.__module__}.{function.__qualname__}"
+        self._generated: str = getattr(function, GENERATED, "")
 
     def __repr__(self) -> str:
         return f"KernelCache({self._stem}, {self._folder})"
@@ -136,7 +139,7 @@ class KernelCache(FunctionCache):
             path.unlink(missing_ok=True)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled function for ``sig``, or None where there is none that is whole."""
+        """Load the compiled function for ``sig``; None if missing or damaged."""
         # Machine code needs Numba's runtime alone. What refresh() imports besides, for a quarter of a second,
         # only compiling needs, which calls it.
         rtsys.initialize(target_context)
@@ -153,7 +156,7 @@ class KernelCache(FunctionCache):
         return self._rebuild(target_context, _Unpickler(io.BytesIO(payload)).load())
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a compiled function for ``sig``, where there is room and the right to."""
+        """Save a compiled function for ``sig``, if disk and permissions allow."""
         path = self._path(sig, data.codegen)
         if path is None or data.library.has_dynamic_globals:
             return
@@ -171,5 +174,5 @@ class KernelCache(FunctionCache):
         if self._folder is None:
             return None
         own: Any = self
-        key = repr(own._index_key(sig, codegen)).encode()
+        key = repr((own._index_key(sig, codegen), self._generated)).encode()
         return self._folder / f"{self._stem}-{hashlib.sha256(key).hexdigest()[:24]}"

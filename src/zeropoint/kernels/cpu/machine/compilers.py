@@ -25,7 +25,7 @@ _CompileResult: Any = CompileResult
 
 
 class _NoMachineCode:
-    """Stands where Numba writes the environment of a function into its machine code."""
+    """Stub where Numba would write a function's environment into machine code."""
 
     @staticmethod
     def set_env(name: str, environment: Any) -> None:
@@ -33,7 +33,7 @@ class _NoMachineCode:
 
 
 class DeviceLibrary(_Library):
-    """LLVM IR of a device function and of all that it calls, not optimized, to be linked into kernels."""
+    """Unoptimized LLVM IR of a device function and its callees, for linking."""
 
     @property
     def codegen(self) -> Any:
@@ -49,7 +49,7 @@ class DeviceLibrary(_Library):
         self._finalized = True
 
     def serialize_using_object_code(self) -> tuple[str, str, bytes]:
-        """Return what is kept on disk: there is no object code."""
+        """Serialize as bitcode: there is no object code."""
         kept: tuple[str, str, bytes] = self.serialize_using_bitcode()
         return kept
 
@@ -58,14 +58,14 @@ class KernelLibrary(_Library):
     """Machine code of a kernel."""
 
     def _optimize_final_module(self) -> None:
-        """Run the passes without those before them that prune counts of references, which no kernel has."""
+        """Run the passes but for reference-count pruning: kernels count no references."""
         for _ in range(ROUNDS):
             passes, builder = self._codegen._module_pass_manager()
             passes.run(self._final_module, builder)
 
 
 class _DeviceTarget:
-    """A target of Numba's whose libraries are device libraries, for functions that are read from disk."""
+    """Numba target whose libraries are device libraries, for functions from disk."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -74,7 +74,7 @@ class _DeviceTarget:
         return getattr(self._target, name)
 
     def codegen(self) -> Any:
-        """Return what makes libraries."""
+        """Library factory."""
         return self
 
     def unserialize_library(self, kept: tuple[str, str, bytes]) -> Any:

@@ -1,4 +1,4 @@
-"""What is said when kernels are compiled: one line in a process, before the first.
+"""The notice that kernels are compiled: one line in a process.
 
 Compiling takes seconds for each kernel, at its first call on a machine, and looks like a program that hangs.
 Numba says when a function is not in its cache; kernels that are found there are loaded in silence.
@@ -34,7 +34,7 @@ class _Compiling(event.Listener):
         self.said = False
 
     def on_start(self, event: Any) -> None:
-        """Take the begin of a compilation; those of other packages are not ours to speak of."""
+        """Handle the begin of a compilation; other packages' are ignored."""
         if self.said or not event.data["dispatcher"].py_func.__module__.startswith(_OURS):
             return
         self.said = True

@@ -1,4 +1,4 @@
-"""The way to memory of float32 values and of codes narrower than a byte."""
+"""Stores of float32 values and of codes narrower than a byte."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from .pack import pack_bits, pack_nibbles, pack_pairs_of_bits
 
 @device
 def stream_floats(tile: Any, count: Any, target: Any, at: Any) -> None:
-    """Copy ``count`` float32 of a tile to ``target[at:]``, whole cache lines past the cache.
+    """Copy float32 of a tile to ``target[at:]``, cache lines past the cache.
 
     An ordinary store first reads the line it overwrites; four bytes an element make that the larger part of
     the traffic.

@@ -1,4 +1,4 @@
-"""Between float16 and float32 in LLVM IR: the processor's own conversions, or integers where it has none.
+"""Float16 conversions in LLVM IR: by the processor, or with integers.
 
 LLVM makes calls of a library that Numba does not link of conversions that a processor of x86-64 lacks (those
 before 2012, and virtual machines with a default model): the process would abort.
@@ -20,7 +20,7 @@ def converts(context: Any) -> bool:
 
 
 def widened(context: Any, builder: Any, x: Any) -> Any:
-    """Return the float16 with the bits ``x``, a number or a vector of 16 bits, as float32 (exact)."""
+    """Float16 bits ``x``, scalar or vector, as float32 (exact)."""
     if converts(context):
         return builder.fpext(builder.bitcast(x, _of(x, F16)), _of(x, F32))
     u = builder.zext(x, _of(x, I32))
@@ -39,7 +39,7 @@ def widened(context: Any, builder: Any, x: Any) -> Any:
 
 
 def narrowed(context: Any, builder: Any, x: Any) -> Any:
-    """Return the bits of ``x``, a float32 or a vector of them, rounded to float16, half to even."""
+    """Bits of float32 ``x``, scalar or vector, as float16, half to even."""
     if converts(context):
         return builder.bitcast(builder.fptrunc(x, _of(x, F16)), _of(x, I16))
     u = builder.bitcast(x, _of(x, I32))

@@ -1,4 +1,4 @@
-"""The few instructions that Numba does not spell: bit casts, half conversion, prefetch, streaming stores.
+"""Instructions that Numba lacks: bit casts, float16, prefetch, streaming stores.
 
 Everything here is portable LLVM IR; nothing names an instruction set. This module also decides how kernels
 are compiled and where their machine code is kept.
@@ -38,17 +38,17 @@ _CONFIG.SLP_VECTORIZE = 1
 
 
 def kernel(function: F) -> F:
-    """Compile an entry point that Python calls: no GIL, no fast-math, no contraction, cached on disk."""
+    """Compile an entry point: no GIL, fast-math or contraction; cached on disk."""
     return _compiled(function, wrapped=True)
 
 
 def device(function: F) -> F:
-    """Compile a function that only kernels call; it does without wrappers and machine code of its own."""
+    """Compile a function that kernels call, without wrappers and own machine code."""
     return _compiled(function, wrapped=False)
 
 
 def inlined(function: F) -> F:
-    """Compile a device function into each of its callers: calls pass vectors through memory."""
+    """Compile a device function into its callers: calls pass vectors through memory."""
     return _compiled(function, wrapped=False, forceinline=True)
 
 
@@ -66,12 +66,12 @@ def _compiled(function: F, *, wrapped: bool, forceinline: bool = False) -> F:
 
 
 def primitive(function: Callable[..., Any]) -> Any:
-    """Register a function that writes LLVM IR; its first argument is Numba's and callers leave it out."""
+    """Register a function that writes LLVM IR; Numba passes its first argument."""
     return intrinsic(function)
 
 
 def x86_has(feature: str) -> bool:
-    """Return whether the processor that kernels are compiled for is one of x86-64 with ``feature``."""
+    """Whether kernels are compiled for an x86-64 processor with ``feature``."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return triple.startswith("x86_64") and f"+{feature}" in features.split(",")
 
@@ -128,7 +128,7 @@ def widen_half(typingctx: Any, x: Any) -> Any:
 
 @primitive
 def narrow_half(typingctx: Any, x: Any) -> Any:
-    """Round a float32 to float16, half to even, and return its bits as uint16."""
+    """Round a float32 to float16, half to even: its bits, uint16."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return narrowed(context, builder, args[0])
@@ -143,7 +143,7 @@ def address(context: Any, builder: Any, array_type: Any, array: Any, index: Any,
 
 
 def _scratch(typingctx: Any, count: Any, dtype: Any) -> Any:
-    """Return an uninitialized array of ``count`` (a constant) numbers on the stack of the calling kernel.
+    """Uninitialized array of ``count`` (constant) numbers on the kernel's stack.
 
     Call it outside of loops; the array lives until the kernel returns.
     """
@@ -169,7 +169,7 @@ scratch: Any = intrinsic(prefer_literal=True)(_scratch)
 
 
 def _prefetcher(locality: int) -> Any:
-    """Build the request for the cache line of ``array[index]``; reading past the end is harmless."""
+    """Build a prefetch of ``array[index]``; reading past the end is harmless."""
 
     @primitive
     def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
@@ -191,7 +191,7 @@ prefetch, prefetch_far = _prefetcher(3), _prefetcher(2)
 
 @primitive
 def stream32(typingctx: Any, target: Any, at: Any, source: Any, start: Any) -> Any:
-    """Copy 32 bytes from ``source[start]`` to the 32-byte aligned ``target[at]``, past the cache."""
+    """Copy 32 bytes to the 32-byte aligned ``target[at]``, past the cache."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(I64, 4)
@@ -241,7 +241,7 @@ shl16, shr16 = _lanes("shl", 16), _lanes("lshr", 16)
 
 @device
 def near_bfloat16(x: Any) -> Any:
-    """Return bits whose upper half is a finite float32 rounded to bfloat16, half to even."""
+    """Round a finite float32 to bfloat16, half to even: upper bits."""
     u = bits32(x)
     odd = and32(shr32(u, np.uint32(16)), np.uint32(1))
     return add32(add32(u, np.uint32(0x7FFF)), odd)
@@ -249,13 +249,13 @@ def near_bfloat16(x: Any) -> Any:
 
 @device
 def to_bfloat16(x: Any) -> Any:
-    """Return a finite float32 rounded to bfloat16, half to even, and widened again."""
+    """Round a finite float32 to bfloat16, half to even, and widen it."""
     return float32_of(and32(near_bfloat16(x), np.uint32(0xFFFF0000)))
 
 
 @primitive
 def count_above(typingctx: Any, t: Any, thresholds: Any) -> Any:
-    """Return how many of a tuple of float32 thresholds lie strictly below ``t``, as a float32.
+    """Count thresholds, a tuple of float32, strictly below ``t``; a float32.
 
     Counted in one expression of 32-bit masks and handed on as a float: an integer result would be narrowed to
     bytes and the sum transposed by the SLP vectorizer, at a tenth of the speed.
@@ -273,7 +273,7 @@ def count_above(typingctx: Any, t: Any, thresholds: Any) -> Any:
 
 @primitive
 def store64(typingctx: Any, target: Any, at: Any, word: Any) -> Any:
-    """Store the 8 bytes of a uint64 at ``target[at]``, any alignment, lowest byte first on every host."""
+    """Store a uint64 at ``target[at]``, unaligned, little-endian on every host."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         store = builder.store(args[2], address(context, builder, signature.args[0], args[0], args[1], I64))
@@ -285,7 +285,7 @@ def store64(typingctx: Any, target: Any, at: Any, word: Any) -> Any:
 
 @primitive
 def address_of(typingctx: Any, array: Any, index: Any) -> Any:
-    """Return the address of ``array[index]`` as uint64, to find where aligned stores may begin."""
+    """Address of ``array[index]``, uint64, to align stores."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(address(context, builder, signature.args[0], args[0], args[1]), I64)
@@ -306,7 +306,7 @@ def load64(typingctx: Any, source: Any, at: Any) -> Any:
 
 
 def _unit_amax(lanes: int) -> Any:
-    """Build the largest magnitude of ``lanes`` neighbors as an explicit vector: the vectorizer misses it."""
+    """Build the largest magnitude of ``lanes`` neighbors: auto-vectorization misses it."""
 
     @primitive
     def unit_amax(typingctx: Any, array: Any, index: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sixteen vectors reduced together: each fold of two vectors halves the lanes that belong to one of them.
+"""Reductions of sixteen vectors: a fold of two halves each one's lanes.
 
 Folds of 2, 4, 8 and then 16 vectors leave one whose lane n is the extreme of all lanes of vector n. That is
 15 folds in place of 16 reductions of four steps.
@@ -18,7 +18,7 @@ _PART = 4
 
 
 def _halves(step: int) -> tuple[list[int], list[int]]:
-    """Return which lanes of two vectors, the second's from 16 on, are compared at a step, 1 to 4."""
+    """Lanes of two vectors compared at step 1 to 4."""
     parts = range(0, LANES, _PART)
     if step == 1:
         first = [[p, LANES + p, p + 1, LANES + p + 1] for p in parts]
@@ -34,9 +34,10 @@ def _halves(step: int) -> tuple[list[int], list[int]]:
 
 
 def _folder(step: int, symbol: str) -> Any:
-    """Build the fold of two vectors of signed words, or pairs of halves, of ``2 ** (step - 1)`` vectors each.
+    """Build the fold of two vectors of signed words, or half pairs.
 
-    Halves that are a word stay together: both belong to one vector in the end.
+    Each is of ``2 ** (step - 1)`` vectors. Halves that are a word stay together: both belong to one vector in
+    the end.
     """
     lanes = _halves(step)
 
@@ -60,7 +61,7 @@ larger_of_2, larger_of_4, larger_of_8, larger_of_16 = (_folder(step, ">") for st
 
 @primitive
 def interleaved_pairs(typingctx: Any, x: Any) -> Any:
-    """Return pairs of the first 16 halves and of the last 16 in turns, as a fold of 2 leaves them."""
+    """Interleave the first 16 halves with the last, like a fold."""
     lanes = [n // 2 + n % 2 * (LANES // 2) for n in range(LANES)]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tables of 16 numbers in a vector, picked from by 32 codes at once; and boundaries, searched for values."""
+"""Vector tables: 16 entries looked up by 32 codes; threshold searches."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _tools: Any = cgutils
 
 
 def _picked_bytes(context: Any, builder: Any, table: Any, codes: Any) -> Any:
-    """Pick bytes of two tables of 16: by the first for the first 16 codes, the second for the others.
+    """Pick bytes of two tables of 16, one per half of codes.
 
     The one operation that LLVM has no portable instruction for; machines without a byte shuffle go through
     memory.
@@ -37,14 +37,14 @@ def _picked_bytes(context: Any, builder: Any, table: Any, codes: Any) -> Any:
 
 
 def _zip(builder: Any, low: Any, high: Any) -> Any:
-    """Put two vectors of 32 numbers together, element by element, as one of twice as wide bytes' groups."""
+    """Interleave two vectors of 32 numbers into numbers twice as wide."""
     width = low.type.count // STEP
     lanes = [s * low.type.count + e * width + k for e in range(STEP) for s in (0, 1) for k in range(width)]
     return builder.shuffle_vector(low, high, indices(lanes))
 
 
 def _picked(context: Any, builder: Any, table: Any, codes: Any) -> Any:
-    """Return 32 numbers of a table's width: byte by byte looked up, then put together."""
+    """Look up 32 numbers byte by byte and put these together."""
     planes = []
     for shift in range(0, table.type.element.width, 8):
         moved = builder.lshr(table, table.type([shift] * STEP)) if shift else table
@@ -69,7 +69,7 @@ def load_table(typingctx: Any, array: Any) -> Any:
 
 @primitive
 def pick_octets(typingctx: Any, table: Any, codes: Any) -> Any:
-    """Return ``table[code]`` of 32 codes below 16; the first 16 lanes are the table of the first 16 codes."""
+    """Look up 32 codes below 16; each half has its own table."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _picked_bytes(context, builder, *args)
@@ -79,7 +79,7 @@ def pick_octets(typingctx: Any, table: Any, codes: Any) -> Any:
 
 @primitive
 def pick_halves(typingctx: Any, table: Any, codes: Any) -> Any:
-    """Return ``table[code]`` of 32 codes; the first 16 lanes are the table of the first 16 codes."""
+    """Look up 32 codes; the first 16 lanes serve the first half."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(_picked(context, builder, *args), HALVES.lanes)
@@ -89,7 +89,7 @@ def pick_halves(typingctx: Any, table: Any, codes: Any) -> Any:
 
 @primitive
 def store_picked(typingctx: Any, array: Any, at: Any, first: Any, second: Any, codes: Any) -> Any:
-    """Store ``first[code]`` of the first 16 codes and ``second[code]`` of the others as 32 words."""
+    """Store 32 looked-up words; each half of the codes has a table."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         table = builder.shuffle_vector(args[2], args[3], indices(list(range(STEP))))
@@ -110,7 +110,7 @@ def _count_one_by_one(builder: Any, x: Any, thresholds: list[Any]) -> Any:
 
 
 def _table_of(builder: Any, numbers: list[Any], width: int) -> Any:
-    """Return a vector of numbers, repeated up to ``width`` lanes, a multiple of their count."""
+    """Vector of numbers, repeated up to ``width`` lanes, a multiple of them."""
     table = ir.Constant(ir.VectorType(F32, width), ir.Undefined)
     for lane in range(width):
         table = builder.insert_element(table, numbers[lane % len(numbers)], I32(lane))
@@ -118,7 +118,7 @@ def _table_of(builder: Any, numbers: list[Any], width: int) -> Any:
 
 
 def _count_by_halves(builder: Any, x: Any, thresholds: list[Any], pick: Any, width: int) -> Any:
-    """Halve what is left of 15 thresholds four times, in vectors of ``width`` lanes that ``pick`` takes."""
+    """Bisect 15 thresholds four times in vectors that ``pick`` takes."""
     integers, parts = ir.VectorType(I32, width), []
     for begin in range(0, FLOATS.count, width):
         value = builder.shuffle_vector(x, x, indices(list(range(begin, begin + width))))
@@ -134,7 +134,7 @@ def _count_by_halves(builder: Any, x: Any, thresholds: list[Any], pick: Any, wid
 
 @primitive
 def count_floats_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
-    """Count those of 15 rising float32 that lie strictly below each lane, as words.
+    """Count which of 15 rising float32 lie strictly below each lane.
 
     Gain that keeps the search by halves: 1.6 times the speed on nf4, on AVX-512.
     """

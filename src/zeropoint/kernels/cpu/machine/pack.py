@@ -1,4 +1,4 @@
-"""Codes to bytes and back: two nibbles a byte, and an LSB-first stream of b-bit codes."""
+"""Bit packing: two nibbles a byte, and LSB-first streams of b-bit codes."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ LONG = np.uint64(LONGS.count)
 
 @device
 def pack_nibbles(pairs: Any, count: Any, out: Any, at: Any) -> None:
-    """Pack ``count`` pairs of 4-bit codes into bytes, first code in the low nibble.
+    """Pack ``count`` pairs of 4-bit codes, first in the low nibble.
 
     pairs: uint16 view of the codes; reading two codes as one uint16 avoids every shuffle (little-endian
     hosts).
@@ -25,7 +25,7 @@ def pack_nibbles(pairs: Any, count: Any, out: Any, at: Any) -> None:
 
 @device
 def pack_pairs_of_bits(fours: Any, count: Any, out: Any, at: Any) -> None:
-    """Pack ``count`` times four 2-bit codes into bytes, the first lowest; fours: uint32 view of the codes."""
+    """Pack ``count`` times four 2-bit codes, lowest first; fours: uint32 view."""
     for i in range(count):
         v = and32(fours[i], np.uint32(0x03030303))
         high = shr32(v, np.uint32(12)) | shr32(v, np.uint32(18))
@@ -34,7 +34,7 @@ def pack_pairs_of_bits(fours: Any, count: Any, out: Any, at: Any) -> None:
 
 @inlined
 def steps_of(bits: Any) -> Any:
-    """Return the two masks and the shift of each of three steps: for codes, pairs and fours."""
+    """Masks and shift of each of three steps: codes, pairs, fours."""
     one, gap = np.uint64(1), np.uint64(8) - bits
     m0 = np.uint64(((one << bits) - one) * np.uint64(0x0001000100010001))
     m1 = np.uint64(((one << (bits + bits)) - one) * np.uint64(0x0000000100000001))
@@ -56,7 +56,7 @@ def _of_longs(steps: Any) -> Any:
 
 @inlined
 def together(x: Any, steps: Any) -> Any:
-    """Return 8 codes, a byte each, one after another: three shift-and-or steps halve the gaps."""
+    """Pack 8 codes, a byte each: three shift-and-or steps halve the gaps."""
     a, b, c = steps
     x = (x & a[0]) | ((x >> a[2]) & a[1])
     x = (x & b[0]) | ((x >> b[2]) & b[1])
@@ -74,7 +74,7 @@ def apart(x: Any, steps: Any) -> Any:
 
 @device
 def pack_bits(octets: Any, count: Any, bits: Any, out: Any, at: Any) -> None:
-    """Pack codes of ``bits`` bits LSB first into ``out[at:]``; 8 codes fill ``bits`` bytes.
+    """Pack codes of ``bits`` bits LSB first; 8 codes fill ``bits`` bytes.
 
     octets: uint64 view of the codes, 8 a word; count: number of words. Writes 8 bytes a word, so ``out``
     needs 8 - bits bytes of slack behind the last one.

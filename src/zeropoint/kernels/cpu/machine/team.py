@@ -15,6 +15,7 @@ from numba.core import cgutils
 from .intrinsics import I8, I32, I64, primitive, x86_has
 
 _tools: Any = cgutils  # has no types
+_BaseTuple: Any = types.BaseTuple
 _FLUSH = 0x8040
 """Bits of MXCSR: subnormal results, and subnormal inputs, are zero."""
 
@@ -46,15 +47,27 @@ def _without_flushing(builder: Any, run: Any) -> None:
 
 @primitive
 def run_parts(typingctx: Any, function: Any, args: Any) -> Any:
-    """Call ``function(*others, begin, end)`` for some runs of rows and return the largest result, int64.
+    """Call ``function(*others, begin, end)`` for runs of rows: largest result, int64.
 
     args: a tuple, the others and then first and last row, the number of runs, and the address of
     ``GOMP_parallel``, or 0 for the calling thread alone. function: a device function; its result is an
     integer without sign, or None. Threads take runs as long as there are any, so that fewer threads than runs
     are as good.
     """
-    count = len(args.types) - 4
-    own = (*args.types[:count], types.uint64, types.uint64)
+    return _parts(typingctx, function, args, bundled=False)
+
+
+@primitive
+def run_bundled(typingctx: Any, function: Any, args: Any) -> Any:
+    """Call ``function(others, begin, end)``, the others in one tuple, as :func:`run_parts` does."""
+    return _parts(typingctx, function, args, bundled=True)
+
+
+def _parts(typingctx: Any, function: Any, args: Any, *, bundled: bool) -> Any:
+    """Signature and code of a run's call; bundled: arguments are one tuple."""
+    others = args.types[: len(args.types) - 4]
+    count, bundle = len(others), _BaseTuple.from_types(others)
+    own = (*((bundle,) if bundled else others), types.uint64, types.uint64)
     sig = function.get_call_type(typingctx, own, {})
     compiled = function.dispatcher.get_compile_result(sig)
 
@@ -63,6 +76,8 @@ def run_parts(typingctx: Any, function: Any, args: Any) -> Any:
         numbers = [I64, I64, I64, I64, I64]  # ticket, largest result, first, last, parts
         given = [builder.extract_value(values[1], n) for n in range(len(args.types))]
         items, rows, team = given[:count], given[count:-1], given[-1]
+        if bundled:
+            items = [context.make_tuple(builder, bundle, items)]
         shared = ir.LiteralStructType([*numbers, *(item.type for item in items)])
         box = _tools.alloca_once(builder, shared)
         for n, value in enumerate([I64(0), I64(0), *rows, *items]):
@@ -87,7 +102,7 @@ def run_parts(typingctx: Any, function: Any, args: Any) -> Any:
 
 
 def _write_member(context: Any, member: Any, shared: Any, what: Any) -> None:
-    """Write what each thread does: take runs and call the function until there are none."""
+    """Write a thread's loop: take runs and call the function until done."""
     sig, compiled = what
     builder = ir.IRBuilder(member.append_basic_block("entry"))
     box = builder.bitcast(member.args[0], shared.as_pointer())

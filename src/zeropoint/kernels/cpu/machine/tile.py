@@ -1,4 +1,4 @@
-"""The tile: loading and widening, block extremes, spreading of block values over elements.
+"""Tiles: loads and widening, block extremes, block values spread over elements.
 
 A tile is TILE elements, widened to float32. Every stage is one plain loop over a tile, because short loops
 over scratch that stays in L1 vectorize reliably, compose freely, and cost less than the memory traffic they
@@ -8,20 +8,9 @@ hide. Loop indices are unsigned: a signed index brings Numba's wrap-around branc
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from .intrinsics import (
-    LINE,
-    amax16,
-    amax32,
-    bits32,
-    device,
-    float32_of,
-    inlined,
-    prefetch,
-    widen_half,
-)
+from .dispatch import by_dtype
+from .intrinsics import LINE, amax16, amax32, bits32, device, float32_of, inlined, prefetch, widen_half
 from .vector import (
     STEP,
     WHOLE,
@@ -53,35 +42,24 @@ BFLOAT16, FLOAT16, FLOAT32 = np.uint8(0), np.uint8(1), np.uint8(2)
 _TWO, _FOUR, _EIGHT = np.uint64(2), np.uint64(4), np.uint64(8)
 
 
-def _load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
-    """Widen ``source[start : start + count]`` into ``tile``; ``kind`` tells 16-bit floats apart."""
-
-
-@overload(_load, inline="never")
-def _load_overload(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> Any:
-    if source.dtype == types.float32:
-
-        def load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
-            for i in range(count):
-                tile[i] = source[start + i]
-
-        return load
-
-    def load_half(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
-        if kind == BFLOAT16:
-            for i in range(count):
-                tile[i] = float32_of(np.uint32(np.uint16(source[start + i])) << np.uint32(16))
-        else:
-            for i in range(count):
-                tile[i] = widen_half(np.uint16(source[start + i]))
-
-    return load_half
+@device
+def _copy(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
+    """Widen ``source[start : start + count]`` exactly to ``tile``; kind: of halves."""
+    for i in range(count):
+        tile[i] = source[start + i]
 
 
 @device
-def load(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
-    """Widen ``source[start : start + count]`` exactly into the float32 ``tile``."""
-    _load(source, start, count, kind, tile)
+def _widen(source: Any, start: Any, count: Any, kind: Any, tile: Any) -> None:
+    if kind == BFLOAT16:
+        for i in range(count):
+            tile[i] = float32_of(np.uint32(np.uint16(source[start + i])) << np.uint32(16))
+    else:
+        for i in range(count):
+            tile[i] = widen_half(np.uint16(source[start + i]))
+
+
+load = by_dtype(float32=_copy, uint16=_widen, int16=_widen)
 
 
 @device
@@ -99,34 +77,23 @@ def fetch_ahead(source: Any, start: Any, count: Any) -> None:
         prefetch(source, start + i)
 
 
-def _magnitude(x: Any) -> Any:
-    """Clear the sign of a float32 or of 16-bit float bits."""
+@inlined
+def _word_magnitude(x: Any) -> Any:
+    """Clear the sign of float bits: uint32 or uint16, ordered as values."""
+    return np.uint32(bits32(x) & np.uint32(0x7FFFFFFF))
 
 
-@overload(_magnitude, inline="always")
-def _magnitude_overload(x: Any) -> Any:
-    if x == types.float32:
-
-        def clear(x: Any) -> Any:
-            return np.uint32(bits32(x) & np.uint32(0x7FFFFFFF))
-
-        return clear
-
-    def clear_half(x: Any) -> Any:
-        return np.uint16(np.uint16(x) & np.uint16(0x7FFF))
-
-    return clear_half
+@inlined
+def _half_magnitude(x: Any) -> Any:
+    return np.uint16(np.uint16(x) & np.uint16(0x7FFF))
 
 
-@device
-def magnitude(x: Any) -> Any:
-    """Return the bits of |x|: uint32 of a float32, uint16 of 16-bit float bits; they order as values do."""
-    return _magnitude(x)
+magnitude = by_dtype(float32=_word_magnitude, uint16=_half_magnitude, int16=_half_magnitude)
 
 
 @device
 def widen_magnitude(bits: Any, kind: Any) -> Any:
-    """Return magnitude bits of the source as the uint32 bits of the same float32 value."""
+    """Widen magnitude bits of the source to uint32 bits of float32."""
     if kind == FLOAT32:
         return np.uint32(bits)
     if kind == BFLOAT16:
@@ -134,36 +101,25 @@ def widen_magnitude(bits: Any, kind: Any) -> Any:
     return bits32(widen_half(np.uint16(bits)))
 
 
-def _magnitudes_at(x: Any, at: Any) -> Any:
-    """Load a unit and clear its signs."""
-
-
-@overload(_magnitudes_at, inline="always")
-def _magnitudes_at_overload(x: Any, at: Any) -> Any:
-    if x.dtype == types.float32:
-
-        def clear(x: Any, at: Any) -> Any:
-            first = bits_of(load_lanes(x, at)) & words_of(np.uint32(0x7FFFFFFF))
-            second = bits_of(load_lanes(x, at + np.uint64(STEP // 2))) & words_of(np.uint32(0x7FFFFFFF))
-            return larger_bits(first, second)
-
-        return clear
-
-    def clear_half(x: Any, at: Any) -> Any:
-        return load_lanes(x, at) & halves_of(np.uint16(0x7FFF))
-
-    return clear_half
+@inlined
+def _word_magnitudes(x: Any, at: Any) -> Any:
+    """Load magnitude bits of 32 neighbors: halves, or larger of two words."""
+    first = bits_of(load_lanes(x, at)) & words_of(np.uint32(0x7FFFFFFF))
+    second = bits_of(load_lanes(x, at + np.uint64(STEP // 2))) & words_of(np.uint32(0x7FFFFFFF))
+    return larger_bits(first, second)
 
 
 @inlined
-def magnitudes_at(x: Any, at: Any) -> Any:
-    """Return the magnitude bits of 32 neighbors: halves of 16-bit sources, else the larger of two words."""
-    return _magnitudes_at(x, at)
+def _half_magnitudes(x: Any, at: Any) -> Any:
+    return load_lanes(x, at) & halves_of(np.uint16(0x7FFF))
+
+
+magnitudes_at = by_dtype(float32=_word_magnitudes, uint16=_half_magnitudes, int16=_half_magnitudes)
 
 
 @inlined
 def run_amax(source: Any, at: Any, end: Any) -> Any:
-    """Return the largest magnitude bits of ``source[at:end]``, on the source's own 16- or 32-bit lanes."""
+    """Largest magnitude bits of ``source[at:end]``, on the source's own lanes."""
     m = np.uint32(0)
     if at + np.uint64(STEP) <= end:
         most = magnitudes_at(source, at)
@@ -180,7 +136,7 @@ def run_amax(source: Any, at: Any, end: Any) -> Any:
 
 @inlined
 def _few_amax(source: Any, start: Any, blocks: Any, few: Any, amax: Any) -> None:
-    """Set the magnitude bits of blocks of ``few`` elements, a constant, which the compiler unrolls."""
+    """Magnitude bits of blocks of ``few`` elements, a constant to unroll."""
     for b in range(blocks):
         most = magnitude(source[start + b * few])
         for i in range(np.uint64(1), few):
@@ -190,7 +146,7 @@ def _few_amax(source: Any, start: Any, blocks: Any, few: Any, amax: Any) -> None
 
 @device
 def block_amax(source: Any, start: Any, count: Any, block: Any, kind: Any, amax: Any) -> None:
-    """Set ``amax[b]`` to the largest magnitude of each block of ``block`` elements, as float32 bits.
+    """Largest magnitude of each block of ``block`` elements, as float32 bits.
 
     NaN and Inf compare largest. Blocks of 2 to 8 are lanes, of 16 and 32 vectors; others are runs of vectors.
     """
@@ -217,75 +173,52 @@ def block_amax(source: Any, start: Any, count: Any, block: Any, kind: Any, amax:
         amax[b] = widen_magnitude(amax[b], kind)
 
 
-def _ordered(x: Any) -> Any:
-    """Return the bits of a float32, or 16-bit float bits, as an integer that orders as the value does."""
-
-
-@overload(_ordered, inline="always")
-def _ordered_overload(x: Any) -> Any:
-    if x == types.float32:
-
-        def key(x: Any) -> Any:
-            k = np.int32(bits32(x))
-            return k if k >= np.int32(0) else np.int32(k ^ np.int32(0x7FFFFFFF))
-
-        return key
-
-    def key_half(x: Any) -> Any:
-        k = np.int16(x)
-        return np.int32(k) if k >= np.int16(0) else np.int32(np.int16(k ^ np.int16(0x7FFF)))
-
-    return key_half
-
-
-@device
-def ordered(x: Any) -> Any:
-    """Return an integer that orders as the value does."""
-    return _ordered(x)
-
-
-def _bits_at(x: Any, at: Any) -> Any:
-    """Load a cache line as integers: 16 words of float32, 32 halves of 16-bit numbers."""
-
-
-@overload(_bits_at, inline="always")
-def _bits_at_overload(x: Any, at: Any) -> Any:
-    if x.dtype == types.float32:
-
-        def load(x: Any, at: Any) -> Any:
-            return bits_of(load_lanes(x, at))
-
-    else:
-
-        def load(x: Any, at: Any) -> Any:
-            return load_lanes(x, at)
-
-    return load
+@inlined
+def _word_key(x: Any) -> Any:
+    """Integer that orders as a float32, or 16-bit float bits, does."""
+    k = np.int32(bits32(x))
+    return k if k >= np.int32(0) else np.int32(k ^ np.int32(0x7FFFFFFF))
 
 
 @inlined
-def bits_at(x: Any, at: Any) -> Any:
-    """Return a cache line as integers, of the width of its numbers."""
-    return _bits_at(x, at)
+def _half_key(x: Any) -> Any:
+    k = np.int16(x)
+    return np.int32(k) if k >= np.int16(0) else np.int32(np.int16(k ^ np.int16(0x7FFF)))
 
 
-def _ends(x: Any, most: Any, least: Any, top: Any) -> Any:
-    """Return the outermost lanes: largest and smallest without sign, and largest with it."""
+ordered = by_dtype(float32=_word_key, uint16=_half_key, int16=_half_key)
 
 
-@overload(_ends, inline="always")
-def _ends_overload(x: Any, most: Any, least: Any, top: Any) -> Any:
-    def of_words(x: Any, most: Any, least: Any, top: Any) -> Any:
-        sign = np.uint32(0x80000000)
-        greatest = np.uint32(largest_lane(top ^ words_of(sign)) ^ sign)
-        return float32_of(largest_lane(most)), float32_of(smallest_lane(least)), float32_of(greatest)
+@inlined
+def _words_at(x: Any, at: Any) -> Any:
+    """Load a cache line as integers: 16 words, or 32 halves."""
+    return bits_of(load_lanes(x, at))
 
-    def of_halves(x: Any, most: Any, least: Any, top: Any) -> Any:
-        sign = np.uint16(0x8000)
-        greatest = np.uint16(largest_lane(top ^ halves_of(sign)) ^ sign)
-        return largest_lane(most), smallest_lane(least), greatest
 
-    return of_words if x.dtype == types.float32 else of_halves
+@inlined
+def _halves_at(x: Any, at: Any) -> Any:
+    return load_lanes(x, at)
+
+
+bits_at = by_dtype(float32=_words_at, uint16=_halves_at, int16=_halves_at)
+
+
+@inlined
+def _ends_of_words(x: Any, most: Any, least: Any, top: Any) -> Any:
+    """Outermost lanes: largest and smallest without sign, largest with it."""
+    sign = np.uint32(0x80000000)
+    greatest = np.uint32(largest_lane(top ^ words_of(sign)) ^ sign)
+    return float32_of(largest_lane(most)), float32_of(smallest_lane(least)), float32_of(greatest)
+
+
+@inlined
+def _ends_of_halves(x: Any, most: Any, least: Any, top: Any) -> Any:
+    sign = np.uint16(0x8000)
+    greatest = np.uint16(largest_lane(top ^ halves_of(sign)) ^ sign)
+    return largest_lane(most), smallest_lane(least), greatest
+
+
+_ends = by_dtype(float32=_ends_of_words, uint16=_ends_of_halves, int16=_ends_of_halves)
 
 
 @device
@@ -331,14 +264,14 @@ def value_of_key(key: Any, kind: Any) -> Any:
 
 @device
 def run_extremes(source: Any, at: Any, end: Any, kind: Any) -> Any:
-    """Return the smallest and largest value of ``source[at:end]`` as float32; NaN counts by its bits."""
+    """Extremes of ``source[at:end]`` as float32; NaN counts by its bits."""
     low, high = run_keys(source, at, end, *NOTHING)
     return value_of_key(low, kind), value_of_key(high, kind)
 
 
 @inlined
 def _spread_few(values: Any, blocks: Any, few: Any, out: Any) -> None:
-    """Repeat values over blocks of ``few`` elements, a constant, which the compiler unrolls."""
+    """Repeat values over blocks of ``few`` elements, a constant to unroll."""
     for b in range(blocks):
         for i in range(few):
             out[b * few + i] = values[b]
@@ -346,7 +279,7 @@ def _spread_few(values: Any, blocks: Any, few: Any, out: Any) -> None:
 
 @device
 def spread(values: Any, count: Any, block: Any, out: Any) -> None:
-    """Repeat ``values[b]`` over the elements of block ``b``, so that later stages are one long loop."""
+    """Repeat ``values[b]`` over block ``b``: later stages are one long loop."""
     full = count // block
     if block == _TWO:
         _spread_few(values, full, _TWO, out)
@@ -373,7 +306,7 @@ def spread(values: Any, count: Any, block: Any, out: Any) -> None:
 
 @device
 def factor_shift(block: Any, count: Any) -> Any:
-    """Return the n for which element i of ``count`` lies in block ``i >> n``, or 0 when there is none.
+    """Find n with element i in block ``i >> n``, else 0.
 
     Blocks are powers of two of at least half a step, or one block is all there is.
     """
@@ -387,7 +320,7 @@ def factor_shift(block: Any, count: Any) -> Any:
 
 @device
 def factor_cut(block: Any, span: Any) -> Any:
-    """Return a shift as :func:`factor_shift` does, and how many of ``span`` elements it holds for at a time.
+    """Shift of :func:`factor_shift`, and elements of ``span`` for which it holds.
 
     Whole blocks of any number of whole steps are taken one by one, where they are not short.
     """

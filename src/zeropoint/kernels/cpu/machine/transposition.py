@@ -1,4 +1,4 @@
-"""Rows of words as lines of words across rows, and back; see :mod:`zeropoint.layout.word_lines`.
+"""Word transposition between rows and lines; see :mod:`zeropoint.layout.word_lines`.
 
 Some rows and words of each at a time, by way of scratch that stays in the nearest cache: single words move
 between rows and scratch, and whole vectors, of a cache line each, between scratch and lines. Where words
@@ -13,7 +13,7 @@ from .intrinsics import device, inlined, scratch
 from .vector import HALF, load_lanes, store_lanes, words_of
 
 PANEL = 16
-"""Words of a row that are moved together: those of a cache line."""
+"""Words of a row that are moved together: a cache line."""
 ROWS = 128
 """Rows that are: eight vectors of their words at one place."""
 ROOM = ROWS * PANEL
@@ -23,7 +23,7 @@ _LOW = np.uint32(0x0000FFFF), np.uint32(0x00FF00FF), np.uint32(0x0F0F0F0F)
 
 @inlined
 def _swapped(a: Any, b: Any, by: Any, low: Any) -> Any:
-    """Return two vectors after the upper fields of ``a`` and the lower ones of ``b`` changed places."""
+    """Exchange the upper fields of ``a`` with the lower ones of ``b``."""
     shift, mask = words_of(np.uint32(by)), words_of(low)
     moved = ((a >> shift) ^ b) & mask
     return a ^ (moved << shift), b ^ moved
@@ -31,7 +31,7 @@ def _swapped(a: Any, b: Any, by: Any, low: Any) -> Any:
 
 @device
 def _transpose(room: Any, at: Any) -> None:
-    """Transpose each eight words, those of eight vectors in a lane, as 8 x 8 fields of 4 bits."""
+    """Transpose eight words per lane, 8 x 8 fields of 4 bits."""
     a, b = load_lanes(room, at), load_lanes(room, at + HALF)
     c, d = load_lanes(room, at + np.uint64(2) * HALF), load_lanes(room, at + np.uint64(3) * HALF)
     e, f = load_lanes(room, at + np.uint64(4) * HALF), load_lanes(room, at + np.uint64(5) * HALF)
@@ -60,7 +60,7 @@ def _transpose(room: Any, at: Any) -> None:
 
 @inlined
 def _line_of(across: Any, place: Any, vector: Any, top: Any, length: Any) -> Any:
-    """Return where a vector of a place begins among the words of lines, and how many of its words are there.
+    """Place of a vector in its line, and how many words exist.
 
     top: the first of the rows. length: words of a line.
     """
@@ -111,7 +111,7 @@ def turn_panels(rows: Any, lines: Any, order: Any, sizes: Any, first: Any, last:
 
 @inlined
 def _move(lines: Any, line: Any, words: Any, room: Any, at: Any, flip: Any, back: Any) -> None:
-    """Move a vector, or the ``words`` of it that there are, between scratch and a line."""
+    """Move a vector, or ``words`` of it, between scratch and a line."""
     if words == HALF and back:
         store_lanes(room, at, load_lanes(lines, line) ^ flip)
     elif words == HALF:

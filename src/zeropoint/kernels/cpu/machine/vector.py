@@ -1,4 +1,4 @@
-"""Vectors as values of a kernel, for the inner loops that the auto-vectorizer makes too slow.
+"""Explicit SIMD vectors, where the auto-vectorizer is too slow.
 
 A step is 32 neighboring elements: two vectors of 16 floats (float32) or words (uint32), or one of 32 halves
 (uint16) or octets (uint8), or of 4 longs (uint64) of 8 octets. Sums may need doubles. Vectors take
@@ -98,7 +98,7 @@ def _constant(kind: Vector, value: int) -> Any:
 
 
 def in_all_lanes(builder: Any, scalar: Any, lanes: Any) -> Any:
-    """Return a vector of the LLVM type ``lanes`` with one number in all of them."""
+    """Vector of LLVM type ``lanes`` with one number in all lanes."""
     empty = ir.Constant(lanes, ir.Undefined)
     first = builder.insert_element(empty, scalar, I32(0))
     return builder.shuffle_vector(first, empty, indices([0] * lanes.count))
@@ -142,7 +142,7 @@ two_floats, two_halves = _joiner(FLOATS), _joiner(HALVES)
 
 @primitive
 def load_lanes(typingctx: Any, array: Any, at: Any) -> Any:
-    """Load neighbors: 32 halves or octets of 16- or 8-bit numbers, 8 of uint64, 16 of other wide ones."""
+    """Load neighbors: 32 of 16 or 8 bits, 8 uint64, else 16."""
     kind = next((k for k in (FLOATS, WORDS, DOUBLES, LONGS) if k.scalar == array.dtype), None)
     kind = kind or {16: HALVES, 8: OCTETS}[array.dtype.bitwidth]
 
@@ -168,7 +168,7 @@ def store_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
 
 @primitive
 def stream_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
-    """Store 16 floats at ``array[at]``, aligned to their 64 bytes, past the cache."""
+    """Store 16 floats at a 64-byte aligned ``array[at]``, past the cache."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = address(context, builder, signature.args[0], args[0], args[1], FLOATS.lanes)
@@ -181,7 +181,7 @@ def stream_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
 
 @primitive
 def store_nibbles(typingctx: Any, array: Any, at: Any, codes: Any) -> Any:
-    """Store the low nibbles of 32 octets as 16 bytes, the first of each two below the second."""
+    """Store the low nibbles of 32 octets as 16 bytes, low first."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         count = STEP // 2
@@ -199,7 +199,7 @@ def store_nibbles(typingctx: Any, array: Any, at: Any, codes: Any) -> Any:
 
 @primitive
 def store_nibble_pairs(typingctx: Any, array: Any, at: Any, first: Any, second: Any) -> Any:
-    """Store the low nibbles of 16 words, each below that of the other vector's word, as 16 bytes."""
+    """Store low nibbles of two vectors' words, first below second: 16 bytes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         low = builder.and_(args[2], _constant(WORDS, 0xF))
@@ -280,7 +280,7 @@ first_octets, second_octets = (_part(second, OCTETS, _widen_octets, WORDS) for s
 
 @primitive
 def pairs_of(typingctx: Any, x: Any) -> Any:
-    """Return 32 halves as 16 words, the even elements in their low bits."""
+    """View 32 halves as 16 words, even elements in low bits."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], WORDS.lanes)
@@ -299,7 +299,7 @@ def halves_of_pairs(typingctx: Any, x: Any) -> Any:
 
 
 def _narrow(target: Vector, shift: int) -> Any:
-    """Build the conversion of the first and last 16 words to ``target``, of bits from ``shift`` on."""
+    """Build the conversion of 2 x 16 words to ``target``, from ``shift``."""
 
     @primitive
     def narrow(typingctx: Any, first: Any, second: Any) -> Any:
@@ -320,7 +320,7 @@ low_halves, high_halves, low_octets = _narrow(HALVES, 0), _narrow(HALVES, 16), _
 
 @primitive
 def float16_of_floats(typingctx: Any, first: Any, second: Any) -> Any:
-    """Round twice 16 floats to float16, half to even, and return their bits."""
+    """Round 2 x 16 floats to float16 bits, half to even."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         both = builder.shuffle_vector(*args, indices(list(range(STEP))))
@@ -353,7 +353,7 @@ def _choice(comparison: str, symbol: str) -> Any:
 
 
 larger, smaller = _choice("fcmp_ordered", ">"), _choice("fcmp_ordered", "<")
-"""Of floats; where a lane of the first is NaN, that of the second."""
+"""Of floats; where a lane of the first is NaN, the second's lane."""
 larger_bits, smaller_bits = _choice("icmp_unsigned", ">"), _choice("icmp_unsigned", "<")
 larger_signed, smaller_signed = _choice("icmp_signed", ">"), _choice("icmp_signed", "<")
 
@@ -382,7 +382,7 @@ ROW = 8 * STEP // 2
 
 
 def _row_counter(wanted: range) -> Any:
-    """Build the count of those of a row's thresholds that are wanted and lie strictly below each lane."""
+    """Build the count of a row's thresholds strictly below each lane."""
     half = ir.VectorType(I16, STEP // 2)
 
     @primitive
@@ -449,7 +449,7 @@ def any_lane(typingctx: Any, x: Any) -> Any:
 
 @primitive
 def any_below(typingctx: Any, a: Any, b: Any) -> Any:
-    """Return whether any lane of unsigned integers is less than the same lane of others."""
+    """Whether any unsigned lane is less than the other vector's lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         bits = builder.bitcast(builder.icmp_unsigned("<", *args), ir.IntType(a.count))
@@ -459,7 +459,7 @@ def any_below(typingctx: Any, a: Any, b: Any) -> Any:
 
 
 def _adder(kind: Vector) -> Any:
-    """Build the sum of the lanes of floats, added in one order: as a tree of halves."""
+    """Build the sum of float lanes in one order, a halving tree."""
 
     @primitive
     def add(typingctx: Any, x: Any) -> Any:

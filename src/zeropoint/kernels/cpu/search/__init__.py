@@ -1,1 +1,1 @@
-"""The searches of llama.cpp, compiled: a lane of a vector is a block, so that its sums keep their order."""
+"""Compiled scale searches: lanes are blocks, so sums keep their order."""

@@ -1,4 +1,4 @@
-"""Scales and zero points that fit whole codes best, 16 blocks at once, as :mod:`zeropoint.ops.affine_fits`.
+"""Best scales and zero points, 16 blocks at once: :mod:`zeropoint.ops.affine_fits`, compiled.
 
 A lane is a block, or 16 neighbors of one long block fill the lanes, which then agree on all that is of the
 block. Sums without weights are of whole numbers below ``2 ** 53``, those of codes and their squares of 128
@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float64, UInt64
 from ..encode.block_scales import rounded
 from ..machine.intrinsics import device, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.tile import load
 from ..machine.vector import (
     above,
@@ -43,8 +45,7 @@ from .lanes import (
 )
 from .windows import ONES, load_columns
 
-_EIGHT, _THREE = np.uint64(8), np.uint64(3)
-_CHUNK = np.uint64(128)
+_EIGHT, _THREE, _CHUNK = np.uint64(8), np.uint64(3), np.uint64(128)
 """Vectors of which float32 adds codes, and squares of codes, of up to 8 bits exactly."""
 _GAIN, _PRODUCT, _SQUARE, _MEAN = (np.uint64(n * 16) for n in range(4))
 """Where sums of the best codes lie; see :class:`zeropoint.ops.affine_fits.Sums`."""
@@ -57,25 +58,29 @@ class AffineFitting(NamedTuple):
 
     widths: float64. least, most: of the format of scales. inverse: the largest reciprocal of a scale. places:
     binary ones. steps: places of each width. pitch: how many weights lie between two rows. row: whether the
-    numbers of one block fill all lanes.
+    numbers of one block fill all lanes. slots: of blocks that do.
     """
 
+    least: Float64
+    most: Float64
+    inverse: Float64
+    places: UInt64
+    steps: UInt64
+    patience: UInt64
+    fits: UInt64
+    real: Flag
+    row: Flag
     widths: Any
-    least: Any
-    most: Any
-    inverse: Any
-    places: Any
-    steps: Any
-    patience: Any
-    fits: Any
-    real: Any
-    weighted: Any
-    pitch: Any
-    row: Any
+    weighted: Flag = False
+    pitch: UInt64 = 0
+    slots: UInt64 = 0
+
+
+unpack_affine = unpacker(AffineFitting)
 
 
 class _Room(NamedTuple):
-    """Memory: of 16 blocks the numbers, those in fixed point, what they decode to, and weights."""
+    """Memory of 16 blocks: numbers, fixed-point numbers, decoded values, weights, sums."""
 
     columns: Any
     numbers: Any
@@ -92,7 +97,7 @@ class _Room(NamedTuple):
 
 @inlined
 def _add(values: Any, size: Any, row: Any) -> None:
-    """Add vectors of doubles pairwise to the first lanes, over all lanes if ``row``."""
+    """Add vectors of doubles pairwise; over all lanes if ``row``."""
     if row:
         add_row(values, size)
     else:
@@ -101,7 +106,7 @@ def _add(values: Any, size: Any, row: Any) -> None:
 
 @device
 def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
-    """Write the numbers of 16 blocks in fixed point, times their weights, and what they come from."""
+    """Write fixed-point numbers of 16 blocks, weighted, and their origins."""
     columns, numbers, wides, own = room.columns, room.numbers, room.wides, room.blocks
     least = most = load_lanes(columns, np.uint64(0))
     for i in range(size):
@@ -141,7 +146,7 @@ def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
 
 @inlined
 def _of_block(sums: Any, row: Any) -> Any:
-    """Return exact sums of blocks from those of lanes."""
+    """Join exact sums of lanes to sums of blocks."""
     if row:
         a, b, c = sum_of_doubles(sums[0]), sum_of_doubles(sums[1]), sum_of_doubles(sums[2])
         return doubles_of(a), doubles_of(b), doubles_of(c)
@@ -150,7 +155,7 @@ def _of_block(sums: Any, row: Any) -> Any:
 
 @inlined
 def _add_three(room: Any, size: Any, inverse: Any, zeros: Any, element: Any, row: Any) -> Any:
-    """Return sums of products, of codes and of their squares under three zero points, doubles."""
+    """Add products, codes and squares under three zero points, as doubles."""
     one, two, three = zeros
     none, zero = doubles_of(np.float64(0)), floats_of(np.float32(0))
     (a, b, c), (d, e, f), (g, h, k) = (none, none, none), (none, none, none), (none, none, none)
@@ -184,7 +189,7 @@ def _add_one(room: Any, size: Any, inverse: Any, zero: Any, element: Any, row: A
 
 @inlined
 def _terms(room: Any, i: Any, inverse: Any, zero: Any, shift: Any, element: Any) -> Any:
-    """Return the weighted product of a code and its number, the code's, and that of its square."""
+    """Weighted product of code and number, weighted code, weighted square."""
     q = wide_floats(code_of(load_lanes(room.numbers, i * LANES) * inverse + zero, element) - shift)
     weighted = q * load_lanes(room.weights, i * LANES)
     return q * load_lanes(room.wides, i * LANES), weighted, weighted * q
@@ -235,7 +240,7 @@ def _add_weighted(room: Any, size: Any, lanes: Any, element: Any, row: Any) -> N
 
 @inlined
 def _keep(room: Any, alive: Any, product: Any, total: Any, square: Any, zero: Any, real: Any) -> None:
-    """Keep the sums of codes where they gain more; zero: doubles, 0 where it is taken off the codes."""
+    """Keep the sums that gain more; zero: 0 where already subtracted."""
     none, own, best = doubles_of(np.float64(0)), room.blocks, room.best
     count, mean = load_lanes(own, _COUNT), zero
     if real:
@@ -254,7 +259,7 @@ def _keep(room: Any, alive: Any, product: Any, total: Any, square: Any, zero: An
 
 @inlined
 def _keep_exact(room: Any, alive: Any, sums: Any, zero: Any, numbers: Any, real: Any) -> None:
-    """Keep the exact sums of codes less their zero points, unless these are real; numbers: their sum."""
+    """Keep exact sums of codes less integer zero points; numbers: their sum."""
     product, total, square = sums
     if not real:
         product = product - zero * numbers
@@ -282,7 +287,7 @@ def _usable(zero: Any, element: Any, fitting: Any) -> Any:
 def _take_weighted(
     room: Any, size: Any, lanes: Any, alive: Any, zero: Any, element: Any, fitting: Any
 ) -> None:
-    """Take codes under ``zero``, doubles, and the reciprocals in ``lanes``, and keep their sums."""
+    """Sum codes under ``zero`` and reciprocals in ``lanes``; keep the best."""
     narrow, none = narrow_doubles(zero), floats_of(np.float32(0))
     store_lanes(lanes, LANES, narrow)
     store_lanes(lanes, LANES + LANES, none if fitting.real else narrow)
@@ -327,7 +332,7 @@ def _try_width(
 
 @device
 def _sweep(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None:
-    """Find the best codes of 16 blocks under ranges of all widths and places."""
+    """Find the best codes of 16 blocks over all widths and places."""
     none, zero, best = doubles_of(np.float64(0)), floats_of(np.float32(0)), room.best
     store_lanes(best, _GAIN, none)
     store_lanes(best, _PRODUCT, none)
@@ -349,7 +354,7 @@ def _sweep(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None
 
 @device
 def _refit(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None:
-    """Take codes under the scale and zero point that fit the best ones."""
+    """Take codes under the scale and zero point fitting the best."""
     best, none, own = room.best, doubles_of(np.float64(0)), room.blocks
     product, mean = load_lanes(best, _PRODUCT), load_lanes(best, _MEAN)
     inverse = where(above_doubles(product, none), load_lanes(best, _SQUARE) / product, none)
@@ -367,7 +372,7 @@ def _refit(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None
 
 @device
 def _whole_zero(zero: Any, start: Any, element: Any, real: Any) -> Any:
-    """Return a zero point as it is kept, float32, or that of the start where it is not finite."""
+    """Zero point as kept, float32; the start's where not finite."""
     if real:
         return np.float32(zero) if abs(zero) < np.float64(np.inf) else start
     low, high = np.float64(element.low), np.float64(element.high)
@@ -376,7 +381,7 @@ def _whole_zero(zero: Any, start: Any, element: Any, real: Any) -> Any:
 
 @device
 def _fitted(room: Any, b: Any, starts: Any, element: Any, rule: Any, fitting: Any) -> Any:
-    """Return the scale and the zero point of block ``b`` that fit its best codes, as they are stored."""
+    """Round scale and zero point fitting the best codes of ``b``."""
     best, own = room.best, room.blocks
     product, infinite = best[_PRODUCT + b], np.float64(np.inf)
     inverse = np.float64(0)
@@ -399,14 +404,14 @@ def _fitted(room: Any, b: Any, starts: Any, element: Any, rule: Any, fitting: An
 
 @device
 def _errors(room: Any, size: Any, tried: Any, element: Any, row: Any) -> None:
-    """Write the errors under scales and zero points to the first lanes of ``squares``."""
+    """Write errors under scales and zero points to ``squares``."""
     decode_affine(room.columns, size, tried[:LANES], tried[LANES:], element, room.decoded)
     add_errors(room.columns, room.decoded, room.weights, size, row, room.squares)
 
 
 @device
 def _replace(room: Any, size: Any, best: Any, tried: Any, element: Any, row: Any) -> None:
-    """Replace scales and zero points by those that are tried, where these have less error."""
+    """Replace scales and zero points by candidates with less error."""
     errors = room.best
     _errors(room, size, tried, element, row)
     for b in range(LANES):
@@ -416,7 +421,7 @@ def _replace(room: Any, size: Any, best: Any, tried: Any, element: Any, row: Any
 
 @device
 def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, best: Any) -> None:
-    """Replace the scales and zero points of 16 blocks, (32,) float32, where others have less error."""
+    """Improve the scales and zero points of 16 blocks, (32,) float32."""
     tried, lanes = room.lanes[:32], room.lanes[32:]
     _to_fixed_point(size, fitting, room)
     _sweep(room, size, lanes, element, fitting)
@@ -439,14 +444,12 @@ def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, 
 
 
 @device
-def affine_rows(
-    x: Any, layout: Any, element: Any, rule: Any, weights: Any, fitting: Any, scales: Any, zeros: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Replace scales and zero points of rows ``first`` to ``last`` of ``x``, whole blocks, by better ones.
+def affine_rows(x: Any, desc: Any, weights: Any, fitting: Any, starts: Any, first: Any, last: Any) -> None:
+    """Improve scales and zero points of rows of whole blocks.
 
-    weights: float64, of errors, by rows of ``fitting.pitch``. scales, zeros: float32, of a start.
+    weights: float64, of errors, by rows of ``fitting.pitch``. starts: float32 scales and zero points.
     """
+    (scales, zeros), (layout, element, rule) = starts, desc
     room = _Room(
         scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32),
         scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(SUMS, np.float64),
@@ -469,14 +472,13 @@ def affine_rows(
 
 @device
 def long_affine_blocks(
-    x: Any, layout: Any, element: Any, rule: Any, weights: Any, fitting: Any, scales: Any, zeros: Any,
-    memory: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Do what :func:`affine_rows` does with blocks ``first`` to ``last``, of any length, one at a time.
+    x: Any, desc: Any, weights: Any, fitting: Any, starts: Any, memory: Any, first: Any, last: Any
+) -> None:
+    """Improve scales and zero points of long blocks, one at a time.
 
     memory: float32 and float64, of three and five times the numbers of a block.
     """
-    floats, doubles = memory
+    (scales, zeros), (layout, element, rule), (floats, doubles) = starts, desc, memory
     n, best = layout.block, scratch(32, np.float32)
     two, four = n + n, n + n + n + n
     room = _Room(

@@ -1,4 +1,4 @@
-"""Q4_0 to Q8_0, TQ1_0 and TQ2_0 without importance: scales follow from the extremes of blocks.
+"""Q4_0 to Q8_0, TQ1_0, TQ2_0 without importance: scales from extremes.
 
 16 blocks at a time, widened to float32 as they are read. Extremes have no order of sums, so that vectors run
 along the blocks; where a minimum is zero, or two magnitudes are equal, the first number counts, which is
@@ -58,14 +58,14 @@ DIGIT_BYTES = np.uint64(52)
 
 @inlined
 def _held(x: Any) -> Any:
-    """Return zero for NaN and what int32 does not hold: that is the low byte of the integer on x86-64."""
+    """Zero for NaN and past int32: x86-64's low byte of that."""
     held = above(floats_of(np.float32(2147483648.0)), magnitudes(x))
     return where(held, x, floats_of(np.float32(0)))
 
 
 @inlined
 def _rounded_down(x: Any, most: Any, wild: Any) -> Any:
-    """Return ``x`` as words, at most ``most``; wild: whether it may be any number, not just around codes."""
+    """Truncate to words up to ``most``; wild: any number may come."""
     if wild:
         return smaller_bits(integers(_held(x)) & words_of(np.uint32(0xFF)), most)
     return smaller_bits(integers(x), most)
@@ -85,7 +85,7 @@ def _half_away(x: Any) -> Any:
 
 @device
 def _extremes(values: Any, count: Any, size: Any, ends: Any) -> Any:
-    """Write the extremes of ``count`` blocks; returns BAD_VALUE where a number is not finite, else OK."""
+    """Write the extremes of ``count`` blocks; BAD_VALUE unless all are finite."""
     worst = words_of(np.uint32(0))
     for block in range(count):
         begin = block * size
@@ -101,7 +101,7 @@ def _extremes(values: Any, count: Any, size: Any, ends: Any) -> Any:
 
 @device
 def _first_zeros(values: Any, count: Any, size: Any, ends: Any) -> None:
-    """Give minima that are zero the sign of the first zero of their block, and their maxima, too."""
+    """Give zero minima, and their maxima, their block's first zero's sign."""
     for block in range(count):
         if ends[_LOW + block] != 0:
             continue
@@ -115,7 +115,7 @@ def _first_zeros(values: Any, count: Any, size: Any, ends: Any) -> None:
 
 @device
 def _first_largest(values: Any, count: Any, size: Any, ends: Any) -> None:
-    """Write the first number of the largest magnitude of blocks with two, 0 for those of zeros."""
+    """Write a block's first number of two largest magnitudes, 0 for zeros."""
     for block in range(count):
         high = ends[_VALUE + block]
         if high != -ends[_LOW + block]:
@@ -149,7 +149,10 @@ def _scales(values: Any, count: Any, kind: Any, ends: Any) -> None:
 
 @device
 def _codes(values: Any, place: Any, kind: Any, low: Any, inverse: Any, codes: Any) -> None:
-    """Write the codes of the block at ``place``, bytes; a range with a step would divide, as long as that."""
+    """Write the codes of the block at ``place``, bytes.
+
+    A range with a step would divide, as long as that.
+    """
     times, top, wild = floats_of(inverse), words_of(np.uint32(kind.top)), not abs(inverse) < _TAME
     if kind.kind == AFFINE:
         least, half = floats_of(low), floats_of(np.float32(0.5))

@@ -1,8 +1,8 @@
-"""The scales that fit integer codes best, 16 blocks at once: :mod:`zeropoint.ops.integer_fits` again.
+"""Best scales of integer codes, 16 blocks at once: :mod:`zeropoint.ops.integer_fits`, compiled.
 
 A lane is a block. Numbers in fixed point are split into two parts of half their places, so that sums of
 their products with codes are whole numbers that float32 holds: exact, whether or not the machine fuses
-products with sums. Errors are those of the reference, in float64 and its order.
+products with sums. Errors equal the reference's, in float64 and its order.
 
 **What is left out.** Codes grow as scales shrink: those of magnitudes under a scale between ``s > s'`` lie
 between those under both, clipped or not. A code grows by one, from ``m - 1/2`` to ``m + 1/2``, where its
@@ -32,12 +32,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..encode.block_scales import rounded
+from ....ops.lowering import Float32, Float64, UInt64
+from ..encode.block_scales import BlockFactors, ScaleArrays, rounded
 from ..encode.elements import MAGIC
 from ..encode.rows import PACKED, encode_span, tile_span
-from ..encode.steps import can_encode_steps
+from ..encode.step_access import Elements
 from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
+from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE
 from ..machine.vector import (
     above,
@@ -75,27 +77,22 @@ class Fitting(NamedTuple):
 
     ratios: float32, an even number of them. reach: amax over a scale is below this. smallest, largest: of
     the format of scales. fits: how often codes are taken under the scale that fits the best ones. apart: how
-    many steps lie between the scales that are tried first, a power of two.
+    many steps lie between the scales that are tried first, a power of two. slots: of long blocks.
     """
 
-    places: Any
-    first: Any
+    places: UInt64
+    first: Float32
+    least: Float64
+    reach: Float32
+    smallest: Float64
+    largest: Float64
+    fits: UInt64
+    apart: UInt64
     ratios: Any
-    least: Any
-    reach: Any
-    smallest: Any
-    largest: Any
-    fits: Any
-    apart: Any
+    slots: UInt64 = 0
 
 
-@inlined
-def fitting_of(ratios: Any, numbers: Any, counts: Any) -> Any:
-    """Return what is tried from arrays: float32, (5,) float64 and uint64."""
-    return Fitting(
-        counts[0], np.float32(numbers[0]), ratios, numbers[1], np.float32(numbers[2]), numbers[3], numbers[4],
-        counts[1], counts[2],
-    )  # fmt: skip
+unpack_fitting = unpacker(Fitting)
 
 
 @device
@@ -106,7 +103,7 @@ def _power_of(exponent: Any) -> Any:
 
 @device
 def _exponent_of(amax: Any) -> Any:
-    """Return e with ``2 ** (e - 1) <= amax < 2 ** e``, int64; 0 of zero."""
+    """Compute ``floor(log2(amax)) + 1``, int64; 0 of zero."""
     if amax == np.float32(0):
         return np.int64(0)
     small = amax < _LIFT
@@ -116,7 +113,7 @@ def _exponent_of(amax: Any) -> Any:
 
 @device
 def _to_fixed_point(columns: Any, size: Any, places: Any, lanes: Any, parts: Any) -> None:
-    """Write the numbers of 16 blocks in fixed point, and two parts of each, to ``parts``.
+    """Write fixed-point numbers of 16 blocks and their halves to ``parts``.
 
     lanes: float32, takes the largest magnitudes of blocks, those in fixed point, and two factors each by
     which numbers were multiplied.
@@ -146,7 +143,7 @@ def _to_fixed_point(columns: Any, size: Any, places: Any, lanes: Any, parts: Any
 
 @inlined
 def _add_sums(parts: Any, size: Any, inverses: Any, element: Any, free: Any) -> Any:
-    """Return sums of products, upper and lower ones, and of squares of codes under two inverse scales.
+    """Add upper and lower products and squared codes, under two inverse scales.
 
     free: whether neither scale clips a number.
     """
@@ -172,7 +169,7 @@ def _add_sums(parts: Any, size: Any, inverses: Any, element: Any, free: Any) -> 
 
 @inlined
 def _better(best: Any, sums: Any, up: Any, asked: Any) -> Any:
-    """Return the products and squares, as doubles, that gain more; up: units of the upper parts.
+    """Keep products and squares that gain more; up: upper parts' unit.
 
     asked: words, zero of lanes that keep theirs.
     """
@@ -208,7 +205,7 @@ def _gain(sums: Any, unit: Any) -> Any:
 
 @inlined
 def _try_apart(parts: Any, size: Any, element: Any, fitting: Any, first: Any, unit: Any, tried: Any) -> Any:
-    """Take codes under every ``fitting.apart``-th scale and the last one; return about the largest gains."""
+    """Take codes under every ``fitting.apart``-th scale: approximate largest gains."""
     last, apart = np.uint64(fitting.ratios.size) - np.uint64(1), fitting.apart
     free, best = np.float32(element.high + np.float32(0.49)) / fitting.first, floats_of(np.float32(0))
     for k in range(np.uint64(0), last + apart, apart + apart):
@@ -224,7 +221,7 @@ def _try_apart(parts: Any, size: Any, element: Any, fitting: Any, first: Any, un
 
 @inlined
 def _may_gain(one: Any, two: Any, slopes: Any, units: Any, most: Any) -> Any:
-    """Return words, not zero where scales between two may gain about as much as others.
+    """Mask of blocks where scales between two may gain as much.
 
     units: of the upper parts, floats and doubles.
     """
@@ -241,7 +238,7 @@ def _may_gain(one: Any, two: Any, slopes: Any, units: Any, most: Any) -> Any:
 def _split(
     tried: Any, step: Any, fitting: Any, largest: Any, units: Any, most: Any, asked: Any, picks: Any
 ) -> Any:
-    """List for each block the scales halfway between two of ``step`` that may have a better one between them.
+    """List each block's midpoints that may have better scales around them.
 
     asked, picks: uint32, (16,) room, and a row of 16 numbers of scales after the other. Returns how many rows
     these are; blocks with fewer scales are given the first one again.
@@ -291,7 +288,7 @@ def _try_picked(
 
 @device
 def _best_tried(tried: Any, count: Any, unit: Any, up: Any, most: Any) -> Any:
-    """Return the sums of the codes that gain most, the later of equal ones; most: about what they gain."""
+    """Pick the best codes' sums, later of equals; most: approximate gain."""
     best, limit = (doubles_of(np.float64(0)), doubles_of(np.float64(1))), most * floats_of(_NEARLY)
     for k in range(count):
         sums = _sums_at(tried, k)
@@ -303,7 +300,7 @@ def _best_tried(tried: Any, count: Any, unit: Any, up: Any, most: Any) -> Any:
 
 @device
 def _fit(parts: Any, size: Any, element: Any, fitting: Any, lanes: Any, found: Any, tries: Any) -> None:
-    """Write to ``found``, (32,) float64, sums of products and of squares of the best codes of 16 blocks."""
+    """Write the best codes' product and square sums to ``found``."""
     tried, picks, room, asked = tries
     zero, none, count = floats_of(np.float32(0)), np.uint64(0), np.uint64(fitting.ratios.size)
     largest = load_lanes(lanes, LANES)
@@ -331,7 +328,7 @@ def _fit(parts: Any, size: Any, element: Any, fitting: Any, lanes: Any, found: A
 
 @device
 def _squared_errors(columns: Any, size: Any, scales: Any, element: Any, squares: Any) -> None:
-    """Write the squared errors of 16 blocks to the first lanes of ``squares``, float64, added pairwise."""
+    """Write squared errors of 16 blocks to ``squares``, float64, added pairwise."""
     by = load_lanes(scales, np.uint64(0))
     inverse = floats_of(np.float32(1)) / by
     least, most, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
@@ -361,7 +358,7 @@ def _near_errors(columns: Any, size: Any, by: Any, more: Any, element: Any) -> A
 
 @device
 def _decide_plainly(columns: Any, size: Any, starts: Any, tried: Any, element: Any, better: Any) -> Any:
-    """Write what is above zero for blocks for which scales ``tried`` are plainly better than ``starts``.
+    """Mark blocks whose scales ``tried`` are plainly better than ``starts``.
 
     Returns whether all others are plainly not.
     """
@@ -383,7 +380,7 @@ def _decide_plainly(columns: Any, size: Any, starts: Any, tried: Any, element: A
 
 @device
 def _stored(found: Any, lanes: Any, b: Any, fitting: Any, to: Any) -> Any:
-    """Return the scale of the best codes of block ``b`` as it is stored, or 0 where there is none."""
+    """Round the scale of the best codes of ``b``; 0 if none."""
     product, square, amax = found[b], found[LANES + b], lanes[b]
     if not product > np.float64(0):
         return np.float32(0)
@@ -395,13 +392,13 @@ def _stored(found: Any, lanes: Any, b: Any, fitting: Any, to: Any) -> Any:
 
 @device
 def _search_blocks(
-    x: Any, at: Any, blocks: Any, layout: Any, element: Any, to: Any, fitting: Any, room: Any, scales: Any,
-    factors: Any,
-) -> None:  # fmt: skip
-    """Replace the scales of up to 16 blocks of ``x[at:]``, all finite, where others have less error.
+    x: Any, at: Any, blocks: Any, desc: Any, fitting: Any, room: Any, scales: Any, factors: Any
+) -> None:
+    """Improve scales of up to 16 finite blocks of ``x[at:]``.
 
-    scales, factors: of the blocks, as their starts gave them. to: what scales are rounded to.
+    scales, factors: of the blocks, as their starts gave them.
     """
+    layout, element, rule = desc
     columns, parts, lanes, found, squares, tries = room
     size, starts, tried, better = layout.block, lanes[64:80], lanes[80:96], lanes[96:112]
     # Rows of blocks are read through the room of a part.
@@ -410,7 +407,7 @@ def _search_blocks(
     _fit(parts, size, element, fitting, lanes, found, tries)
     for b in range(LANES):
         starts[b] = scales[b] if b < blocks else np.float32(1)
-        s = _stored(found, lanes, b, fitting, to)
+        s = _stored(found, lanes, b, fitting, rule.stored)
         tried[b] = s if s > np.float32(0) and b < blocks else starts[b]
     if not _decide_plainly(columns, size, starts, tried, element, better):
         _squared_errors(columns, size, starts, element, squares)
@@ -426,13 +423,13 @@ def _search_blocks(
 
 @device
 def fitted_rows(
-    x: Any, layout: Any, element: Any, rule: Any, fitting: Any, order: Any, scales: Any, out: Any, first: Any,
-    last: Any,
-) -> Any:  # fmt: skip
-    """Quantize rows ``first`` to ``last`` of ``x``, whole blocks, under the scales that fit codes best.
+    x: Any, desc: Any, fitting: Any, order: Any, scales: Any, out: Any, first: Any, last: Any
+) -> Any:
+    """Quantize rows of whole blocks under the scales fitting codes best.
 
-    Arguments and results are those of :func:`..encode.rows.quantize_rows`; fitting: :class:`Fitting`.
+    Arguments and results: see :func:`..encode.rows.quantize_rows`; fitting: :class:`Fitting`.
     """
+    layout, element, _rule = desc
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
     parts = scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32)
@@ -444,23 +441,20 @@ def fitted_rows(
     )  # fmt: skip
     amax, none, nothing = scratch(TILE, np.uint32), scratch(1, np.float32), scratch(1, np.uint8)
     per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
-    known, block = can_encode_steps(element), layout.block
+    block, stored = layout.block, ScaleArrays(scales, nothing, none)
     at, end = first * layout.cols, last * layout.cols
     block_at, byte_at = first * layout.row_blocks, first * layout.row_bytes
     while at < end:
         span = tile_span(block, end - at)
         blocks = span // block
-        magnitude, found = start_scales(
-            x, at, span, layout, element, rule, block_at, scales, nothing, amax, per_block
-        )
+        magnitude, found = start_scales(x, at, span, desc, block_at, stored, amax, per_block)
         worst, state = max(worst, magnitude), max(state, found)
         if worst < NOT_FINITE and state == OK and element.kind == INTEGER:
             for b in range(np.uint64(0), blocks, LANES):
-                _search_blocks(
-                    x, at + b * block, min(LANES, blocks - b), layout, element, rule.stored, fitting,
-                    search_room, scales[block_at + b : block_at + blocks], per_block[b:blocks],
-                )  # fmt: skip
-        byte_at = encode_span(x, at, span, layout, element, order, known, per_block, none, room, out, byte_at)
+                some, own = min(LANES, blocks - b), scales[block_at + b : block_at + blocks]
+                _search_blocks(x, at + b * block, some, desc, fitting, search_room, own, per_block[b:blocks])
+        used = BlockFactors(per_block, none)
+        byte_at = encode_span(Elements(x, at, span), desc, order, used, room, out, byte_at)
         at += span
         block_at += blocks
     return BAD_VALUE if worst >= NOT_FINITE else state

@@ -1,4 +1,4 @@
-"""What the numbers of 16 blocks decode to, and sums over each: float64, added pairwise as the reference does.
+"""Decoded values of 16 blocks and block sums, float64, added pairwise.
 
 Columns are arrays of 16 numbers, one of each block, after those of the place before. Sums take eight terms at
 a time in registers: the first three halvings of :func:`zeropoint.layout.blocks.pairwise_sums`.
@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..encode.elements import EXPONENT, INFINITE, MAGIC
-from ..machine.descriptor import (
-    FLOAT,
-    INTEGER,
-    RECIPROCAL,
-    THRESHOLDS,
-    ZERO_INSIDE,
-)
+from ..machine.descriptor import FLOAT, INTEGER, RECIPROCAL, THRESHOLDS, ZERO_INSIDE
 from ..machine.intrinsics import device, inlined, shl32
 from ..machine.vector import (
     above,
@@ -42,7 +36,7 @@ _EIGHT, _SIGN = np.uint64(8), np.uint32(0x80000000)
 
 @device
 def decode_affine(columns: Any, size: Any, scales: Any, zeros: Any, element: Any, out: Any) -> None:
-    """Write what the codes of integers with zero points decode to; scales, zeros: (16,) float32."""
+    """Decode integers with zero points; scales, zeros: (16,) float32."""
     by, zero = load_lanes(scales, np.uint64(0)), load_lanes(zeros, np.uint64(0))
     inverse = floats_of(np.float32(1)) / by
     low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
@@ -128,7 +122,7 @@ def decode_lanes(
 def load_weights(
     weights: Any, block: Any, blocks: Any, layout: Any, weighted: Any, pitch: Any, columns: Any
 ) -> None:
-    """Load the weights of up to 16 blocks, the first of them ``block``, as columns; ones fill the rest.
+    """Load weights of up to 16 blocks as columns; ones fill up.
 
     weights: float64, by rows of ``pitch``; 0 where all rows have the same.
     """
@@ -151,14 +145,14 @@ def _error(columns: Any, decoded: Any, weights: Any, i: Any) -> Any:
 
 @device
 def add_row(values: Any, count: Any) -> None:
-    """Add ``count`` vectors of float64, the numbers of one block, pairwise; all first lanes take the sum."""
+    """Add ``count`` vectors of one block pairwise, into all first lanes."""
     add_neighbors(values, count * LANES)
     store_lanes(values, np.uint64(0), doubles_of(values[0]))
 
 
 @device
 def add_errors(columns: Any, decoded: Any, weights: Any, size: Any, row: Any, sums: Any) -> None:
-    """Write the squared errors of 16 blocks to the first lanes of ``sums``, float64.
+    """Write squared errors of 16 blocks to ``sums``, float64.
 
     row: whether it is one block, of ``size`` vectors of neighbors; all lanes have its sum then.
     """
@@ -196,7 +190,7 @@ def _pair(columns: Any, decoded: Any, weights: Any, i: Any, j: Any) -> Any:
 def add_fits(
     columns: Any, decoded: Any, weights: Any, size: Any, row: Any, products: Any, squares: Any
 ) -> None:
-    """Write the sums of products of values and numbers, and of squares of values, to the first lanes.
+    """Write sums of value times number, and of squared values.
 
     row: as of :func:`add_errors`.
     """
@@ -231,7 +225,7 @@ def _past(columns: Any, weights: Any, i: Any, end: Any) -> Any:
 
 @device
 def add_clipped(columns: Any, weights: Any, size: Any, row: Any, ends: Any, sums: Any) -> None:
-    """Write weighted squares of what lies past ``ends``, (16,) float64, to the first lanes of ``sums``.
+    """Write weighted squares past ``ends``, (16,) float64, to ``sums``.
 
     row: as of :func:`add_errors`.
     """
@@ -261,7 +255,7 @@ def _less(columns: Any, decoded: Any, weights: Any, i: Any) -> Any:
 
 @device
 def add_differences(columns: Any, decoded: Any, weights: Any, size: Any, row: Any, sums: Any) -> None:
-    """Write the sums of numbers less what they decode to, to the first lanes of ``sums``.
+    """Write sums of numbers minus decoded values to ``sums``.
 
     row: as of :func:`add_errors`.
     """

@@ -1,4 +1,4 @@
-"""Blocks as lanes: 16 of them in the columns of an array, and the steps of ggml's arithmetic on vectors."""
+"""Blocks as lanes: 16 in an array's columns; ggml's arithmetic on vectors."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from ..encode.steps import nearest_bfloat16
 from ..linear.panels import columns_at
 from ..machine.descriptor import NO_ROUNDING, TO_BFLOAT16
 from ..machine.intrinsics import (
@@ -55,7 +56,7 @@ _VECTOR = ir.VectorType(F32, STEP // 2)
 
 @primitive
 def transpose(typingctx: Any, values: Any, begin: Any, pitch: Any, out: Any, place: Any, step: Any) -> Any:
-    """Write 16 numbers of 16 rows as 16 columns: number i of row b to ``out[place + step * i + b]``.
+    """Transpose 16 x 16 numbers into ``out[place + step*i + b]``.
 
     values: float32; row b begins at ``begin + b * pitch``.
     """
@@ -73,7 +74,7 @@ def transpose(typingctx: Any, values: Any, begin: Any, pitch: Any, out: Any, pla
 
 @primitive
 def where(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
-    """Return the lanes of ``a`` where those of ``mask``, words, are not zero, else those of ``b``."""
+    """Select lanes of ``a`` where ``mask`` words are nonzero, else ``b``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         chosen = builder.icmp_unsigned("!=", args[0], ir.Constant(WORDS.lanes, [0] * WORDS.count))
@@ -83,7 +84,7 @@ def where(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
 
 
 def _each(name: str) -> Any:
-    """Build a function of each lane of floats, or doubles, of this name in LLVM."""
+    """Build an LLVM function of each float or double lane."""
 
     @primitive
     def each(typingctx: Any, x: Any) -> Any:
@@ -103,7 +104,7 @@ root, whole = _each("sqrt"), _each("rint")
 
 @primitive
 def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a * b + c``, rounded once or twice as the machine does faster.
+    """Compute ``a * b + c``, rounded once if that is faster.
 
     For estimates, and for floats or doubles whose sums are exact.
     """
@@ -132,7 +133,7 @@ _QUARTERS = (0, *[2] * 2, *[4] * 2, *[6] * 2, *[8] * 3, *[12] * 4, *[16] * 6, *[
 
 @primitive
 def picks_from_tables(typingctx: Any) -> Any:
-    """Return whether the machine picks from a table of 32 floats at once; it is known when it is compiled."""
+    """Whether the processor looks up 32 floats at once, at compile time."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(ir.IntType(1), int(x86_has("avx512f")))
@@ -142,7 +143,7 @@ def picks_from_tables(typingctx: Any) -> Any:
 
 @primitive
 def closest_quarters(typingctx: Any, words: Any) -> Any:
-    """Return the closest value of e2m1, in quarters, of whole numbers of quarters below 32."""
+    """Closest e2m1 values, in quarters, of whole quarters below 32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         halves = [ir.Constant(FLOATS.lanes, [float(n) for n in part]) for part in _halves(_QUARTERS)]
@@ -165,7 +166,7 @@ def _halves(values: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _extreme(symbol: str) -> Any:
-    """Build the extreme of the lanes; a transposition of 16 such vectors takes longer than 16 of these."""
+    """Build the extreme of lanes, faster than transposing 16 vectors."""
 
     @primitive
     def extreme(typingctx: Any, x: Any) -> Any:
@@ -194,7 +195,7 @@ def magnitudes(x: Any) -> Any:
 
 @inlined
 def rounded(x: Any, low: Any, high: Any) -> Any:
-    """Return ``x`` rounded half to even, within words ``low`` and ``high``, as floats.
+    """Round half to even, within words ``low`` and ``high``, as floats.
 
     Past 2**22, the bits of the sum give other integers, which llama.cpp takes, too.
     """
@@ -205,14 +206,14 @@ def rounded(x: Any, low: Any, high: Any) -> Any:
 
 @inlined
 def rounded_within(x: Any, low: Any, high: Any) -> Any:
-    """Return ``x`` rounded half to even, within whole floats ``low`` and ``high`` of at most 2**22."""
+    """Round half to even, within whole floats of at most 2**22."""
     magic = floats_of(_MAGIC)
     return larger(smaller((x + magic) - magic, high), low)
 
 
 @inlined
 def code_of(t: Any, element: Any) -> Any:
-    """Return the codes of an integer, as floats, that are nearest to ``t``."""
+    """Nearest codes of an integer to ``t``, as floats."""
     return rounded_within(t, floats_of(element.low), floats_of(element.high))
 
 
@@ -224,7 +225,7 @@ def power_of(exponent: Any) -> Any:
 
 @device
 def exponent_of(reach: Any) -> Any:
-    """Return e with ``2 ** (e - 1) <= reach < 2 ** e``, int64, of a float64; 0 of zero."""
+    """Compute ``floor(log2(reach)) + 1`` of a float64, int64; 0 of zero."""
     field = np.int64((bits64(reach) >> np.uint64(52)) & np.uint64(0x7FF))
     return np.int64(0) if reach == np.float64(0) else field - np.int64(1022)
 
@@ -237,7 +238,7 @@ def nearest(x: Any) -> Any:
 
 @primitive
 def is_zero(typingctx: Any, x: Any) -> Any:
-    """Return words of ones where floats are zeros of any sign, else of zeros."""
+    """Words of ones where floats are zeros of any sign."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         zeros = builder.fcmp_ordered("==", args[0], ir.Constant(FLOATS.lanes, [0.0] * FLOATS.count))
@@ -248,7 +249,7 @@ def is_zero(typingctx: Any, x: Any) -> Any:
 
 @inlined
 def worse(worst: Any, x: Any) -> Any:
-    """Return the larger of the words ``worst`` and the bits of magnitudes of ``x``."""
+    """Larger of the words ``worst`` and magnitude bits of ``x``."""
     return larger_bits(worst, bits_of(x) & words_of(np.uint32(0x7FFFFFFF)))
 
 
@@ -272,11 +273,9 @@ def divided(number: Any, x: Any) -> Any:
 
 @inlined
 def narrowed(t: Any, to: Any) -> Any:
-    """Return numbers rounded as descriptors say: to bfloat16, to float16, or not at all."""
+    """Round to bfloat16, to float16, or not, as descriptors say."""
     if to == TO_BFLOAT16:
-        bits = bits_of(t)
-        odd = (bits >> words_of(np.uint32(16))) & words_of(np.uint32(1))
-        return values_of((bits + words_of(np.uint32(0x7FFF)) + odd) & words_of(np.uint32(0xFFFF0000)))
+        return nearest_bfloat16(t)
     if to != NO_ROUNDING:
         return first_float16(float16_of_floats(t, t))
     return t
@@ -284,7 +283,7 @@ def narrowed(t: Any, to: Any) -> Any:
 
 @device
 def add_neighbors(values: Any, count: Any) -> None:
-    """Add ``count`` numbers of float64: halves of them, then those of the result, to the first."""
+    """Add ``count`` float64 numbers pairwise by halves, to the first."""
     while count > np.uint64(1):
         half = count // np.uint64(2)
         for i in range(half):
@@ -297,7 +296,7 @@ def add_neighbors(values: Any, count: Any) -> None:
 
 @device
 def add_pairwise(values: Any, count: Any) -> None:
-    """Add ``count`` vectors of float64 lanes: halves of them, then those of the result, to the first."""
+    """Add ``count`` float64 vectors pairwise by halves, to the first."""
     while count > np.uint64(1):
         half = count // np.uint64(2)
         for i in range(half):
@@ -311,7 +310,7 @@ def add_pairwise(values: Any, count: Any) -> None:
 
 @device
 def sum_of_squares(x: Any, begin: Any, count: Any) -> Any:
-    """Return the sum of squares of neighbors, added one after the other in float32."""
+    """Sum squares of neighbors one after the other in float32."""
     total = np.float32(0)
     for i in range(count):
         total = np.float32(total + np.float32(x[begin + i] * x[begin + i]))

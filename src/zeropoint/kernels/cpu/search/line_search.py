@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.intrinsics import device
 from ..machine.vector import above, floats_of, larger, load_lanes, smaller, store_lanes, words_of
 from .lanes import LANES, LEAST, divided, magnitudes, negative, rounded, rounded_within, where
@@ -19,11 +20,11 @@ _TENTH, ONE = np.float32(0.1), np.float32(1)
 class Tries(NamedTuple):
     """The inverse scales that are tried; see :class:`zeropoint.ops.ggml.searches.Line`."""
 
-    top: Any
-    first: Any
-    step: Any
-    steps: Any
-    magnitudes: Any
+    top: Float32
+    first: Float32
+    step: Float32
+    steps: UInt64
+    magnitudes: Flag
 
 
 @device
@@ -99,7 +100,7 @@ def fit_signed(x: Any, w: Any, size: Any, top: Any, found: Any) -> None:
     code_inverse = zero
     scale, best = zero, zero
     for n in range(19):
-        # The first try, with n = 0, is that of the largest magnitude itself.
+        # The first try, with n = 0, is the scale of the largest magnitude itself.
         offset = np.float32(n - 10 if n < 10 else n - 9)
         near = top if n == 0 else np.float32(top + np.float32(_TENTH * offset))
         inverse = divided(np.float32(-near), value)

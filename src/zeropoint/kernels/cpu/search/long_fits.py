@@ -1,4 +1,4 @@
-"""The scales that fit integer codes best, one block at a time: :mod:`zeropoint.ops.integer_fits` again.
+"""Best scales of integer codes, one block at a time: :mod:`zeropoint.ops.integer_fits`.
 
 Blocks may be of any length: 16 neighbors fill the lanes. Numbers in fixed point and their codes are whole
 numbers that float32 holds, and sums of their products, in float64, are exact in any order.
@@ -27,17 +27,7 @@ from ..machine.vector import (
     wide_floats,
 )
 from .lane_errors import add_errors, decode_lanes
-from .lanes import (
-    LANES,
-    code_of,
-    exponent_of,
-    magnitudes,
-    most_lane,
-    multiply_add,
-    power_of,
-    where,
-    whole,
-)
+from .lanes import LANES, code_of, exponent_of, magnitudes, most_lane, multiply_add, power_of, where, whole
 
 _NONE, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 _CHUNK = np.uint64(1024)
@@ -50,7 +40,7 @@ _SLACK = np.float64(2.0**-30)
 
 @inlined
 def _sums(numbers: Any, size: Any, first: Any, second: Any, element: Any) -> Any:
-    """Return sums of products of numbers and codes, and of squares of codes, under two inverse scales."""
+    """Add products and squared codes under two inverse scales."""
     by, more = floats_of(first), floats_of(second)
     zero, none = floats_of(np.float32(0)), doubles_of(np.float64(0))
     a, b, c, d = none, none, none, none
@@ -73,7 +63,7 @@ def _better(best: Any, product: Any, square: Any) -> Any:
 
 @device
 def _smaller_clip_too_much(numbers: Any, size: Any, inverse: Any, best: Any, total: Any, element: Any) -> Any:
-    """Return whether no smaller scales gain as much; total: the sum of squares of numbers."""
+    """Whether no smaller scale gains as much; total: numbers' squares."""
     by, half, zero = floats_of(inverse), np.float32(0.5), floats_of(np.float32(0))
     high, low = floats_of(element.high), floats_of(element.low)
     over, under = floats_of(element.high - half), floats_of(element.low + half)
@@ -95,7 +85,7 @@ def _smaller_clip_too_much(numbers: Any, size: Any, inverse: Any, best: Any, tot
 
 @device
 def _fit(numbers: Any, size: Any, largest: Any, total: Any, element: Any, fitting: Any) -> Any:
-    """Return the sums of products and of squares of the best codes of a block."""
+    """Product and square sums of a block's best codes."""
     best = np.float64(0), np.float64(1)
     first = np.float32(fitting.first / largest)
     for k in range(_NONE, np.uint64(fitting.ratios.size), _TWO):
@@ -116,7 +106,7 @@ def _fit(numbers: Any, size: Any, largest: Any, total: Any, element: Any, fittin
 
 @device
 def _fitted(columns: Any, numbers: Any, size: Any, element: Any, rule: Any, fitting: Any) -> Any:
-    """Return the scale that fits a block best, as it is stored, or 0 where there is none."""
+    """Find the stored scale that fits a block best, else 0."""
     largest, total = floats_of(np.float32(0)), doubles_of(np.float64(0))
     for i in range(size):
         largest = larger(magnitudes(load_lanes(columns, i * LANES)), largest)
@@ -149,10 +139,9 @@ def _error(columns: Any, size: Any, scale: Any, element: Any, rule: Any, room: A
 
 
 @device
-def _fit_block(
-    x: Any, n: Any, layout: Any, element: Any, rule: Any, fitting: Any, scales: Any, columns: Any, room: Any
-) -> None:
-    """Replace the scale of block ``n`` by a better one, else by 0."""
+def _fit_block(x: Any, n: Any, desc: Any, fitting: Any, scales: Any, columns: Any, room: Any) -> None:
+    """Replace the scale of block ``n`` if better, else by 0."""
+    layout, element, rule = desc
     size = layout.block // LANES
     load(x, n * layout.block, layout.block, layout.kind, columns)
     scale = _fitted(columns, room[0], size, element, rule, fitting)
@@ -165,14 +154,14 @@ def _fit_block(
 
 @device
 def long_fitted_slots(
-    x: Any, layout: Any, element: Any, rule: Any, fitting: Any, slots: Any, scales: Any, floats: Any,
-    doubles: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Replace the scales of blocks of ``x`` by better ones, others by 0, in slots ``first`` to ``last``.
+    x: Any, desc: Any, fitting: Any, scales: Any, floats: Any, doubles: Any, first: Any, last: Any
+) -> None:
+    """Improve scales of ``x``'s blocks in some slots, others become 0.
 
     fitting: :class:`.integer_scales.Fitting`. scales: float32, of a start. floats, doubles: room for two
-    blocks in each of ``slots``.
+    blocks in each of the slots.
     """
+    layout, slots = desc.layout, fitting.slots
     block, blocks = layout.block, np.uint64(scales.size)
     for slot in range(first, last):
         own, more = floats[slot * (block + block) :], doubles[slot * (block + block) :]
@@ -181,4 +170,4 @@ def long_fitted_slots(
         for i in range(block):
             ones[i] = np.float64(1)
         for n in range(blocks * slot // slots, blocks * (slot + _ONE) // slots):
-            _fit_block(x, n, layout, element, rule, fitting, scales, own[:block], room)
+            _fit_block(x, n, desc, fitting, scales, own[:block], room)

@@ -1,14 +1,16 @@
-"""Q2_K, Q4_K and Q5_K: blocks with a scale and a minimum; see :mod:`zeropoint.ops.ggml.super_blocks`."""
+"""Q2_K, Q4_K, Q5_K: block scales and minima; see :mod:`zeropoint.ops.ggml.super_blocks`."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.descriptor import OK
 from ..machine.intrinsics import device, scratch
+from ..machine.named_records import unpacker
 from ..machine.vector import floats_of, load_lanes, store_lanes, words_of
 from .lanes import LANES, SUPER, is_zero, magnitudes, root, rounded, where
-from .line_search import fit_minima
+from .line_search import Tries, fit_minima
 from .scale_codes import by_largest, search_positive
 from .super_block import ZERO, important_weights, load_group, sums_of, write_codes, write_level
 
@@ -24,18 +26,21 @@ class MinimaKind(NamedTuple):
     squares. bits: of a code.
     """
 
-    size: Any
-    line: Any
-    top: Any
-    factor: Any
-    stored: Any
-    columns: Any
-    weighted: Any
-    bits: Any
+    size: UInt64
+    line: Tries
+    top: Float32
+    factor: Float32
+    stored: UInt64
+    columns: UInt64
+    weighted: Flag
+    bits: UInt64
+
+
+unpack_minima = unpacker(MinimaKind)
 
 
 class MinimaLevels(NamedTuple):
-    """What is written: codes of scales and minima, a byte each, and their float16 scales by their bits."""
+    """Outputs: codes of scales and minima, bytes; their scales' float16 bits."""
 
     scales: Any
     halves: Any
@@ -45,7 +50,7 @@ class MinimaLevels(NamedTuple):
 
 @device
 def plain_weights(values: Any, size: Any, by_magnitude: Any, weights: Any) -> None:
-    """Write magnitudes, plus the root of the mean square of the block unless they alone count."""
+    """Write magnitudes, plus the block's root mean square unless by magnitude."""
     total = floats_of(np.float32(0))
     for i in range(size):
         value = load_lanes(values, i * LANES)
@@ -95,9 +100,8 @@ def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, fi
         at, blocks = start * SUPER, min(group, last - start)
         state = max(state, load_group(x, at, blocks * SUPER, size, own, values))
         if kind.weighted:
-            important_weights(
-                values, own, importance, at % kind.columns, size, SUPER, kind.factor, kind.columns, weights
-            )
+            row = importance, at % kind.columns, kind.columns
+            important_weights(values, own, row, size, SUPER, kind.factor, weights)
             sums_of(weights, size, sums)
         else:
             plain_weights(values, size, line.magnitudes, weights)
@@ -126,7 +130,7 @@ def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, fi
 
 @device
 def _choose_codes(values: Any, size: Any, top: Any, found: Any, stored: Any, tried: Any) -> None:
-    """Write codes under stored scales, or where these are zero those of the search."""
+    """Write codes under stored scales; zero scales keep the search's."""
     none, most = words_of(np.uint32(0)), words_of(np.uint32(top))
     scale, minimum = load_lanes(stored, ZERO), load_lanes(stored, LANES)
     inverse, low = load_lanes(found, LANES + LANES), load_lanes(found, LANES + LANES + LANES)

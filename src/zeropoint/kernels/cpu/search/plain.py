@@ -1,40 +1,27 @@
 """Q4_0 to Q5_1 with importance, and FP4; see :mod:`zeropoint.ops.ggml.plain_blocks` and ``table_blocks``.
 
 16 blocks are columns, as in the searches: what the codes of a block have in common is then a lane. Without
-importance, integers are those of :mod:`.extreme_scales`.
+importance, :mod:`.extreme_scales` quantizes integers.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.descriptor import OK
 from ..machine.intrinsics import bits32, device, float32_of, narrow_half, scratch
-from ..machine.vector import (
-    above,
-    bits_of,
-    floats_of,
-    load_lanes,
-    store_lanes,
-    values_of,
-    words_of,
-)
-from .lanes import (
-    LANES,
-    integers,
-    is_zero,
-    magnitudes,
-    root,
-    rounded,
-    sum_of_squares,
-    where,
-)
+from ..machine.named_records import unpacker
+from ..machine.vector import above, bits_of, floats_of, load_lanes, store_lanes, values_of, words_of
+from .lanes import LANES, integers, is_zero, magnitudes, root, rounded, sum_of_squares, where
 from .line_search import Tries, fit_minima, fit_signed
 from .super_block import ZERO, load_group, load_importance
 
 SYMMETRIC, AFFINE, EIGHT_BITS, TERNARY, MXFP4, NVFP4, TABLE = (np.uint64(n) for n in range(7))
 """Kinds of types."""
 _LONG, _WORDS = 256 * 16, 16 * 16
+_LINE: Any = np.float32(-0.9), np.float32(0.05), np.uint64(36), np.uint8(0)
+"""First try, step, number of steps and kind of error of affine types; see :class:`.line_search.Tries`."""
 
 
 class PlainKind(NamedTuple):
@@ -44,16 +31,19 @@ class PlainKind(NamedTuple):
     code. columns: of a row. weighted: whether codes are searched by importance.
     """
 
-    kind: Any
-    size: Any
-    top: Any
-    bits: Any
-    columns: Any
-    weighted: Any
+    kind: UInt64
+    size: UInt64
+    top: Float32
+    bits: UInt64
+    columns: UInt64
+    weighted: Flag
+
+
+unpack_plain = unpacker(PlainKind)
 
 
 class Numbers(NamedTuple):
-    """What is written of blocks: the bits of float16 scales and minima, or a byte."""
+    """Outputs of blocks: float16 bits of scales and minima, or bytes."""
 
     halves: Any
     half_minima: Any
@@ -62,7 +52,7 @@ class Numbers(NamedTuple):
 
 @device
 def _largest(values: Any, size: Any, ends: Any) -> None:
-    """Write to ``ends`` the first number of the largest magnitude of each block."""
+    """Write each block's first number of largest magnitude to ``ends``."""
     value = amax = floats_of(np.float32(0))
     for i in range(size):
         number = load_lanes(values, i * LANES)
@@ -73,7 +63,7 @@ def _largest(values: Any, size: Any, ends: Any) -> None:
 
 @device
 def _exponent(amax: Any) -> Any:
-    """Return the byte of the scale of MXFP4; its exponent is the logarithm in float32, rounded down."""
+    """MXFP4 scale byte; its exponent is the float32 logarithm, rounded down."""
     if amax == 0:
         return np.int64(0)
     logarithm = np.float32(np.log2(np.float64(amax)))
@@ -82,7 +72,7 @@ def _exponent(amax: Any) -> Any:
 
 @device
 def _unsigned_e4m3(x: Any) -> Any:
-    """Return the byte of the scale of NVFP4: ties up, largest from 248 on, subnormal to 7 / 512."""
+    """NVFP4 scale byte: ties up, maximum from 248, own subnormals."""
     if x <= 0:
         return np.int64(0)
     if np.float32(x * np.float32(64)) < 1:
@@ -121,7 +111,7 @@ def _float_scales(values: Any, kind: Any, ends: Any, octets: Any, first: Any, la
 
 @device
 def _closest_floats(values: Any, size: Any, ends: Any, codes: Any) -> None:
-    """Write the codes of float4 with the least errors under the scales at ``ends``, the first of equals."""
+    """Write float4 codes of least error under ``ends``, first of equals."""
     scale, zero, none = load_lanes(ends, ZERO), floats_of(np.float32(0)), words_of(np.uint32(0))
     for i in range(size):
         number = load_lanes(values, i * LANES)
@@ -146,7 +136,7 @@ def _closest_floats(values: Any, size: Any, ends: Any, codes: Any) -> None:
 
 @device
 def _searched(values: Any, weights: Any, kind: Any, line: Any, tried: Any, found: Any, codes: Any) -> None:
-    """Write scales, minima negated, and codes from 0 on of Q4_0 to Q5_1 under weights."""
+    """Write scales, negated minima and codes of Q4_0 to Q5_1, weighted."""
     zero = floats_of(np.float32(0))
     if kind.kind == SYMMETRIC:
         fit_signed(values, weights, kind.size, kind.top, found)
@@ -170,7 +160,7 @@ def _searched(values: Any, weights: Any, kind: Any, line: Any, tried: Any, found
 def _weights(
     values: Any, importance: Any, means: Any, kind: Any, first: Any, last: Any, weights: Any
 ) -> None:
-    """Write ``i * sqrt(m + x^2)`` of blocks from ``first`` on, ``means`` of rows."""
+    """Write ``i * sqrt(m + x^2)`` of blocks; ``means`` of rows."""
     spread = scratch(16, np.float32)
     for block in range(LANES):
         row = min(first + block, last - np.uint64(1)) * kind.size // kind.columns
@@ -184,9 +174,9 @@ def _weights(
 
 @device
 def _pack(columns: Any, kind: Any, words: Any, out: Any, first: Any, last: Any) -> None:
-    """Pack the codes of blocks ``first`` to ``last``, columns of words from 0 on, into words of ``out``.
+    """Pack blocks' codes, columns of words, into words of ``out``.
 
-    words: room for those of 16 blocks.
+    words: room for 16 blocks.
     """
     none, bits, wide = words_of(np.uint32(0)), np.uint32(kind.bits), np.uint32(32)
     mask = words_of((np.uint32(1) << bits) - np.uint32(1))
@@ -218,7 +208,7 @@ def plain_rows(
     own, values, codes = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
     ends, found, tried = scratch(48, np.float32), scratch(64, np.float32), scratch(_LONG, np.float32)
     words = scratch(_WORDS, np.uint32)
-    line = Tries(kind.top, np.float32(-0.9), np.float32(0.05), np.uint64(36), False)
+    line = Tries(kind.top, *_LINE)
     state = OK
     for start in range(first, last, LANES):
         count = min(LANES, last - start)
@@ -240,6 +230,6 @@ def plain_rows(
 
 @device
 def square_rows(x: Any, columns: Any, out: Any, first: Any, last: Any) -> None:
-    """Write the sum of squares of each row, added one after the other."""
+    """Write each row's sum of squares, added one by one."""
     for row in range(first, last):
         out[row] = sum_of_squares(x, row * columns, columns)

@@ -1,4 +1,4 @@
-"""Codes of the scales of a super-block, one super-block after the other; arrays are float32 and int32."""
+"""Scale codes of super-blocks, one by one; arrays are float32 and int32."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _PASSES = 5
 
 @device
 def by_largest(numbers: Any, begin: Any, count: Any, top: Any, codes: Any) -> Any:
-    """Write codes of numbers of which the largest has the code ``top``; return the scale."""
+    """Write codes whose largest number has ``top``; return the scale."""
     high = np.float32(0)
     for i in range(count):
         high = max(high, numbers[begin + i])
@@ -25,7 +25,7 @@ def by_largest(numbers: Any, begin: Any, count: Any, top: Any, codes: Any) -> An
 
 @device
 def _error(numbers: Any, begin: Any, weights: Any, count: Any, inverse: Any, top: Any) -> Any:
-    """Return the weighted squared error of codes under an inverse scale; top: of codes, or -1 for bytes."""
+    """Weighted squared error of codes; top: largest, or -1 for bytes."""
     scale, total = np.float32(np.float32(1) / inverse), np.float32(0)
     for i in range(count):
         code = nearest(np.float32(inverse * numbers[begin + i]))
@@ -37,7 +37,7 @@ def _error(numbers: Any, begin: Any, weights: Any, count: Any, inverse: Any, top
 
 @device
 def search_positive(numbers: Any, begin: Any, weights: Any, count: Any, top: Any, codes: Any) -> Any:
-    """Write codes of numbers that are not negative, and return their scale; see ``positive_scale``."""
+    """Write codes of non-negative numbers; return the scale. See ``positive_scale``."""
     high = np.float32(0)
     for i in range(count):
         high = max(high, numbers[begin + i])
@@ -83,9 +83,9 @@ def search_positive(numbers: Any, begin: Any, weights: Any, count: Any, top: Any
 
 @device
 def by_signed_largest(numbers: Any, count: Any, end: Any, least: Any, codes: Any) -> Any:
-    """Write codes of numbers of which that of the largest magnitude has the code ``end``; return the scale.
+    """Write codes whose largest magnitude has ``end``; return the scale.
 
-    Codes are those of int8, at most 127. Where all numbers are below ``least``, they and the scale are 0.
+    Codes are int8, at most 127. Where all numbers are below ``least``, they and the scale are 0.
     """
     amax, value = np.float32(0), np.float32(0)
     for i in range(count):

@@ -4,10 +4,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, UInt64
 from ..encode.elements import MAGIC
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, load64, narrow_half, scratch, store64, widen_half
+from ..machine.named_records import unpacker
 from ..machine.vector import (
     above,
     any_lane,
@@ -65,9 +67,12 @@ class SignedKind(NamedTuple):
     importance.
     """
 
-    bits: Any
-    columns: Any
-    weighted: Any
+    bits: UInt64
+    columns: UInt64
+    weighted: Flag
+
+
+unpack_signed = unpacker(SignedKind)
 
 
 @device
@@ -79,7 +84,7 @@ def _squares(values: Any, weights: Any) -> None:
 
 @inlined
 def _begin(x: Any, at: Any, codes: Any, sums: Any, place: Any) -> Any:
-    """Write the first codes, from -4 to 3, of 16 blocks, and their sums.
+    """Write first codes, -4 to 3, of 16 blocks, and their sums.
 
     Returns the numbers of largest magnitude, and the bits of magnitudes of which one may not be finite.
     """
@@ -112,7 +117,7 @@ def _store_fits(sums: Any, place: Any, scales: Any, to: Any) -> None:
 
 @device
 def _begin_blocks(x: Any, at: Any, values: Any, codes: Any, sums: Any, found: Any, extremes: Any) -> Any:
-    """Write first codes of the blocks of a super-block, scales to ``found``, and largest numbers.
+    """Write a super-block's first codes, scales to ``found``, and largest numbers.
 
     Returns BAD_VALUE where a number is not finite, else OK.
     """
@@ -130,7 +135,7 @@ def _begin_blocks(x: Any, at: Any, values: Any, codes: Any, sums: Any, found: An
 
 @device
 def _gather_movable(x: Any, at: Any, block: Any, extremes: Any, rows: Any, places: Any, count: Any) -> Any:
-    """Copy the blocks of a super-block whose codes may move to ``rows``, and return how many there are now.
+    """Copy blocks with movable codes to ``rows``; return the new count.
 
     Under a number of largest magnitude that is positive the sum of products is at most zero, and stays there:
     llama.cpp moves codes of positive sums alone.
@@ -145,7 +150,7 @@ def _gather_movable(x: Any, at: Any, block: Any, extremes: Any, rows: Any, place
 
 @inlined
 def _move(moving: Any, at: Any, sums: Any, place: Any) -> Any:
-    """Move one code of each of 16 blocks where that is better; return where it was.
+    """Move one code of 16 blocks where better; return its place.
 
     moving: (numbers, codes, products, squares), what each code has in the sums the latter two.
     """
@@ -171,7 +176,7 @@ def _move(moving: Any, at: Any, sums: Any, place: Any) -> Any:
 
 @inlined
 def _bound(codes: Any, at: Any, bounds: Any) -> None:
-    """Write between which multiples of ``left`` the dividend of a code leaves it where it is.
+    """Bound the multiples of ``left`` between which a code stays.
 
     That is half a step, less a 5000th for the roundings of quotient and multiples; past the ends of codes
     there is no end.
@@ -194,7 +199,7 @@ def _may_move(moving: Any, bounds: Any, at: Any, sums: Any, place: Any) -> Any:
 
 @device
 def _move_again(moving: Any, bounds: Any, begin: Any, sums: Any, place: Any) -> None:
-    """Do all passes but the first, up to where as many codes as there are stay as they are.
+    """Run later passes until as many codes as exist stay.
 
     Only one in ten vectors has a code that may move. Sums below _TINY are of products that may be subnormal,
     whose roundings no bound covers.
@@ -218,7 +223,7 @@ def _move_again(moving: Any, bounds: Any, begin: Any, sums: Any, place: Any) -> 
 
 @device
 def _fit_by_moves(rows: Any, count: Any, moving: Any, bounds: Any, sums: Any, fits: Any) -> None:
-    """Find scales of ``count`` blocks by moving one code at a time; see ``three_bit_scale``.
+    """Find scales of blocks by single-code moves; see ``three_bit_scale``.
 
     rows: of blocks. moving: as :func:`_move` has it, of 16 blocks each. fits: takes the scales. All
     groups in turns in the first pass: a move waits for the one before.
@@ -243,7 +248,7 @@ def _fit_by_moves(rows: Any, count: Any, moving: Any, bounds: Any, sums: Any, fi
 
 @device
 def _codes_of_search(values: Any, found: Any, top: Any, codes: Any) -> None:
-    """Write the codes of :func:`.line_search.fit_signed`; those of blocks of zeros are ``-top``."""
+    """Write the codes of :func:`.line_search.fit_signed`; blocks of zeros have ``-top``."""
     least, most = words_of(np.uint32(0)) - words_of(np.uint32(top)), words_of(np.uint32(top - np.float32(1)))
     inverse = load_lanes(found, LANES)
     empty, lowest = is_zero(inverse), floats_of(-top)
@@ -254,7 +259,7 @@ def _codes_of_search(values: Any, found: Any, top: Any, codes: Any) -> None:
 
 @device
 def _choose_codes(values: Any, top: Any, stored: Any, codes: Any) -> None:
-    """Write codes under stored scales; where these are zero, what is there stays."""
+    """Write codes under stored scales; zero scales leave codes."""
     least, most = words_of(np.uint32(0)) - words_of(np.uint32(top)), words_of(np.uint32(top - np.float32(1)))
     scale = load_lanes(stored, ZERO)
     empty = is_zero(scale)
@@ -284,7 +289,7 @@ def six_bit_rows(
             _squares(values, weights)
         fit_signed(values, weights, _SIZE, top, found)
         d = by_signed_largest(found, _SIZE, np.float32(-128), LEAST, fine)
-        if d == 0:  # all codes are those of zeros
+        if d == 0:  # all codes are zero codes
             store_lanes(found, LANES, floats_of(np.float32(0)))
         _codes_of_search(values, found, top, tried)
         _store_scales(d, np.int32(0xFF), block, fine, stored, scales, halves)
@@ -298,7 +303,7 @@ def six_bit_rows(
 def three_bit_rows(
     x: Any, importance: Any, kind: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
 ) -> Any:
-    """Quantize super-blocks to Q3_K with importance; arguments are those of :func:`six_bit_rows`.
+    """Quantize super-blocks to Q3_K with importance; arguments as in :func:`six_bit_rows`.
 
     The scales of 16 super-blocks are searched at once.
     """
@@ -319,9 +324,8 @@ def three_bit_rows(
             at, own_values = (start + n) * SUPER, values[n * SUPER :]
             state = max(state, load_group(x, at, SUPER, _SIZE, own, own_values))
             column = at % kind.columns
-            important_weights(
-                own_values, own, importance, column, _SIZE, SUPER, factor, kind.columns, weights
-            )
+            row = importance, column, kind.columns
+            important_weights(own_values, own, row, _SIZE, SUPER, factor, weights)
             sums_of(weights, _SIZE, sums)
             fit_signed(own_values, weights, _SIZE, top, found[n * two :])
             for i in range(_SIZE):
@@ -341,7 +345,7 @@ def three_bit_rows(
 
 @device
 def _keep_moved(codes: Any, places: Any, count: Any, block: Any, tried: Any) -> None:
-    """Copy moved codes to the columns of a super-block, whose first block is ``block``."""
+    """Copy moved codes to a super-block's columns, from ``block`` on."""
     for k in range(count):
         if places[k] >= block and places[k] < block + LANES:
             for i in range(_SIZE):
@@ -382,7 +386,7 @@ def _scales_of_blocks(numbers: Any, block: Any, stored: Any, room: Any, scales: 
 
 @inlined
 def _row_words(x: Any, at: Any, inverse: Any) -> Any:
-    """Return the codes of a block as words, how far quotients are from these, and the largest quotients.
+    """Block codes as words, quotients' distances, and largest quotients.
 
     Quotients are products with the inverse scale, within ``2 ** -22`` of themselves.
     """
@@ -395,7 +399,7 @@ def _row_words(x: Any, at: Any, inverse: Any) -> Any:
 
 @device
 def _row_codes(x: Any, at: Any, stored: Any, inverses: Any, codes: Any) -> Any:
-    """Write the codes of a super-block, bytes; return whether they are those of quotients for certain."""
+    """Write a super-block's codes, bytes; whether they are certain."""
     by = load_lanes(stored, ZERO)
     store_lanes(inverses, ZERO, where(is_zero(by), floats_of(np.float32(0)), divided(np.float32(1), by)))
     off = most = floats_of(np.float32(0))
@@ -411,7 +415,7 @@ def _row_codes(x: Any, at: Any, stored: Any, inverses: Any, codes: Any) -> Any:
 
 @device
 def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any) -> Any:
-    """Quantize super-blocks to Q3_K without importance; arguments are those of :func:`six_bit_rows`."""
+    """Quantize super-blocks to Q3_K without importance; arguments as in :func:`six_bit_rows`."""
     values, tried, inverses = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(16, np.float32)
     rows, places = scratch(_ROWS, np.float32), scratch(_MOST, np.uint64)
     moving = (
@@ -452,7 +456,7 @@ def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: 
 
 @device
 def _store_scales(d: Any, mask: Any, block: Any, fine: Any, stored: Any, scales: Any, halves: Any) -> None:
-    """Write the scales of a super-block as the file has them, and to ``stored`` as float32."""
+    """Write a super-block's scales for the file, and float32 to ``stored``."""
     for i in range(_SIZE):
         stored[i] = np.float32(fine[i])
         fine[i] &= mask

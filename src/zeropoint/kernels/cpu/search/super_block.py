@@ -1,4 +1,4 @@
-"""Blocks into columns and their weights, and what is written of a super-block: what all types need."""
+"""Block columns, weights, and super-block outputs, for all types."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _LONG = 32 * 16
 
 @device
 def load_group(x: Any, at: Any, count: Any, size: Any, own: Any, values: Any) -> Any:
-    """Load 16 blocks from ``x[at:]`` as columns of ``values``; past ``count`` numbers there are zeros.
+    """Load 16 blocks as columns of ``values``; zeros past ``count``.
 
     own: room for the numbers. Returns BAD_VALUE where one is not finite, else OK.
     """
@@ -34,7 +34,7 @@ def load_group(x: Any, at: Any, count: Any, size: Any, own: Any, values: Any) ->
 
 @device
 def load_importance(importance: Any, column: Any, size: Any, columns: Any, weights: Any) -> None:
-    """Load the importance of 16 blocks from ``column`` on as columns; rows have ``columns`` and may end."""
+    """Load importance of 16 blocks from ``column``, wrapping at ``columns``."""
     own = scratch(_LONG, np.float32)
     at = column
     for block in range(LANES):
@@ -48,13 +48,14 @@ def load_importance(importance: Any, column: Any, size: Any, columns: Any, weigh
 
 @device
 def important_weights(
-    values: Any, own: Any, importance: Any, column: Any, size: Any, run: Any, factor: Any, columns: Any,
-    weights: Any,
-) -> None:  # fmt: skip
-    """Write ``i * sqrt(m + x^2)`` to ``weights``, m from runs of ``run`` neighbors of ``own``.
+    values: Any, own: Any, row: Any, size: Any, run: Any, factor: Any, weights: Any
+) -> None:
+    """Write ``i * sqrt(m + x^2)``; m from runs of ``own``.
 
-    column: of the first number; the next row begins after ``columns``.
+    row: importance of columns, the column of the first number, and the columns after which the next row
+    begins.
     """
+    importance, column, columns = row
     load_importance(importance, column, size, columns, weights)
     means, count = scratch(16, np.float32), run // size
     for first in range(ZERO, LANES, count):
@@ -78,7 +79,7 @@ def sums_of(weights: Any, size: Any, sums: Any) -> None:
 
 @device
 def write_level(codes: Any, count: Any, block: Any, scale: Any, out: Any, halves: Any, flip: Any) -> Any:
-    """Write the codes of a super-block's scales and their float16, and return that as float32."""
+    """Write scale codes and float16 of a super-block; return float32."""
     half = narrow_half(scale)
     for i in range(count):
         out[block * count + i] = np.uint8(codes[i])
@@ -90,9 +91,9 @@ def write_level(codes: Any, count: Any, block: Any, scale: Any, out: Any, halves
 def write_codes(
     columns: Any, size: Any, count: Any, bits: Any, codes: Any, room: Any, packed: Any, at: Any
 ) -> None:
-    """Pack ``count`` codes of 16 blocks, which are columns of floats, into ``packed[at:]``.
+    """Pack ``count`` codes, float columns of 16 blocks, into ``packed[at:]``.
 
-    codes, room: room for 512 bytes, and for those of a super-block.
+    codes, room: room for 512 bytes, and for a super-block.
     """
     mask = words_of((np.uint32(1) << np.uint32(bits)) - np.uint32(1))
     rows = scratch(_LONG, np.float32)

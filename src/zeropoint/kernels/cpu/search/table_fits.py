@@ -1,4 +1,4 @@
-"""Tables of least squared error, one block at a time: :mod:`zeropoint.ops.clusters` again, in the same order.
+"""Tables of least squared error, block by block: :mod:`zeropoint.ops.clusters`, compiled.
 
 A block's numbers come sorted. Equal ones are one point; ``sums`` has those of the weights, of the weighted
 numbers and of the weighted squares of the first 0, 1, ... points. ``least`` is the error of the first points
@@ -17,7 +17,7 @@ _ZERO = np.float64(0)
 
 @inlined
 def _error(sums: Any, first: Any, last: Any) -> Any:
-    """Return the squared error of the points from ``first`` up to ``last`` around their mean."""
+    """Squared error of points ``first`` to ``last`` around their mean."""
     weight = sums[0, last] - sums[0, first]
     total = sums[1, last] - sums[1, first]
     mean_part = total * total / weight if weight > _ZERO else _ZERO
@@ -26,7 +26,7 @@ def _error(sums: Any, first: Any, last: Any) -> Any:
 
 @device
 def _points(numbers: Any, weights: Any, weighted: Any, values: Any, sums: Any) -> Any:
-    """Write the different numbers of a block and their sums, and return how many there are."""
+    """Write distinct numbers of a block and sums; return their count."""
     count = np.int64(0)
     sums[0, 0], sums[1, 0], sums[2, 0] = _ZERO, _ZERO, _ZERO
     at, size = np.int64(0), np.int64(numbers.size)
@@ -45,7 +45,7 @@ def _points(numbers: Any, weights: Any, weighted: Any, values: Any, sums: Any) -
 
 @inlined
 def _best_start(sums: Any, least: Any, place: Any, begin: Any, end: Any, room: Any) -> Any:
-    """Return the least error of the runs up to ``place`` of which the last begins in ``begin..end - 1``.
+    """Least error of runs to ``place``, the last from ``begin..end - 1``.
 
     And the first beginning that has it. Errors are written to ``room`` before they are compared: so they are
     computed in vectors.
@@ -67,9 +67,9 @@ def _best_start(sums: Any, least: Any, place: Any, begin: Any, end: Any, room: A
 
 @device
 def _one_more(sums: Any, total: Any, runs: Any, errors: Any, choice: Any) -> None:
-    """Write the least errors of the first points in ``runs`` runs, and where the last of them begins.
+    """Write least errors in ``runs`` runs, and last runs' starts.
 
-    errors: those of one run less and of ``runs``, by turns, and room.
+    errors: of one run less and of ``runs``, by turns, and room.
     """
     least, found = errors[runs % _TWO], errors[_ONE - runs % _TWO]
     for place in range(total + _ONE):
@@ -89,7 +89,7 @@ def _one_more(sums: Any, total: Any, runs: Any, errors: Any, choice: Any) -> Non
 
 @device
 def _fit(values: Any, sums: Any, total: Any, errors: Any, choices: Any, table: Any) -> None:
-    """Write the means of the best runs of ``total`` points to ``table``, which has fewer entries."""
+    """Write means of the best runs of ``total`` points to ``table``."""
     count = np.int64(table.size)
     for place in range(total + _ONE):
         errors[0, place] = _error(sums, np.int64(0), place)
@@ -108,7 +108,7 @@ def _fit(values: Any, sums: Any, total: Any, errors: Any, choices: Any, table: A
 def fitted_slots(
     rows: Any, weights: Any, slots: Any, doubles: Any, choices: Any, tables: Any, first: Any, last: Any
 ) -> None:
-    """Write the tables of least squared error of ``rows`` in slots ``first`` to ``last``.
+    """Write least-error tables of ``rows`` in some slots.
 
     rows: (blocks, n) float64, each rising, perhaps ending in Inf. weights: the same, or (1, 1) for none.
     doubles: (slots, 7, n + 1) float64, choices: (slots, numbers, n + 1) int32: room. tables: (blocks,

@@ -26,7 +26,7 @@ FOUR, _TWO, _SCALE_CODES = np.uint64(4), np.float32(2), np.float32(32)
 
 
 def _counter(kind: Any, start: float, steps: list[float]) -> Any:
-    """Build the sum of ``start`` and of the steps whose boundaries no lane is below."""
+    """Build ``start`` plus the steps whose boundaries are not above."""
     add = "fadd" if kind is FLOATS else "add"
 
     @primitive
@@ -52,7 +52,7 @@ _closest_codes = _counter(WORDS, 0, [1] * (len(LEVELS) - 1))
 
 @device
 def _fit_table(x: Any, w: Any, found: Any) -> None:
-    """Find the scales of least weighted error among those that are tried, (16,)."""
+    """Find the tried scales of least weighted error, (16,)."""
     zero = floats_of(np.float32(0))
     value = amax = scale = best = zero
     for i in range(_SIZE):
@@ -60,7 +60,7 @@ def _fit_table(x: Any, w: Any, found: Any) -> None:
         beyond = above(magnitudes(number), amax)
         value, amax = where(beyond, number, value), where(beyond, magnitudes(number), amax)
     for n in range(_TRIES + 1):
-        # The first try is that of the largest magnitude itself.
+        # The first try is the scale of the largest magnitude itself.
         if n == 0:
             factor = divided(np.float32(1), (zero - value) / floats_of(_FIRST))
         else:
@@ -96,9 +96,9 @@ def _choose_codes(values: Any, scales: Any, codes: Any) -> None:
 def _weights(
     values: Any, own: Any, importance: Any, at: Any, run: Any, columns: Any, weighted: Any, weights: Any
 ) -> None:
-    """Write the weights of 16 blocks from ``at`` on: squares, or importance over means of ``run`` values."""
+    """Write weights of 16 blocks: squares, or importance over run means."""
     if weighted:
-        important_weights(values, own, importance, at % columns, _SIZE, run, _TWO, columns, weights)
+        important_weights(values, own, (importance, at % columns, columns), _SIZE, run, _TWO, weights)
         return
     for i in range(_SIZE):
         value = load_lanes(values, i * LANES)
@@ -109,7 +109,7 @@ def _weights(
 def table_rows(
     x: Any, importance: Any, columns: Any, weighted: Any, packed: Any, halves: Any, first: Any, last: Any
 ) -> Any:
-    """Quantize blocks ``first`` to ``last`` of ``x``, float32, to IQ4_NL; packed: takes codes, as bytes."""
+    """Quantize float32 blocks to IQ4_NL; packed: takes codes, as bytes."""
     own, values, weights = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
     found, tried = scratch(16, np.float32), scratch(_LONG, np.float32)
     codes, room = scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)
@@ -133,9 +133,8 @@ def table_rows(
 
 @device
 def table_super_rows(
-    x: Any, importance: Any, columns: Any, weighted: Any, packed: Any, scales: Any, halves: Any, first: Any,
-    last: Any,
-) -> Any:  # fmt: skip
+    x: Any, importance: Any, kind: Any, packed: Any, scales: Any, halves: Any, first: Any, last: Any
+) -> Any:
     """Quantize super-blocks ``first`` to ``last`` of ``x``, float32, to IQ4_XS.
 
     scales: takes their codes, 8 bytes a super-block.
@@ -147,7 +146,7 @@ def table_super_rows(
     for start in range(first, last, group):
         at, count = start * SUPER, min(group, last - start)
         state = max(state, load_group(x, at, count * SUPER, _SIZE, own, values))
-        _weights(values, own, importance, at, SUPER, columns, weighted, weights)
+        _weights(values, own, importance, at, SUPER, kind.columns, kind.weighted, weights)
         _fit_table(values, weights, found)
         for n in range(count):
             begin = n * _BLOCKS

@@ -1,6 +1,6 @@
-"""Scales of least error for blocks of any elements, 16 at once: as :mod:`zeropoint.ops.window_search`.
+"""Scales of least error, any elements, 16 blocks: :mod:`zeropoint.ops.window_search`.
 
-A lane is a block. Errors are those of the reference, in float64 and its order, with or without weights; each
+A lane is a block. Errors equal the reference's, in float64 and its order, with or without weights; each
 scale that the reference tries is tried. Powers other than the second, whose exact errors take long, are first
 measured nearly (:mod:`.powers`): only 16 blocks of which one has scales whose order is not certain are
 searched again by exact ones.
@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Flag, Float32, Float64, UInt64
 from ..machine.intrinsics import device, float64_of, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.tile import load
 from ..machine.vector import (
     above,
@@ -30,6 +32,7 @@ from .lane_errors import LONGEST, SUMS, add_clipped, add_errors, add_fits, decod
 from .lanes import LANES, magnitudes, most_lane, narrowed, where
 from .powers import (
     LEAST_SUM,
+    Power,
     add_clipped_powers,
     add_near_clipped_powers,
     add_near_powers,
@@ -47,7 +50,7 @@ _AMAX, _START, _TRIED, _BEST, _FACTORS, _DIVISORS, _UNITS = (np.uint64(n * 16) f
 """Where floats of blocks lie: their largest magnitudes, scales, and units of near powers."""
 FLOATS_OF_BLOCKS = 112
 _LIMIT, _ERROR, _SECOND, _FOUND, _EXACT = (np.uint64(n * 16) for n in range(5))
-"""Where errors lie: of the start, the least one, the least of all other scales, and those of two compared."""
+"""Where errors lie: of the start, the least, the least of all others, and of two that are compared."""
 _TAME, _SMALL = np.float32(2.0**60), np.float32(2.0**-60)
 """Near powers are of largest magnitudes between these, or zero."""
 _CLIPPED = np.float64(1 + 2.0**-12)
@@ -63,36 +66,40 @@ class ScaleTries(NamedTuple):
     a scale that is taken. end: largest magnitude of a value. safe: outweighs roundings. top: as halving.
     least, largest: of the format of scales. coarse, over: the scale above, and whether it divides. checked:
     after how many steps it is asked whether all else clips too much. largest_clips: whether the largest
-    number alone says so. row: whether the numbers of one block fill all lanes, which then agree. power: of
-    errors, :class:`.powers.Power`; others than the second are without weights.
+    number alone says so. row: whether the numbers of one block fill all lanes, which then agree. slots: of
+    blocks that do. power: of errors, :class:`.powers.Power`; others than the second are without weights.
     """
 
+    doubled: UInt64
+    halving: Float32
+    empty: Float32
+    doubling: Float32
+    reach: Float32
+    end: Float64
+    safe: Float64
+    top: Float64
+    least: Float64
+    largest: Float64
+    over: Flag
+    checked: UInt64
+    largest_clips: Flag
+    row: Flag
+    power: Power
     parts: Any
     table: Any
     halved: Any
-    doubled: Any
     values: Any
-    halving: Any
-    empty: Any
-    doubling: Any
-    reach: Any
-    end: Any
-    safe: Any
-    top: Any
-    least: Any
-    largest: Any
-    coarse: Any
-    over: Any
-    checked: Any
-    largest_clips: Any
-    row: Any
-    weighted: Any
-    pitch: Any
-    power: Any
+    coarse: Float32 = 1.0
+    weighted: Flag = False
+    pitch: UInt64 = 0
+    slots: UInt64 = 0
+
+
+unpack_tries = unpacker(ScaleTries)
 
 
 class _Room(NamedTuple):
-    """Memory: of 16 blocks the numbers, what they decode to and weights; sums; scales and errors."""
+    """Memory of 16 blocks: numbers, decoded values, weights, sums, scales, errors."""
 
     columns: Any
     decoded: Any
@@ -125,7 +132,7 @@ def _stored(scales: Any, tries: Any, to: Any) -> Any:
 
 @device
 def _measure(room: Any, size: Any, at: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
-    """Write the errors under the scales at ``at`` to the first lanes of ``sums``, nearly if ``near``."""
+    """Write errors under scales at ``at`` to ``sums``; ``near``: approximately."""
     factors = _factors(load_lanes(room.scales, at), tries)
     store_lanes(room.scales, _FACTORS, factors)
     decode_lanes(room.columns, size, room.scales[_FACTORS:], element, rule.unit, tries.values, room.decoded)
@@ -151,7 +158,7 @@ def _power_past(room: Any, past: Any, tries: Any, near: Any) -> Any:
 
 @device
 def _clip(room: Any, size: Any, tries: Any, near: Any) -> None:
-    """Write to ``sums`` what clipping alone adds to the errors under the scales that are tried."""
+    """Write clipping's share of errors under tried scales to ``sums``."""
     factors = _factors(load_lanes(room.scales, _TRIED), tries)
     end = wide_floats(factors) * doubles_of(tries.end)
     if tries.largest_clips:
@@ -170,7 +177,7 @@ def _clip(room: Any, size: Any, tries: Any, near: Any) -> None:
 
 @inlined
 def _may_be_better(room: Any, size: Any, alive: Any, tries: Any, near: Any) -> Any:
-    """Return the blocks of ``alive`` that the scales which are tried do not clip too much."""
+    """Blocks of ``alive`` whose tried scales do not clip too much."""
     _clip(room, size, tries, near)
     least = smaller(load_lanes(room.errors, _ERROR), load_lanes(room.errors, _LIMIT))
     safe = tries.safe * (_CLIPPED if near else np.float64(1))
@@ -180,7 +187,7 @@ def _may_be_better(room: Any, size: Any, alive: Any, tries: Any, near: Any) -> A
 
 @inlined
 def _keep(room: Any, alive: Any, better: Any) -> None:
-    """Keep the scales that are tried where they are better, and their errors from ``sums``.
+    """Keep better tried scales, and their errors from ``sums``.
 
     alive: blocks for which they are no others.
     """
@@ -200,7 +207,7 @@ def _no_worse(room: Any) -> Any:
 
 @device
 def _count_below(amax: Any, ratio: Any, equal: Any, tries: Any) -> Any:
-    """Return of how many scales the product with ``ratio`` is below ``amax``, or equal if ``equal``."""
+    """Count scales whose product with ``ratio`` is below ``amax`` (``equal``: or equal)."""
     least, most = np.int64(0), np.int64(tries.table.size)
     while least < most:
         middle = (least + most) // np.int64(2)
@@ -214,7 +221,7 @@ def _count_below(amax: Any, ratio: Any, equal: Any, tries: Any) -> Any:
 
 @device
 def _ends(amax: Any, tries: Any) -> Any:
-    """Return the places of the smallest and the largest scale that can be best for a block."""
+    """Places of a block's smallest and largest possible best scales."""
     low = min(_count_below(amax, tries.doubling, True, tries), np.int64(tries.doubled))
     high = _count_below(amax, tries.halving, False, tries) - np.int64(1)
     for place in range(np.int64(tries.table.size)):
@@ -225,7 +232,7 @@ def _ends(amax: Any, tries: Any) -> Any:
 
 @device
 def _try_table(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
-    """Try the scales of a table that can be best, the largest first."""
+    """Try possible best scales of a table, largest first."""
     scales, places, zero = room.scales, room.places, floats_of(np.float32(0))
     for b in range(LANES):
         places[b], places[LANES + b] = _ends(scales[_AMAX + b], tries)
@@ -248,14 +255,14 @@ def _try_table(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: 
 
 @inlined
 def _inside(room: Any, tries: Any) -> Any:
-    """Return where scales that are tried are above the lower end of the window, or nearly."""
+    """Mask of tried scales above the window's lower end, approximately."""
     factors = _factors(load_lanes(room.scales, _TRIED), tries)
     return above(factors * floats_of(tries.reach), load_lanes(room.scales, _AMAX))
 
 
 @device
 def _try_steps(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
-    """Try scales in steps of a factor from the upper end of the window down."""
+    """Try scales down from the window's upper end by a factor."""
     scales, none = room.scales, doubles_of(np.float64(0))
     amax, start = load_lanes(scales, _AMAX), load_lanes(scales, _START)
     top, step = wide_floats(amax) / doubles_of(tries.top), np.uint64(0)
@@ -292,12 +299,13 @@ def _differ(room: Any, first: Any, second: Any) -> Any:
 
 @inlined
 def _less(
-    room: Any, size: Any, scales: Any, errors: Any, asked: Any, element: Any, rule: Any, tries: Any, near: Any
+    room: Any, size: Any, places: Any, asked: Any, element: Any, rule: Any, tries: Any, near: Any
 ) -> Any:
-    """Return for which blocks of ``asked`` the first of two scales has less error than the second.
+    """Mask of ``asked`` blocks where the first scale has less error.
 
-    scales, errors: where both lie. Where near errors do not say, both are measured exactly.
+    places: of both scales, and of both errors. Where near errors do not say, both are measured exactly.
     """
+    scales, errors = places
     first, second = load_lanes(room.errors, errors[0]), load_lanes(room.errors, errors[1])
     less = asked & above_doubles(second, first)
     if near and any_lane(asked & _is_unsure(first, second, tries.power)):
@@ -323,14 +331,14 @@ def _fit(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -
     _measure(room, size, _TRIED, element, rule, tries, near)
     store_lanes(room.errors, _FOUND, load_lanes(room.sums, _NONE))
     places = (_TRIED, _BEST), (_FOUND, _ERROR)
-    better = _less(room, size, places[0], places[1], asked, element, rule, tries, near)
+    better = _less(room, size, places, asked, element, rule, tries, near)
     store_lanes(room.sums, _NONE, load_lanes(room.errors, _FOUND))
     _keep(room, asked, better)
 
 
 @device
 def _search_from(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> Any:
-    """Write the best scales of 16 blocks, or 0 where these are those of the start, to _BEST.
+    """Write best scales of 16 blocks to _BEST, 0 for starts.
 
     near: whether to measure nearly. Returns whether that was enough.
     """
@@ -355,7 +363,7 @@ def _search_from(room: Any, size: Any, element: Any, rule: Any, tries: Any, near
         for _ in range(2):
             _fit(room, size, element, rule, tries, near)
     asked = some & _differ(room, _BEST, _START)
-    better = _less(room, size, (_BEST, _START), (_ERROR, _LIMIT), asked, element, rule, tries, near)
+    better = _less(room, size, ((_BEST, _START), (_ERROR, _LIMIT)), asked, element, rule, tries, near)
     store_lanes(scales, _BEST, where(better, load_lanes(scales, _BEST), zero))
     return True
 
@@ -375,13 +383,12 @@ def _search_blocks(room: Any, size: Any, element: Any, rule: Any, tries: Any) ->
 
 
 @device
-def tried_rows(
-    x: Any, layout: Any, element: Any, rule: Any, weights: Any, tries: Any, scales: Any, first: Any, last: Any
-) -> None:
-    """Replace the scales of rows ``first`` to ``last`` of ``x``, whole blocks, by better ones, others by 0.
+def tried_rows(x: Any, desc: Any, weights: Any, tries: Any, scales: Any, first: Any, last: Any) -> None:
+    """Improve scales of rows of whole blocks; others become 0.
 
     weights: float64, of errors, by rows of ``tries.pitch``. scales: float32, of a start, the level's own.
     """
+    layout, element, rule = desc
     room = _Room(
         scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float64),
         scratch(LONGEST, np.float64), scratch(SUMS, np.float64), scratch(FLOATS_OF_BLOCKS, np.float32),
@@ -401,14 +408,13 @@ def tried_rows(
 
 @device
 def long_rows(
-    x: Any, layout: Any, element: Any, rule: Any, weights: Any, tries: Any, scales: Any, memory: Any,
-    first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Do what :func:`tried_rows` does with blocks ``first`` to ``last``, one at a time.
+    x: Any, desc: Any, weights: Any, tries: Any, scales: Any, memory: Any, first: Any, last: Any
+) -> None:
+    """Improve scales of long blocks, one at a time, like :func:`tried_rows`.
 
     memory: float32 and float64, of twice and thrice the numbers of a block.
     """
-    floats, doubles = memory
+    (floats, doubles), (layout, element, rule) = memory, desc
     size = layout.block
     room = _Room(
         floats[:size], floats[size:], doubles[:size], doubles[size : size + size], doubles[size + size :],

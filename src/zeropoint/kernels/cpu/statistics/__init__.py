@@ -1,1 +1,1 @@
-"""What is known of data in one read: extremes, counts, exact sums, errors of codes."""
+"""One-read statistics: extremes, counts, exact sums, errors of codes."""

@@ -1,10 +1,12 @@
-"""Sums of squares of columns in float64, in the order of rows: a square of a float32 is exact there."""
+"""Column sums of squares in float64, by rows: float32 squares are exact."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import UInt8, UInt64
 from ..machine.intrinsics import device, scratch
+from ..machine.named_records import unpacker
 from ..machine.tile import TILE, load
 
 RUN = 64
@@ -12,13 +14,24 @@ RUN = 64
 _RUN, _TILE, ZERO = np.uint64(RUN), np.uint64(TILE), np.uint64(0)
 
 
-@device
-def square_columns(x: Any, kind: Any, sizes: Any, sums: Any, first: Any, last: Any) -> None:
-    """Add the squares of runs ``first`` to ``last`` of columns to their sums.
+class RowsOfColumns(NamedTuple):
+    """A matrix: dtype, rows and columns."""
 
-    x: flat, rows of columns. sizes: (2,) uint64, rows and columns. sums: (columns,) float64.
+    kind: UInt8
+    rows: UInt64
+    columns: UInt64
+
+
+unpack_shape = unpacker(RowsOfColumns)
+
+
+@device
+def square_columns(x: Any, shape: Any, sums: Any, first: Any, last: Any) -> None:
+    """Add the squares of column runs ``first`` to ``last`` to their sums.
+
+    x: flat, rows of columns. shape: packed :class:`RowsOfColumns`. sums: (columns,) float64.
     """
-    tile, rows, columns = scratch(TILE, np.float32), sizes[0], sizes[1]
+    tile, (kind, rows, columns) = scratch(TILE, np.float32), unpack_shape(shape)
     end = min(last * _RUN, columns)
     for left in range(first * _RUN, end, _TILE):
         width = min(_TILE, end - left)

@@ -1,4 +1,4 @@
-"""Exact sums of magnitudes of columns, in one read with the extremes: see :mod:`.sums`.
+"""Exact column sums of magnitudes, with extremes, in one read: :mod:`.sums`.
 
 Lanes are columns. Some rows are added to sums and ends, which say at the end whether the sums are exact; the
 numbers of a column whose sum is not are added one by one.
@@ -7,9 +7,8 @@ numbers of a column whose sum is not are added one by one.
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
+from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import LINE, device, float32_of, inlined, prefetch_far, scratch
 from ..machine.tile import BFLOAT16, FLOAT32, ordered, value_of_key
 from ..machine.vector import (
@@ -30,7 +29,7 @@ from ..machine.vector import (
     wide_floats,
     words_of,
 )
-from .count import FINITE, start_columns
+from .count import FINITE, start_columns, unpack_runs
 from .sums import (
     ANY_REACH,
     MAGNITUDE,
@@ -54,7 +53,10 @@ TOGETHER = np.uint64(8)
 
 @inlined
 def larger_ends(ends: Any, bits: Any, one: Any) -> Any:
-    """Return the outermost bits of lanes widened by ``bits``: see :func:`four_of`; one: in each lane."""
+    """Outermost bits of lanes widened by ``bits``; one: in each lane.
+
+    See :func:`four_of`.
+    """
     top, first, high, low = ends
     less = bits - one
     top, first = larger_bits(top, bits), smaller_bits(first, less)
@@ -78,76 +80,72 @@ def store_ends(ends: Any, i: Any, found: Any) -> None:
     store_lanes(low, i, found[3])
 
 
-def _ends_for(x: Any) -> Any:
-    """Make arrays of the bits of numbers of ``x``, a number a column."""
-
-
-@overload(_ends_for, inline="always")
-def _ends_for_overload(x: Any) -> Any:
-    kind = np.uint32 if x.dtype == types.float32 else np.uint16
-
+def _ends_of(kind: Any) -> Any:
+    @inlined
     def make(x: Any) -> Any:
+        """Make arrays of number bits, a number of ``x`` a column."""
         return scratch(COLUMNS, kind), scratch(COLUMNS, kind), scratch(COLUMNS, kind), scratch(COLUMNS, kind)
 
     return make
 
 
-def _floats_of_halves(x: Any, bits: Any) -> Any:
+_ends_for = by_dtype(float32=_ends_of(np.uint32), uint16=_ends_of(np.uint16), int16=_ends_of(np.uint16))
+
+
+@inlined
+def _floats_of_bfloat16(x: Any, bits: Any) -> Any:
     """Widen 32 numbers of 16 bits exactly, in the order of :func:`total_of`."""
+    pairs = pairs_of(bits)
+    return values_of(pairs << words_of(np.uint32(16))), values_of(pairs & words_of(np.uint32(0xFFFF0000)))
 
 
-@overload(_floats_of_halves, inline="always")
-def _floats_of_halves_overload(x: Any, bits: Any) -> Any:
-    def of_bfloat16(x: Any, bits: Any) -> Any:
-        pairs = pairs_of(bits)
-        return values_of(pairs << words_of(np.uint32(16))), values_of(pairs & words_of(np.uint32(0xFFFF0000)))
-
-    def of_float16(x: Any, bits: Any) -> Any:
-        return first_float16(bits), second_float16(bits)
-
-    return of_bfloat16 if x.dtype == types.uint16 else of_float16
+@inlined
+def _floats_of_float16(x: Any, bits: Any) -> Any:
+    return first_float16(bits), second_float16(bits)
 
 
-def _add_lines(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> Any:
+_floats_of_halves = by_dtype(uint16=_floats_of_bfloat16, int16=_floats_of_float16)
+
+
+@inlined
+def _add_words(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> None:
     """Add the cache lines from column ``i`` on of ``count`` rows."""
+    (totals, ends), one, size = sums, words_of(np.uint32(1)), words_of(MAGNITUDE)
+    found, total = load_ends(ends, i), load_lanes(totals, i)
+    for r in range(count):
+        place = at + r * blocks + i
+        prefetch_far(x, place + count * blocks)
+        bits = bits_of(load_lanes(x, place))
+        found = larger_ends(found, bits, one)
+        total = total + wide_floats(values_of(bits & size))
+    store_lanes(totals, i, total)
+    store_ends(ends, i, found)
 
 
-@overload(_add_lines, inline="always")
-def _add_lines_overload(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> Any:
-    def of_words(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> Any:
-        (totals, ends), one, size = sums, words_of(np.uint32(1)), words_of(MAGNITUDE)
-        found, total = load_ends(ends, i), load_lanes(totals, i)
-        for r in range(count):
-            place = at + r * blocks + i
-            prefetch_far(x, place + count * blocks)
-            bits = bits_of(load_lanes(x, place))
-            found = larger_ends(found, bits, one)
-            total = total + wide_floats(values_of(bits & size))
-        store_lanes(totals, i, total)
-        store_ends(ends, i, found)
+@inlined
+def _add_halves(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> None:
+    (totals, ends), one, size = sums, halves_of(np.uint16(1)), halves_of(np.uint16(0x7FFF))
+    found, first, second = load_ends(ends, i), load_lanes(totals, i), load_lanes(totals, i + HALF)
+    for r in range(count):
+        place = at + r * blocks + i
+        prefetch_far(x, place + count * blocks)
+        bits = load_lanes(x, place)
+        found = larger_ends(found, bits, one)
+        u, v = _floats_of_halves(x, bits & size)
+        first, second = first + wide_floats(u), second + wide_floats(v)
+    store_lanes(totals, i, first)
+    store_lanes(totals, i + HALF, second)
+    store_ends(ends, i, found)
 
-    def of_halves(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> Any:
-        (totals, ends), one, size = sums, halves_of(np.uint16(1)), halves_of(np.uint16(0x7FFF))
-        found, first, second = load_ends(ends, i), load_lanes(totals, i), load_lanes(totals, i + HALF)
-        for r in range(count):
-            place = at + r * blocks + i
-            prefetch_far(x, place + count * blocks)
-            bits = load_lanes(x, place)
-            found = larger_ends(found, bits, one)
-            u, v = _floats_of_halves(x, bits & size)
-            first, second = first + wide_floats(u), second + wide_floats(v)
-        store_lanes(totals, i, first)
-        store_lanes(totals, i + HALF, second)
-        store_ends(ends, i, found)
 
-    return of_words if x.dtype == types.float32 else of_halves
+_add_lines = by_dtype(float32=_add_words, uint16=_add_halves, int16=_add_halves)
 
 
 @device
 def add_rows(x: Any, at: Any, rows: Any, blocks: Any, width: Any, step: Any, totals: Any, ends: Any) -> None:
-    """Set sums and ends of ``width`` columns, by cache lines, to those of rows, the first from ``x[at]`` on.
+    """Set sums and ends of ``width`` columns from rows, by cache lines.
 
-    step: columns of a cache line.
+    The first row begins at ``x[at]``. step: columns of a cache line.
     """
     top, first, high, low = ends
     sign = np.uint32(1) << np.uint32(8 * x.itemsize - 1)
@@ -159,46 +157,38 @@ def add_rows(x: Any, at: Any, rows: Any, blocks: Any, width: Any, step: Any, tot
             _add_lines(x, at + r * blocks, min(TOGETHER, rows - r), blocks, i, (totals, ends))
 
 
-def _total_of(x: Any, totals: Any, i: Any) -> Any:
-    """Find the sum of a column."""
-
-
-@overload(_total_of, inline="always")
-def _total_of_overload(x: Any, totals: Any, i: Any) -> Any:
-    def in_order(x: Any, totals: Any, i: Any) -> Any:
-        return totals[i]
-
-    def by_pairs(x: Any, totals: Any, i: Any) -> Any:
-        lane = i % WHOLE
-        return totals[i - lane + lane % np.uint64(2) * HALF + lane // np.uint64(2)]
-
-    return by_pairs if x.dtype == types.uint16 else in_order
+@inlined
+def _total(x: Any, totals: Any, i: Any) -> Any:
+    """Sum of column ``i``; bfloat16: even columns first, 32 by 32."""
+    return totals[i]
 
 
 @inlined
-def total_of(x: Any, totals: Any, i: Any) -> Any:
-    """Return the sum of column ``i``; those of bfloat16 are kept even columns first, 32 by 32."""
-    return _total_of(x, totals, i)
+def _total_of_pairs(x: Any, totals: Any, i: Any) -> Any:
+    lane = i % WHOLE
+    return totals[i - lane + lane % np.uint64(2) * HALF + lane // np.uint64(2)]
 
 
-def _key_of(x: Any, bits: Any) -> Any:
+total_of = by_dtype(float32=_total, uint16=_total_of_pairs, int16=_total)
+
+
+@inlined
+def _key_of_word(x: Any, bits: Any) -> Any:
     """Order the bits of a number."""
+    return ordered(float32_of(np.uint32(bits)))
 
 
-@overload(_key_of, inline="always")
-def _key_of_overload(x: Any, bits: Any) -> Any:
-    def of_word(x: Any, bits: Any) -> Any:
-        return ordered(float32_of(np.uint32(bits)))
+@inlined
+def _key_of_half(x: Any, bits: Any) -> Any:
+    return ordered(np.uint16(bits))
 
-    def of_half(x: Any, bits: Any) -> Any:
-        return ordered(np.uint16(bits))
 
-    return of_word if x.dtype == types.float32 else of_half
+_key_of = by_dtype(float32=_key_of_word, uint16=_key_of_half, int16=_key_of_half)
 
 
 @inlined
 def four_of(x: Any, ends: Any, i: Any) -> Any:
-    """Return the keys of up to four numbers of column ``i``, which hold its extremes and what lies next to 0.
+    """Keys of up to four numbers holding extremes and zero's neighbors.
 
     ends: arrays of the largest bits and the smallest less one, without sign and with it. Less one, zero is
     the largest without sign, and so is -0 with it: so neither hides the number next to it, and each is among
@@ -210,10 +200,12 @@ def four_of(x: Any, ends: Any, i: Any) -> Any:
 
 
 @device
-def add_column(
-    x: Any, at: Any, rows: Any, blocks: Any, kind: Any, limbs: Any, counts: Any, lows: Any, highs: Any, b: Any
-) -> None:  # fmt: skip
-    """Add ``rows`` numbers from ``x[at]`` on, each ``blocks`` further, one by one to column ``b``."""
+def add_column(x: Any, at: Any, rows: Any, blocks: Any, kind: Any, into: Any, b: Any) -> None:
+    """Add ``rows`` numbers from ``x[at]``, ``blocks`` apart, to column ``b``.
+
+    into: limbs, counts, and smallest and largest keys.
+    """
+    limbs, counts, lows, highs = into
     for r in range(rows):
         key = np.int32(ordered(x[at + r * blocks]))
         lows[b], highs[b] = min(lows[b], key), max(highs[b], key)
@@ -223,10 +215,14 @@ def add_column(
 
 @device
 def sum_columns(
-    x: Any, kind: Any, outer: Any, blocks: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any,
-    last: Any,
-) -> None:  # fmt: skip
-    """Sum columns, blocks of single neighbors, and find their extremes: cache lines ``first`` to ``last``."""
+    x: Any, runs: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any, last: Any
+) -> None:
+    """Sum columns and find their extremes: cache lines ``first`` to ``last``.
+
+    They are blocks of single neighbors.
+    """
+    shape, into = unpack_runs(runs), (limbs, counts, lows, highs)
+    kind, outer, blocks = shape.kind, shape.outer, shape.blocks
     totals, ends = scratch(COLUMNS, np.float64), _ends_for(x)
     step, wide = np.uint64(LINE // x.itemsize), kind == FLOAT32
     most_rows, unit = (ROWS, REACH_OF_ROWS) if wide else (np.uint64(PIECE), REACH)
@@ -251,8 +247,8 @@ def sum_columns(
                         add_total(total_of(x, totals, i), fewer_exponents(e, unit), limbs, b)
                     counts[b] += np.int64(rows)
                 else:
-                    add_column(x, at + i, rows, blocks, kind, limbs, counts, lows, highs, b)
+                    add_column(x, at + i, rows, blocks, kind, into, b)
             for i in range(whole, width):
-                add_column(x, at + i, rows, blocks, kind, limbs, counts, lows, highs, p + i)
+                add_column(x, at + i, rows, blocks, kind, into, p + i)
         for b in range(p, p + width):
             carry(limbs, b)

@@ -1,4 +1,4 @@
-"""What statistics need of data, in one read: extremes of blocks and counts of bins.
+"""One-read statistics of data: block extremes and bin counts.
 
 A tensor is ``outer`` times ``blocks`` runs of ``inner`` neighbors; run ``(o, b)`` belongs to block ``b``. All
 results are merged by minimum, maximum or integer addition, so that threads never change them. Counting is
@@ -6,28 +6,16 @@ bound by one load, addition and store for each number, on counters that stay in 
 count into counters of their own, so that a number that repeats does not wait for its predecessor.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from ..machine.intrinsics import (
-    LINE,
-    bits32,
-    device,
-    inlined,
-    load64,
-    prefetch_far,
-    scratch,
-)
+from ....ops.lowering import UInt8, UInt64
+from ..machine.dispatch import by_dtype
+from ..machine.intrinsics import LINE, bits32, device, inlined, load64, prefetch_far, scratch
+from ..machine.named_records import unpacker
 from ..machine.tile import NOTHING, TILE, bits_at, load, ordered, run_keys
-from ..machine.vector import (
-    larger_bits,
-    larger_signed,
-    smaller_bits,
-    store_lanes,
-)
+from ..machine.vector import larger_bits, larger_signed, smaller_bits, store_lanes
 
 LANES, LANE_BITS = np.uint64(4), np.uint64(2)
 FRACTION_BITS = np.uint64(23)
@@ -43,37 +31,40 @@ PANEL = np.uint64(64)
 """Neighbors of different blocks that are taken together: whole cache lines, counters that fit a cache."""
 
 
-def _widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    """Widen where needed."""
+class RunShape(NamedTuple):
+    """Runs of a tensor; kind: dtype; shift: mantissa bits bins leave out."""
+
+    kind: UInt8
+    outer: UInt64
+    blocks: UInt64
+    inner: UInt64
+    shift: UInt64 = 0
+    slots: UInt64 = 0
 
 
-@overload(_widened, inline="always")
-def _widened_overload(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    if x.dtype == types.float32:
-
-        def widen(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-            return x, at
-
-    else:
-
-        def widen(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-            load(x, at, count, kind, tile)
-            return tile, np.uint64(0)
-
-    return widen
+unpack_runs = unpacker(RunShape)
 
 
 @inlined
-def widened(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    """Return an array of float32 and where ``x[at : at + count]`` begins in it: ``x``, or the filled tile."""
-    return _widened(x, at, count, kind, tile)
+def _as_it_is(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+    """Widen ``x[at : at + count]`` to float32: array, and first place."""
+    return x, at
+
+
+@inlined
+def _as_tile(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+    load(x, at, count, kind, tile)
+    return tile, np.uint64(0)
+
+
+widened = by_dtype(float32=_as_it_is, uint16=_as_tile, int16=_as_tile)
 
 
 @device
-def extreme_keys(
-    x: Any, outer: Any, blocks: Any, inner: Any, lows: Any, highs: Any, first: Any, last: Any
-) -> None:
-    """Set the smallest and largest key of blocks ``first`` to ``last``, int32; NaN and Inf are outermost."""
+def extreme_keys(x: Any, runs: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+    """Smallest and largest keys of blocks, int32; NaN and Inf are outermost."""
+    shape = unpack_runs(runs)
+    outer, blocks, inner = shape.outer, shape.blocks, shape.inner
     for b in range(first, last):
         low, high = NOTHING
         for o in range(outer):
@@ -84,7 +75,7 @@ def extreme_keys(
 
 @inlined
 def ends_of_rows(x: Any, at: Any, blocks: Any) -> Any:
-    """Return the ends of a cache line's columns in four rows, as :func:`run_keys` takes them."""
+    """Find the ends of a cache line's columns in four rows."""
     third = at + blocks + blocks
     p, q = bits_at(x, at), bits_at(x, at + blocks)
     r, s = bits_at(x, third), bits_at(x, third + blocks)
@@ -120,16 +111,15 @@ def take_keys(x: Any, at: Any, first: Any, last: Any, lows: Any, highs: Any) -> 
 
 @device
 def start_columns(lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Set the keys of columns ``first`` to ``last`` to those of nothing."""
+    """Set the keys of columns ``first`` to ``last`` to empty ranges."""
     for b in range(first, last):
         lows[b], highs[b] = NOTHING
 
 
 @device
-def take_columns(
-    x: Any, begin: Any, end: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any
-) -> None:
-    """Widen the extremes of columns ``first`` to ``last`` by rows ``begin`` to ``end``."""
+def take_columns(x: Any, rows: Any, blocks: Any, lanes: Any, ends: Any, first: Any, last: Any) -> None:
+    """Widen columns' lows and highs by rows between two ``rows``."""
+    (begin, end), (lows, highs) = rows, ends
     step = np.uint64(LINE // x.itemsize)
     whole = first + (last - first) // step * step
     done = begin + (end - begin) // ROWS * ROWS
@@ -144,23 +134,21 @@ def take_columns(
 
 @device
 def finish_columns(blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Widen the keys of columns ``first`` to ``last`` by the extremes in ``lanes``."""
+    """Widen the keys of columns by the extremes in ``lanes``."""
     for copy in range(ENDS):
         take_keys(lanes, copy * blocks, first, last, lows, highs)
 
 
 @device
-def column_keys(
-    x: Any, outer: Any, blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any
-) -> None:
-    """Set the keys of columns, blocks of single neighbors: cache lines ``first`` to ``last`` of them.
+def column_keys(x: Any, runs: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+    """Keys of columns, blocks of single neighbors: some cache lines.
 
     lanes: (ENDS * blocks,) of x's dtype, the first row of x that often.
     """
-    step = np.uint64(LINE // x.itemsize)
-    begin, end = first * step, min(last * step, blocks)
+    shape, step = unpack_runs(runs), np.uint64(LINE // x.itemsize)
+    begin, end, blocks = first * step, min(last * step, shape.blocks), shape.blocks
     start_columns(lows, highs, begin, end)
-    take_columns(x, np.uint64(0), outer, blocks, lanes, lows, highs, begin, end)
+    take_columns(x, (np.uint64(0), shape.outer), blocks, lanes, (lows, highs), begin, end)
     finish_columns(blocks, lanes, lows, highs, begin, end)
 
 
@@ -183,7 +171,10 @@ def count_words(words: Any, at: Any, count: Any, shift: Any, table: Any) -> None
 
 @device
 def move_counts(table: Any, bins: Any, counts: Any, at: Any) -> None:
-    """Add the counters of finite numbers to ``counts[at : at + 2 * bins]`` and clear all of them."""
+    """Add counters of finite numbers to ``counts`` and clear all counters.
+
+    They are ``counts[at : at + 2 * bins]``.
+    """
     keys = np.uint64(len(table)) // LANES
     half = keys // np.uint64(2)
     for k in range(keys):
@@ -200,15 +191,14 @@ def move_counts(table: Any, bins: Any, counts: Any, at: Any) -> None:
 
 
 @device
-def count_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, table: Any, counts: Any, lows: Any,
-    highs: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
+def count_runs(x: Any, runs: Any, table: Any, counts: Any, ends: Any, first: Any, last: Any) -> None:
     """Count blocks ``first`` to ``last`` in bins, and find their extremes.
 
-    shift: mantissa bits that bins leave out. table: (2**(32 - shift) * LANES,) uint32, zero before and after.
-    counts: (blocks * 2 * bins,) int64.
+    runs: :class:`RunShape`. table: (2**(32 - shift) * LANES,) uint32, zero before and after. counts:
+    (blocks * 2 * bins,) int64. ends: keys, smallest and largest.
     """
+    (lows, highs), kind, outer, blocks = ends, runs.kind, runs.outer, runs.blocks
+    inner, shift = runs.inner, runs.shift
     tile = scratch(TILE, np.float32)
     bins = FINITE << (FRACTION_BITS - shift)
     for b in range(first, last):
@@ -233,7 +223,7 @@ def count_runs(
 
 @device
 def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
-    """Count a number in the bins of block ``b``, unless it is not finite."""
+    """Count a finite number in the bins of block ``b``."""
     bits = bits32(value)
     place = (np.uint64(bits) & np.uint64(0x7FFFFFFF)) >> shift
     if place < bins:
@@ -241,10 +231,10 @@ def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
 
 
 @device
-def count_short_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, shift: Any, counts: Any, first: Any, last: Any
-) -> None:
-    """Count blocks ``first`` to ``last`` that are smaller than their bins, without counters in between."""
+def count_short_runs(x: Any, runs: Any, counts: Any, first: Any, last: Any) -> None:
+    """Count blocks that are smaller than their bins, directly."""
+    shape = unpack_runs(runs)
+    kind, outer, blocks, inner, shift = shape.kind, shape.outer, shape.blocks, shape.inner, shape.shift
     tile = scratch(TILE, np.float32)
     bins = FINITE << (FRACTION_BITS - shift)
     panel = max(PANEL // inner, np.uint64(1))

@@ -1,15 +1,17 @@
-"""The error of a quantized tensor by rows, in an order that no thread count or vector width changes."""
+"""Quantization error by rows, independent of threads and vector width."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.lowering import Float32
 from ..decode.rows import decode, stored_scales
-from ..decode.steps import can_decode_steps, decode_steps
+from ..decode.steps import PackedSteps, StepScales, ValueTarget, can_decode_steps, decode_steps
 from ..encode.rows import parameter_row
 from ..encode.step_access import values_in_order
 from ..machine.descriptor import ZERO_NONE
 from ..machine.intrinsics import device, float32_of, inlined, scratch
+from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
 from ..machine.tile import TILE, clear, factor_cut, factor_shift, fetch_ahead, load, spread
 from ..machine.vector import (
@@ -29,30 +31,66 @@ from ..machine.vector import (
 
 ONE = np.uint64(1)
 CHUNK = np.uint64(512)
-"""Elements whose squares are added in float32, 16 sums side by side; those of chunks are added in float64."""
+"""Elements whose squares are added in float32, 16 sums side by side; chunks are added in float64."""
+
+
+class ClipExtent(NamedTuple):
+    """Middle of the codes, and steps to the first clipped value."""
+
+    middle: Float32
+    reach: Float32
+
+
+unpack_extent = unpacker(ClipExtent)
+
+
+class ErrorArrays(NamedTuple):
+    """What :func:`measure_rows` reads and writes.
+
+    x, source: values and packed codes. table, scales, scale_codes, zeros: see
+    :class:`..decode.rows.DequantizeArrays`. adds: the offset of each block, which is added to products, or
+    none. sums: (3 * rows,) float64, for each row the sum of x**2, the sum of (x - y)**2 and the largest |x -
+    y|. clipped: (rows,) int64.
+    """
+
+    x: Any
+    source: Any
+    table: Any
+    scales: Any
+    scale_codes: Any
+    zeros: Any
+    adds: Any
+    sums: Any
+    clipped: Any
+
+
+class DecodedTile(NamedTuple):
+    """Decoded values; factors, zero points and offsets of blocks ``i >> shift``."""
+
+    values: Any
+    factors: Any
+    zeros: Any
+    added: Any
+    shift: Any
 
 
 @inlined
-def _block_of(factors: Any, zeros: Any, added: Any, extent: Any, block: Any) -> Any:
-    """Return the middle of the codes of a block, how far from it nothing is clipped, and its offset."""
-    factor, offset = factors[block], added[block]
-    middle = (extent[0] - zeros[block]) * factor + offset
-    return floats_of(middle), floats_of(extent[1] * abs(factor)), floats_of(offset)
+def _block_of(tile: Any, extent: Any, block: Any) -> Any:
+    """Middle of a block's codes, distance without clipping, and its offset."""
+    factor, offset = tile.factors[block], tile.added[block]
+    middle = (extent.middle - tile.zeros[block]) * factor + offset
+    return floats_of(middle), floats_of(extent.reach * abs(factor)), floats_of(offset)
 
 
 @device
-def measure_steps(
-    x: Any, at: Any, begin: Any, count: Any, decoded: Any, factors: Any, zeros: Any, added: Any, shift: Any,
-    extent: Any, sums: Any, row: Any,
-) -> Any:  # fmt: skip
-    """Add the figures of ``count`` values of a tile, whole steps, and return how many values are clipped.
+def measure_steps(x: Any, at: Any, begin: Any, count: Any, tile: Any, extent: Any, sums: Any) -> Any:
+    """Add figures of ``count`` tile values; return how many are clipped.
 
-    at: where the tile begins in ``x``. begin: where they begin in the tile. sums: (3 * rows,) float64, of
-    which those of ``row`` are the sum of x**2, the sum of (x - y)**2 and the largest |x - y|. extent: as
-    :func:`measure_rows`. ``factors[i >> shift]``, ``zeros[i >> shift]`` and ``added[i >> shift]`` are those
-    of element i of the tile, the last one added to its value.
+    They are whole steps. at: where the tile begins in ``x``. begin: where they begin in the tile, a
+    :class:`DecodedTile`. sums: the three of their row; see :class:`ErrorArrays`.
     """
-    place, end = np.uint64(3) * row, begin + count
+    decoded, shift = tile.values, tile.shift
+    end = begin + count
     magnitude = words_of(np.uint32(0x7FFFFFFF))
     clipped, worst = words_of(np.uint32(0)), words_of(np.uint32(0))
     for start in range(begin, end, CHUNK):
@@ -60,11 +98,11 @@ def measure_steps(
         i, stop = np.uint64(start), min(start + CHUNK, end)
         while i < stop:
             first, second = i >> shift, (i + HALF) >> shift
-            middle, reach, more = _block_of(factors, zeros, added, extent, first)
+            middle, reach, more = _block_of(tile, extent, first)
             next_middle, next_reach, next_more = middle, reach, more
             edge = min((first + ONE) << shift, stop)
             if second != first:  # a block is half a step
-                next_middle, next_reach, next_more = _block_of(factors, zeros, added, extent, second)
+                next_middle, next_reach, next_more = _block_of(tile, extent, second)
                 edge = i + WHOLE
             while i < edge:
                 a, b = values_in_order(x, at + i)
@@ -78,30 +116,24 @@ def measure_steps(
                 errors = errors + (a * a + b * b)
                 worst = larger_bits(worst, larger_bits(bits_of(a) & magnitude, bits_of(b) & magnitude))
                 i += WHOLE
-        sums[place] += np.float64(sum_of_lanes(squares))
-        sums[place + np.uint64(1)] += np.float64(sum_of_lanes(errors))
-    largest = place + np.uint64(2)
-    sums[largest] = max(sums[largest], np.float64(float32_of(largest_lane(worst))))
+        sums[0] += np.float64(sum_of_lanes(squares))
+        sums[1] += np.float64(sum_of_lanes(errors))
+    sums[2] = max(sums[2], np.float64(float32_of(largest_lane(worst))))
     return sum_of_words(clipped)
 
 
 @inlined
-def measure_lines(
-    x: Any, at: Any, count: Any, decoded: Any, factors: Any, zeros: Any, added: Any, shift: Any, extent: Any,
-    sums: Any, clipped: Any, row: Any, lines: Any,
-) -> None:  # fmt: skip
-    """Add the figures of ``count`` values of each of ``lines`` rows; see :func:`measure_steps`."""
-    for line in range(lines):
-        clipped[row + line] += np.int64(
-            measure_steps(
-                x, at, line * count, count, decoded, factors, zeros, added, shift, extent, sums, row + line
-            )
-        )
+def measure_lines(x: Any, at: Any, count: Any, tile: Any, extent: Any, arrays: Any, rows: Any) -> None:
+    """Add figures of ``count`` values of each row; see :func:`measure_steps`."""
+    for row in range(rows[0], rows[1]):
+        sums = arrays.sums[np.uint64(3) * row : np.uint64(3) * row + np.uint64(3)]
+        begin = (row - rows[0]) * count
+        arrays.clipped[row] += np.int64(measure_steps(x, at, begin, count, tile, extent, sums))
 
 
 @device
 def start_rows(sums: Any, clipped: Any, row: Any, lines: Any) -> None:
-    """Set the figures of ``lines`` rows from ``row`` on to those of no values."""
+    """Set the figures of ``lines`` rows from ``row`` to nothing's."""
     for i in range(np.uint64(3) * row, np.uint64(3) * (row + lines)):
         sums[i] = np.float64(0)
     for i in range(row, row + lines):
@@ -119,14 +151,12 @@ def measure_tile(values: Any, decoded: Any, count: Any, totals: Any) -> None:
 
 
 @device
-def count_clipped(
-    tile: Any, factors: Any, zeros: Any, added: Any, count: Any, middle: Any, reach: Any
-) -> Any:
-    """Return how many values lie further than ``reach`` steps from the middle of the codes."""
+def count_clipped(tile: Any, factors: Any, zeros: Any, added: Any, count: Any, extent: Any) -> Any:
+    """Count values further than ``extent.reach`` steps from the middle of the codes."""
     clipped = np.uint32(0)
     for i in range(count):
-        away = abs(tile[i] - ((middle - zeros[i]) * factors[i] + added[i]))
-        clipped += np.uint32(1) if away > reach * abs(factors[i]) else np.uint32(0)
+        away = abs(tile[i] - ((extent.middle - zeros[i]) * factors[i] + added[i]))
+        clipped += np.uint32(1) if away > extent.reach * abs(factors[i]) else np.uint32(0)
     return clipped
 
 
@@ -139,7 +169,7 @@ def take(numbers: Any, at: Any, count: Any, out: Any) -> None:
 
 @device
 def add_blocks(added: Any, count: Any, block: Any, spare: Any, values: Any) -> None:
-    """Add the number of its block to each value; ``spare`` has room for as many."""
+    """Add block numbers to values; ``spare`` has room for as many."""
     spread(added, count, block, spare)
     for i in range(count):
         values[i] += spare[i]
@@ -147,7 +177,7 @@ def add_blocks(added: Any, count: Any, block: Any, spare: Any, values: Any) -> N
 
 @device
 def rows_at_once(layout: Any, most: Any, last: Any) -> Any:
-    """Return how many rows are decoded together: short ones of whole steps, up to ``most`` values.
+    """Rows decoded together: short ones of whole steps, up to ``most``.
 
     Gain that keeps it: rows of 128 take three fifths of the time.
     """
@@ -158,16 +188,13 @@ def rows_at_once(layout: Any, most: Any, last: Any) -> Any:
 
 
 @device
-def measure_rows(
-    x: Any, source: Any, layout: Any, element: Any, rule: Any, table: Any, scales: Any, scale_codes: Any,
-    zeros: Any, adds: Any, extent: Any, sums: Any, clipped: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
-    """Measure rows ``first`` to ``last`` of ``x`` against their codes in ``source``, short ones together.
+def measure_rows(arrays: Any, desc: Any, extent: Any, first: Any, last: Any) -> None:
+    """Measure rows ``first`` to ``last`` against their codes, short ones together.
 
-    adds: the offset of each block, which is added to products, or none. extent: (middle of the codes, steps
-    from there to the first clipped value). sums: (3 * rows,) float64 of :func:`measure_tile`'s totals;
-    clipped: (rows,) int64.
+    arrays: :class:`ErrorArrays`. extent: :class:`ClipExtent`.
     """
+    x, source, table, scales, scale_codes, zeros, adds, sums, clipped = arrays
+    layout, element, rule = desc
     step = np.uint64(TILE)
     tile, decoded = scratch(TILE, np.float32), scratch(TILE, np.float32)
     factors, offsets = scratch(TILE, np.float32), scratch(TILE, np.float32)
@@ -206,10 +233,10 @@ def measure_rows(
                     load_codes(source, byte_at, n, layout.bits, codes)
                 stepped = whole and known
                 if stepped:
-                    stepped = decode_steps(
-                        source, byte_at, n, layout.bits, codes, element, table, own, own_zeros, shift,
-                        n, decoded, np.uint64(0), False, False, False,
-                    )  # fmt: skip
+                    steps = PackedSteps(source, byte_at, n, layout.bits, codes, n)
+                    blocks_of_steps = StepScales(own, own_zeros, shift)
+                    target = ValueTarget(decoded, np.uint64(0), False, False)
+                    stepped = decode_steps(steps, element, table, blocks_of_steps, target, False)
                 if not stepped:
                     load_codes(source, byte_at, n, layout.bits, codes)
                     spread(own, n, layout.block, factors)
@@ -217,10 +244,8 @@ def measure_rows(
                     decode(codes, n, element, table, factors, offsets, decoded)
                 byte_at += (n * layout.bits + np.uint64(7)) // np.uint64(8)
                 if whole:
-                    measure_lines(
-                        x, at + chunk, n // lines, decoded, own, own_zeros, own_added, shift, extent, sums,
-                        clipped, r, lines,
-                    )  # fmt: skip
+                    found = DecodedTile(decoded, own, own_zeros, own_added, shift)
+                    measure_lines(x, at + chunk, n // lines, found, extent, arrays, (r, r + lines))
                 else:
                     if adds.size > 0:
                         add_blocks(own_added, n, layout.block, tile, decoded)
@@ -229,8 +254,6 @@ def measure_rows(
                     spread(own_zeros, n, layout.block, offsets)
                     measure_tile(tile, decoded, n, sums[np.uint64(3) * r : np.uint64(3) * r + np.uint64(3)])
                     spread(own_added, n, layout.block, decoded)
-                    clipped[r] += np.int64(
-                        count_clipped(tile, factors, offsets, decoded, n, extent[0], extent[1])
-                    )
+                    clipped[r] += np.int64(count_clipped(tile, factors, offsets, decoded, n, extent))
             at += span
             block_at += blocks

@@ -9,10 +9,9 @@ tensor is ``outer`` times ``blocks`` runs of ``inner`` neighbors, as in :mod:`.c
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from ..encode.block_scales import power_of
+from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import bits32, device, inlined, prefetch_far, scratch
 from ..machine.tile import FLOAT32, NOTHING, TILE, run_keys, value_of_key
 from ..machine.vector import (
@@ -31,7 +30,7 @@ from ..machine.vector import (
     wide_floats,
     words_of,
 )
-from .count import FINITE, FRACTION_BITS, PANEL, widened
+from .count import FINITE, FRACTION_BITS, PANEL, unpack_runs, widened
 
 FRACTION = np.uint64(0x7FFFFF)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -44,7 +43,7 @@ REACH = np.uint32(53 - 24 - 12)
 REACH_OF_HALVES, REACH_OF_FOUR = np.uint32(53 - 8 - 12), np.uint32(24 - 8 - 2)
 """The same of PIECE numbers of 8 bits, and of four of them for a sum of 24 bits."""
 ANY_REACH = np.uint32(255)
-"""That of float16, of which any PIECE numbers have such a sum."""
+"""Reach of float16, of which any PIECE numbers have such a sum."""
 LEAST_OVER = np.uint32(253)
 """Least exponent field of numbers of which four may have a sum that float32 does not hold."""
 FOURS = np.uint64(64)
@@ -59,7 +58,7 @@ AHEAD = np.uint64(PIECE)
 
 @device
 def add_units(units: Any, e: Any, limbs: Any, b: Any) -> None:
-    """Add ``units``, below 2**53, of the last bit of numbers with exponent field ``e`` to block ``b``."""
+    """Add ``units`` < 2**53 of exponent field ``e`` to block ``b``."""
     position = max(e, np.uint64(1)) - np.uint64(1)
     shift, place = position & PLACE, b * LIMBS + (position >> np.uint64(5))
     low, high = (units & LIMB) << shift, (units >> LIMB_BITS) << shift
@@ -70,7 +69,7 @@ def add_units(units: Any, e: Any, limbs: Any, b: Any) -> None:
 
 @device
 def carry(limbs: Any, b: Any) -> None:
-    """Move what a limb of block ``b`` has above 32 bits to the next one; due after 2**30 additions."""
+    """Carry limb overflow of block ``b``; due after 2**30 additions."""
     for place in range(b * LIMBS, b * LIMBS + LIMBS - np.uint64(1)):
         limbs[place + np.uint64(1)] += limbs[place] >> np.int64(LIMB_BITS)
         limbs[place] &= np.int64(LIMB)
@@ -78,7 +77,7 @@ def carry(limbs: Any, b: Any) -> None:
 
 @device
 def add_total(total: Any, e: Any, limbs: Any, b: Any) -> None:
-    """Add an exact sum, a whole number of last bits of float32 with exponent field ``e``, to block ``b``."""
+    """Add an exact sum, units of exponent field ``e``, to block ``b``."""
     e = max(np.uint32(e), np.uint32(1))
     half = np.uint32(e >> np.uint32(1))
     root, other = np.uint32(UNIT - half), np.uint32(UNIT - np.uint32(e - half))
@@ -88,7 +87,7 @@ def add_total(total: Any, e: Any, limbs: Any, b: Any) -> None:
 
 @device
 def add_magnitude(bits: Any, limbs: Any, b: Any) -> None:
-    """Add a finite number, by the bits of its magnitude, to the sum of block ``b``."""
+    """Add a finite number's magnitude bits to the sum of block ``b``."""
     e = np.uint64(bits) >> FRACTION_BITS
     lead = np.uint64(1) << FRACTION_BITS if e > np.uint64(0) else np.uint64(0)
     add_units((np.uint64(bits) & FRACTION) + lead, e, limbs, b)
@@ -96,7 +95,7 @@ def add_magnitude(bits: Any, limbs: Any, b: Any) -> None:
 
 @device
 def add_one(value: Any, limbs: Any, counts: Any, b: Any) -> None:
-    """Add a number to the sum of block ``b``, unless it is not finite."""
+    """Add a number to block ``b``, unless it is not finite."""
     bits = np.uint32(bits32(value) & MAGNITUDE)
     if np.uint64(bits) >> FRACTION_BITS < FINITE:
         add_magnitude(bits, limbs, b)
@@ -105,19 +104,19 @@ def add_one(value: Any, limbs: Any, counts: Any, b: Any) -> None:
 
 @inlined
 def size_of(key: Any, kind: Any) -> Any:
-    """Return the bits of the magnitude of a number, as float32, from its key."""
+    """Magnitude bits of a number, as float32, from its key."""
     return np.uint32(bits32(value_of_key(key, kind)) & MAGNITUDE)
 
 
 @inlined
 def fewer_exponents(e: Any, reach: Any) -> Any:
-    """Return the exponent field ``reach`` below ``e``, or 0, where subnormal numbers are."""
+    """Exponent field ``reach`` below ``e``, or 0, the subnormals'."""
     return np.uint32(e - min(e, reach))
 
 
 @inlined
 def limit_of(e: Any, bits: Any) -> Any:
-    """Return what ``m - 1`` is less than for those magnitudes ``m`` whose exponent field is less than ``e``.
+    """Bound of ``m - 1`` for magnitudes with exponent fields below ``e``.
 
     m: bits of a magnitude, ``bits`` of them its fraction. Zero is not among them, since it wraps to the
     largest number; where ``e`` is 0, none is.
@@ -128,10 +127,11 @@ def limit_of(e: Any, bits: Any) -> Any:
 
 @inlined
 def add_words(words: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-    """Return the sum of finite ``words[at : at + count]``, at most a piece, but for some of them.
+    """Sum finite words from ``at`` on in float64 where exact.
 
-    far: exponent field of the largest, and the reach. Numbers that are too small for an exact sum, their
-    neighbors in a step, and those behind the last whole step are added to block ``b`` one by one.
+    Mostly: but for those below. far: exponent field of the largest, and the reach. Numbers that are too small
+    for an exact sum, their neighbors in a step, and those behind the last whole step are added to block ``b``
+    one by one.
     """
     one, size, total = words_of(np.uint32(1)), words_of(MAGNITUDE), doubles_of(np.float64(0))
     least = words_of(limit_of(fewer_exponents(*far), np.uint32(23)))
@@ -182,42 +182,29 @@ def add_halves(x: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any
     return total
 
 
-def _as_added(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    """Return where numbers are added from, bfloat16 as they are and others as float32, and their reach."""
+@inlined
+def _as_halves(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+    """Array and place to add from, and reach; bfloat16 stay."""
+    return x, at, REACH_OF_HALVES
 
 
-@overload(_as_added, inline="always")
-def _as_added_overload(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-    def as_they_are(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-        return x, at, REACH_OF_HALVES
-
-    def as_words(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
-        words, start = widened(x, at, count, kind, tile)
-        return words, start, REACH if kind == FLOAT32 else ANY_REACH
-
-    return as_they_are if x.dtype == types.uint16 else as_words
+@inlined
+def _as_words(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
+    words, start = widened(x, at, count, kind, tile)
+    return words, start, REACH if kind == FLOAT32 else ANY_REACH
 
 
-def _add_numbers(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-    """Call :func:`add_halves` or :func:`add_words`."""
-
-
-@overload(_add_numbers, inline="always")
-def _add_numbers_overload(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-    def of_halves(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-        return add_halves(source, at, count, far, limbs, b)
-
-    def of_words(source: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any:
-        return add_words(source, at, count, far, limbs, b)
-
-    return of_halves if source.dtype == types.uint16 else of_words
+_as_added = by_dtype(uint16=_as_halves, float32=_as_words, int16=_as_words)
+_add_numbers = by_dtype(uint16=add_halves, float32=add_words)
 
 
 @device
-def add_piece(
-    x: Any, at: Any, count: Any, largest: Any, kind: Any, tile: Any, limbs: Any, counts: Any, b: Any
-) -> None:
-    """Add ``x[at : at + count]``, at most a piece, to block ``b``; largest: bits of the largest magnitude."""
+def add_piece(x: Any, at: Any, count: Any, largest: Any, kind: Any, tile: Any, sums: Any, b: Any) -> None:
+    """Add numbers from ``x[at]``, at most a piece, to block ``b``.
+
+    largest: bits of the largest magnitude. sums: limbs, and counts of finite numbers.
+    """
+    limbs, counts = sums
     e = np.uint32(largest >> np.uint32(23))
     if np.uint64(e) < FINITE:
         source, start, reach = _as_added(x, at, count, kind, tile)
@@ -233,13 +220,15 @@ def add_piece(
 
 @device
 def sum_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, limbs: Any, counts: Any, lows: Any,
-    highs: Any, first: Any, last: Any,
-) -> None:  # fmt: skip
+    x: Any, runs: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any, last: Any
+) -> None:
     """Sum blocks ``first`` to ``last``, and find their extremes.
 
-    limbs: (blocks * LIMBS,) int64, of 32 bits each. counts: (blocks,) int64, of finite numbers.
+    runs: packed :class:`.count.RunShape`. limbs: (blocks * LIMBS,) int64, of 32 bits each. counts: (blocks,)
+    int64, of finite numbers.
     """
+    shape = unpack_runs(runs)
+    kind, outer, blocks, inner = shape.kind, shape.outer, shape.blocks, shape.inner
     tile = scratch(PIECE, np.float32)
     for b in range(first, last):
         lows[b], highs[b] = NOTHING
@@ -253,15 +242,15 @@ def sum_runs(
                     low, high = run_keys(x, at, at + n, *NOTHING)
                     lows[b], highs[b] = min(lows[b], low), max(highs[b], high)
                     largest = max(size_of(low, kind), size_of(high, kind))
-                    add_piece(x, at, n, largest, kind, tile, limbs, counts, b)
+                    add_piece(x, at, n, largest, kind, tile, (limbs, counts), b)
                 carry(limbs, b)
 
 
 @device
-def sum_short_runs(
-    x: Any, kind: Any, outer: Any, blocks: Any, inner: Any, limbs: Any, counts: Any, first: Any, last: Any
-) -> None:
-    """Sum blocks ``first`` to ``last`` of few neighbors, those of many blocks in the order of memory."""
+def sum_short_runs(x: Any, runs: Any, limbs: Any, counts: Any, first: Any, last: Any) -> None:
+    """Sum blocks of few neighbors, in the order of memory."""
+    shape = unpack_runs(runs)
+    kind, outer, blocks, inner = shape.kind, shape.outer, shape.blocks, shape.inner
     tile = scratch(TILE, np.float32)
     panel = max(PANEL // inner, np.uint64(1))
     for p in range(first, last, panel):

@@ -1,1 +1,1 @@
-"""What Triton compiles or interprets; nothing here is imported before a tensor lies on a GPU."""
+"""Programs that Triton compiles or interprets, imported for GPU tensors only."""

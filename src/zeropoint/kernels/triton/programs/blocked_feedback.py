@@ -19,7 +19,7 @@ _MAGIC = tl.constexpr(1.5 * 2.0**52)
 
 @triton.jit
 def add_lines(target, left, right, tiles, sizes, TILE: tl.constexpr):
-    """Add the products of ``steps`` pairs of lines, one after the other: ``target_ij += left_ki right_kj``.
+    """Add products of ``steps`` line pairs, in order: ``target_ij += left_ki right_kj``.
 
     target: lines of ``target_pitch`` numbers, of which (height, width) change. left, right: (steps, height)
     and (steps, width), lines of ``left_pitch`` and ``right_pitch``. tiles: row and column of tiles, int32, a
@@ -41,12 +41,12 @@ def add_lines(target, left, right, tiles, sizes, TILE: tl.constexpr):
 
 @triton.jit
 def eliminate_block(h, d, failed, scratch, sizes, CORNER: tl.constexpr, LANES: tl.constexpr):
-    """Eliminate the columns ``begin`` to ``end`` of a matrix, from the last on, in some of its rows.
+    """Eliminate columns ``begin`` to ``end`` from the last, in some rows.
 
-    h: (size, size), transposed, of which lines become those of m; a pivot remains on the diagonal. d: pivots,
+    h: (size, size), transposed, of which lines become lines of m; a pivot remains on the diagonal. d: pivots,
     (size,). failed: (1,) int32, the first column whose pivot is not above 0, or -1. scratch: ``minus``, -m,
     and ``kept``, the numbers before their division, (steps, size), the last column first. CORNER: the rows
-    are those of the block; otherwise they are above it, and the corner is done.
+    are the block's; otherwise they are above it, and the corner is done.
     """
     size = tl.cast(sizes.size, tl.int64)
     i = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
@@ -96,7 +96,7 @@ def _level(u, grid, k: tl.constexpr):
 
 @triton.jit
 def _nearest(t, block, there, grid, k: tl.constexpr):
-    """Return the values of a grid nearest to numbers; block: where their scales lie."""
+    """Nearest grid values of numbers; block: place of their scales."""
     scale = tl.load(grid.scales + block, mask=there, other=1.0)
     offset = tl.load(grid.offsets + block, mask=there, other=0.0)
     zero = tl.load(grid.zeros + block, mask=there, other=0.0)
@@ -112,13 +112,13 @@ def _nearest(t, block, there, grid, k: tl.constexpr):
 
 @triton.jit
 def process_block(lines, m, d, grid, sizes, k: tl.constexpr):
-    """Process the columns ``begin`` to ``end`` of rows, and write the errors that other columns take.
+    """Process columns ``begin`` to ``end`` of rows; write errors for others.
 
     lines: ``weight``, ``numbers``, ``found``, (columns, rows); ``errors``, (steps, rows); ``losses``,
     (rows,). m: (columns, columns). d: pivots, or the diagonal of m. k: see :class:`..block_steps.BlockStep`.
 
-    FEED: values are nearest to ``numbers``, errors are those of ``weight``. SOLVE: values are the numbers.
-    DESCEND: values move by what ``numbers``, the products of errors, have of the diagonal.
+    FEED: values are nearest to ``numbers``, errors are counted from ``weight``. SOLVE: values are the
+    numbers. DESCEND: values move by what ``numbers``, the products of errors, have of the diagonal.
     """
     rows, columns = tl.cast(sizes.rows, tl.int64), tl.cast(sizes.columns, tl.int64)
     row = tl.program_id(0).to(tl.int64) * k.lanes + tl.arange(0, k.lanes)

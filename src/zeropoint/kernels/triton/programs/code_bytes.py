@@ -1,4 +1,4 @@
-"""Codes of pieces of eight elements to bytes and back, in Triton, low bits first.
+"""Codes of eight-element pieces to bytes and back, low bits first.
 
 ``start`` is the byte at which a program begins, int64, and ``left`` the number of its elements.
 """
@@ -13,7 +13,10 @@ _FLOAT = tl.constexpr(int(Kind.FLOAT))
 
 @triton.jit
 def bytes_of(codes, k: tl.constexpr):
-    """Return the bytes of pieces, (pieces, k.width), from codes, (pieces, 8), of 1, 2 or 4 bits; int32."""
+    """Pack codes, (pieces, 8), of 1, 2 or 4 bits: int32 bytes.
+
+    They are (pieces, k.width).
+    """
     count: tl.constexpr = 8 // k.width
     parts = tl.reshape(codes, [codes.shape[0], k.width, count])
     place = tl.arange(0, count)
@@ -26,7 +29,7 @@ def bytes_of(codes, k: tl.constexpr):
 
 @triton.jit
 def words_of(codes, k: tl.constexpr):
-    """Return the bytes of pieces as one number, (pieces,) int64, from codes, (pieces, 8), of any width."""
+    """Pack codes, (pieces, 8), of any width into (pieces,) int64."""
     shifts = (tl.arange(0, 8) * k.width)[None, :].to(tl.int64)
     return tl.sum((codes.to(tl.int64) & ((1 << k.width) - 1)) << shifts, axis=1)
 
@@ -55,7 +58,7 @@ def store_codes(data, codes, start, there, left, k: tl.constexpr):
 
 @triton.jit
 def load_codes(data, start, there, left, pieces: tl.constexpr, k: tl.constexpr):
-    """Return what :func:`store_codes` has stored, (pieces, 8) int32."""
+    """Load codes of :func:`store_codes`, (pieces, 8) int32."""
     each: tl.constexpr = k.width
     piece, mask = tl.arange(0, pieces), (1 << each) - 1
     if each == 8:

@@ -1,9 +1,9 @@
-"""Products of integer codes of an input and a weight, whose sums are exact in int32, in Triton.
+"""Products of integer codes, summed exactly in int32, in Triton.
 
     out[m, n] = (sum over groups g of (sum over k in g of a[m, k] * w[n, k]) * t[n, g]) * s[m] + bias[n]
     a[m, k] = x[m, k] - z[m]
 
-Tiles are those of :mod:`.value_products`. Sums of a group are scaled and added in float32, in parts of
+Tiles are cut as in :mod:`.value_products`. Sums of a group are scaled and added in float32, in parts of
 ``width`` columns where a group has several; a row of one group is scaled at the end. ``sum x w - z sum w``
 takes the zero points out: the difference fits int32, whatever its terms.
 """
@@ -36,7 +36,7 @@ def signed_input(found):
 
 @triton.jit
 def signed_tile(data, row, start, sizes, k: tl.constexpr):
-    """Return the codes of ``width`` columns of lines, int8; zeros of columns that there are not."""
+    """Load ``width`` columns of codes, int8; missing columns are zero."""
     column = start[:, None] + tl.arange(0, k.cut.width)[None, :]
     if k.width == 8:
         there = (row < sizes.rows)[:, None]
@@ -49,7 +49,7 @@ def signed_tile(data, row, start, sizes, k: tl.constexpr):
 
 @triton.jit
 def factors_of_rows(scales, tables, coarse, row, start, sizes, k: tl.constexpr):
-    """Return the scales of the groups of rows in which columns lie, float32."""
+    """Load row group scales of columns, float32."""
     place = first_blocks(row, sizes, k)
     if k.cut.block > 0:
         place += start // k.cut.block

@@ -1,4 +1,4 @@
-"""Sums over tokens of products of columns, in the order of tokens: Gram matrices and squares.
+"""Token-ordered sums of column products: Gram matrices and squares.
 
 Numbers are rounded first (:mod:`zeropoint.ops.feedback_reference`), so that products are exact in float32,
 fused with their addition or not. A program holds a tile of sums in float64 and adds to it what CHUNK tokens
@@ -23,9 +23,10 @@ _STEPS = tl.constexpr(16)
 
 @triton.jit
 def round_columns(x, rounded, factor, sizes, MANY: tl.constexpr):
-    """Write numbers times a power of two, rounded to 12 significant bits; those below 2**-60 are zero.
+    """Round numbers times a power of two to 12 significant bits.
 
-    x: (tokens, columns) floats of at most 32 bits. rounded: (all tokens, pitch) float32. factor: float32.
+    Those below 2**-60 are zero. x: (tokens, columns) floats of at most 32 bits. rounded: (all tokens, pitch)
+    float32. factor: float32.
     """
     at = tl.program_id(0).to(tl.int64) * MANY + tl.arange(0, MANY)
     token = at // sizes.pitch
@@ -39,7 +40,7 @@ def round_columns(x, rounded, factor, sizes, MANY: tl.constexpr):
 
 @triton.jit
 def add_column_products(x, y, tiles, sums, sizes, k: tl.constexpr):
-    """Add the products of all tokens to tiles of ``sums``, (height, width) float64.
+    """Add products of all tokens to ``sums``, (height, width) float64.
 
     x, y: rounded numbers, with ``x_pitch`` and ``y_pitch`` columns. tiles: row and column of tiles, int32, a
     pair for each program. k: ``tile``, rows and columns of a tile; ``dot``, whether ``tl.dot`` adds tokens,
@@ -75,7 +76,7 @@ def add_column_products(x, y, tiles, sums, sizes, k: tl.constexpr):
 
 @triton.jit
 def square_columns(x, sums, sizes, LANES: tl.constexpr, RUN: tl.constexpr):
-    """Add the squares of columns to their sums, (columns,) float64, token by token.
+    """Add squares of columns to their sums, (columns,) float64, by tokens.
 
     x: (tokens, columns) floats of at most 32 bits, whose squares are exact in float64.
     """

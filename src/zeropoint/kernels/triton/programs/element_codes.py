@@ -60,7 +60,7 @@ def bfloat16_bits(value):
 
 @triton.jit
 def stored(value, like: tl.constexpr):
-    """Return float32 rounded half to even to ``like``, int16 for bits of bfloat16."""
+    """Round float32 half to even to ``like``, int16 for bfloat16 bits."""
     if like == tl.int16:
         return bfloat16_bits(value).to(tl.int16)
     else:  # noqa: RET505
@@ -69,7 +69,7 @@ def stored(value, like: tl.constexpr):
 
 @triton.jit
 def rounded(x, to: tl.constexpr):
-    """Return a float32 rounded to bfloat16 or float16 and widened again, or as it is."""
+    """Round a float32 to bfloat16 or float16 and widen it, if asked."""
     if to == _BFLOAT16:
         return float_of(bfloat16_bits(x) << 16)
     elif to == _FLOAT16:  # noqa: RET505
@@ -86,7 +86,7 @@ def larger(a, b):
 
 @triton.jit
 def largest(value, k: tl.constexpr):
-    """Return the largest magnitude of each row of (many, size), NaN where there is one.
+    """Largest magnitude of each row of (many, size), NaN if any.
 
     The interpreter takes long for a reduction of its own, and finds the largest bits.
     """
@@ -98,7 +98,7 @@ def largest(value, k: tl.constexpr):
 
 @triton.jit
 def usual(amax, factor, k: tl.constexpr):
-    """Return whether quotients of values up to ``amax`` and these factors may be fused: see :func:`fused`.
+    """Whether quotients up to ``amax`` may be fused: see :func:`fused`.
 
     Both broadcast against each other; false where one is NaN.
     """
@@ -126,19 +126,23 @@ def fused(value, factor, inverse):
 
 @triton.jit
 def reciprocals(factor):
-    """Return ``y = RN(1 / b)`` and ``(1 - b y) y``, which make :func:`_short` quotients."""
+    """Compute ``RN(1 / b)`` and its error term, for :func:`_short` quotients.
+
+    The latter is ``(1 - b y) y``.
+    """
     inverse = tl.div_rn(1.0, factor)
     return inverse, tl.fma(0.0 - factor, inverse, 1.0) * inverse
 
 
 @triton.jit
 def _short(value, inverse, rest):
-    """Return quotients of two operations, on the same side of short numbers as IEEE's; never negative zero.
+    """Quotients by two operations, on IEEE's side; never negative zero.
 
-    With ``y = RN(1 / b)``, ``1 - b y`` is a float32, so that ``y + (1 - b y) y`` is ``1 / b`` to 2**-47. For
-    all values of up to 11 bits and all factors, 2**33 pairs of significands, the quotient is IEEE's but for
-    28 pairs, and of these one alone has a quotient of up to 13 bits: that of 1 and the largest significand.
-    Boundaries between codes are shorter than that. tests/kernels/triton/short_quotients.c counts them.
+    For short numbers. With ``y = RN(1 / b)``, ``1 - b y`` is a float32, so that ``y + (1 - b y) y`` is ``1 /
+    b`` to 2**-47. For all values of up to 11 bits and all factors, 2**33 pairs of significands, the quotient
+    is IEEE's but for 28 pairs, and of these one alone has a quotient of up to 13 bits: that of 1 and the
+    largest significand. Boundaries between codes are shorter than that.
+    tests/kernels/triton/short_quotients.c counts them.
     """
     return tl.fma(value, inverse + tl.zeros_like(value), tl.fma(value, rest, 0.0))
 
@@ -167,7 +171,7 @@ def ratio_of(value, factor, inverse, rest, fast: tl.constexpr, k: tl.constexpr):
 
 @triton.jit
 def ratios(value, factor, inverse, rest, amax, k: tl.constexpr):
-    """Return float32 values over factors, or times them, rounded as the scheme's are.
+    """Float32 values over or times factors, rounded like the scheme's.
 
     factor: what values are divided by, or multiplied by under ScaleBy.MULTIPLY; Inf where a scale was lost.
     inverse, rest: its :func:`reciprocals`. amax: largest magnitudes. All float32, broadcast against values.
@@ -188,9 +192,10 @@ def ratios(value, factor, inverse, rest, amax, k: tl.constexpr):
 
 @triton.jit
 def on_the_grid(ratio, bounded: tl.constexpr, noise, k: tl.constexpr):
-    """Return magnitudes of floats, at most the largest unless ``bounded``, and the powers of two below them.
+    """Magnitudes of floats, clamped unless ``bounded``, and powers below them.
 
-    But for half to even, magnitudes are rounded, and powers of two are those below them before.
+    Powers are of two. But for half to even, magnitudes are rounded, and powers of two are those below them
+    before.
     """
     a, binade = _binades(ratio, bounded, k)
     if k.rounding != _HALF_EVEN:
@@ -221,7 +226,7 @@ def codes_of(ratio, zero, noise, bounded: tl.constexpr, k: tl.constexpr):
 
 @triton.jit
 def encoded(value, factor, zero, amax, k: tl.constexpr, noise=0):
-    """Return the codes of values, (many, size), whose factors, zero points and magnitudes are (many,)."""
+    """Encode values, (many, size); factors, zero points and magnitudes are (many,)."""
     factor = factor[:, None]
     inverse, rest = factor, factor
     if k.fused:
@@ -231,7 +236,7 @@ def encoded(value, factor, zero, amax, k: tl.constexpr, noise=0):
 
 @triton.jit
 def rounded_values(ratio, zero, noise, table, k: tl.constexpr):
-    """Return the values of the codes of :func:`ratios`, less zero points, in units of scales.
+    """Values of codes of :func:`ratios`, less zero points, in scale units.
 
     Numbers without zero points, and floats that have negative zero, are rounded without their codes. noise:
     see :func:`noise_of`.
@@ -255,13 +260,13 @@ def rounded_values(ratio, zero, noise, table, k: tl.constexpr):
 
 @triton.jit
 def _signed(number, sign):
-    """Return numbers, which are positive or have the signs of others, with the signs of these."""
+    """Copy signs to numbers, which are positive or have them."""
     return float_of(bits_of(number) | (bits_of(sign) & 0x80000000))
 
 
 @triton.jit
 def _steps(ratio, low, high, noise, k: tl.constexpr):
-    """Return numbers clamped to integers, which is exact before rounding; but for half to even, rounded."""
+    """Clamp to integers, exact before rounding, and round unless half to even."""
     steps = tl.minimum(tl.maximum(ratio, low), high)
     return steps if k.rounding == _HALF_EVEN else rounded_to(steps, 1.0, 1.0, noise, k)
 
@@ -290,7 +295,7 @@ def _sign_source(ratio, k: tl.constexpr):
 
 @triton.jit
 def below_the_end(amax, inverse, k: tl.constexpr):
-    """Return whether no quotient of values up to ``amax`` rounds past the largest number of a float format.
+    """Whether quotients up to ``amax`` round within the float format.
 
     True within 2**-20 below the middle between that number and the one that would follow.
     """
@@ -303,7 +308,7 @@ def below_the_end(amax, inverse, k: tl.constexpr):
 
 @triton.jit
 def _binades(ratio, bounded: tl.constexpr, k: tl.constexpr):
-    """Return magnitudes, at most the format's largest, and the powers of two below them, from 2**emin on."""
+    """Clamped magnitudes and the powers of two below, from 2**emin."""
     a = tl.abs(ratio)
     if not bounded:
         a = tl.minimum(a, k.element.maximum)
@@ -342,7 +347,7 @@ def _float(ratio, noise, bounded: tl.constexpr, k: tl.constexpr):
 
 @triton.jit
 def _rank(x, k: tl.constexpr):
-    """Return how many of 15 ascending numbers lie below ``x``, int32, by halves."""
+    """Count which of 15 ascending numbers lie below ``x``, by bisection; int32."""
     ends: tl.constexpr = k.element.thresholds
     a = x > ends[7]
     b = x > tl.where(a, ends[11], ends[3])
@@ -355,7 +360,7 @@ def _rank(x, k: tl.constexpr):
 
 @triton.jit
 def decoded(code, table, k: tl.constexpr):
-    """Return the float32 values of codes, int32; table: (256,) float32, those of all codes."""
+    """Decode int32 codes to float32; table: (256,) float32, all codes' values."""
     element: tl.constexpr = k.element
     if element.kind == _INTEGER:
         # In the low bits of 2**23 a code adds itself; with its sign bit flipped, that bit's value more.

@@ -1,4 +1,4 @@
-"""The gradient of fake quantization: passed where a value, rounded, lies within the codes.
+"""Fake quantization gradients, passed where the rounded value is a code.
 
 Gradients are moved as the bits they are, so that NaN keeps its own. A program has the pieces of
 :mod:`.pieces`.
@@ -32,7 +32,7 @@ _HALF_EVEN = tl.constexpr(int(Rounded.HALF_EVEN))
 
 @triton.jit
 def _within(ratio, zero, noise, low, high, k: tl.constexpr):
-    """Return where quotients, (many, size), round to a code without being clipped; NaN does not."""
+    """Mask of quotients, (many, size), that are not clipped; NaN is."""
     if k.element.kind == _INTEGER:
         first, last = zero * 0 + low, zero * 0 + high
         if k.element.zero_place == _AFTER:
@@ -53,10 +53,10 @@ def _within(ratio, zero, noise, low, high, k: tl.constexpr):
 
 @triton.jit(do_not_specialize=["seed"])
 def pass_within(x, grad, scales, tables, coarse, zeros, ends, out, seed, cut, k: tl.constexpr):
-    """Write the gradients of values that are not clipped, and zeros of the others' signs.
+    """Write gradients of unclipped values, and signed zeros for others.
 
     grad, out: integers of the gradients' bits. ends: (2,) float32, the smallest and the largest integer, or
-    quotient that is not clipped. The other arguments are those of :mod:`.pieces`.
+    quotient that is not clipped. Other arguments: see :mod:`.pieces`.
     """
     row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)

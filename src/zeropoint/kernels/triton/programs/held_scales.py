@@ -25,7 +25,7 @@ def _power_of(code):
 
 @triton.jit
 def scale_of(found, tables, coarse, k: tl.constexpr):
-    """Return the values of stored scales, float32; codes are multiplied by these and the step."""
+    """Values of stored scales, float32; codes multiply these and the step."""
     if k.held.power:
         return _power_of(found.to(tl.int32))
     if k.held.bytes:
@@ -35,7 +35,7 @@ def scale_of(found, tables, coarse, k: tl.constexpr):
 
 @triton.jit
 def _combined(scale, outer, k: tl.constexpr):
-    """Return scales times or over the scale of the whole tensor, (1,) or a number."""
+    """Scales times or over the tensor's scale, (1,) or a number."""
     if k.held.coarse:
         outer += tl.zeros_like(scale)
         scale = tl.div_rn(scale, outer) if k.held.inverse else scale * outer
@@ -49,13 +49,13 @@ def _outer(coarse, k: tl.constexpr):
 
 @triton.jit
 def divisor_of(scale, k: tl.constexpr):
-    """Return what elements are divided by; Inf, by which all divide to zero, where a scale was lost."""
+    """Divisor of elements; Inf, which gives zeros, for lost scales."""
     return tl.where(scale == 0.0, float("inf"), scale) * k.held.unit
 
 
 @triton.jit
 def looked_up(code, tables, k: tl.constexpr):
-    """Return the factors of codes of scales, int32, their reciprocals, and what these lack."""
+    """Look up factors of int32 scale codes, reciprocals, and their remainders."""
     if k.held.power:
         inverse = _power_of(tl.where(code == 255, code, 254 - code)) * (1.0 / k.held.unit)
         return _power_of(code) * k.held.unit, inverse, inverse * 0.0
@@ -65,7 +65,7 @@ def looked_up(code, tables, k: tl.constexpr):
 
 @triton.jit
 def factors_of(found, tables, coarse, k: tl.constexpr):
-    """Return what :func:`.element_codes.ratios` takes: factors, their reciprocals, and what these lack."""
+    """Arguments of :func:`.element_codes.ratios`: factors, reciprocals and their remainders."""
     scale = scale_of(found, tables, coarse, k)
     if k.multiply:
         inverse = looked_up(found.to(tl.int32), tables, k)[1]
@@ -83,7 +83,7 @@ def factors_of(found, tables, coarse, k: tl.constexpr):
 
 @triton.jit
 def chosen_scales(amax, low, high, coarse, scales, tables, zeros, notes, place, inside, k: tl.constexpr):
-    """Choose the scales of blocks, write them with zero points, and return what :func:`factors_of` does.
+    """Choose and write block scales and zero points; return :func:`factors_of`.
 
     All are (blocks,). low, high: read where scales follow from both. place: numbers of blocks. inside: which
     of them there are. notes: (1,) int32, set if a value is not finite or a scale does not fit its format.
@@ -115,7 +115,7 @@ def chosen_scales(amax, low, high, coarse, scales, tables, zeros, notes, place, 
 
 @triton.jit
 def fill_tables(levels, outer, tables, k: tl.constexpr):
-    """Write the three rows of tables; levels: (256,), the values of all codes. outer: the tensor's scale."""
+    """Write three table rows; levels: all codes' values; outer: tensor's scale."""
     code = tl.arange(0, 256)
     scale = _combined(tl.load(levels + code), outer, k)
     tl.store(tables + code, scale)

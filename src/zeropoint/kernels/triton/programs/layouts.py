@@ -1,4 +1,4 @@
-"""Codes and parameters to the bytes of other layouts and back: blocks of structs, and transposed words."""
+"""Byte layouts to and from codes and parameters: structs, transposed words."""
 
 import triton
 import triton.language as tl
@@ -9,11 +9,11 @@ def move_bits(
     sources, out, moves, flips, count, strides: tl.constexpr, size: tl.constexpr, terms: tl.constexpr,
     many: tl.constexpr,
 ):  # fmt: skip
-    """Write ``count`` bytes of blocks, ``size`` of each, from bits of bytes of several sources.
+    """Write block bytes from bits of several sources' bytes.
 
-    strides: bytes of a block in each source. moves: (terms, size) int32, where bits of a byte come from: the
-    byte in its block, and from bit 12 on a mask, how far left and right bits are shifted after it, and the
-    source. flips: (size,) int32, bits that are opposite.
+    ``count`` bytes of blocks, ``size`` of each. strides: bytes of a block in each source. moves: (terms,
+    size) int32, where bits of a byte come from: the byte in its block, and from bit 12 on a mask, how far
+    left and right bits are shifted after it, and the source. flips: (size,) int32, bits that are opposite.
     """
     index = tl.program_id(0).to(tl.int64) * many + tl.max_contiguous(tl.arange(0, many), [4])
     block = index // size
@@ -44,9 +44,9 @@ def turn_words(words, out, rows, columns, flip, size: tl.constexpr):
 
 @triton.jit
 def fields_to_words(data, out, groups, width, flip, places: tl.constexpr, size: tl.constexpr):
-    """Write lines of words that have a code of 4 bits of each of eight rows; see :mod:`zeropoint.layout`.
+    """Write lines of words of eight rows' 4-bit codes.
 
-    data: (8 * groups, width) uint8. out: (2 * width, groups) int32.
+    See :mod:`zeropoint.layout`. data: (8 * groups, width) uint8. out: (2 * width, groups) int32.
     """
     across = tl.cdiv(width, size)
     tile = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""What statistics need of data, in one read: extremes of blocks, counts of bins, exact sums of magnitudes.
+"""One-read statistics: block extremes, bin counts, exact sums of magnitudes.
 
 A tensor is lines of numbers, each of one block: a line is a run of neighbors, or ``across`` them, a column.
 A program has ``many`` lines, of each ``turns`` tiles of ``size`` numbers. For ``cut`` and ``lines`` see
@@ -19,7 +19,7 @@ _LIMBS, _LIMB = tl.constexpr(10), tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def _own_lines(cut, lines: tl.constexpr):
-    """Return the numbers of the program's lines, (many,) int64, which there are, and its first tile."""
+    """Program's line numbers, (many,) int64, which exist, and first tile."""
     group = tl.program_id(0) // cut.parts
     line = group.to(tl.int64) * lines.many + tl.arange(0, lines.many)
     return line, line < cut.lines, (tl.program_id(0) - group * cut.parts) * lines.turns
@@ -33,7 +33,7 @@ def _copy(cut, lines: tl.constexpr):
 
 @triton.jit
 def _bits(x, line, inside, tile, cut, lines: tl.constexpr):
-    """Return the bits of a tile's numbers as float32, (many, size) int32, and which numbers there are."""
+    """Load a tile as float32 bits, (many, size) int32, with its mask."""
     place = tile.to(tl.int64) * lines.size + tl.arange(0, lines.size)
     there = inside[:, None] & (place < cut.length)[None, :]
     at = line[:, None] * cut.length + place[None, :]
@@ -44,7 +44,7 @@ def _bits(x, line, inside, tile, cut, lines: tl.constexpr):
 
 @triton.jit
 def _wider(high, low, bits, there):
-    """Return the largest keys, which order as numbers do, and the largest of their complements."""
+    """Largest keys, ordered like numbers, and largest complements."""
     key = bits ^ ((bits >> 31) & _MAGNITUDE)
     high = tl.maximum(high, tl.where(there, key, _LEAST))
     return high, tl.maximum(low, tl.where(there, ~key, _LEAST))
@@ -60,7 +60,7 @@ def _note_ends(ends, high, low, line, inside, cut, lines: tl.constexpr):
 
 @triton.jit
 def line_extremes(x, ends, cut, lines: tl.constexpr):
-    """Raise ``ends`` to the largest keys of blocks, and of their complements; NaN and Inf are outermost."""
+    """Raise ``ends`` to block keys and complements; NaN, Inf are outermost."""
     line, inside, first = _own_lines(cut, lines)
     high = tl.full([lines.many, lines.size], _LEAST, tl.int32)
     low = high
@@ -72,7 +72,7 @@ def line_extremes(x, ends, cut, lines: tl.constexpr):
 
 @triton.jit
 def end_values(ends, out, blocks, copies: tl.constexpr, size: tl.constexpr):
-    """Write smallest and largest numbers, (2, blocks) float64, of the keys of all copies.
+    """Write extremes, (2, blocks) float64, from all copies' keys.
 
     Zeros are positive: which of them is found depends on the order of reading.
     """
@@ -91,7 +91,10 @@ def end_values(ends, out, blocks, copies: tl.constexpr, size: tl.constexpr):
 
 @triton.jit
 def line_bins(x, ends, counts, cut, lines: tl.constexpr, mantissa_bits: tl.constexpr):
-    """Add finite numbers to ``counts``, (copies, blocks, 2 * bins), by their first bits."""
+    """Add finite numbers to ``counts`` by their first bits.
+
+    They are (copies, blocks, 2 * bins).
+    """
     bins: tl.constexpr = 255 << mantissa_bits
     line, inside, first = _own_lines(cut, lines)
     high = tl.full([lines.many, lines.size], _LEAST, tl.int32)
@@ -109,7 +112,10 @@ def line_bins(x, ends, counts, cut, lines: tl.constexpr, mantissa_bits: tl.const
 
 @triton.jit
 def _add_units(limbs, units, position, inside):
-    """Add units, (many,) int64 below 2**63, of ``2**position`` to exact sums, limbs of 32 bits."""
+    """Add int64 units, (many,), of ``2**position`` to exact 32-bit limbs.
+
+    Units are below 2**63.
+    """
     shift, place = (position & 31).to(tl.int64), limbs + (position >> 5)
     low, high = (units & _LIMB) << shift, (units >> 32) << shift
     more = inside & (units > 0)
@@ -120,10 +126,10 @@ def _add_units(limbs, units, position, inside):
 
 @triton.jit
 def line_sums(x, ends, limbs, counts, cut, lines: tl.constexpr, reach: tl.constexpr):
-    """Add finite magnitudes to ``limbs``, (copies, blocks, 10) int64, and their numbers to ``counts``.
+    """Add finite magnitudes to exact ``limbs``, and to ``counts``.
 
-    Numbers of a tile whose exponents are at most ``reach`` below the largest are added as integers of 63
-    bits; where some are smaller, these follow in the same way.
+    Limbs are (copies, blocks, 10) int64. Numbers of a tile whose exponents are at most ``reach`` below the
+    largest are added as integers of 63 bits; where some are smaller, these follow in the same way.
     """
     line, inside, first = _own_lines(cut, lines)
     high = tl.full([lines.many, lines.size], _LEAST, tl.int32)

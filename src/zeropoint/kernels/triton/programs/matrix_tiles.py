@@ -1,4 +1,4 @@
-"""Kernels on tiles: matrices, transposed ones too, in blocks that may span rows.
+"""Tile kernels: matrices, also transposed, in blocks that may span rows.
 
 A program has a tile of rows and columns. It reads rows of memory, which of a transposed matrix are columns,
 and finds what belongs to a block where it has read it; there threads have a few rows of memory that follow
@@ -27,7 +27,7 @@ _AFFINE = tl.constexpr(int(How.AFFINE))
 
 @triton.jit
 def _place(cut, k: tl.constexpr):
-    """Return the program's matrix, and the first row and column of its tile, int64.
+    """Program's matrix, and first row and column of its tile, int64.
 
     Programs follow each other along the rows of memory.
     """
@@ -54,7 +54,7 @@ def _inside(row, col, cut, k: tl.constexpr):
 
 @triton.jit
 def _values(x, batch, row, col, cut, k: tl.constexpr):
-    """Load a tile in the order of memory, (lines / near, near, elements)."""
+    """Load a tile in memory order, (lines / near, near, elements)."""
     line = tl.arange(0, k.cut.lines // k.cut.near)[:, None] * k.cut.near + tl.arange(0, k.cut.near)[None, :]
     start = x + batch * cut.batch
     if k.cut.transposed:
@@ -81,7 +81,7 @@ def _in_rows(numbers, k: tl.constexpr):
 
 @triton.jit
 def _of_blocks(numbers, kind: tl.constexpr, k: tl.constexpr):
-    """Return the largest magnitude (``kind`` 0), least (1) or greatest (2) number of each block, (blocks,).
+    """Reduce blocks, (blocks,): magnitude (``kind`` 0), least (1), greatest (2).
 
     Blocks are in the order of memory.
     """
@@ -124,14 +124,14 @@ def _reduced(numbers, kind: tl.constexpr, k: tl.constexpr):
 
 @triton.jit
 def _by_runs(found, k: tl.constexpr):
-    """Return a tile of :func:`_values` in the order of rows, (runs, run) float32."""
+    """Reorder a tile of :func:`_values` by rows, (runs, run) float32."""
     found = _in_rows(tl.reshape(found, [k.cut.lines, k.cut.elements]), k)
     return float32(tl.reshape(found, [k.cut.rows * k.cut.cols // k.cut.run, k.cut.run]))
 
 
 @triton.jit
 def _of_runs(numbers, k: tl.constexpr):
-    """Return the numbers of the runs of blocks, (runs, 1), or of their elements where runs span blocks."""
+    """Block numbers of runs, (runs, 1), or elements if runs span blocks."""
     lines: tl.constexpr = k.cut.lines // k.cut.block_lines
     elements: tl.constexpr = k.cut.elements // k.cut.block_elements
     numbers = _in_rows(tl.reshape(numbers, [lines, elements]), k)[:, None, :, None]
@@ -148,7 +148,7 @@ def _of_runs(numbers, k: tl.constexpr):
 
 @triton.jit
 def _noise(seed, batch, row, col, cut, k: tl.constexpr):
-    """Return the noise of a tile in the order of rows, (runs, run)."""
+    """Noise of a tile in row order, (runs, run)."""
     first = tl.arange(0, k.cut.rows * k.cut.cols // k.cut.run)[:, None] * k.cut.run
     down, across = row + first // k.cut.cols, col + first % k.cut.cols
     start = (batch * cut.rows + down) * cut.cols + across
@@ -157,7 +157,7 @@ def _noise(seed, batch, row, col, cut, k: tl.constexpr):
 
 @triton.jit
 def _block_places(batch, row, col, cut, k: tl.constexpr):
-    """Return the numbers of the blocks of a tile's parts, (parts,) int64, and which of these there are."""
+    """Block numbers of a tile's parts, (parts,) int64, and their mask."""
     lines: tl.constexpr = k.cut.lines // k.cut.block_lines
     elements: tl.constexpr = k.cut.elements // k.cut.block_elements
     line, element = tl.arange(0, lines) * k.cut.block_lines, tl.arange(0, elements) * k.cut.block_elements
@@ -208,7 +208,7 @@ def _store(data, codes, batch, row, col, cut, k: tl.constexpr):
 
 @triton.jit
 def _extremes(value, row, col, cut, k: tl.constexpr):
-    """Return the largest magnitude, the least and the greatest number of the parts of blocks, (parts,).
+    """Largest magnitude, least and greatest number of block parts, (parts,).
 
     The last two are read where scales follow from both.
     """
@@ -224,7 +224,7 @@ def _extremes(value, row, col, cut, k: tl.constexpr):
 
 @triton.jit
 def _rank(number):
-    """Return int32 in the order of float32; it is its own inverse, but for the type."""
+    """Int32 ordered like float32; its own inverse, but for the type."""
     bits = number.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -271,7 +271,7 @@ def block_scales(found, least, most, scales, zeros, coarse, notes, cut, k: tl.co
 
 @triton.jit(do_not_specialize=["seed"])
 def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
-    """Write the codes of ``x``, and with them scales and zero points of blocks, if they are chosen.
+    """Write codes of ``x``, with chosen scales and zero points.
 
     notes: (1,) int32, set if a value is not finite or a scale does not fit its format.
     """
@@ -311,7 +311,7 @@ def quantize_tiles(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: 
 
 @triton.jit(do_not_specialize=["seed"])
 def fake_quantize_tiles(x, scales, tables, coarse, zeros, values, out, seed, cut, k: tl.constexpr):
-    """Write the values of the codes of ``x``, row after row; NaN takes the lowest integer, or stays NaN."""
+    """Write values of codes row by row; NaN: lowest integer or NaN."""
     batch, row, col = _place(cut, k)
     value = _by_runs(_values(x, batch, row, col, cut, k), k)
     place, _ = _block_places(batch, row, col, cut, k)

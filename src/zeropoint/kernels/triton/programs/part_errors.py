@@ -1,4 +1,4 @@
-"""Errors of codes by parts of rows, in float64: :mod:`zeropoint.ops.row_errors` again, in Triton.
+"""Code errors by parts of rows, in float64: :mod:`zeropoint.ops.row_errors`.
 
 Figures of a number are the reference's; sums are added in another order, which is the same in each run. A
 program has a part of one row, as in :mod:`.pieces`.
@@ -30,9 +30,9 @@ def _total(numbers):
 
 @triton.jit
 def measure_pieces(x, data, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
-    """Write the sums of squares of numbers and errors, how many are clipped, and the largest error.
+    """Write sums of squares, of errors, clipped counts, and largest errors.
 
-    out: (parts, 4) float64. values: (256,) float32, those of all codes. ``k.extent`` are the middle of the
+    out: (parts, 4) float64. values: (256,) float32, of all codes. ``k.extent`` are the middle of the
     codes and how far from it nothing is clipped, in units of scales.
     """
     row, part, left = part_place(tl.program_id(0), cut, k)

@@ -1,7 +1,7 @@
-"""Kernels under given scales: a thread has pieces of eight elements, 16 bytes of two-byte floats.
+"""Kernels under given scales: eight-element pieces, 16 bytes of two-byte floats.
 
 A program has a part of one row; rows that follow each other, with their blocks in order, are one row. Offsets
-inside a part are of 32 bits, those of parts of 64. ``cut`` is a :class:`..piece_cuts.PieceCut`, ``k`` the
+inside a part have 32 bits, places of parts 64. ``cut`` is a :class:`..piece_cuts.PieceCut`, ``k`` the
 :class:`..specialization.Constants` of compilation.
 
 Values are float32, float16, bfloat16, or int16 bits of bfloat16, codes packed bytes. For ``scales``,
@@ -34,7 +34,10 @@ _INTEGER, _PRODUCT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(ZeroPlace
 
 @triton.jit
 def part_place(part, cut, k: tl.constexpr):
-    """Return row and number of a part, int64, and how many elements it has, int32; part: of the program."""
+    """Row and number of a part, int64, and elements, int32.
+
+    part: of the program.
+    """
     row = part * 0
     if not k.cut.joined:
         row = part // cut.tiles
@@ -64,7 +67,7 @@ def first_byte(row, part, cut, k: tl.constexpr):
 
 @triton.jit
 def part_elements(left, k: tl.constexpr):
-    """Return the places of elements in the part, (pieces, 8), and which there are."""
+    """Element places in the part, (pieces, 8), and their mask."""
     piece = tl.arange(0, k.cut.pieces)[:, None] * 8
     at = piece + tl.arange(0, 8)[None, :]
     if k.cut.even:
@@ -75,7 +78,7 @@ def part_elements(left, k: tl.constexpr):
 
 @triton.jit
 def part_blocks(row, part, at, cut, k: tl.constexpr):
-    """Return the numbers of the blocks of elements, of shape (1, 1), (pieces, 1) or (pieces, 8)."""
+    """Block numbers of elements: (1, 1), (pieces, 1) or (pieces, 8)."""
     tile: tl.constexpr = k.cut.pieces * 8
     base = row * cut.row_blocks
     if not k.cut.own:
@@ -100,7 +103,7 @@ def load_of_blocks(numbers, place, there, otherwise, k: tl.constexpr):
 
 @triton.jit
 def part_zeros(zeros, place, there, k: tl.constexpr):
-    """Return the zero points of blocks, or offsets, float32; zeros where there are none."""
+    """Zero points of blocks, or offsets, float32; zeros if none."""
     if k.element.zero_place:
         return float32(load_of_blocks(zeros, place, there, 0, k))
     else:  # noqa: RET505
@@ -125,7 +128,7 @@ def without_offsets(value, zero, k: tl.constexpr):
 
 @triton.jit
 def with_parameters(value, scale, zero, k: tl.constexpr):
-    """Return values of codes less zero points, times scales; or times scales, plus offsets."""
+    """Values of codes less zero points times scales; offsets are added."""
     if k.element.zero_place == _PRODUCT:
         return value * scale + zero
     else:  # noqa: RET505
@@ -136,7 +139,10 @@ def with_parameters(value, scale, zero, k: tl.constexpr):
 
 @triton.jit(do_not_specialize=["seed"])
 def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
-    """Write the codes of ``x``, and 1 to ``notes``, (1,) int32, if a value is not finite."""
+    """Write the codes of ``x``; 1 in ``notes`` for non-finite values.
+
+    Notes are (1,) int32.
+    """
     row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     start = part_start(row, part, cut, k)
@@ -153,7 +159,7 @@ def quantize_pieces(x, scales, tables, coarse, zeros, data, notes, seed, cut, k:
 
 @triton.jit
 def dequantize_pieces(data, scales, tables, coarse, zeros, values, out, cut, k: tl.constexpr):
-    """Write the values of codes; values: (256,) float32, those of all codes."""
+    """Write the values of codes; values: (256,) float32, of all codes."""
     row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     codes = load_codes(data, first_byte(row, part, cut, k), there, left, k.cut.pieces, k)
@@ -165,7 +171,7 @@ def dequantize_pieces(data, scales, tables, coarse, zeros, values, out, cut, k: 
 
 @triton.jit
 def _ratio_or_lost(value, factor, k: tl.constexpr):
-    """Return quotients; those of a block whose scale was lost are zeros, also where values are Inf."""
+    """Quotients, which are zeros for lost scales, even of Inf."""
     lost = (factor == float("inf")) & (value == value)
     value = tl.where(lost, float_of(bits_of(value) & 0x80000000), value)
     return ratio_of(value, factor, factor, factor, False, k)
@@ -173,7 +179,7 @@ def _ratio_or_lost(value, factor, k: tl.constexpr):
 
 @triton.jit
 def faked(value, found, tables, coarse, zero, noise, values, k: tl.constexpr):
-    """Return the values of the codes of ``value``, (many, size), under stored scales."""
+    """Values of codes of ``value``, (many, size), under stored scales."""
     given, value = value, without_offsets(value, zero, k)
     factor, inverse, rest = factors_of(found, tables, coarse, k)
     plain = False
@@ -202,7 +208,7 @@ def faked(value, found, tables, coarse, zero, noise, values, k: tl.constexpr):
 
 @triton.jit(do_not_specialize=["seed"])
 def fake_quantize_pieces(x, scales, tables, coarse, zeros, values, out, seed, cut, k: tl.constexpr):
-    """Write the values of the codes of ``x``; NaN takes the lowest integer, or stays NaN."""
+    """Write values of the codes of ``x``; NaN: lowest integer or NaN."""
     row, part, left = part_place(tl.program_id(0), cut, k)
     at, there = part_elements(left, k)
     start = part_start(row, part, cut, k)

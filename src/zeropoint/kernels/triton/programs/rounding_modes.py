@@ -51,9 +51,10 @@ def noise_of(seed, start, at, k: tl.constexpr):
 
 @triton.jit
 def piece_noise(seed, start, at, k: tl.constexpr):
-    """Return :func:`noise_of` of pieces of eight elements, (pieces, 8), ``start + at`` multiples of eight.
+    """Noise of eight-element pieces, (pieces, 8): :func:`noise_of`, aligned.
 
-    at: (pieces, 1) int32. Elements of a piece differ in the lowest bits alone, also after the first step.
+    ``start + at`` are multiples of eight. at: (pieces, 1) int32. Elements of a piece differ in the lowest
+    bits alone, also after the first step.
     """
     if k.rounding == _STOCHASTIC:
         own = _mixed(seed.to(tl.uint32))
@@ -82,7 +83,7 @@ def _ceiled(number, k: tl.constexpr):
 
 @triton.jit
 def rounded_to(number, step, inverse, noise, k: tl.constexpr):
-    """Return numbers, below 2**22 steps, rounded to multiples of a step, a power of two, but half to even.
+    """Round numbers, below 2**22 steps, to power-of-two steps, not half-even.
 
     inverse: of steps. noise: see :func:`noise_of`, for stochastic rounding, which goes up where what is above
     the multiple below is more than noise. As signed numbers, noise is that of going up from the nearest

@@ -1,4 +1,4 @@
-"""Scales of blocks inside a kernel: :mod:`zeropoint.params.arithmetic` again, in Triton, bit for bit."""
+"""Block scales in Triton: :mod:`zeropoint.params.arithmetic`, bit for bit."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ _LEAST_NORMAL, _LEAST_POWER = tl.constexpr(0x00800000), tl.constexpr(0x00400000)
 
 @triton.jit
 def scales_fit_fusing(amax, coarse, k: tl.constexpr):
-    """Return whether the quotients of :func:`scales_of` may be fused: no remainder of theirs underflows."""
+    """Whether quotients of :func:`scales_of` may be fused: no remainder underflows."""
     fit = (amax == 0.0) | ((amax >= _LEAST_FACTOR) & (amax <= _MOST_FACTOR))
     found = tl.min(fit.to(tl.int32), axis=0) > 0
     if k.rule.how == _MINIFLOAT:
@@ -86,7 +86,7 @@ def power(byte):
 
 @triton.jit
 def _power_code(amax, rule: tl.constexpr):
-    """Return the E8M0 byte of magnitudes, uint32; 255 and more do not fit."""
+    """E8M0 byte of magnitudes, uint32; 255 and more do not fit."""
     bits = bits_of(amax)
     # From 2**-127 on, the significand of a subnormal without its first bit; below, nothing rounds up.
     small = tl.maximum(bits << 1, _LEAST_NORMAL) - _LEAST_NORMAL
@@ -98,7 +98,7 @@ def _power_code(amax, rule: tl.constexpr):
 
 @triton.jit
 def _minifloat(amax, coarse, fast: tl.constexpr, k: tl.constexpr):
-    """Return the codes of scales relative to ``coarse``, and the factors of elements."""
+    """Codes of scales relative to ``coarse``, and factors of elements."""
     rule: tl.constexpr = k.rule
     ideal = rounded(_over(amax, rule.divisor, k.inverse_divisor, fast), rule.narrow)
     if rule.by_product:
@@ -137,7 +137,7 @@ def _minifloat_value(code, rule: tl.constexpr):
 
 @triton.jit
 def _affine(low, high, rule: tl.constexpr):
-    """Return scales, zero points and whether both fit, of blocks with these extremes."""
+    """Scales, zero points, and whether both fit, from block extremes."""
     if rule.widen:
         low, high = tl.minimum(low, 0.0), tl.maximum(high, 0.0)
     steps = (rule.high - rule.low) * 1.0
@@ -159,7 +159,7 @@ def _affine(low, high, rule: tl.constexpr):
 
 @triton.jit
 def _nearest(x):
-    """Return the nearest integers, ties to even; float32 from 2**23 on are integers."""
+    """Nearest integers, ties to even; float32 from 2**23 are integers."""
     a = tl.abs(x)
     near = (a + 8388608.0) - 8388608.0
     return tl.where(a < 8388608.0, tl.where(x < 0.0, -near, near), x)

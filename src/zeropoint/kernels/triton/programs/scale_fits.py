@@ -1,4 +1,4 @@
-"""The scales that fit integer codes of blocks best: :mod:`zeropoint.ops.integer_fits`, in exact integers.
+"""Best scales of integer codes: :mod:`zeropoint.ops.integer_fits`, in exact integers.
 
 Blocks lie one after the other in memory, ``f.size`` values each, ``f.many`` to a program. ``k`` is what
 :mod:`.element_codes` takes, ``f`` a :class:`.fit_launch.Fit`.
@@ -22,9 +22,10 @@ def _power(exponent):
 
 @triton.jit
 def _better(product, square, numbers, inverse, f: tl.constexpr):
-    """Return sums of products and of squares of the codes that gain more, float64; of equals the later ones.
+    """Keep product and square sums that gain more, later of equals.
 
-    product, square: those so far. numbers: int32, with places as many as keep sums below 2**31.
+    They are float64. product, square: those so far. numbers: int32, with places as many as keep sums below
+    2**31.
     """
     steps = numbers.to(tl.float32) * inverse[:, None]
     steps = tl.minimum(tl.maximum(steps, f.low * 1.0), f.high * 1.0)
@@ -38,7 +39,7 @@ def _better(product, square, numbers, inverse, f: tl.constexpr):
 
 @triton.jit
 def fit_scales(x, ratios, scales, largest, blocks, f: tl.constexpr):
-    """Write the scales that fit blocks best, float64, 0 where none does, and their largest magnitudes.
+    """Write best scales, float64, 0 if none, and largest magnitudes.
 
     ratios: (f.ratios,) float32, of the first scale that is tried over each.
     """
@@ -69,7 +70,7 @@ def fit_scales(x, ratios, scales, largest, blocks, f: tl.constexpr):
 
 @triton.jit
 def compare_scales(x, first, second, table, better, blocks, f: tl.constexpr, k: tl.constexpr):
-    """Write to ``better``, uint8, whether the squared error of blocks is less under their second scales."""
+    """Write to ``better``, uint8, whether second scales have less squared error."""
     b = tl.program_id(0).to(tl.int64) * f.many + tl.arange(0, f.many)
     there = b < blocks
     at = b[:, None] * f.size + tl.arange(0, f.size)[None, :]

@@ -1,4 +1,4 @@
-"""The scales of least squared error of blocks, of all that 8 bits store: :mod:`zeropoint.ops.window_search`.
+"""Least-squares scales among 8-bit codes: :mod:`zeropoint.ops.window_search`.
 
 Blocks lie one after the other in memory, ``s.size`` values each. Scales are codes, places of the ascending
 positive numbers of their format from ``s.first`` on. ``k`` is what :mod:`.element_codes` takes, and ``s``,
@@ -46,7 +46,7 @@ def _float(bits):
 
 @triton.jit
 def _times(value, coarse, s: tl.constexpr):
-    """Return scales times that of the tensor, or over its reciprocal."""
+    """Scales times the tensor's scale, or over its reciprocal."""
     if s.inverse:
         return tl.div_rn(value, coarse)
     else:  # noqa: RET505 (Triton compiles one of the two)
@@ -55,7 +55,7 @@ def _times(value, coarse, s: tl.constexpr):
 
 @triton.jit
 def _factor(code, coarse, s: tl.constexpr):
-    """Return the scales of codes, int32, coarser levels included, as float32; NaN past the last code."""
+    """Scales of int32 codes, coarser included, float32; NaN past the last."""
     if s.power:
         value = _float(tl.where(code > 0, code << 23, 0x00400000))
         value = tl.where(code > s.last, float("nan"), value)
@@ -70,7 +70,7 @@ def _factor(code, coarse, s: tl.constexpr):
 
 @triton.jit
 def _pairwise(values, s: tl.constexpr):
-    """Return the sums of rows: halves are added, then those of the result; a sum of two has one order."""
+    """Add rows by halves: a sum of two has one order."""
     halvings: tl.constexpr = s.halvings
     for step in tl.static_range(halvings):
         values = tl.sum(tl.reshape(values, [s.many, 2, s.size >> (step + 1)]), axis=1)
@@ -96,7 +96,10 @@ def squared_error(block, factor, table, s: tl.constexpr, k: tl.constexpr):
 
 @triton.jit
 def _clipped(block, factor, s: tl.constexpr):
-    """Return what clipping alone adds to errors, or a bit less, float64: of the largest number, or of all."""
+    """Clipping's share of errors or a bit less, float64.
+
+    Of the largest number, or of all.
+    """
     value, weight, amax = block
     end = factor.to(tl.float64) * s.end
     if s.weighted:
@@ -111,7 +114,7 @@ def _clipped(block, factor, s: tl.constexpr):
 
 @triton.jit
 def _count(amax, coarse, ratio, strict: tl.constexpr, s: tl.constexpr):
-    """Return how many scales times ``ratio`` are below ``amax``, or not above it, (many,) int32."""
+    """Count scales times ``ratio`` below ``amax``, or not above; (many,) int32."""
     least = tl.zeros_like(amax).to(tl.int32)
     most = least + s.scales
     for _ in range(8):
@@ -125,7 +128,7 @@ def _count(amax, coarse, ratio, strict: tl.constexpr, s: tl.constexpr):
 
 @triton.jit
 def _highest(amax, coarse, s: tl.constexpr):
-    """Return the places of the largest scales that can be best, -1 where none can."""
+    """Places of the largest possible best scales, -1 where none."""
     high = _count(amax, coarse, s.halving, True, s) - 1
     if s.power:
         reach = _factor(tl.zeros_like(high), coarse, s) * s.empty
@@ -140,7 +143,7 @@ def _highest(amax, coarse, s: tl.constexpr):
 
 @triton.jit
 def _sweep(block, start, coarse, table, s: tl.constexpr, k: tl.constexpr):
-    """Return the codes of the scales of least error; of equal errors the start wins, else the smallest."""
+    """Codes of least-error scales; ties: the start, else the smallest."""
     amax, limit = block[2], squared_error(block, _factor(start, coarse, s), table, s, k)
     place = _highest(amax, coarse, s)
     low = tl.zeros_like(place)
@@ -162,12 +165,12 @@ def _sweep(block, start, coarse, table, s: tl.constexpr, k: tl.constexpr):
 
 @triton.jit
 def sweep_exactly(x, weights, scales, coarse, table, unsure, count, cut, k: tl.constexpr):
-    """Replace scale codes in place by the codes of least squared error, in float64.
+    """Replace scale codes in place by the codes of least squared error.
 
-    scales: uint8, one a block. coarse: (1,) float32, the scale above. table: (256,) float32, values of
-    element codes. unsure, count: where ``k.cut.listed``, the blocks in question, int32, and how many there
-    are, (1,) int32; else all ``cut.blocks``. weights: float64, ``cut.pitch`` between rows of ``cut.cols``, if
-    weighted.
+    In float64. scales: uint8, one a block. coarse: (1,) float32, the scale above. table: (256,) float32,
+    values of element codes. unsure, count: where ``k.cut.listed``, the blocks in question, int32, and how
+    many there are, (1,) int32; else all ``cut.blocks``. weights: float64, ``cut.pitch`` between rows of
+    ``cut.cols``, if weighted.
     """
     s: tl.constexpr = k.cut
     many: tl.constexpr = s.many
@@ -194,13 +197,13 @@ def sweep_exactly(x, weights, scales, coarse, table, unsure, count, cut, k: tl.c
 
 @triton.jit
 def _near_factor(code, by, s: tl.constexpr):
-    """Return the scales of codes of normal numbers times ``by``, within a few units in the last place."""
+    """Compute normal scales times ``by``, within a few ulps."""
     return _float((code << (23 - s.mantissa)) + ((s.emin - 1) << 23)) * by
 
 
 @triton.jit
 def _near_highest(amax, by, coarse, s: tl.constexpr):
-    """Return the codes of the largest scales that can be best, of normal numbers; by: of coarser levels.
+    """Codes of largest possible best scales, normal numbers; by: coarser levels.
 
     They may be past the last code: half of the scale behind them is none that can be best.
     """
@@ -255,7 +258,7 @@ def _near_error(values, factor, clip: tl.constexpr, s: tl.constexpr, k: tl.const
 
 @triton.jit
 def _nearer(error, code, best, second, picked):
-    """Return the least error, the next, and the code of the least, after one more."""
+    """Least error, next, and code of the least, after one more."""
     nearer = error < best
     second = tl.minimum(second, tl.where(nearer, best, error))
     return tl.where(nearer, error, best), second, tl.where(nearer, code, picked)
@@ -263,17 +266,17 @@ def _nearer(error, code, best, second, picked):
 
 @triton.jit
 def _near_clipped(amax, code, by, s: tl.constexpr):
-    """Return what clipping of the largest numbers alone adds to errors, or a bit less, float32."""
+    """Clipping's share of errors, largest number alone, or less; float32."""
     past = tl.maximum(amax - _near_factor(code, by, s) * (s.most / s.unit * _BEYOND), 0.0)
     return past * past
 
 
 @triton.jit
 def sweep_nearly(x, scales, coarse, unsure, count, cut, k: tl.constexpr):
-    """Replace scale codes in place where errors in float32 prove which is best.
+    """Replace scale codes where float32 errors prove which is best.
 
     The others of the ``cut`` blocks are listed in ``unsure``, and ``count``, 0 before, becomes their number:
-    in any order, as programs finish. The arguments are those of :func:`sweep_exactly`; it may be compiled
+    in any order, as programs finish. Arguments: see :func:`sweep_exactly`; it may be compiled
     with products and sums fused.
     """
     s: tl.constexpr = k.cut
@@ -291,7 +294,7 @@ def sweep_nearly(x, scales, coarse, unsure, count, cut, k: tl.constexpr):
 
 @triton.jit
 def _swept_nearly(x, scales, coarse, b, blocks, s: tl.constexpr, k: tl.constexpr):
-    """Return best codes of blocks ``b``, a mask of proven ones, largest magnitudes, and a mask of blocks."""
+    """Best codes of blocks ``b``, proven mask, magnitudes, and block mask."""
     there, above = b < blocks, tl.load(coarse)
     pieces: tl.constexpr = s.pieces
     size: tl.constexpr = s.size // s.pieces

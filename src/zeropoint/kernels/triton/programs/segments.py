@@ -1,4 +1,4 @@
-"""Kernels on segments: runs of elements of a row that share a scale, several to a program.
+"""Segment kernels: runs in a row sharing a scale, several a program.
 
 A segment is a block, or a part of a block that is too long for a program. Segment ``t`` is number ``t %
 per_row`` of row ``t // per_row``. Offsets are of 64 bits, so that tensors may have more than 2**31 elements.
@@ -32,7 +32,7 @@ def _place(t, cut):
 
 @triton.jit
 def _elements(t, cut, k: tl.constexpr):
-    """Return where the elements of segments lie, and which there are, (many, size)."""
+    """Element places of segments, and their mask, (many, size)."""
     inside = tl.arange(0, k.cut.size)[None, :]
     if k.cut.flat:
         return t[:, None] * k.cut.size + inside, (t < cut.segments)[:, None]
@@ -44,7 +44,7 @@ def _elements(t, cut, k: tl.constexpr):
 
 @triton.jit
 def _bytes(t, cut, k: tl.constexpr):
-    """Return where the bytes of segments begin, and how many there are, (many,)."""
+    """First bytes of segments, and byte counts, (many,)."""
     if k.cut.flat:
         return t * (k.cut.size * k.width // 8), tl.where(t < cut.segments, k.cut.size * k.width // 8, 0)
     else:  # noqa: RET505
@@ -65,7 +65,7 @@ def _noise(seed, t, cut, k: tl.constexpr):
 
 @triton.jit
 def _store_codes(data, codes, t, there, cut, k: tl.constexpr):
-    """Pack codes, (many, size) int32, low bits first, a group of codes into whole bytes."""
+    """Pack codes, (many, size) int32, low bits first, in whole-byte groups."""
     many: tl.constexpr = k.cut.many
     groups: tl.constexpr = k.cut.size // k.group
     each: tl.constexpr = k.group * k.width // 8
@@ -87,11 +87,11 @@ def _store_codes(data, codes, t, there, cut, k: tl.constexpr):
 
 @triton.jit(do_not_specialize=["seed"])
 def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
-    """Choose the scale of each segment, a whole block, and write it with zero point and codes.
+    """Choose and write each segment's scale, zero point and codes.
 
-    coarse: (1,) float32, the scale of the whole tensor, read where there are two levels. scales: float32, or
-    uint8 for scales that are bytes. notes: (1,) int32, set if a value is not finite or a scale does not fit
-    its format.
+    A segment is a whole block. coarse: (1,) float32, the scale of the whole tensor, read where there are two
+    levels. scales: float32, or uint8 for scales that are bytes. notes: (1,) int32, set if a value is not
+    finite or a scale does not fit its format.
     """
     t = _segments(k)
     at, there = _elements(t, cut, k)
@@ -110,7 +110,7 @@ def quantize_blocks(x, scales, tables, coarse, zeros, data, notes, seed, cut, k:
 
 @triton.jit
 def segment_extremes(x, low, high, cut, k: tl.constexpr):
-    """Write the smallest and the largest number of each segment, float32; both are NaN where there is one."""
+    """Write each segment's extremes, float32; both NaN if one is there."""
     t = _segments(k)
     at, there = _elements(t, cut, k)
     value = float32(tl.load(x + at, mask=there, other=0))
@@ -123,7 +123,7 @@ def segment_extremes(x, low, high, cut, k: tl.constexpr):
 
 @triton.jit
 def segment_largest(x, out, cut, k: tl.constexpr):
-    """Write the number of largest magnitude of each segment, float32, the first of equals."""
+    """Write each segment's number of largest magnitude, float32, first of equals."""
     t = _segments(k)
     at, there = _elements(t, cut, k)
     bits = bits_of(float32(tl.load(x + at, mask=there, other=0))).to(tl.int32)

@@ -1,4 +1,4 @@
-"""The program that quantizes small blocks, of 8 to 1,024 elements that fill rows.
+"""Quantization of small blocks, 8 to 1,024 elements that fill rows.
 
 Block after block lies in memory without gaps, whatever the shape. A thread has ``vectors`` pieces of eight
 elements that follow each other, of one block; ``lanes`` threads share a block. Scales and quotients of a
@@ -29,7 +29,7 @@ _AFFINE = tl.constexpr(int(How.AFFINE))
 
 @triton.jit
 def _of_blocks(numbers, kind: tl.constexpr, k: tl.constexpr):
-    """Return the largest (``kind`` 0), low (1) or high (2) number of blocks from those of threads."""
+    """Reduce threads to blocks: largest (``kind`` 0), low (1), high (2)."""
     if k.cut.lanes == 1:
         return numbers
     else:  # noqa: RET505 (Triton compiles one of the two)
@@ -62,7 +62,7 @@ def _bytes(value, factor, inverse, rest, zero, noise, fast: tl.constexpr, k: tl.
 
 @triton.jit
 def _all_bytes(values, factor, inverse, rest, zero, seed, first, at, fast: tl.constexpr, k: tl.constexpr):
-    """Return the bytes of all pieces of threads, (threads, vectors * k.width) int32.
+    """Bytes of all thread pieces, (threads, vectors * k.width) int32.
 
     first, at: flat index of the program's first element, and places of first pieces from there.
     They become bytes after the two branches have met: ptxas 12.8 loses some that meet there as bytes.
@@ -80,7 +80,7 @@ def _all_bytes(values, factor, inverse, rest, zero, seed, first, at, fast: tl.co
 
 @triton.jit
 def _chosen(values, coarse, scales, tables, zeros, notes, start, left, k: tl.constexpr):
-    """Choose the scales of blocks, write them, and return their factors and zero points, by threads.
+    """Choose and write block scales; return factors and zero points, by threads.
 
     Returns (amax, factor, inverse, rest, zero), (threads, 1), as :func:`.element_codes.ratios` takes them.
     """
@@ -110,7 +110,7 @@ def _chosen(values, coarse, scales, tables, zeros, notes, start, left, k: tl.con
 
 @triton.jit
 def _given(values, coarse, scales, tables, zeros, notes, start, left, k: tl.constexpr):
-    """Return what :func:`_chosen` does, of scales that are there."""
+    """Load given scales as :func:`_chosen` returns chosen ones."""
     vectors: tl.constexpr = k.cut.vectors
     thread = tl.arange(0, k.cut.threads)
     amax = largest(values[0], k)
@@ -127,7 +127,7 @@ def _given(values, coarse, scales, tables, zeros, notes, start, left, k: tl.cons
 
 @triton.jit(do_not_specialize=["seed"])
 def quantize_small_blocks(x, scales, tables, coarse, zeros, data, notes, seed, cut, k: tl.constexpr):
-    """Write the codes of ``x``, and with them the scale of each block and its zero point, if they are chosen.
+    """Write codes of ``x``, with chosen scales and zero points.
 
     ``cut`` is the number of pieces of ``x``. notes: (1,) int32, set if a value is not finite or a scale does
     not fit its format. For ``scales``, ``tables`` and ``coarse`` see :mod:`.held_scales`.

@@ -1,4 +1,4 @@
-"""Products of an input with a packed weight whose values are decoded on the way, in Triton.
+"""Products with a packed weight decoded on the way, in Triton.
 
     out[m, n] = sum over k of x[m, k] * w[n, k] + bias[n]
 
@@ -20,7 +20,7 @@ from .held_scales import scale_of
 
 @triton.jit
 def tile_place(sizes, k: tl.constexpr):
-    """Return the rows and the tokens of the program, int32; programs of the same rows follow each other."""
+    """Rows and tokens of the program, int32; same rows are neighbors."""
     part = tl.program_id(0)
     across = part // sizes.token_tiles
     token = (part - across * sizes.token_tiles) * k.cut.tokens + tl.arange(0, k.cut.tokens)
@@ -29,7 +29,7 @@ def tile_place(sizes, k: tl.constexpr):
 
 @triton.jit
 def lines_of(first, k: tl.constexpr):
-    """Return the rows of all slices, (slices * rows,), and their first columns in a step."""
+    """Rows of all slices, (slices * rows,), and first columns of steps."""
     line = tl.arange(0, k.cut.slices * k.cut.rows)
     if k.cut.slices == 1:
         return first + line, line * 0
@@ -39,7 +39,7 @@ def lines_of(first, k: tl.constexpr):
 
 @triton.jit
 def byte_tile(data, row, start, sizes, k: tl.constexpr):
-    """Return the bytes of ``width`` columns of lines, int32; any of columns and rows that there are not."""
+    """Load ``width`` columns of bytes, int32; anything where columns or rows end."""
     count: tl.constexpr = 8 // k.width
     at = start[:, None] // count + tl.arange(0, k.cut.width // count)[None, :]
     there = (row < sizes.rows)[:, None]
@@ -49,7 +49,7 @@ def byte_tile(data, row, start, sizes, k: tl.constexpr):
 
 @triton.jit
 def code_tile(data, row, start, sizes, k: tl.constexpr):
-    """Return the codes of ``width`` columns of lines, int32; any of columns and rows that there are not."""
+    """Load ``width`` columns of codes, int32; anything where columns or rows end."""
     lines: tl.constexpr = row.shape[0]
     wide: tl.constexpr = k.cut.width
     each: tl.constexpr = k.width
@@ -81,7 +81,7 @@ def first_blocks(row, sizes, k: tl.constexpr):
 
 @triton.jit
 def block_places(row, start, sizes, k: tl.constexpr):
-    """Return the numbers of the blocks of parts of equal columns, (lines, parts)."""
+    """Block numbers of parts of equal columns, (lines, parts)."""
     inside = start[:, None] + (tl.arange(0, k.cut.parts) * (k.cut.width // k.cut.parts))[None, :]
     if k.cut.block == 0:
         inside = inside * 0
@@ -92,7 +92,7 @@ def block_places(row, start, sizes, k: tl.constexpr):
 
 @triton.jit
 def along(numbers, wide: tl.constexpr):
-    """Return numbers of parts, (lines, parts), for each of ``wide`` columns or bytes."""
+    """Repeat part numbers, (lines, parts), over ``wide`` columns or bytes."""
     lines: tl.constexpr = numbers.shape[0]
     parts: tl.constexpr = numbers.shape[1]
     if parts == wide:
@@ -113,7 +113,7 @@ def values_of(codes, zero, scale, values, k: tl.constexpr):
 
 @triton.jit
 def block_numbers(scales, tables, coarse, zeros, row, start, sizes, k: tl.constexpr):
-    """Return zero points and scales of ``width`` columns of lines, (lines, parts) float32."""
+    """Zero points and scales of ``width`` columns, (lines, parts) float32."""
     place = block_places(row, start, sizes, k)
     there = place < sizes.blocks
     found = tl.load(scales + place, mask=there, other=0)
@@ -126,7 +126,7 @@ def block_numbers(scales, tables, coarse, zeros, row, start, sizes, k: tl.conste
 
 @triton.jit
 def as_factor(value, like: tl.constexpr):
-    """Return float32 rounded to the dtype of the other factor, which is int16 for bits of bfloat16."""
+    """Round float32 to the other factor's dtype; int16: bfloat16 bits."""
     if like == tl.int16:
         return float_of(bfloat16_bits(value) << 16)
     else:  # noqa: RET505
@@ -135,7 +135,7 @@ def as_factor(value, like: tl.constexpr):
 
 @triton.jit
 def input_tile(x, token, start, pitch, sizes, k: tl.constexpr):
-    """Return the numbers of a step, or pairs, (columns, tokens); zeros of those that there are not.
+    """Load a step's numbers or pairs, (columns, tokens); zeros past the end.
 
     pitch: of a token.
     """
@@ -147,7 +147,7 @@ def input_tile(x, token, start, pitch, sizes, k: tl.constexpr):
 
 @triton.jit
 def sliced(tile, k: tl.constexpr):
-    """Return lines or columns of all slices, one after the other, as (slices, each, ...)."""
+    """Split lines or columns of all slices: (slices, each, ...)."""
     slices: tl.constexpr = k.cut.slices
     return tl.reshape(tile, [slices, tile.shape[0] // slices, tile.shape[1]])
 

@@ -1,4 +1,4 @@
-"""Kernels for the scale of a whole tensor: its largest magnitude, and the scale that follows from it.
+"""Whole-tensor scale: largest magnitude, and the scale from it.
 
 ``notes`` are int32: whether some number does not fit, and the bits of the largest magnitude so far, as
 float32. NaN has larger bits than Inf, and Inf than any finite number.
@@ -39,7 +39,7 @@ def _clear(notes, bad):
 
 @triton.jit
 def coarse_scale(notes, coarse, levels, tables, cut, k: tl.constexpr):
-    """Write the scale of a tensor, (1,) float32, and the tables of finer ones: see :mod:`.held_scales`.
+    """Write a tensor's scale, (1,) float32, and finer tables: :mod:`.held_scales`.
 
     A largest magnitude that is not finite, or a scale that does not fit, sets ``notes[0]``.
     """
@@ -64,7 +64,7 @@ def coarse_scale(notes, coarse, levels, tables, cut, k: tl.constexpr):
 
 @triton.jit
 def tensor_scale(notes, scales, cut, k: tl.constexpr):
-    """Write the scale of the one block of a tensor, as it is stored.
+    """Write the stored scale of a tensor that is one block.
 
     A largest magnitude that is not finite, or a scale that does not fit its format, sets ``notes[0]``.
     """

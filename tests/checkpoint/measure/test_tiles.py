@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from zeropoint.checkpoint.run.tiles import extremes_of
+from zeropoint.checkpoint.measure.tiles import extremes_of
 
 
 @pytest.mark.crossed

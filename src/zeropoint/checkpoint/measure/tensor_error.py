@@ -1,19 +1,20 @@
-"""The error that quantization makes: measured while a tile is in cache, and summed without rounding.
+"""Quantization error of a tensor, summed without rounding.
 
-Sums are kept as floats that add up to them exactly, so neither tiles, units, threads nor the order in which
-results come in change a digit.
+It is measured while a tile is in cache. Sums are kept as floats that add up to them exactly, so neither
+tiles, units, threads nor the order in which results come in change a digit.
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import math
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +34,15 @@ _FIELD, _LAST_PLACE = 0x7FF, 1075
 """Exponent field of doubles that are not finite, and what a field is above the exponent of the last bit."""
 
 
+_WORST = 5
+"""Items that a list of the worst has."""
+
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorError:
-    """How far a dequantized tensor, or a part of it, is from the original.
+    """Error of a dequantized tensor, or a part, against the original.
 
     values: how many. squares, errors: the exact sums of the squared values and of the squared errors, as
     :func:`exact_sum` gives them. largest: largest error.
@@ -53,7 +60,7 @@ class TensorError:
 
     @property
     def relative(self) -> float:
-        """Root of the squared error over the squared values; 0 when nothing is lost."""
+        """Root of squared error over squared values; 0 when nothing is lost."""
         errors, squares = math.fsum(self.errors), math.fsum(self.squares)
         if errors == 0:
             return 0.0
@@ -81,7 +88,7 @@ class TensorError:
 
     @staticmethod
     def merge(items: Iterable[TensorError]) -> TensorError:
-        """Return the error of several tensors, or parts of one, taken as one; their order does not matter."""
+        """Return the joint error of tensors or parts, in any order."""
         found = iter(items)
         first = next(found, None)
         second = next(found, None)
@@ -116,7 +123,7 @@ class TensorError:
 
     @staticmethod
     def unpack(data: bytes) -> TensorError:
-        """Return what :meth:`pack` gave."""
+        """Return the error packed by :meth:`pack`."""
         *counts, many = _COUNTS.unpack_from(data)
         largest, *floats = memoryview(data)[_COUNTS.size :].cast("d")
         return TensorError._of(counts, largest, tuple(floats[:many]), tuple(floats[many:]))
@@ -126,7 +133,7 @@ _COUNTS = struct.Struct("=5q")
 
 
 def exact_sum(numbers: Iterable[float] | npt.NDArray[np.float64]) -> tuple[float, ...]:
-    """Return the sum of ``numbers`` without rounding: floats that add up to it, the rounded sum first.
+    """Return the exact sum of ``numbers`` as floats, the rounded sum first.
 
     Each is the rounded rest that those before it leave, so equal sums have equal parts. A sum that is not
     finite is one part.
@@ -151,9 +158,10 @@ def exact_sum(numbers: Iterable[float] | npt.NDArray[np.float64]) -> tuple[float
 
 
 def _by_exponent(x: npt.NDArray[np.float64]) -> list[float]:
-    """Return few numbers with the exact sum of ``x``: that of the upper and lower bits of each exponent.
+    """Return few numbers with the exact sum of ``x``, two per exponent.
 
-    Of integers below 2**27, doubles hold sums of a piece. ``x`` itself if it is not finite.
+    They are sums of upper and of lower bits. Of integers below 2**27, doubles hold sums of a piece. ``x``
+    itself if it is not finite.
     """
     bits = x.view(np.int64)
     field = (bits >> 52) & _FIELD
@@ -172,7 +180,7 @@ def _by_exponent(x: npt.NDArray[np.float64]) -> list[float]:
 
 
 def measure(x: torch.Tensor, q: QuantizedTensor, known: RowErrors | None = None) -> TensorError:
-    """Return how far ``q``, the codes of ``x``, is from it; ``x`` may be some rows of a weight.
+    """Return the error of ``q`` against ``x``, some rows of a weight.
 
     known: how far each row is, where that was found out before.
     """
@@ -186,11 +194,11 @@ def measure(x: torch.Tensor, q: QuantizedTensor, known: RowErrors | None = None)
 
 
 def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorError:
-    """Return how far ``q``, the codes of some columns ``x`` of a weight, is from it, however many they are.
+    """Return the error of ``q`` against ``x``, some columns of a weight.
 
-    A unit has the columns that the plan gives it; those that are checked at once follow from memory.
+    The result does not depend on their number: the plan decides it for a unit, memory for a check.
 
-    width: columns that are always together, of which there is a multiple; sums are exact beyond these. Blocks
+    width: columns that always stay together and divide their number; sums are exact beyond these. Blocks
     must lie in rows and divide ``width``.
     """
     rows = x.numel() // width
@@ -202,8 +210,33 @@ def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorEr
     return measure(x.reshape(rows, width), blocks)
 
 
+def worst(items: Iterable[T], error: Callable[[T], TensorError]) -> list[T]:
+    """Return the items with the largest nonzero relative errors, in descending order.
+
+    >>> worst([], lambda error: error)
+    []
+    """
+    found = ((error(item).relative, item) for item in items)
+    largest = heapq.nlargest(_WORST, (pair for pair in found if pair[0] > 0), key=lambda pair: pair[0])
+    return [item for _, item in largest]
+
+
+def error_document(error: TensorError) -> dict[str, Any]:
+    """Return an error, with the counts of blocks."""
+    return {
+        "relative": finite_number(error.relative), "sqnr_db": finite_number(error.sqnr_db),
+        "largest": finite_number(error.largest), "clipped_share": error.clipped_share,
+        "zero_blocks": error.zero_blocks, "lost_blocks": error.lost_blocks,
+    }  # fmt: skip
+
+
+def finite_number(value: float) -> float | None:
+    """Return a number that JSON can hold; infinities and NaN become null."""
+    return value if math.isfinite(value) else None
+
+
 def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
-    """Return how many blocks hold zeros alone, and how many lost all that they held.
+    """Count the zero blocks, and the nonzero blocks quantized to zero.
 
     Only blocks that have the scale of a zero range are looked at, where blocks lie in rows and divide them.
     """
@@ -236,14 +269,14 @@ def _half_step(element: Format) -> float:
 
 
 def _bits(values: torch.Tensor) -> npt.NDArray[Any]:
-    """Return what the numbers are made of, as integers of their width, which share their memory."""
+    """Return the bit patterns as integers of equal width, without a copy."""
     signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return np.asarray(values.contiguous().view(signed[values.element_size()]).numpy())
 
 
 @functools.lru_cache(maxsize=64)
 def _zero_bits(scheme: Scheme, dtype: torch.dtype) -> int:
-    """Return the bit pattern of the finest scale of a block of zeros."""
+    """Return the bit pattern of a zero block's finest scale."""
     columns = max(1, *scheme.granularity.extents)
     params = QuantizationParams.from_range(scheme, 0.0, 0.0, shape=(1, columns), dtype=dtype)
     return int(_bits(params.scales[0]).flat[0])

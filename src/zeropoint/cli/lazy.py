@@ -1,7 +1,7 @@
-"""The layers below, imported when a command first asks for one of their names (PEP 562).
+"""Names of the layers below, imported on first use (PEP 562).
 
 They import torch, which takes a second or more; help, the version, completion and mistakes of the command
-line need none of it. Commands say ``layers.plan_checkpoint(...)``.
+line need none of it. Commands say ``lazy.plan_checkpoint(...)``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console as Console
 
     from ..bench.speeds import kernel_speeds as kernel_speeds
-    from ..checkpoint.choose.asked import codec_for as codec_for
-    from ..checkpoint.choose.asked import require_blocks as require_blocks
     from ..checkpoint.choose.recipe import RecipeText as RecipeText
+    from ..checkpoint.choose.requests import codec_for as codec_for
+    from ..checkpoint.choose.requests import require_blocks as require_blocks
     from ..checkpoint.choose.selection import FLOATS as FLOATS
     from ..checkpoint.plan.file import PlanFile as PlanFile
     from ..checkpoint.read.storage import place as place
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from ..report.page import page_of as page_of
     from ..report.page import report_checkpoint as report_checkpoint
     from ..report.plans import plan_report as plan_report
-    from ..report.several_runs import runs_report as runs_report
     from ..report.tables import Order as Order
     from ..report.tables import comparison_report as comparison_report
     from ..report.tables import inspection_report as inspection_report
     from ..report.tables import run_report as run_report
+    from ..report.tables import runs_report as runs_report
     from ..report.tables import verification_report as verification_report
     from ..schemes import PRESETS as PRESETS
     from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS
@@ -90,7 +90,7 @@ _OWNERS = {
         ),
         "checkpoint.verbs",
     ),
-    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.choose.asked"),
+    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.choose.requests"),
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     "evaluate_checkpoint": "eval",
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
@@ -102,10 +102,16 @@ _OWNERS = {
     **dict.fromkeys(("page_of", "report_checkpoint"), "report.page"),
     "plan_report": "report.plans",
     **dict.fromkeys(
-        ("Order", "comparison_report", "inspection_report", "run_report", "verification_report"),
+        (
+            "Order",
+            "comparison_report",
+            "inspection_report",
+            "run_report",
+            "runs_report",
+            "verification_report",
+        ),
         "report.tables",
     ),
-    "runs_report": "report.several_runs",
     "PRESETS": "schemes",
     "inspect_checkpoint": "checkpoint.verify.inspection",
     "OF_LAYOUTS": "schemes.presets",
@@ -121,7 +127,7 @@ _OWNERS = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Return a name of a layer below, which stays here from then on."""
+        """Return a name of a layer below, and keep it here."""
         if name not in _OWNERS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         place = _OWNERS[name]

@@ -1,49 +1,33 @@
-"""Which weights a scheme is worst for, and what keeping these would cost.
+"""Cost of keeping the weights with the largest errors.
 
-Layers that engines run as one need one scheme, so a weight is kept with all that it runs with. The cost is
-that of a second plan, whose bytes are exact, and the error is that of the weights which this plan still
+Layers that engines run as one need one scheme, so a weight is kept with all that it runs with. The cost
+comes from a second plan, whose bytes are exact, and the error from the weights which this plan still
 quantizes: what the same command would write and report.
 """
 
 from __future__ import annotations
 
 import glob
-import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ...architectures import fused_set
 from ...errors import ZeropointError, count, option, size_of
 from ..choose.selection import module_of
+from ..measure.tensor_error import TensorError, worst
 from ..plan.checkpoint_plan import make_plan
 from ..plan.limits import give_back
 from ..plan.placement import Placement
-from .tensor_error import TensorError
 
 if TYPE_CHECKING:
     from .loop import RunResult
 
-T = TypeVar("T")
-SHOWN = 5
-"""How many of the worst are named."""
-
-
-def worst(items: Iterable[T], error: Callable[[T], TensorError]) -> list[T]:
-    """Return the few items of the largest relative error, the largest first; those without error are none.
-
-    >>> worst([], lambda error: error)
-    []
-    """
-    found = ((error(item).relative, item) for item in items)
-    largest = heapq.nlargest(SHOWN, (pair for pair in found if pair[0] > 0), key=lambda pair: pair[0])
-    return [item for _, item in largest]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """A run with the worst weights kept: what names them, the bytes that it would add, and its error.
+class KeepingCost:
+    """A run with the worst weights kept: patterns, added bytes, and error.
 
     weights: how many would be kept. whole: whether some of them are only kept because engines run them as
     one with the worst. patterns: what to ignore.
@@ -68,10 +52,10 @@ class Keeping:
         return option("ignore", list(self.patterns))
 
 
-def keeping(result: RunResult) -> Keeping | None:
-    """Return what it costs to keep the worst weights of a run, or None where none lost anything.
+def keeping_cost(result: RunResult) -> KeepingCost | None:
+    """Return the cost of keeping a run's worst weights, or None.
 
-    None, too, where nothing else would be quantized.
+    None where no weight lost anything. None, too, where nothing else would be quantized.
     """
     plan, found = result.plan, worst(result.outcomes, lambda o: o.error)
     together = {_together(outcome.weight) for outcome in found}
@@ -90,19 +74,19 @@ def keeping(result: RunResult) -> Keeping | None:
     except ZeropointError:  # nothing is left to quantize, or codes that cannot stay in this layout
         return None
     rest = (o.error for o in result.outcomes if _together(o.weight) not in together)
-    return Keeping(
+    return KeepingCost(
         weights=number, whole=number > len(found), patterns=patterns, error=TensorError.merge(rest),
         nbytes=other.output_bytes - plan.output_bytes,
     )  # fmt: skip
 
 
 def _together(weight: Placement) -> str:
-    """Return what a weight is kept together with: the layers that engines run as one, or its tensor."""
+    """Return the key of weights kept together: fused set, or tensor."""
     return fused_set(weight.module) or weight.source.name
 
 
 def _patterns(members: Sequence[str], weights: Iterable[Placement]) -> list[str]:
-    """Return patterns that name these modules and no other weight: one, where they are all below a name."""
+    """Return patterns for these modules alone; one pattern for a common parent."""
     modules = list(dict.fromkeys(members))
     below = f"{_common(modules)}."
     if len(modules) > 1 and sum(w.source.name.startswith(below) for w in weights) == len(members):

@@ -1,4 +1,4 @@
-"""What a user asks for in words: which codec writes it, and whether it is likely to be meant."""
+"""Codec and scheme requests in words, with checks of their intent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ...schemes.text import overridden, words
 
 
 def codec_for(name: str | None, to: object = None) -> Codec:
-    """Return the codec called ``name``; for None, the only codec that holds the scheme, or the default codec.
+    """Return the codec called ``name``, or the one for a scheme.
 
-    to: a scheme, a preset or a mixture, or None. ``q4_k_m`` is of one layout, which need not be named.
+    For None, the only codec that holds the scheme, or the default codec. to: a scheme, a preset or a mixture,
+    or None. ``q4_k_m`` is of one layout, which need not be named.
 
     >>> codec_for(None, "q4_k_m") is DEFAULT, codec_for(None, "w4a16") is DEFAULT
     (False, True)
@@ -39,7 +40,7 @@ _GROUP, _FEW_BITS = "g128", 8
 
 
 def require_blocks(text: str, codec: Codec) -> None:
-    """Raise SchemeError for an integer of few bits that got one scale for a whole weight without a word.
+    """Raise SchemeError for few-bit integers with an implicit tensor scale.
 
     ``int4`` alone most likely means groups; ``int4:tensor`` is one scale by intent. The message has a scheme
     with groups and the closest preset, and names what the layout of ``codec`` holds alone: signed integers in

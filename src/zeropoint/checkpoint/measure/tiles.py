@@ -1,4 +1,4 @@
-"""Quantize some rows of a weight so that the bytes are those of the whole weight, whatever the rows."""
+"""Quantize tiles of a weight to the bytes of the whole weight."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ...tensor import QuantizedTensor
 
 
 def needs_extremes(scheme: Scheme) -> bool:
-    """Return whether some scale is one for the whole tensor, all of which must be seen first."""
+    """Return whether a scheme has a tensor scale, which needs scanning."""
     return any(level.granularity == Granularity.tensor() for level in scheme.scales)
 
 
 def extremes_of(x: torch.Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest value of ``x``; both are NaN where it holds one.
+    """Return the smallest and largest value, or NaN for both.
 
     Quantizing that part will say where the NaN is.
     """
@@ -39,7 +39,7 @@ def extremes_of(x: torch.Tensor) -> tuple[float, float]:
 
 
 def scales_in(x: torch.Tensor, scheme: Scheme) -> list[float]:
-    """Return the scale of each block of ``x``, 0 for zeros, before it is stored.
+    """Return the scale of each block before storage, 0 for zeros.
 
     >>> scales_in(torch.tensor([[1.0, -3.0, 0.0, 0.0]]), Scheme.parse("nf4:g2"))
     [3.0, 0.0]
@@ -50,7 +50,7 @@ def scales_in(x: torch.Tensor, scheme: Scheme) -> list[float]:
 
 
 def widest(found: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the extremes of all parts, in any order, whose extremes are given.
+    """Return the joint extremes of parts, in any order.
 
     >>> widest([(-1.0, 2.0), (-3.0, 0.5)])
     (-3.0, 2.0)
@@ -76,7 +76,7 @@ class Scratch:
     def quantize(
         self, x: torch.Tensor, scheme: Scheme, method: Method, data: LayerData = NO_DATA
     ) -> LayerResult:
-        """Return what a method makes of rows of a matrix, in the memory of the last result where that fits.
+        """Quantize rows of a matrix, in the last result's memory if possible.
 
         method: whose scope these rows are. data: of the whole matrix, with the extremes of its set of
         matrices where its scale needs them. Raises NonFiniteError, RangeError.
@@ -97,7 +97,7 @@ class Scratch:
         return last if fits else None
 
     def _on_device(self, x: torch.Tensor, scheme: Scheme, method: Method, data: LayerData) -> LayerResult:
-        """Quantize on the device, on a stream of this thread, and return the result on the host."""
+        """Quantize on the device, on this thread's stream; return a host result."""
         with own_stream(self.device):
             there = x.to(self.device, non_blocking=True)
             made = method.quantize(there, scheme, replace(data, out=self._fitting(x, scheme)))

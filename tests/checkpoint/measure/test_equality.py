@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from zeropoint.checkpoint.run.equality import Equality, apart, equality
-from zeropoint.checkpoint.run.tensor_error import TensorError
+from zeropoint.checkpoint.measure.equality import Equality, apart, equality
+from zeropoint.checkpoint.measure.tensor_error import TensorError
 
 NAN, INF = math.nan, math.inf
 

@@ -11,10 +11,11 @@ from tests.checkpoint.written import save
 from tests.cli.checkpoints import write_hard_llama
 
 from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.measure.tensor_error import worst
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.keeping import keeping_cost
 from zeropoint.checkpoint.run.loop import RunResult, run
-from zeropoint.checkpoint.run.worst import keeping, worst
 
 ATTENTION = "model.layers.1.self_attn"
 
@@ -39,7 +40,7 @@ def test_keeping_them_costs_what_the_same_run_without_them_writes_and_reports(
     hard: Path, tmp_path: Path
 ) -> None:
     result = quantized(hard, tmp_path / "out")
-    found = keeping(result)
+    found = keeping_cost(result)
     assert found is not None
     other = quantized(hard, tmp_path / "kept", ignore=found.patterns)
     assert found.nbytes == other.plan.output_bytes - result.plan.output_bytes > 0
@@ -48,7 +49,7 @@ def test_keeping_them_costs_what_the_same_run_without_them_writes_and_reports(
 
 
 def test_layers_that_run_as_one_are_kept_together(hard: Path, tmp_path: Path) -> None:
-    found = keeping(quantized(hard, tmp_path / "out"))
+    found = keeping_cost(quantized(hard, tmp_path / "out"))
     assert found is not None
     for names in (
         [f"{ATTENTION}.{which}_proj" for which in "qkv"],
@@ -68,11 +69,11 @@ def test_experts_of_a_layer_are_named_by_one_pattern(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         tensor[:, ::16] *= 8.0 if name.startswith("model.layers.0") else 1.0
     model = save(tmp_path / "model", tensors, {"architectures": ["X"]})
-    found = keeping(run(make_plan(open_source(model), "int4:g64"), tmp_path / "out"))
+    found = keeping_cost(run(make_plan(open_source(model), "int4:g64"), tmp_path / "out"))
     assert found is not None
     assert (found.patterns, found.weights) == (("model.layers.0.mlp.experts.*",), 9)
 
 
 def test_nothing_is_said_where_no_other_weight_is_left(tmp_path: Path) -> None:
     model = save(tmp_path / "model", {"a.up.weight": torch.randn(64, 128)}, {"architectures": ["X"]})
-    assert keeping(run(make_plan(open_source(model), "w4a16"), tmp_path / "out")) is None
+    assert keeping_cost(run(make_plan(open_source(model), "w4a16"), tmp_path / "out")) is None

@@ -1,4 +1,4 @@
-"""Worker threads over an ordered list of tasks, of whose failures the first in that order is raised.
+"""Worker threads over ordered tasks; the first failing task's error is raised.
 
 Tasks are handed out in order and each one handed out runs to its end, so of several failing tasks the
 earliest is always among those that ran. What a task finds out it keeps in itself.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from typing import Generic, TypeVar
 
 import torch
@@ -18,7 +17,6 @@ import torch
 from ...errors import CheckpointError
 from ...ops.devices import CPU, pinned
 from ...ops.threads import thread_limit
-from ...progress import Progress
 from .tiles import Scratch
 
 _POLL_SECONDS = 0.2
@@ -46,29 +44,17 @@ class Task:
 T = TypeVar("T", bound=Task)
 
 
-def run_tasks(
-    tasks: Sequence[Task], *, workers: int, buffer_bytes: int, on_progress: Progress | None = None
-) -> None:
-    """Run ``tasks`` as :func:`done_tasks` does, and report each one that was done."""
-    done, total = 0, sum(task.nbytes for task in tasks)
-    with closing(done_tasks(tasks, workers=workers, buffer_bytes=buffer_bytes)) as finished:
-        for task in finished:
-            done += task.nbytes
-            if on_progress is not None:
-                on_progress(done, total, task.name)
-
-
 def done_tasks(
     tasks: Iterable[T], *, workers: int, buffer_bytes: int, stop: threading.Event | None = None,
     device: torch.device = CPU,
 ) -> Generator[T, None, None]:  # fmt: skip
-    """Run ``tasks`` on ``workers`` threads, with ``buffer_bytes`` of memory each; yield those that are done.
+    """Run ``tasks`` on ``workers`` threads; yield each when it is done.
 
-    tasks: each is taken when a thread is free for it, so those of a generator need not exist at once.
-    stop: is set when no task will be begun any more, for tasks that wait for others. device: of the threads'
-    :class:`.tiles.Scratch`.
-    Raises the error of the first task, in their order, that failed, after all threads have ended. Closing the
-    generator, or an exception in the caller's thread (Ctrl-C), also ends all threads before it continues.
+    buffer_bytes: memory of each thread. tasks: each is taken when a thread is free for it, so a
+    generator's need not exist at once. stop: is set when no task will be begun any more, for tasks that wait
+    for others. device: of the threads' :class:`.tiles.Scratch`. Raises the error of the first task, in their
+    order, that failed, after all threads have ended. Closing the generator, or an exception in the caller's
+    thread (Ctrl-C), also ends all threads before it continues.
     """
     crew = _Crew(tasks, buffer_bytes, stop or threading.Event(), device)
     before = torch.get_num_threads()
@@ -98,7 +84,7 @@ def _started(pool: ThreadPoolExecutor, crew: _Crew[T], workers: int) -> list[Fut
 
 
 class _Crew(Generic[T]):
-    """What the threads of a run share: the tasks still to do, the events, and the sign to stop."""
+    """Shared state of the threads of a run: tasks, events, stop signal."""
 
     def __init__(
         self, tasks: Iterable[T], buffer_bytes: int, stop: threading.Event, device: torch.device
@@ -112,11 +98,11 @@ class _Crew(Generic[T]):
         self._buffer_bytes, self._device = buffer_bytes, device
 
     def taken(self) -> None:
-        """Let another task begin: what one that was done had found out is taken in."""
+        """Let another task begin, after the caller used a result."""
         self._ahead.release()
 
     def work(self, slot: int) -> None:
-        """Do tasks until none is left or one fails, here or elsewhere; ``at[slot]`` is the last one begun."""
+        """Run tasks until none is left or one fails; record their numbers."""
         # torch's own threads would compete with ours, and its sums depend on their number.
         torch.set_num_threads(1)
         self.at[slot] = -1 - slot
@@ -142,7 +128,7 @@ class _Crew(Generic[T]):
 
 
 def _follow(events: queue.SimpleQueue[T | None], running: int, taken: Callable[[], None]) -> Iterator[T]:
-    """Yield each task that was done until all threads have ended; ``taken`` is called after each."""
+    """Yield finished tasks until all threads end, and call ``taken`` after each."""
     while running:
         try:
             event = events.get(timeout=_POLL_SECONDS)

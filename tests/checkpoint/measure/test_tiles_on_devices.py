@@ -14,7 +14,7 @@ from tests.stand_in_device import Elsewhere, standing_in
 from tests.tensors import same_bytes
 
 import zeropoint as zp
-from zeropoint.checkpoint.run.tiles import Scratch
+from zeropoint.checkpoint.measure.tiles import Scratch
 from zeropoint.methods import LayerData, method_named
 from zeropoint.schemes import Scheme
 

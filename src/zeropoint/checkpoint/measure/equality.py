@@ -1,4 +1,4 @@
-"""Whether two tensors hold the same values, in bits or but for the sign of zeros, and how far they are apart.
+"""Equality of two tensors, in bits or in values, and their distance.
 
 Pure functions of two tensors in memory, whatever files they come from.
 """
@@ -36,14 +36,14 @@ class Equality:
 
     @staticmethod
     def merge(items: Iterable[Equality]) -> Equality:
-        """Return the equality of several tensors, or parts of one, taken as one."""
+        """Return the joint equality of several tensors, or parts of one."""
         found = [(item.values, item.unequal, item.signs) for item in items]
         values, unequal, signs = map(sum, zip((0, 0, 0), *found, strict=True))
         return Equality(values=values, unequal=unequal, signs=signs)
 
 
 def equality(a: torch.Tensor, b: torch.Tensor) -> Equality:
-    """Return how many values of two tensors of one shape and dtype are equal.
+    """Count the equal values of tensors with one shape and dtype.
 
     >>> equality(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-0.0, 1.0, 3.0]))
     Equality(values=3, unequal=1, signs=1)
@@ -62,7 +62,7 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> tuple[Equality, TensorError]:
-    """Return how many values of two matrices are equal, and the error of ``b`` against ``a``.
+    """Return the equality of two matrices, and ``b``'s error against ``a``.
 
     a, b: (rows, columns), of one dtype: float32, float64 or int64. Where one of two different values is not
     finite, they are infinitely far apart. Each row is summed alone, so other rows do not change the result.
@@ -93,7 +93,7 @@ def _squares(reference: torch.Tensor) -> list[float]:
 
 
 def _distances(reference: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return how far each value is from that of ``reference``, in float64."""
+    """Return the absolute differences from ``reference``, in float64."""
     off = (y.double() - reference).abs_()
     same = (y == reference) | (torch.isnan(y) & torch.isnan(reference))
     return torch.where(same, 0.0, off).nan_to_num_(nan=math.inf, posinf=math.inf)

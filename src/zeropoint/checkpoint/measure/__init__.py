@@ -1,0 +1,1 @@
+"""Measurement of tiles: quantization, error, equality, and worker threads."""

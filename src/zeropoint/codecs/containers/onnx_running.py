@@ -1,0 +1,117 @@
+"""ONNX models on data: what the layers of a graph read while onnxruntime runs it.
+
+Numbers follow onnxruntime's arithmetic, which is not that of every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import CalibrationError, UnsupportedError, option, printable
+from ...libraries import reading
+from .onnx_graph import Initializer, Read, initializers, parsed, products
+from .onnx_session import has_runtime, opened
+from .protocol import GraphFiles
+
+DATA_INPUTS = {"Conv": (0,), "ConvTranspose": (0,), "Gemm": (0,), "MatMul": (1, 0)}
+"""Which input of a node is its data: the first, or the one that is not the weight."""
+SAMPLES = 16
+"""Samples that a graph of any batch size runs on together."""
+_PROBLEM = "onnxruntime does not run the model", "quantize it to a scheme without static inputs"
+
+
+def data_of(each: Initializer) -> Iterator[tuple[Read, int]]:
+    """Yield the products that read a weight, each with the index of its data."""
+    for read in products(each.reads):
+        places = DATA_INPUTS[read.node.op_type]
+        yield read, places[read.index % len(places)]
+
+
+def layer_inputs(
+    files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield modules with what they read, batch by batch; see :meth:`.protocol.Container.layer_inputs`."""
+    if not has_runtime():
+        raise UnsupportedError("static inputs of an ONNX model need onnxruntime; install zeropoint[onnx]")
+    model = parsed(files.graph)
+    found, _ = initializers(model)
+    read = dict(_data_names(found, modules, model.graph))
+    missing = next((module for module in modules if not read.get(module)), None)
+    if missing is not None:
+        raise UnsupportedError(
+            f"inputs of {printable(missing)} are not seen while the model runs: it is quantized already, or "
+            f"in the body of a node; name it in {option('ignore')}"
+        )
+    held = {each.tensor.name for each in found}
+    inputs = [each for each in model.graph.input if each.name not in held]
+    for each in found:
+        for entry in each.tensor.external_data if each.tensor.data_location == 1 else ():
+            entry.value = files.files[each.name] if entry.key == "location" else entry.value
+    outputs = sorted(set[str]().union(*read.values()) - {each.name for each in inputs})
+    for name in outputs:
+        model.graph.output.add().name = name
+    batches = _batches(inputs, samples)
+    with reading(*_PROBLEM, UnsupportedError):
+        session = opened(model.SerializeToString(), files.folder)
+    for batch in batches:
+        with reading(*_PROBLEM, UnsupportedError):
+            results = session.run(outputs, batch)
+        seen = batch | dict(zip(outputs, results, strict=True))
+        for module, names in read.items():
+            for name in names:
+                yield module, torch.from_numpy(np.ascontiguousarray(seen[name])).float()
+
+
+def _data_names(
+    found: Iterable[Initializer], modules: Collection[str], graph: Any
+) -> Iterator[tuple[str, set[str]]]:
+    """Yield modules, each with the names of what its products read, where the main graph has them."""
+    for each in found:
+        module = each.name.removesuffix(".weight")
+        if module in modules and each.use.kind == "Linear":
+            yield module, {read.node.input[n] for read, n in data_of(each) if read.graph is graph}
+
+
+def _batches(inputs: Sequence[Any], samples: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+    """Return what a graph runs on; raises CalibrationError for samples that are none of its inputs."""
+    arrays = _arrays(inputs, samples)
+    count = min(map(len, arrays.values()))
+    fixed = {size for each in inputs if (size := _batch_size(each))}
+    size = min(fixed, default=SAMPLES)
+    if fixed and count < size:
+        raise CalibrationError(f"the model takes {size} samples at once, and there are {count}; give more")
+    most = count - count % size if fixed else count
+    return [
+        {name: array[n : min(n + size, most)] for name, array in arrays.items()} for n in range(0, most, size)
+    ]
+
+
+def _batch_size(value: Any) -> int:
+    """Return the size of the first axis of an input, or 0 where it may be any."""
+    axes = value.type.tensor_type.shape.dim
+    return int(axes[0].dim_value) if axes else 0
+
+
+def _arrays(inputs: Sequence[Any], samples: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the samples of each input of a graph, in its type."""
+    import onnx
+
+    names = [each.name for each in inputs]
+    found = dict(zip(names, samples.values(), strict=True)) if len(samples) == len(names) == 1 else samples
+    if found.keys() != set(names):
+        raise CalibrationError(
+            f"the model reads {', '.join(map(printable, names))}, and the data are "
+            f"{', '.join(map(printable, found)) or 'none'}; store a tensor (samples, ...) for each"
+        )
+    arrays: dict[str, Any] = {}
+    for each in inputs:
+        tensor = found[each.name]
+        if tensor.ndim == 0 or len(tensor) == 0:
+            raise CalibrationError(f"{printable(each.name)} has no samples along its first axis")
+        kind = onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
+        arrays[each.name] = tensor.cpu().numpy().astype(kind)
+    return arrays

@@ -1,0 +1,292 @@
+"""Static inputs of ONNX models: onnxruntime runs them on data, and its int8 kernels run the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import save_file
+from torch import nn
+
+import zeropoint as zp
+from zeropoint.checkpoint.choose.selection import Selection
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.read.quantized_layers import find_layers
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.codecs.registry import get_codec
+from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError
+from zeropoint.recipes import Activation, parse_recipe
+
+from .onnx_models import decoded, save, values
+
+node, info = helper.make_node, helper.make_tensor_value_info
+LAYERS = ("first", "second", "head")
+DATA = {"first": "x", "second": "b", "head": "d"}
+"""Tensors with the range of what each layer reads."""
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target)
+
+
+def graph(weights: dict[str, torch.Tensor], dtype: type = np.float32, axis: str | int = "n") -> Any:
+    """Conv, Relu, Conv, Relu, MaxPool and Gemm, from x (n, 1, 8, 8) to y (n, 10)."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    held = [numpy_helper.from_array(w.numpy().astype(dtype), name) for name, w in weights.items()]
+    held.append(numpy_helper.from_array(np.array([-1, 512]), "rows"))
+    nodes = [
+        node("Conv", ["x", "first.weight", "first.bias"], ["a"], pads=[1] * 4),
+        node("Relu", ["a"], ["b"]),
+        node("Conv", ["b", "second.weight", "second.bias"], ["c"], pads=[1] * 4),
+        node("Relu", ["c"], ["d"]),
+        node("MaxPool", ["d"], ["e"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Reshape", ["e", "rows"], ["f"]),
+        node("Gemm", ["f", "head.weight", "head.bias"], ["y"], transB=1),
+    ]
+    made = helper.make_graph(
+        nodes, "main", [info("x", kind, [axis, 1, 8, 8])], [info("y", kind, [axis, 10])], held
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, torch.Tensor]:
+    """The weights of a network that was trained on digits for some epochs."""
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+    head = nn.Linear(512, 10)
+    net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), head)
+    step = torch.optim.Adam(net.parameters(), 3e-3)
+    x, y = images()
+    for begin in [*range(0, 1280, 64)] * 3:
+        loss = nn.functional.cross_entropy(net(x[begin : begin + 64]), y[begin : begin + 64])
+        step.zero_grad()
+        loss.backward()
+        step.step()
+    layers = dict(zip(LAYERS, (first, second, head), strict=True))
+    return {
+        f"{n}.{part}": getattr(m, part).detach() for n, m in layers.items() for part in ("weight", "bias")
+    }
+
+
+@pytest.fixture(scope="module")
+def model(trained: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(graph(trained), tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "images.safetensors"
+    save_file({"anything": images()[0][:100].contiguous()}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def out(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("out") / "q"
+    zp.quantize_checkpoint(model, folder, "w8a8_static", format="onnx", calibration=data)
+    return folder / "model.onnx"
+
+
+def session(path: Path, *, optimized: Path | None = None) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if optimized is None:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    else:
+        options.optimized_model_filepath = str(optimized)
+    return onnxruntime.InferenceSession(path, options)
+
+
+def parameters(path: Path) -> dict[str, Any]:
+    return {each.name: numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+
+
+def test_scales_are_those_of_onnxruntimes_own_quantizer(model: Path, out: Path, tmp_path: Path) -> None:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches = iter([{"x": images()[0][:100].numpy()}])
+
+        def get_next(self) -> Any:
+            return next(self.batches, None)
+
+    quantize_static(
+        model, tmp_path / "theirs.onnx", Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
+        weight_type=QuantType.QInt8, activation_type=QuantType.QUInt8,
+    )  # fmt: skip
+    ours, theirs = parameters(out), parameters(tmp_path / "theirs.onnx")
+    for layer, name in DATA.items():
+        scale, zero = ours[f"{layer}.input_scale"], ours[f"{layer}.input_zero_point"]
+        assert scale == pytest.approx(theirs[f"{name}_scale"], rel=1e-6)  # their division is float32's
+        assert zero == theirs[f"{name}_zero_point"]
+        assert zero.dtype == np.uint8
+
+
+def test_onnxruntime_computes_what_the_codes_say(out: Path, trained: dict[str, torch.Tensor]) -> None:
+    found, weights = parameters(out), decoded(out.parent)
+
+    def seen(layer: str, x: torch.Tensor) -> torch.Tensor:
+        scale, zero = (torch.tensor(found[f"{layer}.input_{part}"]) for part in ("scale", "zero_point"))
+        return ((x / scale).round() + zero).clamp(0, 255).sub(zero) * scale
+
+    def of(layer: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return weights[layer].reshape(trained[f"{layer}.weight"].shape), trained[f"{layer}.bias"]
+
+    x = images()[0][1300:]
+    b = nn.functional.conv2d(seen("first", x), *of("first"), padding=1).relu()
+    d = nn.functional.conv2d(seen("second", b), *of("second"), padding=1).relu()
+    f = nn.functional.max_pool2d(d, 2).flatten(1)
+    expected = nn.functional.linear(seen("head", f), *of("head"))
+    (got,) = session(out).run(None, {"x": x.numpy()})
+    apart = (torch.tensor(got) - expected).abs().max(1).values
+    # Sums in another order differ in their last bits, and round some inputs to the next code.
+    assert float((apart < 1e-4).float().mean()) > 0.9
+    assert float(apart.max()) < 0.05
+
+
+def test_int8_kernels_run_it_and_find_the_digits(model: Path, out: Path, tmp_path: Path) -> None:
+    x, y = images()
+    quick = session(out, optimized=tmp_path / "run.onnx")
+    kinds = [n.op_type for n in onnx.load(tmp_path / "run.onnx", load_external_data=False).graph.node]
+    assert kinds.count("QLinearConv") == 2
+    right = [
+        float((torch.tensor(s.run(None, {"x": x[1300:].numpy()})[0]).argmax(1) == y[1300:]).float().mean())
+        for s in (session(model), quick)
+    ]
+    assert right[0] > 0.85
+    assert right[1] > right[0] - 0.01
+
+
+def test_a_result_is_proven_read_and_written_again(model: Path, out: Path, tmp_path: Path) -> None:
+    assert zp.verify_checkpoint(out.parent, against=model).ok
+    layers = find_layers(open_source(out.parent)).layers
+    assert {str(layer.layer.input) for layer in layers} == {"uint8:tensor:asym static"}
+    zp.convert_checkpoint(out.parent, tmp_path / "weights", "onnx", to="int8:channel")
+    bare = onnx.load(tmp_path / "weights/model.onnx")
+    assert {each.op_type for each in bare.graph.node} >= {"DequantizeLinear", "Conv"}
+    assert not any(each.op_type == "QuantizeLinear" for each in bare.graph.node)
+    assert not any("input" in each.name for each in bare.graph.initializer)
+    before, after = parameters(out), parameters(tmp_path / "weights/model.onnx")
+    assert all((before[f"{n}.weight_quantized"] == after[f"{n}.weight_quantized"]).all() for n in LAYERS)
+    zp.dequantize_checkpoint(out.parent, tmp_path / "floats")
+    entries = open_source(tmp_path / "floats").entries
+    assert {f"{n}.weight" for n in LAYERS} <= set(entries)
+    assert not any("input" in name for name in entries)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("given", ["int8:tensor", "uint8:tensor:asym", "float8_e4m3fn:tensor"])
+def test_other_inputs_and_dtypes_are_run(
+    given: str, dtype: type, trained: dict[str, torch.Tensor], data: Path, tmp_path: Path
+) -> None:
+    source = save(graph(trained, dtype), tmp_path / "in")
+    recipe = parse_recipe(f"{{default: {{weight: 'int8:channel', input: '{given} static'}}}}")
+    zp.quantize_checkpoint(source, tmp_path / "out", recipe, format="onnx", calibration=data, samples=50)
+    x = images()[0][1300:1400].numpy().astype(dtype)
+    (a,), (b,) = (session(path).run(None, {"x": x}) for path in (source, tmp_path / "out/model.onnx"))
+    assert np.linalg.norm((a - b).astype(np.float64)) < 0.05 * np.linalg.norm(a.astype(np.float64))
+    read = find_layers(open_source(tmp_path / "out")).layers
+    assert {layer.layer.input for layer in read} == {Activation.of(given, dynamic=False)}
+
+
+def test_a_graph_of_one_batch_size_runs_on_whole_batches(
+    trained: dict[str, torch.Tensor], data: Path, tmp_path: Path
+) -> None:
+    every = {}
+    for name, axis in (("free", "n"), ("fixed", 20)):
+        source = save(graph(trained, axis=axis), tmp_path / name)
+        out = tmp_path / f"{name}_out"
+        zp.quantize_checkpoint(source, out, "w8a8_static", format="onnx", calibration=data)
+        every[name] = {n: v for n, v in parameters(out / "model.onnx").items() if "input" in n}
+    assert every["free"].keys() == every["fixed"].keys()
+    for name, value in every["free"].items():
+        assert value == pytest.approx(every["fixed"][name], rel=1e-5)  # sums of another batch
+    few = images()[0][:10]
+    with pytest.raises(CalibrationError, match="takes 20 samples at once, and there are 10; give more"):
+        zp.quantize_checkpoint(
+            tmp_path / "fixed", tmp_path / "none", "w8a8_static", format="onnx", calibration=few
+        )
+
+
+def test_one_input_of_several_products_is_quantized_for_each(tmp_path: Path) -> None:
+    """Products behind Transpose and Identity, and one weight that reads two tensors."""
+    held = {"q": (64, 32), "k": (32, 64), "twice": (32, 32)}
+    nodes = [
+        node("MatMul", ["x", "q"], ["a"]),
+        node("Transpose", ["k"], ["kt"], perm=[1, 0]),
+        node("MatMul", ["x", "kt"], ["b"]),
+        node("MatMul", ["a", "twice"], ["c"]),
+        node("MatMul", ["b", "twice"], ["d"]),
+        node("Add", ["c", "d"], ["y"]),
+    ]
+    made = helper.make_graph(
+        nodes, "main", [info("x", 1, ["n", 64])], [info("y", 1, ["n", 32])],
+        [numpy_helper.from_array(values(shape, n), name) for n, (name, shape) in enumerate(held.items())],
+    )  # fmt: skip
+    proto = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    source, x = save(proto, tmp_path / "in"), torch.tensor(values((40, 64), 9)) * 10
+    zp.quantize_checkpoint(source, tmp_path / "out", "w8a8_static", format="onnx", calibration=x)
+    result = onnx.load(tmp_path / "out/model.onnx")
+    onnx.checker.check_model(result, full_check=True)
+    reads = sorted(each.input[0] for each in result.graph.node if each.op_type == "QuantizeLinear")
+    assert reads == ["a", "b", "x", "x"]
+    found = parameters(tmp_path / "out/model.onnx")
+    assert found["q.input_scale"] == found["k.input_scale"]
+    (a,), (b,) = (session(p).run(None, {"x": x.numpy()}) for p in (source, tmp_path / "out/model.onnx"))
+    assert np.linalg.norm(a - b) < 0.02 * np.linalg.norm(a)
+
+
+def test_what_is_no_input_of_the_graph_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    def refused(given: Any, error: type[Exception], words: str, **more: Any) -> None:
+        with pytest.raises(error, match=words):
+            zp.quantize_checkpoint(
+                model, tmp_path / "out", "w8a8_static", format="onnx", calibration=given, **more
+            )
+        assert not (tmp_path / "out").exists()
+
+    text = tmp_path / "text.txt"
+    text.write_text("some text\n" * 100)
+    refused(text, CalibrationError, "runs on what its inputs are, not on text")
+    refused("random", CalibrationError, "runs on what its inputs are, not on text")
+    refused(data, CalibrationError, "samples=101 asks for more than the 100", samples=101)
+    refused(data, CalibrationError, "length=8 is of tokens", length=8)
+    refused(images()[0][:, 0], UnsupportedError, "onnxruntime does not run the model")
+    two = tmp_path / "two.safetensors"
+    save_file({"x": torch.zeros(4, 1, 8, 8), "z": torch.zeros(4)}, two)
+    refused(two, CalibrationError, "the model reads 'x', and the data are 'x', 'z'")
+    refused(data, UnsupportedError, "method mse_weighted needs statistics", method="mse_weighted")
+    with pytest.raises(CalibrationError, match="calibration"):
+        zp.quantize_checkpoint(model, tmp_path / "out", "w8a8_static", format="onnx")
+
+
+def test_inputs_that_are_no_data_stay_as_they_are(tmp_path: Path) -> None:
+    """Rows of a table are chosen by numbers, and recurrent layers have states of their own."""
+    made = helper.make_graph(
+        [node("Gather", ["table.weight", "ids"], ["e"]), node("MatMul", ["e", "w"], ["y"])], "main",
+        [info("ids", TensorProto.INT64, ["n"])], [info("y", 1, ["n", 32])],
+        [numpy_helper.from_array(values((100, 64)), "table.weight"),
+         numpy_helper.from_array(values((64, 32), 1), "w")],
+    )  # fmt: skip
+    proto = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    source = save(proto, tmp_path / "in")
+    with pytest.raises(CheckpointError, match="it is read by Gather, whose inputs are not quantized here"):
+        make_plan(
+            open_source(source),
+            "w8a8_static",
+            codec=get_codec("onnx"),
+            selection=Selection(include=("table*",)),
+        )
+    ids = torch.arange(50)
+    zp.quantize_checkpoint(source, tmp_path / "out", "w8a8_static", format="onnx", calibration=ids)
+    assert {n.split(".")[0] for n in parameters(tmp_path / "out/model.onnx") if "input" in n} == {"w"}
