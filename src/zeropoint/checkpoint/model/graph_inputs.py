@@ -1,4 +1,4 @@
-"""Static inputs of a model whose file has its graph, from samples of what the graph reads."""
+"""Static inputs of a model with its own graph, from samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 30
 def input_params(
     source: Source, weights: Iterable[Placement], data: Windows, *, progress: bool = False
 ) -> dict[str, QuantizationParams]:
-    """Return the parameters of static inputs by module: the ranges of what layers read.
+    """Return the parameters of static inputs by module, from observed ranges.
 
     Args:
         source: a model with a graph and float weights, on a disk.
@@ -59,7 +59,7 @@ def input_params(
 
 
 def as_weight(new: NewTensor) -> NewTensor:
-    """Return a tensor of inputs as a graph reads it: a scale in the dtype of the weight."""
+    """Return an input tensor as the graph reads it, scales cast."""
     value = new.value
     return new._replace(value=value.to(TORCH_DTYPES[new.near.dtype]) if value.is_floating_point() else value)
 
@@ -75,7 +75,7 @@ def _without_statistics(weight: Placement) -> Placement:
 
 
 def _samples(data: Windows) -> dict[str, torch.Tensor]:
-    """Return as many samples as are asked for, by the name of the input."""
+    """Return the requested number of samples, by input name."""
     if data.length is not None:
         raise CalibrationError(f"{option('length', data.length)} is of tokens; leave it out for graphs")
     found = _tensors(data)
@@ -86,7 +86,7 @@ def _samples(data: Windows) -> dict[str, torch.Tensor]:
 
 
 def _tensors(data: Windows) -> dict[str, torch.Tensor]:
-    """Return tensors by name: those of a safetensors file, or one without a name."""
+    """Return the tensors of a safetensors file, or one unnamed tensor."""
     if isinstance(data.given, torch.Tensor):
         return {"": data.given}
     if not str(data.given).endswith(TEXT_OF_IDS):

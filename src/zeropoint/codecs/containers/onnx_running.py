@@ -1,4 +1,4 @@
-"""ONNX models on data: what the layers of a graph read while onnxruntime runs it.
+"""Layer inputs of ONNX graphs, observed while onnxruntime runs them.
 
 Numbers follow onnxruntime's arithmetic, which is not that of every machine.
 """
@@ -25,7 +25,7 @@ _PROBLEM = "onnxruntime does not run the model", "quantize it to a scheme withou
 
 
 def data_of(each: Initializer) -> Iterator[tuple[Read, int]]:
-    """Yield the products that read a weight, each with the index of its data."""
+    """Yield the products with a weight, each with its data's index."""
     for read in products(each.reads):
         places = DATA_INPUTS[read.node.op_type]
         yield read, places[read.index % len(places)]
@@ -69,7 +69,7 @@ def layer_inputs(
 def _data_names(
     found: Iterable[Initializer], modules: Collection[str], graph: Any
 ) -> Iterator[tuple[str, set[str]]]:
-    """Yield modules, each with the names of what its products read, where the main graph has them."""
+    """Yield modules with the input names of their main-graph products."""
     for each in found:
         module = each.name.removesuffix(".weight")
         if module in modules and each.use.kind == "Linear":
@@ -77,7 +77,7 @@ def _data_names(
 
 
 def _batches(inputs: Sequence[Any], samples: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """Return what a graph runs on; raises CalibrationError for samples that are none of its inputs."""
+    """Return a graph's inputs from samples; CalibrationError for others."""
     arrays = _arrays(inputs, samples)
     count = min(map(len, arrays.values()))
     fixed = {size for each in inputs if (size := _batch_size(each))}
@@ -91,7 +91,7 @@ def _batches(inputs: Sequence[Any], samples: Mapping[str, torch.Tensor]) -> list
 
 
 def _batch_size(value: Any) -> int:
-    """Return the size of the first axis of an input, or 0 where it may be any."""
+    """Return the length of an input's first axis, 0 if dynamic."""
     axes = value.type.tensor_type.shape.dim
     return int(axes[0].dim_value) if axes else 0
 

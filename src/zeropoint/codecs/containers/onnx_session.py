@@ -19,7 +19,7 @@ _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def opened(model: bytes | str, folder: Path | None = None) -> Any:
-    """Return a session on the host for a graph as it is: the bytes of a model, or its file.
+    """Return a host session for an unchanged graph, bytes or file.
 
     folder: of the files with its numbers, where the bytes have none.
     """

@@ -86,7 +86,7 @@ class Found(NamedTuple):
 
 
 class GraphFiles(NamedTuple):
-    """A model with a graph on a disk: what its file says besides tensors, and the files with their numbers.
+    """A model with a graph on a disk: document and data files.
 
     files: of each tensor, in the folder.
     """
@@ -152,7 +152,7 @@ class Container(Protocol):
     def layer_inputs(
         self, files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what layers read while the model runs: their module, and one float32 tensor of a batch.
+        """Yield layer inputs of a run: module, and a batch's float32 tensor.
 
         samples: (samples, ...) for each input of the graph by name, or one without a name for the only input.
         Raises CalibrationError for samples that are no inputs of the graph; UnsupportedError where no engine
