@@ -43,12 +43,12 @@ Shown: TypeAlias = bool | Progress
 LOCAL, RAY = "local", "ray"
 """Names of executors."""
 RESUME, SKIP, ERROR = "resume", "skip", "error"
-"""What to do where an output holds something."""
+"""Treatments of an existing output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """How an output is written; each part is an option.
+    """Options of writing an output.
 
     overwrite: write into a directory that is not empty. restart: discard an interrupted run there.
     break_lock: remove the lock of a run that has died. if_exists: ``"resume"`` an interrupted run of the same

@@ -18,7 +18,7 @@ from .output import show, show_json
 
 
 class Requirement(enum.StrEnum):
-    """What --require asks of the values."""
+    """Condition of --require on the values."""
 
     EQUAL = "equal"
 

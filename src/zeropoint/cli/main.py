@@ -20,7 +20,7 @@ from ..libraries import said
 from .signals import Interrupted, end_at_once, interruptible
 
 UNEXPECTED = "zeropoint failed unexpectedly, which is a defect of its own"
-"""What an error begins with that nothing here has foreseen."""
+"""Beginning of the message of an unforeseen error."""
 _PACKAGE = Path(__file__).parent.parent
 
 

@@ -53,7 +53,7 @@ class QualityName(enum.StrEnum):
 
 
 class ImportanceName(enum.Enum):
-    """How much layers matter."""
+    """Importance of layers."""
 
     EQUAL = "equal"
     LINEARITY = "linearity"
@@ -69,7 +69,7 @@ class IfExistsName(enum.StrEnum):
 
 
 class ExecutorName(enum.Enum):
-    """What does the work."""
+    """Executor of the work."""
 
     LOCAL = "local"
     RAY = "ray"

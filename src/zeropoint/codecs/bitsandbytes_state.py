@@ -38,7 +38,7 @@ class StateForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantState:
-    """What the JSON of a weight says.
+    """State in the JSON of a weight.
 
     >>> state_of(state_text("nf4", 64, torch.bfloat16, (2, 64)), "nf4").shape
     (2, 64)

@@ -47,7 +47,7 @@ class InputNames(NamedTuple):
 
 
 CACHE_FORMAT = get_format("float8_e4m3fn")
-"""What the keys and values of a cache are quantized to."""
+"""Format of a quantized cache's keys and values."""
 
 
 class CacheScales(NamedTuple):

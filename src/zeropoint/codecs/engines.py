@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Loads(enum.Enum):
-    """How much of a checkpoint an engine takes."""
+    """Extent to which an engine loads a checkpoint."""
 
     YES = "yes"
     PARTLY = "partly"

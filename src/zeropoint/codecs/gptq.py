@@ -77,7 +77,7 @@ from .words import (
 _HEAD = "lm_head"
 _MARLIN_GROUPS = (0, 32, 64, 128)
 _IN_BLOCKS = re.compile(r"\.\d+\\?\.")
-"""What rules that keep a layer of a block have in them: its number."""
+"""Block number in rules that keep a layer of a block."""
 
 
 class GptqReader(Reader):

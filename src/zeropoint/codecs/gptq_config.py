@@ -37,7 +37,7 @@ def weight_scheme(config: Mapping[str, Any]) -> Scheme:
 
 
 class GptqSettings:
-    """What a ``quantization_config`` says of each module.
+    """Schemes of all modules in a ``quantization_config``.
 
     config: the object. Raises UnsupportedError for files that are not read, CheckpointError for malformed
     values, PatternError for a regular expression that is none or could take forever.

@@ -13,7 +13,7 @@ from typing import Any
 from .containers.gguf import TYPES
 
 CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")
-"""Where a config.json says what is quantized: the second is what compressed-tensors wrote before 0.8, the
+"""Keys of a quantization section in config.json: the second is what compressed-tensors wrote before 0.8, the
 third is MLX's."""
 
 TOOLS: MappingProxyType[str, str] = MappingProxyType({

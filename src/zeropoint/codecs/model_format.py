@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 WEIGHTED = "+imatrix"
-"""What the name of a mixture ends in where an importance matrix says which inputs are large."""
+"""Suffix of mixtures under an importance matrix."""
 
 
 class FileTensor(NamedTuple):
@@ -43,7 +43,7 @@ class FileTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What the head of a file may say of a model.
+    """Facts of a model for a file's header.
 
     Args:
         config: config.json of the model, or an empty mapping.

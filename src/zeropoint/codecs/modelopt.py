@@ -184,7 +184,7 @@ def _layer(codec: Codec, algorithm: str) -> LayerScheme:
 
 _FLOAT4 = ("NVFP4", "W4A16_NVFP4")
 _MIXABLE = (*_FLOAT4, "FP8")
-"""What vLLM reads in checkpoints of several algorithms."""
+"""Algorithms that vLLM reads in mixed checkpoints."""
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:

@@ -33,7 +33,7 @@ ALGORITHMS = MappingProxyType({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one of the two files says.
+    """Settings in either configuration file.
 
     algorithm: ``quant_algo``, in upper case. ignore: names and globs of modules that are not quantized.
     layers: ``quant_algo`` by module, of MIXED_PRECISION.

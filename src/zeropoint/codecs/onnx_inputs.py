@@ -1,4 +1,4 @@
-"""Static inputs of ONNX layers: QuantizeLinear and DequantizeLinear before products.
+"""Static inputs in an ONNX graph: QuantizeLinear and DequantizeLinear before products.
 
     M.input_scale        one number, of the dtype of the model
     M.input_zero_point   one number of the type of the codes; where the scheme has none, a 0 in the graph
@@ -35,7 +35,7 @@ _PASSES = frozenset(("Identity", "Cast", "Transpose"))
 
 
 def input_type(given: Activation) -> str | None:
-    """Return the ONNX type of static input codes, or None."""
+    """Return the ONNX type of one-scale static input codes, or None."""
     scheme, kind = given.scheme, code_type(given.scheme.element)
     if given.dynamic or len(scheme.scales) != 1 or scheme.offsets or scheme.center:
         return None
@@ -51,7 +51,7 @@ def input_refusal(use: Use) -> str | None:
 
 
 def input_of(key: str, found: Mapping[str, Initializer]) -> Activation | None:
-    """Return a layer's static input quantization from its stored scale.
+    """Return a layer's static input quantization, if its file has a scale.
 
     found: the initializers of a model by name.
     """
@@ -63,7 +63,7 @@ def input_of(key: str, found: Mapping[str, Initializer]) -> Activation | None:
 
 
 def quantize_inputs(edit: Rewriting, each: Initializer, given: Activation) -> None:
-    """Insert QuantizeLinear and DequantizeLinear before the products of a weight.
+    """Quantize the data inputs of a weight's products in the graph.
 
     To be called before the weight is replaced.
     """

@@ -245,4 +245,4 @@ def _put_product(graph: Any, node: Any, weight: str) -> None:
 
 
 _BIAS = 5
-"""Which input of MatMulNBits is added to the product."""
+"""Input of MatMulNBits that is added to the product."""

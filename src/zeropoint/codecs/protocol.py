@@ -111,12 +111,12 @@ class LayerScheme:
 
     @property
     def assignment(self) -> Assignment:
-        """What a recipe gives for it."""
+        """Assignment of a recipe for it."""
         return Assignment(weight=self.weight, input=self.input)
 
     @functools.cached_property
     def layout(self) -> str:
-        """What the codec calls the layout of its tensors."""
+        """Layout name of its tensors in the codec."""
         return self.codec.layout(self)
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Module(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What the documents of a checkpoint describe.
+    """Content of a checkpoint that its documents describe.
 
     Args:
         modules: returns an iterator over all matrices, in the order of the files.

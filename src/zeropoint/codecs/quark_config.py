@@ -36,7 +36,7 @@ _UE5M3 = get_format("float8_ue5m3fn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarkKind:
-    """What the tensors of a layer follow from.
+    """Kind of a layer, which decides its tensors.
 
     dtype; qscheme; group: 0 without one. scale: ``scale_format`` of 4-bit floats, nothing for others.
     """

@@ -56,7 +56,7 @@ class Listing(Protocol):
 
     @property
     def quantization(self) -> Mapping[str, Any]:
-        """What the configuration says of quantization, or an empty mapping."""
+        """Quantization section of the configuration, or an empty mapping."""
 
     @property
     def metadata(self) -> Mapping[str, str]:

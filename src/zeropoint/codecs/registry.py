@@ -17,7 +17,7 @@ from .protocol import Codec
 from .stored_forms import StoredForm
 
 DEFAULT: Codec = compressed_tensors.CODEC
-"""What is written where nobody asks for another."""
+"""Codec of results by default."""
 
 
 def _found() -> Iterator[Codec]:
@@ -60,9 +60,9 @@ def codec_of(container: str) -> Codec:
 
 
 _PLAIN = {codec.model_format for codec in CODECS.values() if codec.container == DEFAULT.container}
-"""What formats of safetensors files say."""
+"""Model formats of safetensors files."""
 STACKS = tuple(found.stack for found in _PLAIN if found.stack)
-"""What is in the names of tensors of which :func:`parts_of` may say something."""
+"""Marks in tensor names for which :func:`parts_of` may apply."""
 
 
 def parts_of(name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, StoredForm]]:

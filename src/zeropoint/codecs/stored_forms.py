@@ -67,7 +67,7 @@ class RowOrder(NamedTuple):
 
 
 class StoredForm(NamedTuple):
-    """How a tensor lies in a file.
+    """Stored form of a tensor in a file.
 
     Args:
         name: its name there.

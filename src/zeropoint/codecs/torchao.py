@@ -229,7 +229,7 @@ _CLASSES = MappingProxyType({
     "Float8WeightOnly": (FLOAT8,), "Float8DynamicActivationFloat8Weight": (FLOAT8,),
     "MXDynamicActivation": (MX,), "NVFP4": (NVFP4,), "Int4WeightOnly": (INT4,),
 })  # fmt: skip
-"""How names of configurations begin, and the classes of the tensors that they give."""
+"""Prefixes of configuration names, and the tensor classes that they give."""
 _DTYPES = MappingProxyType(
     {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 )
@@ -294,7 +294,7 @@ def _diffusers(facts: Facts) -> Iterator[Problem]:
 
 
 class TorchaoFormat(ModelFormat):
-    """What the metadata says: the JSON of each tensor, and all names."""
+    """Metadata of torchao: the JSON of each tensor, and all names."""
 
     def metadata(self, model: ModelFiles) -> Metadata:
         """See :class:`ModelFormat`."""

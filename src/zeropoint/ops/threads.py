@@ -78,11 +78,13 @@ def share(kernel: Callable[..., int], args: tuple[object, ...], rows: int, eleme
     has the team (:mod:`.openmp`) compute that many parts of the rows. Where there is none, threads of Python
     call it, each for a part of the rows.
     """
-    parts = parts_for(rows, elements)
+    parts = parts_for(rows, elements) if elements >= 2 * WORTH_A_THREAD else min(rows, 1)
     team = openmp_team() if parts > 1 else 0
     if parts > 1 and not team:
         return _share_in_pool(kernel, args, rows, parts)
-    with gradual_underflow():
+    if not _flushes():
+        return kernel(*args, 0, rows, parts, team)
+    with _unflushed():
         return kernel(*args, 0, rows, parts, team)
 
 

@@ -19,7 +19,7 @@ _OF_LANGUAGE = (
 )  # fmt: skip
 _OF_ENCODERS = ("Mean cosine", "1.0% cosine", "Spearman of similarities", "Top-10 neighbor overlap")
 _SHARES = ("Δp", "Same ", "Cor(", "Flip rate", "Cloze accuracy", "overlap")
-"""What the names of shares have in them, which tables show in percent, as llama.cpp does."""
+"""Marks in names of shares, which tables show in percent, as llama.cpp does."""
 _YARD = {True: "Mean cosine", False: "Mean KLD"}
 
 

@@ -1,4 +1,4 @@
-"""What a search chose, and what an evaluation measured, as nodes."""
+"""Results of searches and evaluations as nodes."""
 
 from __future__ import annotations
 

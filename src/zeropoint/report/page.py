@@ -58,7 +58,7 @@ class CheckpointReport(Result):
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """What page and text are made of."""
+        """Nodes of page and text."""
         return tuple(self._nodes())
 
     def _nodes(self) -> Iterator[Node]:

@@ -17,7 +17,7 @@ ROWS = 4000
 """Most layers that the table has, the largest errors first; the JSON has all."""
 _WORST, _LINES = 8, 12
 _GAP = 1.5
-"""How much larger the loss on held-out data is where more calibration data are asked for."""
+"""Ratio of held-out to calibration loss above which more data are recommended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

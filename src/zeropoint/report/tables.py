@@ -245,7 +245,7 @@ def _headline(decision: TensorDecision) -> str:
 
 
 _LINE = re.compile(r", line (\d+)$")
-"""How the reason of a weight ends that a line of a recipe decided about."""
+"""End of a reason that names a line of a recipe."""
 
 
 def _lines_of(group: Sequence[TensorDecision]) -> str:

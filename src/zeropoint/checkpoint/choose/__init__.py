@@ -1,1 +1,1 @@
-"""Which tensors are quantized, and how: one decision each."""
+"""Selection: one decision for each tensor, quantized how or kept why."""

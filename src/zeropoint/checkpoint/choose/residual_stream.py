@@ -23,7 +23,7 @@ from .selection import WEIGHT, WEIGHT_DTYPES, module_of
 
 BIAS = ".bias"
 EMBEDDING, NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
-"""What begins, normalizes and reads the stream outside of layers, in all these families."""
+"""Embedding, last norm and head: the ends of the stream in all these families."""
 _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<inner>.+)")
 
 
@@ -84,7 +84,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """What a tensor has to do with the stream.
+    """Role of a tensor in the stream.
 
     reads, writes: whether its inputs, or its outputs, are the stream. of_heads: whether the other side are
     values of heads. norm: the tensor that is folded into its inputs, or None.

@@ -34,7 +34,7 @@ WEIGHT = ".weight"
 
 
 class Why(enum.Enum):
-    """Where a decision comes from."""
+    """Source of a decision."""
 
     LINEAR = "linear"
     """The weight of a linear layer, which is what the job is about."""
@@ -51,7 +51,7 @@ class Why(enum.Enum):
 
 
 class DequantizePolicy(enum.Enum):
-    """What becomes of layers that are quantized already."""
+    """Treatment of layers that are quantized already."""
 
     NONE = "none"
     """A checkpoint that has any is refused."""
@@ -72,7 +72,7 @@ class DequantizePolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What the user asked for.
+    """Options of the selection.
 
     include: patterns of tensors to quantize although the default rules keep them.
     ignore: patterns of tensors to keep; it wins over include.
@@ -151,7 +151,7 @@ DEFAULT_RULES = (
     _TRANSPOSED,
     _FLOAT64,
 )
-"""What is kept unless the user asks for it."""
+"""Rules of tensors that are kept by default."""
 _UNFIT = (_TRANSPOSED, _FLOAT64)
 """Reasons to keep weights of linear layers, which are reported."""
 
@@ -224,7 +224,7 @@ def is_embedding(entry: TensorEntry, entries: Entries, config: Mapping[str, Any]
 
 
 _TABLES = re.compile("embed|position|token_type", re.IGNORECASE)
-"""What names of embeddings have, or of modules around them."""
+"""Parts of the names of embeddings, or of modules around them."""
 
 
 def _projects(entry: TensorEntry, entries: Entries) -> bool:

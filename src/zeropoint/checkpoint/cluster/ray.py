@@ -34,7 +34,7 @@ _BATCHES_A_CPU = 4
 _IN_FLIGHT = 2
 """Batches at each CPU: one that is being done, one that waits there."""
 _RETRIES = 3
-"""How often a batch is done again whose node or process died; more is no accident."""
+"""Retries of a batch whose node or process died; more is no accident."""
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 

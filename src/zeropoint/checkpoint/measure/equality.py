@@ -19,7 +19,7 @@ _VALUES = 1 << 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equality:
-    """How many values two tensors share.
+    """Equality of two tensors' values.
 
     values: how many were compared. unequal: those that differ; NaN equals NaN. signs: zeros on both sides, of
     different signs.

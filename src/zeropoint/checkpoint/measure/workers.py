@@ -20,7 +20,7 @@ from ...ops.threads import thread_limit
 from .tiles import Scratch
 
 _POLL_SECONDS = 0.2
-"""How long the caller's thread sleeps at most, so that Ctrl-C is felt on every platform."""
+"""Longest sleep of the caller's thread, so that Ctrl-C is felt on every platform."""
 _AHEAD = 1024
 """Tasks that may begin before the caller has taken in the first of them, so that results do not pile up."""
 

@@ -29,7 +29,7 @@ from .tokens import OWN, Given, Windows
 
 _REMEDY = "calibrate it with the tool that wrote it"
 _PROJECTIONS = ("k_proj", "qkv_proj")
-"""What an attention layer calls the projection of its keys, of which loaders find scales of a cache."""
+"""Names of key projections, by which loaders find cache scales."""
 _LATENT = "kv_b_proj"
 """The projection of layers whose cache holds latent vectors (DeepSeek-V2, arXiv:2405.04434) in engines."""
 

@@ -66,7 +66,7 @@ class ForwardPass:
 
 
 _KEEP = "logits_to_keep"
-"""What models of transformers call the number of last positions of which logits are computed."""
+"""Argument of transformers models: number of last positions with logits."""
 
 
 @contextmanager
@@ -230,4 +230,4 @@ def require_whole(model: RunningModel) -> None:
 
 
 _HEAD = "lm_head"
-"""What models of transformers call the layer after all blocks."""
+"""Name of the layer after all blocks in transformers models."""

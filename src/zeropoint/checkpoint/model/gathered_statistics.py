@@ -27,7 +27,7 @@ _REMEDY = "its statistics are not taken here"
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StatisticsResult(Result):
-    """What a file of statistics holds.
+    """Content of a statistics file.
 
     path: of the file. nbytes: its size. sites: by name. has_gram: whether it has Gram matrices. notes:
     sentences about what is not there.
@@ -41,7 +41,7 @@ class StatisticsResult(Result):
 
     @property
     def lines(self) -> Sequence[str]:
-        """What there is to say, a sentence a line."""
+        """Sentences about the file, one per line."""
         layers = sum(len(site.readers) for site in self.sites.values())
         most = max(site.vectors for site in self.sites.values())
         what = "mean squares and Gram matrices" if self.has_gram else "mean squares"

@@ -1,4 +1,4 @@
-"""Static inputs of a model with its own graph, from samples."""
+"""Static inputs of a model with a graph, from samples."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _MOST_BYTES = 1 << 30
 def input_params(
     source: Source, weights: Iterable[Placement], data: Windows, *, progress: bool = False
 ) -> dict[str, QuantizationParams]:
-    """Return the parameters of static inputs by module, from observed ranges.
+    """Return static input parameters by module, from ranges on the data.
 
     Args:
         source: a model with a graph and float weights, on a disk.
-        weights: those of the layers, whose methods need no data.
+        weights: of the layers, whose methods need no data.
         data: a .safetensors file with a tensor (samples, ...) for each input of the graph, or such a tensor.
         progress: whether to show a bar.
 
@@ -59,7 +59,7 @@ def input_params(
 
 
 def as_weight(new: NewTensor) -> NewTensor:
-    """Return an input tensor as the graph reads it, scales cast."""
+    """Return a tensor of inputs with scales in the weight's dtype."""
     value = new.value
     return new._replace(value=value.to(TORCH_DTYPES[new.near.dtype]) if value.is_floating_point() else value)
 
@@ -75,7 +75,7 @@ def _without_statistics(weight: Placement) -> Placement:
 
 
 def _samples(data: Windows) -> dict[str, torch.Tensor]:
-    """Return the requested number of samples, by input name."""
+    """Return the requested samples by input name."""
     if data.length is not None:
         raise CalibrationError(f"{option('length', data.length)} is of tokens; leave it out for graphs")
     found = _tensors(data)
@@ -86,7 +86,7 @@ def _samples(data: Windows) -> dict[str, torch.Tensor]:
 
 
 def _tensors(data: Windows) -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file, or one unnamed tensor."""
+    """Return a safetensors file's tensors by name, or one unnamed tensor."""
     if isinstance(data.given, torch.Tensor):
         return {"": data.given}
     if not str(data.given).endswith(TEXT_OF_IDS):

@@ -37,7 +37,7 @@ from .tokens import OWN, Given, Windows, windows_of
 
 WITHOUT_DATA = "quantize it by method mse, which needs no data"
 Batches = list[dict[str, torch.Tensor]]
-"""What a model runs on: by the names of its arguments, token ids as input_ids."""
+"""Inputs of a model by argument name, token ids as input_ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ def _spare_memory(
 
 
 _RUNNING = "a block, the embeddings, and what passes between blocks"
-"""What takes memory where a model runs."""
+"""Memory use of a running model, in words."""
 
 
 class _Weights:

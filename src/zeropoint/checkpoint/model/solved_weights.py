@@ -362,7 +362,7 @@ class SolvedFolder:
 
     @property
     def rescalings(self) -> tuple[RescaledBlock, ...]:
-        """How blocks were rescaled."""
+        """Rescalings of blocks."""
         return tuple(self._rescaled.values())
 
     @property

@@ -58,7 +58,7 @@ def mark_of(source: Source) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteRecord:
-    """What a file says of a site.
+    """Record of a site in a statistics file.
 
     readers: modules, by their names in files. features: of a vector. vectors, left_out: counts.
     """

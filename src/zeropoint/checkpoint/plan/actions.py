@@ -108,7 +108,7 @@ class Actions:
 
     @property
     def quantized(self) -> Iterator[tuple[TensorEntry, LayerScheme, str]]:
-        """What is quantized, to what, and by which method."""
+        """Quantized tensors, their schemes and methods."""
         return ((d.entry, d.layer, d.method) for d in self.decisions if d.layer is not None)
 
     def rewrite(self, codec: Codec) -> bool:

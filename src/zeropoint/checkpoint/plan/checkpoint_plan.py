@@ -95,17 +95,17 @@ class CheckpointPlan(Result):
 
     @property
     def weights(self) -> Sequence[Placement]:
-        """What is quantized."""
+        """Placements that are quantized."""
         return self.placements.weights
 
     @property
     def kept(self) -> Sequence[Placement]:
-        """What is copied."""
+        """Placements that are copied."""
         return self.placements.kept
 
     @property
     def restored(self) -> Sequence[Placement]:
-        """What is written as floats."""
+        """Placements that are written as floats."""
         return self.placements.restored
 
     @property

@@ -156,7 +156,7 @@ def _with_cache(documents: Documents, codec: Codec) -> Documents:
 
 _MAYBE_ODD = re.compile(r"embed|position|token_type|wte|wpe|shared|bias|norm|router|gat(e|ing)$|wg$|(^|\.)ln")
 _ODD = ("Embedding", "Norm", "Router")
-"""What rules call modules that loaders do not make Linear layers of."""
+"""Module types that loaders do not make Linear layers of."""
 
 
 def odd_targets(decisions: Iterable[TensorDecision], entries: Entries, family: Config) -> list[str]:

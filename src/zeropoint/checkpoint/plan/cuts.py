@@ -19,7 +19,7 @@ from .placement import Placement
 UNIT_VALUES = 1 << 23
 """Numbers in a unit of a weight: a tenth of a second's work, so little is lost, and few journal records."""
 _WIDER = 2
-"""How many times the numbers of a unit of rows one of columns has: a piece of each row is read for it."""
+"""Size of units of columns over units of rows: they read a piece of each row."""
 
 
 class Tile(NamedTuple):

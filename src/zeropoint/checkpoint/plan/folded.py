@@ -36,7 +36,7 @@ class RotatedSide(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
-    """What is folded into a matrix; see the module.
+    """Rotations and a norm folded into a matrix; see the module.
 
     inputs, outputs: the rotations of its sides. norm: the tensor that holds the weight of the norm before it.
     one: what that norm adds to its weight.

@@ -33,7 +33,7 @@ _FEW_RUNS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """Where the rows of a tensor come from.
+    """Source rows of an assembled tensor.
 
     sources: the tensors that are read. rows: of a piece, its rows in the one source; of a whole tensor, the
     rows that each source has. whole: whether it is a whole tensor.

@@ -98,7 +98,7 @@ def _learned(plan: CheckpointPlan) -> Iterator[str | bytes]:
 OF_SOURCE = ("config.json", "companions")
 """Fields that the source decides, as do those about its files of weights."""
 SHARD = "shard "
-"""How the fields begin that are about files of weights."""
+"""Prefix of fields about weights files."""
 
 
 def shard_fields(source: Source) -> Iterator[tuple[str, str]]:

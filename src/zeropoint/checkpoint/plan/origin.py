@@ -40,8 +40,8 @@ class Origin:
     input_scales: tensors that make sense only with the codes, such as the scale of quantized inputs.
     transposed: whether ``entry`` has fused experts whose matrices are (in, out); rows are outputs all the
     same, but for :meth:`read_as_written`. data: the bytes of a tensor that lies in no file; ``entry`` then
-    says next to what it is written. raw: floats of another dtype that it is converted from. form: how its
-    rows are wanted, where that is not as the model has them. step: the distance of its numbers in the file,
+    says next to what it is written. raw: floats of another dtype that it is converted from. form: target
+    row order, if it differs from the model's. step: the distance of its numbers in the file,
     of a vector that others lie between. one_scale: whether each matrix of fused experts has one scale.
     folded: what is folded into a tensor of floats. gathered: where its rows come from, of a tensor that lies
     in no file.
@@ -75,12 +75,12 @@ class Origin:
 
     @property
     def stored_form(self) -> StoredForm:
-        """How its rows lie in the file that is read."""
+        """Form of its rows in the source file."""
         return (self.entry if self.layer is None else self.layer.codes).form or MODEL_FORM
 
     @property
     def same(self) -> bool:
-        """Whether rows are wanted as they lie in the file."""
+        """Whether file order is already the target order."""
         return self.stored_form.same_values(self.form or MODEL_FORM)
 
     @property
@@ -377,7 +377,7 @@ class NewTensor(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """What writes it."""
+        """Origin that writes it."""
         value, near = self.value.detach().cpu().contiguous(), self.near
         entry = TensorEntry(
             name=self.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=near.begin,

@@ -37,8 +37,8 @@ class Placement:
 
     It is quantized, written as floats, or copied. module: the module of a matrix that is quantized, else the
     name of the tensor or file. shape: rows and columns; of a copy, its bytes and 1. outputs: what it becomes,
-    one tensor unless it is quantized. to: what it is quantized to, or None. first, step: its rows are each
-    ``step``-th from ``first`` on of the origin's, which for fused experts has more. share: name of the set
+    one tensor unless it is quantized. to: what it is quantized to, or None. first, step: row i is row
+    ``first + i * step`` of the origin. share: name of the set
     whose members take one tensor scale together, or None. method: name of the method that quantizes it.
     """
 
@@ -72,7 +72,7 @@ class Placement:
 
     @property
     def layer(self) -> LayerScheme:
-        """What it is quantized to, where it is."""
+        """Target scheme of a quantized placement."""
         assert self.to is not None
         return self.to
 
@@ -90,7 +90,7 @@ class Placement:
 
     @property
     def kind(self) -> Hashable:
-        """What all that a tile of it takes follows from."""
+        """Key of placements with equal tile costs."""
         old, new, like = self.origin.layer, self.to, (self.shape, self.dtype, self.method)
         form = self.origin.form
         order = None if form is None else form.columns

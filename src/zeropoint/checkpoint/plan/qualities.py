@@ -15,7 +15,7 @@ from .checkpoint_plan import CheckpointPlan, kinds_of
 _FEW_BITS = 6
 """Bits up to which outputs of a model are closer with data by more than their spread."""
 _EXAMPLE = "for int4:g64 on SmolLM2-135M the KL divergence falls from 0.338 to 0.070"
-"""What docs/methods/README.md has measured."""
+"""Measurement from docs/methods/README.md."""
 
 
 def of_lower_quality(plan: CheckpointPlan) -> Iterator[str]:

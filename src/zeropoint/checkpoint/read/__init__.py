@@ -1,1 +1,1 @@
-"""What a checkpoint holds: files, headers, tensors, quantized layers. It decides nothing."""
+"""Reading of checkpoints: files, headers, tensors, quantized layers. It decides nothing."""

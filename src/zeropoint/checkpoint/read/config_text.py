@@ -11,7 +11,7 @@ from ...codecs.known import CONFIG_KEYS
 
 CONFIG_KEY = CONFIG_KEYS[0]
 WEIGHTS_ONLY_CONFIG = "quantization_config.json"
-"""Where the configuration goes when the source has no config.json that it could join."""
+"""File of the configuration when the source has no config.json to extend."""
 
 
 def insert_config(

@@ -26,7 +26,7 @@ _SPACES = ("", " ", "\t", "\n", "\r")
 
 
 class JsonError(ValueError):
-    """What is no JSON; at: the character, counted from the text's begin."""
+    """Malformed JSON; at: the character, counted from the text's begin."""
 
     def __init__(self, what: str, at: int) -> None:
         super().__init__(f"{what} at its character {at}")

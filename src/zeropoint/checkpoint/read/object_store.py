@@ -104,18 +104,18 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """What stands behind the last slash."""
+        """Part behind the last slash."""
         return self.url.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePath:
-        """What stands before the last slash; a bucket is its own parent."""
+        """Part before the last slash; a bucket is its own parent."""
         head = self.url.rpartition("/")[0]
         return self if head.endswith("/") else RemotePath(head)
 
     @property
     def scheme(self) -> str:
-        """What stands before `://`."""
+        """Scheme of the URL, before `://`."""
         return self.url.partition("://")[0]
 
 

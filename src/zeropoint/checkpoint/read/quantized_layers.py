@@ -56,7 +56,7 @@ class StoredLayer:
 
     @property
     def codec(self) -> Codec:
-        """How it lies in the file."""
+        """Name of its layout in the file."""
         return self.layer.codec
 
     @property
@@ -171,7 +171,7 @@ class _Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class _Listing:
-    """What a codec sees of a checkpoint."""
+    """A checkpoint as codecs read it."""
 
     source: Source
     quantization: Mapping[str, Any]
@@ -189,7 +189,7 @@ class _Listing:
 
     @property
     def graph(self) -> bytes:
-        """What a file with a graph says besides its tensors."""
+        """Graph of a file without its tensors."""
         return self.source.graph
 
     def document(self, name: str) -> Mapping[str, Any] | None:

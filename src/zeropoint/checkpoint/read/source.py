@@ -99,7 +99,7 @@ class Source:
 
     @property
     def container(self) -> containers.Container:
-        """What kind of files the weights lie in."""
+        """Container of the weights files."""
         return container_of(self.shards[0])
 
     def check_unchanged(self) -> None:

@@ -29,7 +29,7 @@ _PIECES, _GAP = 512, 1 << 14
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 Place = Path | RemotePath
-"""Where a file or a folder is; both kinds know `name`, `parent` and `/`."""
+"""Place of a file or a folder; both kinds know `name`, `parent` and `/`."""
 
 
 class OpenFile(Protocol):

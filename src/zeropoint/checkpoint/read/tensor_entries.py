@@ -37,7 +37,7 @@ class Stack(NamedTuple):
 class TensorEntry:
     """The place of a tensor: `nbytes` bytes of `file` from `begin`.
 
-    `form`: how these lie there, where that is not as the model has them. `use`: what the graph of its file
+    `form`: stored order, if it differs from the model's. `use`: what the graph of its file
     says of it, or None where files have none. `stack`: the experts that it holds, or None for a matrix.
     """
 

@@ -27,7 +27,7 @@ Results = Generator[ScanResult | UnitResult, None, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is still to do.
+    """Remaining work of a plan.
 
     partials: the files to write into, all of which exist. todo: units, in their order. groups: all units of
     the sets that must be scanned as one, by name. scanned: what is known of them already, by number.

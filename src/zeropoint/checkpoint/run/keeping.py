@@ -48,7 +48,7 @@ class KeepingCost:
 
     @property
     def option(self) -> str:
-        """What to add to the command, or to the call."""
+        """Option for the command, or for the call."""
         return option("ignore", list(self.patterns))
 
 

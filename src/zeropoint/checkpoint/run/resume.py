@@ -24,7 +24,7 @@ from .units import Unit, groups
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """How far a run is.
+    """State of a run.
 
     done: by the number of the unit, only what the files prove. publishing: whether files have begun to get
     their names. published: shards and companions that have theirs. notes: sentences for the report.

@@ -52,7 +52,7 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """What progress calls it."""
+        """Name in progress reports."""
         return self.placement.module
 
     @property
@@ -71,7 +71,7 @@ class Unit:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What it writes, in the order of the outputs."""
+        """Spans of its outputs, in their order."""
         return tuple(span for placed in self.placement.outputs if (span := self._span(placed)) is not None)
 
     def _span(self, placed: Placed) -> Span | None:

@@ -40,7 +40,7 @@ _EQUALITY = struct.Struct("=3q")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Compared:
-    """What was found of one pair of tensors."""
+    """Result for one pair of tensors."""
 
     pair: Pair
     equality: Equality
@@ -98,7 +98,7 @@ class AllCompared(Sequence[Compared]):
 
     @property
     def equality(self) -> Equality:
-        """How many values of all tensors are equal."""
+        """Joint equality of all tensors."""
         return Equality.merge(self._equality(number) for number in range(len(self)))
 
     @property
@@ -143,7 +143,7 @@ class Comparison(Result):
 
     @property
     def equality(self) -> Equality:
-        """How many values of all tensors are equal."""
+        """Joint equality of all tensors."""
         return self.tensors.equality
 
     @property
@@ -153,7 +153,7 @@ class Comparison(Result):
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """What was compared, and the verdict."""
+        """Lines about the compared tensors, and the verdict."""
         found = self.equality
         missing = f", {count(len(self.problems), 'problem')}" if self.problems else ""
         compared = f"{count(len(self.tensors), 'tensor')} compared ({count(found.values, 'value')}){missing}"

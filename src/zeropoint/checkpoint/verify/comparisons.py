@@ -112,7 +112,7 @@ def _float_comparisons(entry: TensorEntry, origin: Origin, files: OpenFiles, chu
 
 
 class Accounts:
-    """Which tensors of an original have become something, by their numbers."""
+    """Accounted tensors of an original, by their numbers."""
 
     def __init__(self, original: Original) -> None:
         self._entries = original.floats.source.entries

@@ -33,7 +33,7 @@ from .source_weights import OF_EXPERT, Original, OriginalWeight
 A, B = 0, 1
 _BIAS = ".bias"
 LABELS = ("A", "B")
-"""What sentences call the two sides."""
+"""Names of the two sides in sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def _held(weight: OriginalWeight) -> str:
 
 
 class Pairs(Sequence[Pair]):
-    """What two checkpoints have in common, and what they have not.
+    """Pairs of two checkpoints' tensors, and tensors without a counterpart.
 
     problems: what cannot be compared. notes: what one side alone has and need not have. Pairs lie in columns:
     the number of each tensor, its first row and the distance of rows, then how many rows.

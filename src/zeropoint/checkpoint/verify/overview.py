@@ -131,7 +131,7 @@ class LayerFacts:
 
 
 _OUTLIERS, _CLIPS = 12.0, 0.05
-"""Where a layer is an exception: searched scales clip one or two percent of normal numbers."""
+"""Share of clipping that is unusual: searched scales clip one or two percent of normal numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ class Verification(Result):
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """What was checked, and the verdict."""
+        """Lines about the checks, and the verdict."""
         layers, kept = count(len(self.layers), "layer"), count(self.kept, "other tensor")
         hashed = ", every byte hashed" if self.hashed else ""
         verdict = f"{count(len(self.problems), 'problem')} found"

@@ -179,7 +179,7 @@ _INPUT_RULES: tuple[tuple[Callable[[Scheme], bool], str], ...] = (
         "has another rule for powers of two than engines; use scale=even",
     ),
 )
-"""Which inputs engines do not have, and what is said of them."""
+"""Inputs that engines do not have, with their refusals."""
 
 
 def read_input(arguments: object) -> Activation | None:

@@ -47,7 +47,7 @@ class OlderForm:
 
     @property
     def words(self) -> str:
-        """What reports add to the name of the layout."""
+        """Addition to the layout's name in reports."""
         return (" of fields apart" if self.apart else "") + (" with g_idx" if self.indexed else "")
 
 

@@ -54,7 +54,7 @@ def swept() -> list[dict[str, str]]:
 
 
 NO_LINEAR = "is no linear layer"
-"""What a reason says of quantized layers that transformers makes of a class of the model's own."""
+"""Mark in reasons: transformers gives quantized layers the model's own class."""
 
 
 @functools.cache

@@ -35,13 +35,13 @@ BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "weight_nbits", "weight_nbits_scales", "weig
 _FLOATS = (1, 10, 11, 16)
 """Numbers of the types FLOAT, FLOAT16, DOUBLE and BFLOAT16."""
 MATMUL = Use(kind="Linear", operators=("MatMul",), transposed=True, axis=0)
-"""How most weights are used."""
+"""Usual uses of weights."""
 _MATRIX = 2
 _FREE_INITIALIZERS = 4
 """The first version of the format in which initializers need not be inputs of the graph."""
 RECURRENT = ("LSTM", "GRU", "RNN")
 _SUFFIX = re.compile(r"(\.weight)?(_quantized|_nbits|(_DQ)?_Q\d+(G\d+)?)$")
-"""How names of codes end, as we and onnxruntime write them."""
+"""Suffixes of the names of codes, ours and onnxruntime's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

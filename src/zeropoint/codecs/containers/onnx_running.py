@@ -1,6 +1,6 @@
-"""Layer inputs of ONNX graphs, observed while onnxruntime runs them.
+"""Layer inputs of an ONNX model that onnxruntime runs.
 
-Numbers follow onnxruntime's arithmetic, which is not that of every machine.
+Ranges follow onnxruntime's arithmetic, which differs between machines.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .onnx_session import has_runtime, opened
 from .protocol import GraphFiles
 
 DATA_INPUTS = {"Conv": (0,), "ConvTranspose": (0,), "Gemm": (0,), "MatMul": (1, 0)}
-"""Which input of a node is its data: the first, or the one that is not the weight."""
+"""Data input of a node: the first, or the one that is not the weight."""
 SAMPLES = 16
 """Samples that a graph of any batch size runs on together."""
 _PROBLEM = "onnxruntime does not run the model", "quantize it to a scheme without static inputs"
 
 
 def data_of(each: Initializer) -> Iterator[tuple[Read, int]]:
-    """Yield the products with a weight, each with its data's index."""
+    """Yield the products of a weight, each with its data input's index."""
     for read in products(each.reads):
         places = DATA_INPUTS[read.node.op_type]
         yield read, places[read.index % len(places)]
@@ -34,7 +34,7 @@ def data_of(each: Initializer) -> Iterator[tuple[Read, int]]:
 def layer_inputs(
     files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield modules with what they read, batch by batch; see :meth:`.protocol.Container.layer_inputs`."""
+    """Yield modules with their inputs by batch; see :meth:`.protocol.Container.layer_inputs`."""
     if not has_runtime():
         raise UnsupportedError("static inputs of an ONNX model need onnxruntime; install zeropoint[onnx]")
     model = parsed(files.graph)
@@ -69,7 +69,7 @@ def layer_inputs(
 def _data_names(
     found: Iterable[Initializer], modules: Collection[str], graph: Any
 ) -> Iterator[tuple[str, set[str]]]:
-    """Yield modules with the input names of their main-graph products."""
+    """Yield modules with the data names of their main-graph products."""
     for each in found:
         module = each.name.removesuffix(".weight")
         if module in modules and each.use.kind == "Linear":
@@ -77,7 +77,7 @@ def _data_names(
 
 
 def _batches(inputs: Sequence[Any], samples: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """Return a graph's inputs from samples; CalibrationError for others."""
+    """Return the batches of a graph; raises CalibrationError for foreign samples."""
     arrays = _arrays(inputs, samples)
     count = min(map(len, arrays.values()))
     fixed = {size for each in inputs if (size := _batch_size(each))}
@@ -91,7 +91,7 @@ def _batches(inputs: Sequence[Any], samples: Mapping[str, torch.Tensor]) -> list
 
 
 def _batch_size(value: Any) -> int:
-    """Return the length of an input's first axis, 0 if dynamic."""
+    """Return an input's fixed batch size, or 0."""
     axes = value.type.tensor_type.shape.dim
     return int(axes[0].dim_value) if axes else 0
 

@@ -19,9 +19,9 @@ _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def opened(model: bytes | str, folder: Path | None = None) -> Any:
-    """Return a host session for an unchanged graph, bytes or file.
+    """Return a host session for an unoptimized model.
 
-    folder: of the files with its numbers, where the bytes have none.
+    model: its bytes or file. folder: of the files with its numbers, if the bytes have none.
     """
     import onnxruntime
 

@@ -25,7 +25,7 @@ class Value(Protocol):
 
 Scalar: TypeAlias = str | bool | int | float
 Metadata: TypeAlias = Mapping[str, Scalar | Sequence[Scalar] | Value]
-"""What a file says of a model besides its tensors, by key; safetensors hold texts alone."""
+"""Metadata of a file by key; safetensors hold texts alone."""
 Read = Callable[[int, int], bytes]
 """From an offset and a number of bytes to these bytes of a file."""
 
@@ -52,7 +52,7 @@ class Head(NamedTuple):
 
 
 class Use(NamedTuple):
-    """What a file's graph says of a tensor, where it has one.
+    """Use of a tensor in a file's graph, if it has one.
 
     kind: what recipes call the type of its layer. operators: of the nodes that it is an input of. reason: why
     it is no weight of such a layer, or None. transposed: whether inputs come before outputs; its row has
@@ -86,9 +86,9 @@ class Found(NamedTuple):
 
 
 class GraphFiles(NamedTuple):
-    """A model with a graph on a disk: document and data files.
+    """A model with a graph on a disk.
 
-    files: of each tensor, in the folder.
+    graph: its file's bytes besides tensors. files: of each tensor, in the folder.
     """
 
     graph: bytes
@@ -152,7 +152,7 @@ class Container(Protocol):
     def layer_inputs(
         self, files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield layer inputs of a run: module, and a batch's float32 tensor.
+        """Yield modules, each with its float32 input of a batch.
 
         samples: (samples, ...) for each input of the graph by name, or one without a name for the only input.
         Raises CalibrationError for samples that are no inputs of the graph; UnsupportedError where no engine

@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 
 class Change(NamedTuple):
-    """How a file stores the values of a tensor; see StoredForm.
+    """Change of a tensor's values in a file; see StoredForm.
 
     rows, columns: give the order from config.json. shape: gives what the shape becomes.
     """

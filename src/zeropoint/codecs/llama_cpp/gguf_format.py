@@ -28,7 +28,7 @@ _FILE_TYPES = MappingProxyType({
     "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "Q2_0": 41,
     "F32": 0, "F16": 1, "BF16": 32,
 })  # fmt: skip
-"""What llama.cpp calls a file by the type of most numbers, which it shows and does not rely on."""
+"""File types of llama.cpp by prevalent tensor type, which it shows and does not rely on."""
 _TYPE_OF_FILE = MappingProxyType(
     {number: name for name, number in _FILE_TYPES.items() if name not in ("MXFP4", "NVFP4")}
     | {number: MIXTURES[name].upper() for name, number in FILE_TYPES.items()}
@@ -37,7 +37,7 @@ _TYPE_OF_FILE = MappingProxyType(
 """A type that such a file has; one of MXFP4 has it for experts, if there are any."""
 _FILE_TYPE, _VERSION = "general.file_type", "general.quantization_version"
 _MADE_BY = "quantize."
-"""What keys begin with that say how another file was quantized."""
+"""Prefix of keys about another file's quantization."""
 
 
 _config = reading("config.json does not describe a model of llama.cpp", "download the checkpoint again")

@@ -117,7 +117,7 @@ SMALLER = MappingProxyType({
     "iq4_xs": "iq4_nl", "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0",
     "q5_k": "q5_1", "q6_k": "q8_0",
 })  # fmt: skip
-"""What a type gives way to."""
+"""Smaller type in place of one whose block does not fit."""
 _LAYERS_70B = 80
 
 

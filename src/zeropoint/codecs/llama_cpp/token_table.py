@@ -13,10 +13,10 @@ from ...errors import CheckpointError
 from ..containers.protocol import Scalar
 
 Count = Callable[[int], int]
-"""How many tokens there are, of the number that a tokenizer needs."""
+"""Function from the tokens that a tokenizer needs to the tokens of the model."""
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"
-"""What tokens have for a space."""
+"""Spelling of a space in tokens."""
 _NO_SCORE, _ADDED_SCORE = -10000.0, -1000.0
 
 

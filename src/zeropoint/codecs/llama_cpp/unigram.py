@@ -62,7 +62,7 @@ def unigram_of_json(
 
 
 class _Steps:
-    """What the steps of a tokenizer.json before its model do.
+    """Effects of a tokenizer.json's steps before its model.
 
     charsmap: the table of characters. prefix: whether a space is put before texts. merged: whether runs of
     spaces become one. unlike: what llama.cpp does otherwise.

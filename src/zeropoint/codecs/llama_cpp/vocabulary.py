@@ -30,7 +30,7 @@ FileReader = Callable[[str], bytes | None]
 _MOST = 1 << 24
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 STORED_NAMES = MappingProxyType({"unk": "unknown", "sep": "seperator", "pad": "padding"})
-"""What the metadata calls special tokens where tokenizer_config.json has another word."""
+"""Metadata names of special tokens that differ from tokenizer_config.json."""
 
 
 @reading("the tokenizer is damaged", "download it again")

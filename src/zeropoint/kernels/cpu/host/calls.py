@@ -90,15 +90,7 @@ class GivenCall:
         if self.count == 0:
             return
         target = flat_bytes(data, self._bytes)
-        arrays = QuantizeArrays(
-            x=flat_array(x),
-            order=self.order,
-            scales=factors,
-            scale_codes=NO_BYTES,
-            zeros=zeros,
-            out=target,
-            kept=NO_BYTES,
-        )
+        arrays = QuantizeArrays(flat_array(x), self.order, factors, NO_BYTES, zeros, target, NO_BYTES)
         if share(entries.quantize, (self.descriptor, *arrays), self.rows, self.count) == k.BAD_VALUE:
             reference.require_finite(x)
 
