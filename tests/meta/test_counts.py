@@ -14,6 +14,12 @@ def test_no_count_rises_above_the_recorded_one() -> None:
     assert not risen, f"counts rose: {risen}; `make counts RECORD=1` records lower ones, never higher ones"
 
 
+@pytest.mark.parametrize("name", ["return what", "long first lines"])
+def test_a_first_line_names_the_thing_in_at_most_twelve_words(name: str) -> None:
+    texts = read_sources()
+    assert [path for path, text in texts.items() if static_counts({path: text})[name]] == []
+
+
 PLANTED = {
     "parameters": "def f(self, a, b, c, d, e, *f, g, h, **i): ...\n",
     "parameters outside kernels": "def f(a, b, c, d, e, f, g, h, i): ...\n",

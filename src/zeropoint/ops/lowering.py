@@ -347,7 +347,7 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
 
 @functools.lru_cache(maxsize=1024)
 def outer_rule_of(scheme: Scheme, dtype: torch.dtype) -> OuterRule | None:
-    """Constants of a tensor's scale above one finer level, or None where kernels lack its rule."""
+    """Constants of a tensor scale above one finer level, or None."""
     rule = tensor_rule(scheme, dtype)
     return None if rule is None else OuterRule(**{**rule._asdict(), "narrow": _NARROW[rule.narrow]})
 
