@@ -75,7 +75,7 @@ class Matrix(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Rows of a layer and of a tile, cut into slots of one thread each; along: by rows of the input."""
+    """Partition of a layer into thread slots; along: by rows of input."""
 
     input_rows: UInt64
     weight_rows: UInt64
