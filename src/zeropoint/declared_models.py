@@ -1,8 +1,8 @@
-"""Models as transformers makes them of a stranger's config.json: of what its classes declare, and bounded.
+"""Transformers models from untrusted config.json files, limited to declared keys.
 
-Of the keys of a configuration, transformers gets those that the installed class of configurations declares,
-and numbers; a text under any other key could name code to load, as ``attn_implementation`` and ``auto_map``
-do. This module opens no file.
+Of the keys of a configuration, transformers gets numbers, and the keys that the installed class of
+configurations declares; a text under any other key could name code to load, as ``attn_implementation`` and
+``auto_map`` do. This module opens no file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def transformers_package() -> Any:
 
 
 def model_config(config: Mapping[str, Any], what: str, remedy: str) -> Any:
-    """Return a configuration of transformers with what its class declares of config.json, and numbers.
+    """Return a transformers configuration of declared keys and numbers.
 
     Raises UnsupportedError for a model_type that transformers does not know.
     """
@@ -50,7 +50,7 @@ def model_config(config: Mapping[str, Any], what: str, remedy: str) -> Any:
 
 
 def _declared(config: Mapping[str, Any], kind: Any, known: Any) -> dict[str, Any]:
-    """Return the keys of a configuration that its class declares, or whose values have no text."""
+    """Return the declared keys of a configuration, and values without texts."""
     names, found = _fields(kind), {}
     inner = getattr(kind, "sub_configs", {})
     for key, value in config.items():
@@ -65,7 +65,7 @@ def _declared(config: Mapping[str, Any], kind: Any, known: Any) -> dict[str, Any
 
 
 def _fields(kind: Any) -> set[str]:
-    """Return the names that a class of configurations takes: of fields, and of arguments of older ones."""
+    """Return the field and argument names of a configuration class."""
     found = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     for base in inspect.getmro(kind):
         made = vars(base).get("__init__")
@@ -80,7 +80,7 @@ def _has_text(value: object) -> bool:
 
 
 def _bounded(value: Any, limit: int) -> Any:
-    """Return a value in which whole numbers beyond a limit are floats, and infinities are read.
+    """Return a value with huge integers as floats, and infinities read.
 
     Such a number may be the base of rotary embeddings. No float is a size: nothing is counted up to one.
     """
@@ -95,7 +95,7 @@ def _bounded(value: Any, limit: int) -> Any:
 
 @contextmanager
 def few_modules(most: int) -> Iterator[None]:
-    """Raise CheckpointError inside of the block where it makes more modules than ``most``."""
+    """Raise CheckpointError in a context that makes too many modules."""
     made = 0
 
     def counted(*registered: object) -> None:  # noqa: ARG001 (torch's signature)
@@ -116,6 +116,6 @@ def few_modules(most: int) -> Iterator[None]:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Let transformers take nothing from the hub inside of the block, whatever a configuration names."""
+    """Keep transformers off the hub inside the context."""
     with mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True):
         yield

@@ -1,4 +1,4 @@
-"""The exceptions of zeropoint: one small tree, whose messages name place, value, rule and remedy.
+"""Exceptions of zeropoint, and the writing of names and options in messages.
 
 This module owns the exception classes and how names, sizes, counts and options are written in a sentence. It
 knows nothing of tensors, formats or files.
@@ -30,23 +30,23 @@ class ShapeError(ZeropointError):
 
 
 class DtypeError(ZeropointError):
-    """A tensor's dtype, layout or device does not fit what is asked of it."""
+    """Unsuitable dtype, layout or device of a tensor."""
 
 
 class RangeError(ZeropointError):
-    """A scale, zero point or calibration range lies outside what the scheme allows."""
+    """A scale, zero point or calibration range outside the scheme's limits."""
 
 
 class CalibrationError(RangeError):
-    """Parameters are asked of an observer that has seen no data, or none that are finite."""
+    """Parameters requested of an observer without finite data."""
 
 
 class NonFiniteError(ZeropointError):
-    """A tensor holds NaN or Inf where only finite numbers can be quantized."""
+    """NaN or Inf in a tensor to quantize."""
 
 
 class UnsupportedError(ZeropointError):
-    """The request is well formed, but no backend, codec or file layout here can do it."""
+    """A well-formed request that no backend, codec or layout supports."""
 
 
 class RecipeError(ZeropointError):
@@ -54,11 +54,11 @@ class RecipeError(ZeropointError):
 
 
 class PatternError(ZeropointError):
-    """A pattern of names is malformed, or could take too long to match."""
+    """A malformed pattern of names, or one of unbounded matching time."""
 
 
 class OptionError(ZeropointError):
-    """Options of a call exclude each other, or mean nothing for what they are about."""
+    """Options that exclude each other, or do not apply."""
 
 
 class CheckpointError(ZeropointError):
@@ -69,7 +69,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def printable(name: str, *, limit: int = 200) -> str:
-    r"""Return ``name`` quoted and escaped, so that a hostile tensor name cannot drive a terminal.
+    r"""Return a name quoted and escaped, safe for terminals.
 
     >>> printable("a\x1b[31mb")
     "'a\\x1b[31mb'"
@@ -79,7 +79,7 @@ def printable(name: str, *, limit: int = 200) -> str:
 
 
 def size_of(nbytes: int) -> str:
-    """Return a number of bytes in the unit that keeps it below 1024.
+    """Return a byte count in its unit, below 1024.
 
     >>> size_of(96), size_of(90868376), size_of(1 << 40)
     ('96 B', '86.7 MiB', '1 TiB')
@@ -95,9 +95,9 @@ _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def parse_size(size: int | str) -> int:
-    """Return a number of bytes: a number, or digits with K, M, G or T, which are powers of 1024.
+    """Return a byte count, given as number or text like ``2G``.
 
-    Raises OptionError for anything else, and for a size below one byte.
+    K, M, G and T are powers of 1024. Raises OptionError for anything else, and for a size below one byte.
 
     >>> parse_size("2G"), parse_size("512MiB"), parse_size("1.5k"), parse_size(4096)
     (2147483648, 536870912, 1536, 4096)
@@ -126,7 +126,7 @@ _COMMAND_LINE = False
 
 @contextlib.contextmanager
 def for_the_command_line() -> Iterator[None]:
-    """Write options in sentences as the command line has them while the block runs."""
+    """Write options in command-line form inside the context."""
     global _COMMAND_LINE  # noqa: PLW0603 (a process has one reader)
     before, _COMMAND_LINE = _COMMAND_LINE, True
     try:
@@ -136,7 +136,7 @@ def for_the_command_line() -> Iterator[None]:
 
 
 def option(name: str, value: object = None, *, metavar: str = "") -> str:
-    """Return an option as the reader writes it: of the command line, or a keyword argument of Python.
+    """Return an option as the reader writes it: flag or keyword.
 
     Args:
         name: of the keyword argument, such as ``max_memory``.
@@ -180,7 +180,7 @@ def require_one(**given: object) -> None:
 
 
 def near_misses(name: str, known: Iterable[str]) -> str:
-    """Return a clause that lists the known names closest to ``name``, or all of them when none is close.
+    """Return a clause of closest known names, or all if none.
 
     >>> near_misses("flaot8", ["float8", "int8"])
     'did you mean float8?'

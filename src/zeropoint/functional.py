@@ -100,7 +100,7 @@ def quantize(
 def quantize_part(
     x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float], *, out: QuantizedTensor | None = None
 ) -> QuantizedTensor:
-    """Return a part of a tensor in codes, as it would be in those of the whole tensor.
+    """Return a part of a tensor in the whole tensor's codes.
 
     x: whole blocks of the finest scales, of the dtypes of :func:`quantize`. extremes: smallest and largest
     value of the whole tensor, from which its own scale comes. out: as :func:`quantize`. Raises what
@@ -116,7 +116,7 @@ def quantize_part(
 
 
 def _made(x: torch.Tensor, scheme: Scheme, data: torch.Tensor, chosen: Params) -> QuantizedTensor:
-    """Return the codes of ``x`` with the parameters that were chosen for it."""
+    """Return the codes of ``x`` with their chosen parameters."""
     shape = tuple(x.shape)
     params = QuantizationParams.of(scheme, shape, x.dtype, chosen)
     return QuantizedTensor(data=data, params=params, shape=shape, dtype=x.dtype, own_params=True)
@@ -159,7 +159,7 @@ def tensors_of(q: QuantizedTensor) -> tuple[torch.Tensor, ...]:
 
 
 def check_apart(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> None:
-    """Raise ShapeError where memory that is written is also that of an input or of another output.
+    """Raise ShapeError where outputs share memory with inputs or each other.
 
     DtypeError for an output whose memory holds negated or conjugated numbers: a kernel does not know it.
     """
@@ -194,11 +194,11 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
 def dequantize(
     q: QuantizedTensor, dtype: torch.dtype | None = None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the values of ``q``, in its original dtype unless another is given.
+    """Return the values of ``q``, in its original dtype by default.
 
     Args:
         q: the quantized tensor.
-        dtype: of the result; that of the quantized tensor if None.
+        dtype: of the result; the quantized tensor's if None.
         out: a contiguous tensor of floats of the shape of ``q`` that takes the values, in its own dtype. Not
             for traced code, nor in memory that is read-only, which ends the process as writing to it does
             elsewhere in torch.
@@ -239,10 +239,10 @@ def dequantize(
 
 
 def fake_quantize(x: torch.Tensor, params: QuantizationParams | str | Scheme) -> torch.Tensor:
-    """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable in ``x`` and in given scales.
+    """Return ``dequantize(quantize(x, params))``, differentiable in ``x`` and given scales.
 
     The gradient is the straight-through estimator: 1 where ``x``, rounded, lies within the codes (ends
-    included), else 0; scales and real zero points that require a gradient get that of LSQ, see
+    included), else 0; scales and real zero points that require a gradient get LSQ's, see
     :mod:`zeropoint.ops.straight_through`. A scheme instead of parameters takes them from ``x`` itself.
 
     Args:
@@ -274,7 +274,7 @@ def _rounds_late(scheme: str | Scheme) -> bool:
 
 
 def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
-    """Return how far ``q`` is from ``x``, the tensor it was made of, one number a row.
+    """Return row errors of ``q`` against its source ``x``.
 
     Raises ShapeError or DtypeError when ``x`` is not such a tensor.
     """
@@ -286,7 +286,7 @@ def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
 
 
 def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic") -> registry.Explanation:
-    """Return which backend would run ``op`` on ``x`` and why the others would not.
+    """Return the backend of ``op`` on ``x``, and refusals of others.
 
     Args:
         x: the tensor that the operator would take.
@@ -307,7 +307,7 @@ def _require_valid(params: QuantizationParams, x: torch.Tensor) -> None:
 
 
 def fit_params(params: QuantizationParams, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizationParams:
-    """Return parameters whose tensors lie on the grid of a tensor of ``shape``.
+    """Return parameters on the grid of a tensor of ``shape``.
 
     Parameters for a single value, as those without a shape are, serve all blocks of any tensor. Otherwise the
     grids must agree but for axes of length 1: a list of channels fits the axis it is for. Raises ShapeError
@@ -333,12 +333,12 @@ def fit_params(params: QuantizationParams, shape: tuple[int, ...], dtype: torch.
 
 
 def _spread(values: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
-    """Return one number for each place of a grid: those that there are, or the only one everywhere."""
+    """Return one number per grid place, repeating a single one."""
     return values.reshape(grid) if math.prod(grid) == values.numel() else values.reshape(()).repeat(grid)
 
 
 def detached_params(params: QuantizationParams) -> QuantizationParams:
-    """Return parameters without gradients, which share the memory: themselves where they have none."""
+    """Return parameters without gradients, sharing memory."""
     given = params.stored
     kept = straight_through.detached(given)
     if kept is given:
@@ -352,7 +352,7 @@ def _long_axes(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def check_input(x: torch.Tensor) -> None:
-    """Raise DtypeError for anything but a dense, strided tensor of a dtype that can be quantized.
+    """Raise DtypeError for anything but a dense, quantizable tensor.
 
     >>> check_input(torch.ones(2))
     """

@@ -1,4 +1,4 @@
-"""What is installed here: versions, the processor, and programs that read what zeropoint writes.
+"""The installation: versions, processor, and programs that read results.
 
 Nothing here imports torch.
 """
@@ -28,7 +28,7 @@ _EXTENSIONS = ("avx2", "avx512f", "avx512bw", "avx512_bf16", "gfni", "asimd", "s
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts without which a figure means nothing: processor, memory, versions, load."""
+    """Return the facts behind a measurement: processor, memory, versions, load."""
     names = ("torch", "numpy", "numba", "llvmlite", "safetensors", "compressed-tensors")
     return {
         "cpu": processor(),
@@ -83,5 +83,5 @@ def versions(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def programs() -> dict[str, str]:
-    """Return where those of :data:`PROGRAMS` lie that the shell finds."""
+    """Return the paths of installed :data:`PROGRAMS`."""
     return {name: path for name in PROGRAMS if (path := shutil.which(name)) is not None}

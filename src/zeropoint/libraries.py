@@ -1,4 +1,4 @@
-"""The door to libraries that read files of others: what they raise becomes a sentence of ours.
+"""Guard around libraries that parse foreign files: their exceptions become ours.
 
 Such a library raises whatever its parser meets: a KeyError, its own classes, the bare class Exception, and,
 of one in Rust, a panic that derives from none of these. A list of them would be out of date with the next
@@ -21,9 +21,10 @@ _LONGEST = 300
 def reading(
     what: str, remedy: str, kind: type[ZeropointError] = CheckpointError, *, system: bool = False
 ) -> Iterator[None]:
-    """Turn what a library raises inside the block into an error that says ``what`` happened, and the remedy.
+    """Turn a library's exception into an error with remedy.
 
-    Our own errors and a lack of memory pass. system: whether what the operating system says passes, too.
+    The error says ``what`` happened. Our own errors and a lack of memory pass. system: whether errors of the
+    operating system pass, too.
 
     >>> with reading("the file is no number", "pass another one"):
     ...     int("")  # doctest: +ELLIPSIS
@@ -49,7 +50,7 @@ def reading(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what a library writes to stderr inside the block: Rust prints a panic before it raises."""
+    """Drop a library's stderr inside the context, such as Rust's panics."""
     with _QUIET:
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -66,7 +67,7 @@ _QUIET = threading.RLock()
 
 
 def said(error: BaseException) -> str:
-    """Return what an exception says: a line of bounded length without characters that drive a terminal."""
+    """Return an exception's text as one safe, bounded line."""
     text = " ".join(str(error).split())
     kind = type(error).__name__
     return f"{kind}: {printable(text, limit=_LONGEST)[1:-1]}" if text else kind

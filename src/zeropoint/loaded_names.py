@@ -1,4 +1,4 @@
-"""The names that transformers gives the weights of a checkpoint while it loads them, from 5.0 on.
+"""Names that transformers, from 5.0 on, gives checkpoint weights while loading.
 
 They follow from the mapping of the version that is installed (conversion_mapping.py). A mapping belongs to
 classes of models, so the model is made without memory, on the device "meta", where a row may concern it.
@@ -35,11 +35,11 @@ def is_installed() -> bool:
 
 
 _IN_VLLM = ((re.compile(r"\battention\.self\.(query|key|value)$"), r"attention.output.\1"),)
-"""Other names that vLLM asks its configuration for: that of BERT's output in models/bert.py of 0.32."""
+"""Names that vLLM's BERT asks its configuration for, instead of the file's (models/bert.py of 0.32)."""
 
 
 def loaded_names(module: str, config: Config) -> tuple[str, ...]:
-    """Return the names under which loaders look for a module: that of the file first.
+    """Return the names under which loaders find a module, file's first.
 
     >>> loaded_names("encoder.layer.0.attention.self.key", {})
     ('encoder.layer.0.attention.self.key', 'encoder.layer.0.attention.output.key')
@@ -49,7 +49,7 @@ def loaded_names(module: str, config: Config) -> tuple[str, ...]:
 
 
 def transformers_names(module: str, config: Config) -> tuple[str, ...]:
-    """Return the name of a module in its file, and those that transformers gives it on loading.
+    """Return a module's file name, and its transformers names.
 
     A matrix that transformers cuts into several layers has the names of all of them.
     """
@@ -61,7 +61,7 @@ def transformers_names(module: str, config: Config) -> tuple[str, ...]:
 
 
 def loaded_parameters(name: str, config: Config) -> tuple[str, ...]:
-    """Return the names of the parameters that a tensor of a file becomes, or is joined into."""
+    """Return the parameters that a file's tensor becomes or joins."""
     return tuple(_renamed(name, mapping_rows(config), joined=True))
 
 
@@ -70,7 +70,7 @@ MERGE = "MergeModulelist"
 
 
 def conversion(name: str, config: Config) -> tuple[str, ...]:
-    """Return the operations by which transformers makes another tensor of one of a file, by their classes."""
+    """Return transformers' conversion operations on a tensor, by class name."""
     rows = mapping_rows(config)
     for row in (row for row in rows if not hasattr(row, "operations")):
         name, _ = row.rename_source_key(name)
@@ -81,9 +81,9 @@ def conversion(name: str, config: Config) -> tuple[str, ...]:
 
 
 def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterator[str]:
-    """Yield what ``rows`` make of a tensor's name; renamings are applied in turn, and then one converter.
+    """Yield a tensor's new names: all renamings, then one converter.
 
-    joined: whether tensors that become a part of another one are called as that; their modules are none then.
+    joined: whether tensors that become a part of another one get its name; their modules are none then.
     """
     renamings = [row for row in rows if not hasattr(row, "operations")]
     for row in renamings:
@@ -102,7 +102,7 @@ def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterato
 
 
 def lacks_single_experts(config: Config) -> bool:
-    """Return whether the model that transformers makes is known to have no expert as a module of its own."""
+    """Return whether transformers' model has no single-expert modules."""
     return bool(mapping_rows(config)) and not _has_single_experts(_text_of(config))
 
 
@@ -115,7 +115,7 @@ def _has_single_experts(text: str) -> bool:
 
 
 def is_table(module: str, config: Config) -> bool:
-    """Return whether a module of a file is known to be an embedding of the model that transformers makes."""
+    """Return whether transformers' model has a module as embedding."""
     return bool(mapping_rows(config)) and transformers_names(module, config)[-1] in _tables(_text_of(config))
 
 
@@ -129,7 +129,7 @@ def _tables(text: str) -> frozenset[str]:
 
 
 def tied_layers(config: Config) -> tuple[str, ...]:
-    """Return the layers of a model of several models whose weights transformers ties to others."""
+    """Return the tied layers of a model of several models."""
     several = is_installed() and len(set(_kinds(config))) > 1
     return _tied_layers(_text_of(config)) if several else ()
 
@@ -146,14 +146,14 @@ def _tied_layers(text: str) -> tuple[str, ...]:
 
 
 def unknown_names(config: Config) -> str | None:
-    """Return why it is not known what transformers calls the modules of a model, or None where it is."""
+    """Return the reason why transformers' names are unknown, or None."""
     if not model_type(config):
         return None
     return _asked(config)[1] if is_installed() else "transformers is not installed"
 
 
 def mapping_rows(config: Config) -> Sequence[Any]:
-    """Return the rows of the mapping that concern a model; none where transformers does not know it."""
+    """Return the mapping rows of a model, none if unknown."""
     return _asked(config)[0] if model_type(config) and is_installed() else ()
 
 
@@ -193,13 +193,13 @@ _FAILED = "transformers makes no model of config.json"
 
 
 def _concerns(keys: Collection[str], config: Config) -> bool:
-    """Return whether a row of the mapping may concern a model or one of its parts."""
+    """Return whether a mapping row may concern a model or part."""
     return any(kind in keys for kind in _kinds(config)) or _has_own_rows(keys, config)
 
 
 @reading(_FAILED, "correct it")
 def _has_own_rows(keys: Collection[str], config: Config) -> bool:
-    """Return whether a row of the mapping may belong to a class of the model or of its parts."""
+    """Return whether a row may belong to a model's own classes."""
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     classes = [*classes_of(config)]
     for kind in _kinds(config):
@@ -211,9 +211,9 @@ def _has_own_rows(keys: Collection[str], config: Config) -> bool:
 
 @reading(_FAILED, "correct it")
 def _only_kind(keys: Collection[str], config: Config) -> str | None:
-    """Return the model_type whose rows are all that concern a model without parts, or None.
+    """Return the only model_type with rows for a model, or None.
 
-    Its class need not be imported for them, which takes 150 MiB.
+    It has no parts, and its class need not be imported, which takes 150 MiB.
     """
     kind, known = model_type(config), transformers_package().CONFIG_MAPPING
     if set(_kinds(config)) != {kind} or kind not in keys or kind not in known:
@@ -224,7 +224,7 @@ def _only_kind(keys: Collection[str], config: Config) -> str | None:
 
 
 def _kinds(part: Any) -> Iterator[str]:
-    """Yield the kind of a model and those of its parts, however deep."""
+    """Yield the model types of a model and all its parts."""
     if isinstance(part, dict):
         if model_type(part):
             yield model_type(part)

@@ -1,4 +1,4 @@
-"""Where a name is that people of other libraries ask a module of zeropoint for, which does not have it.
+"""Hints for names of other libraries that zeropoint's modules lack.
 
 Tests compare the names with docs/reference/contracts.md and docs/migration, and with what is there.
 """
@@ -54,7 +54,7 @@ _PAGES = {
 
 
 def elsewhere(name: str) -> str:
-    """Return the end of an AttributeError's sentence: where a name is, or nothing for an unknown one.
+    """Return an AttributeError's hint on a name, or nothing.
 
     >>> elsewhere("oneshot"), elsewhere("nothing")
     ('; see docs/migration/llm-compressor.md', '')

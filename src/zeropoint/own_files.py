@@ -1,4 +1,4 @@
-"""Files that are written whole, next to an output: recipes, plots, plans, caches, states of searches.
+"""Atomically written files next to an output: recipes, plots, plans, caches, states.
 
 One rule holds for all of them. A file has its old content or the new one, whatever happens, and what
 zeropoint did not write is not replaced: each kind of file has a mark near its begin, by which its own files
@@ -65,7 +65,7 @@ class OwnFile:
                 raise CheckpointError(f"{self} exists; name a new file, or move it away")
 
     def write(self, pieces: Sequence[Bytes], *, overwrite: bool) -> None:
-        """Write the file; it is on disk under its name when this returns.
+        """Write the file; it is on disk under its name afterwards.
 
         pieces: its content; a file of it that is there stays. overwrite: whether another file of this kind
         may be replaced. Raises CheckpointError for anything else that has the name, and where the system
@@ -99,7 +99,7 @@ class OwnFile:
                 _sync(self.path.parent)
 
     def _is_ours(self) -> bool | None:
-        """Return whether what is there is a file of this kind; None where nothing is."""
+        """Return whether the path has this kind; None if absent."""
         try:
             found = os.lstat(self.path)
         except FileNotFoundError:
@@ -145,7 +145,7 @@ class OwnFile:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what the system says, without the path and number that ``str`` of an OSError has.
+    """Return the system's reason, without an OSError's path and number.
 
     >>> reason_of(FileNotFoundError(2, "No such file or directory", "a"))
     'No such file or directory'
@@ -155,7 +155,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _draft(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Give a new file of a folder, and a name that nobody can foresee, which it has or may be given.
+    """Create an unnamed draft in a folder, and an unpredictable name.
 
     Where the file system knows files without a name, one that is not finished leaves nothing behind.
     """
@@ -191,7 +191,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, where the file system knows how."""
+    """Wait until a folder's names are on disk, where supported."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,13 +1,12 @@
-"""Patterns of names, from files that others wrote too: globs, and regular expressions that take bounded time.
+"""Name patterns from untrusted files: globs, and time-bounded regular expressions.
 
 Python's ``re`` backtracks, so that a few characters of a configuration could keep a process busy for years.
 A regular expression is refused where a group that repeats holds repeats, optional parts or alternatives,
 which takes exponential time, and where its other repeats and alternatives together could take more than
-`MAX_STEPS` on a given name. What all of them take together, to be compiled and to match, comes out of one
-`_Budget`.
+`MAX_STEPS` on a given name. All of them together, compiled and matched, draw on one `_Budget`.
 
-Source: https://docs.python.org/3/library/re.html for the syntax; the cost is that of trying all ways to
-divide a name of n characters among k repeats, ``comb(n + k, k)``, times the branches of each group.
+Source: https://docs.python.org/3/library/re.html for the syntax; the cost is the number of ways to divide a
+name of n characters among k repeats, ``comb(n + k, k)``, times the branches of each group.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ _BUDGET = _Budget()
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """A compiled pattern with what bounds its time: how many repeats, and the product of all branches."""
+    """A compiled pattern with its repeats and product of branches."""
 
     text: str
     compiled: re.Pattern[str]
@@ -81,7 +80,7 @@ class NamePattern:
     branches: int = 1
 
     def matches(self, name: str) -> bool:
-        """Return whether a glob matches all of ``name``, a regular expression from its first character on.
+        """Return whether a glob matches all, an expression from the start.
 
         The latter is ``re.match``, what compressed-tensors and vLLM take ``re:`` for; ``$`` asks for all.
 
@@ -100,7 +99,7 @@ class NamePattern:
 
 
 def name_patterns(texts: Iterable[str]) -> list[NamePattern]:
-    """Return the patterns of one list; raises PatternError for too many, and as :func:`name_pattern` does."""
+    """Return the patterns of a list, or PatternError for too many."""
     found, characters = list(texts), 0
     for number, text in enumerate(found):
         characters += len(text)
@@ -113,7 +112,7 @@ def name_patterns(texts: Iterable[str]) -> list[NamePattern]:
 
 
 def _compiled(source: str, text: str) -> re.Pattern[str]:
-    """Return a compiled expression; what that takes comes out of the budget of matches."""
+    """Return a compiled expression, timed against the match budget."""
     begun = time.thread_time()
     try:
         return re.compile(source)
@@ -123,7 +122,7 @@ def _compiled(source: str, text: str) -> re.Pattern[str]:
 
 @functools.lru_cache(maxsize=MAX_PATTERNS)
 def name_pattern(text: str) -> NamePattern:
-    """Return the pattern that ``text`` spells: a glob, or ``re:`` and a regular expression.
+    """Return the pattern of a text: a glob, or ``re:`` expression.
 
     In a glob ``*`` between two dots is one part of a name, as reports print the layers of a model, and ``**``
     any number of parts; elsewhere ``*`` is any characters, dots too. ``?`` and ``[...]`` are one character.
@@ -167,9 +166,10 @@ def regular_expression(pattern: str) -> NamePattern:
 
 @dataclass(slots=True)
 class _Group:
-    """A group while it is read. literal: whether it holds characters and bars alone.
+    """A group while it is read.
 
-    varies: whether one place can be matched in several ways, but for its own alternatives.
+    literal: whether it holds characters and bars alone. varies: whether one place can be matched in several
+    ways, but for its own alternatives.
     """
 
     start: int
@@ -178,7 +178,7 @@ class _Group:
     literal: bool = True
 
     def branches(self, text: str) -> int:
-        """Return in how many ways the group, whose content is ``text``, can match at one place at most.
+        """Return the most ways in which a group matches one place.
 
         Of different literals, only those that begin each other match at one place: as many as are long.
         """
@@ -189,7 +189,7 @@ class _Group:
 
 
 def _count(pattern: str) -> tuple[int, int]:
-    """Return the repeats and the product of branches; raises PatternError for nested repeats."""
+    """Return repeats and branches, or PatternError for nested repeats."""
     repeats, branches = 0, 1
     groups = [_Group(0)]
     closed: _Group | None = None

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal or in a notebook, and a line a minute where neither is.
+"""Progress on stderr: a bar where possible, else lines by minute.
 
 What works tells how far it is by a function (:data:`Progress`); what that does, the caller chooses.
 """
@@ -22,11 +22,11 @@ Bar = Callable[[str, Callable[[int], str]], contextlib.AbstractContextManager[Pr
 _LINE_SECONDS = 60.0
 """How often a run without a terminal says how far it is; one that takes less says nothing."""
 _WIDE, _BAR = 100, 20
-"""Columns of a terminal from which on progress is shown in full, and those of the bar."""
+"""Least columns of a terminal for full progress, and columns of the bar."""
 
 
 def bars(given: bool | Progress) -> Bar:
-    """Return what shows progress as a caller asks for it: bars, calls of the caller's function, or nothing.
+    """Return the requested progress display: bars, a caller's function, or nothing.
 
     >>> with bars(print)("quantizing", size_of) as move:
     ...     move(1, 2, "a.weight")
@@ -47,7 +47,7 @@ def silent(verb: str, amount: Callable[[int], str]) -> Iterator[Progress]:  # no
 
 @contextlib.contextmanager
 def bar(verb: str, amount: Callable[[int], str] = size_of) -> Iterator[Progress]:
-    """Show a bar on stderr while the block runs, a line now and then in a pipe; give what moves it.
+    """Show a bar on stderr in the context, lines in pipes.
 
     amount: how a number of what is counted is written.
     """
@@ -91,7 +91,7 @@ def lines(
     write: Callable[[str], object] | None = None,
     amount: Callable[[int], str] = size_of,
 ) -> Progress:
-    """Return what writes a line of progress, once a minute."""
+    """Return a writer of progress lines, one a minute."""
     start = clock()
     due = start + _LINE_SECONDS
 
@@ -115,14 +115,14 @@ def _done(done: int, total: int, seconds: float, amount: Callable[[int], str]) -
 
 
 def _left(done: int, total: int, seconds: float, amount: Callable[[int], str]) -> str:
-    """Return how long a run of bytes will still take; parts of other jobs take times of their own."""
+    """Return the remaining time of a byte run, as text."""
     if done >= total:
         return ", finishing"
     return f", about {seconds * (total - done) / max(1, done):.0f} s left" if amount is size_of else ""
 
 
 def counted(batches: Iterable[T], verb: str, *, shown: bool) -> Iterator[T]:
-    """Yield ``batches``, under a bar that ``verb`` describes on a terminal and in a notebook.
+    """Yield ``batches``, under a bar on terminals and in notebooks.
 
     >>> list(counted([1, 2], "Calibrating", shown=True))
     [1, 2]

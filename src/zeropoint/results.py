@@ -1,4 +1,4 @@
-"""Results: what a call decided, wrote or measured, as a screen of text, a dictionary and JSON.
+"""Results of calls as text, dictionaries and JSON.
 
 Every function about checkpoints returns one. Files of results are those of ``--json`` on the command line.
 """
@@ -32,7 +32,7 @@ class Result(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return all that it says as values that JSON holds: numbers that are not finite are None."""
+        """Return all content as JSON values; non-finite numbers are None."""
 
     def to_json(self) -> str:
         """Return :meth:`to_dict` as a text of JSON."""

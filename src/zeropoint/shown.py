@@ -1,4 +1,4 @@
-"""What notebooks show, and the pages that runs leave: the one door to the layer of reports from below.
+"""Notebook output and report pages: the only access to reports from below.
 
 Reports know every type, and no type knows reports: they are imported when something is shown.
 """
@@ -62,13 +62,13 @@ class Picture:
 
 
 def repr_html(self: object) -> str:
-    """Return what a notebook shows of an object, folded: its text first."""
+    """Return an object's folded HTML for notebooks."""
     found: str = _report("notebook").html_of(self)
     return found
 
 
 def plot(self: object) -> Picture:
-    """Return a picture, which a notebook shows and :meth:`Picture.save` writes to a file.
+    """Return a picture for notebooks, saved by :meth:`Picture.save`.
 
     Raises:
         UnsupportedError: where there is nothing to draw.
@@ -78,7 +78,7 @@ def plot(self: object) -> Picture:
 
 
 def with_page(result: Any) -> Any:
-    """Return the result of a run with the page about it, which is written next to the manifest."""
+    """Return a run's result after writing its page next to the manifest."""
     return _report("run_page").with_page(result)
 
 
@@ -98,7 +98,7 @@ def new_page(path: Path, apart: Sequence[Path], *, overwrite: bool) -> OwnFile:
 
 
 def page_of_results(**results: Any) -> bytes:
-    """Return a page; results: those of :class:`zeropoint.report.page.CheckpointReport`."""
+    """Return a page; results: fields of :class:`zeropoint.report.page.CheckpointReport`."""
     html: str = _report("page").CheckpointReport(**results).to_html()
     return html.encode()
 

@@ -1,4 +1,4 @@
-"""Calls whose arguments have the types that the signature says, or one sentence about the argument."""
+"""Type checks of calls against signatures, with one sentence per argument."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def by_signature(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def fits(value: object, kind: Any) -> bool:
-    """Return whether a value has the type of an annotation; items of collections are looked at, too.
+    """Return whether a value fits an annotation, items included.
 
     >>> (
     ...     fits(["a"], Collection[str]),
@@ -81,7 +81,7 @@ def _listed(words: list[str]) -> str:
 
 
 def _words(kind: Any) -> list[str]:
-    """Return the types of an annotation as a sentence names them, None last."""
+    """Return an annotation's types as words, None last."""
     if get_origin(kind) in (Union, types.UnionType):
         words = dict.fromkeys(word for one in get_args(kind) for word in _words(one))
         return sorted(words, key="None".__eq__)

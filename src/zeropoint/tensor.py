@@ -34,7 +34,7 @@ from .shown import plot, repr_html
 def _result_tensors(
     scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-    """Return shape and dtype of codes and parameters; the shapes that a tracer gives cannot be keys."""
+    """Return shapes and dtypes of codes and parameters, untraced."""
     return ((code_rows.packed_shape(scheme, shape), torch.uint8), *parameter_tensors(scheme, shape, dtype))
 
 
@@ -113,7 +113,7 @@ class QuantizedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and zero points as a file would hold them."""
+        """Bytes of codes, scales and zero points in a file."""
         return self.data.numel() + -(-self.params.parameter_bits // 8)
 
     @property
@@ -127,7 +127,7 @@ class QuantizedTensor:
         return math.prod(self.shape) * self.dtype.itemsize / max(1, self.nbytes)
 
     def error(self, x: torch.Tensor) -> Deviation:
-        """Return how far the decoded values are from a tensor of this shape, in float64.
+        """Return the deviation of decoded values from a tensor, in float64.
 
         Args:
             x: what was quantized, or another tensor of its shape.
@@ -145,7 +145,7 @@ class QuantizedTensor:
         return Deviation(relative=math.sqrt(ratio), largest=float(off.abs().max()) if x.numel() else 0.0)
 
     def error_bound(self, x: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the proven bound on ``|x - dequantize(x)|`` of each finest block, float64, on its grid.
+        """Return each finest block's proven bound on ``|x - dequantize(x)|``, float64.
 
         Parameters that were given, and schemes without scales, may have clipped any number to the first or
         the last code. So without the tensor ``x`` itself the bound is Inf for blocks that hold such a code.
@@ -174,7 +174,7 @@ class QuantizedTensor:
             bound = replace(self.params, minimum=None, maximum=None).error_bound(self.dtype)
         if own and self.scheme.scales:
             return bound
-        if self.scheme.element.per_code > 1:  # any code may be that of a vector past the ends
+        if self.scheme.element.per_code > 1:  # any code may belong to a vector past the ends
             return torch.full_like(bound, math.inf)
         scale = self.params.effective_scale()
         ends = self._at_ends(scale) if self.scheme.element.per_scale == 1 else self._at_ends_of_tables()
@@ -183,7 +183,7 @@ class QuantizedTensor:
         return torch.where(lost if scale is None else lost | (scale == 0), math.inf, bound)
 
     def _at_ends(self, scale: torch.Tensor | None) -> torch.Tensor:
-        """Return which codes numbers may have that were clipped; scale: one factor a finest block."""
+        """Return the mask of possibly clipped codes, given finest scales."""
         patterns = code_rows.unpack(self.data, self.scheme, self.shape)
         spread = None if scale is None else spread_blocks(scale, self.scheme.granularity, self.shape)
         negative = second_grid(spread, self.scheme.element)
@@ -205,7 +205,7 @@ class QuantizedTensor:
         return replace(self.params, minimum=low, maximum=reduce_blocks(source, blocks, "amax", -math.inf))
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the values, in the original dtype unless another is given; differentiable in scales.
+        """Return the values, in the original dtype by default; differentiable in scales.
 
         Args:
             dtype: of the result; the original dtype if None.
@@ -222,9 +222,10 @@ class QuantizedTensor:
         return values
 
     def takes_results(self, device: torch.device, *, params: bool = True) -> bool:
-        """Return whether kernels can write codes here, and scales and zero points when ``params``.
+        """Return whether kernels can write results into this tensor.
 
-        All must lie contiguous on ``device``, with the shapes and dtypes that the scheme gives them.
+        Codes, and scales and zero points when ``params``: all must lie contiguous on ``device``, with the
+        shapes and dtypes that the scheme gives them.
 
         Args:
             device: as ``torch.device`` takes it.
@@ -240,7 +241,7 @@ class QuantizedTensor:
         return True
 
     def to(self, device: torch.device | str) -> QuantizedTensor:
-        """Return the tensor on another device; raises DtypeError for a dtype, which codes do not have.
+        """Return the tensor on another device; DtypeError for a dtype.
 
         Args:
             device: as ``torch.device`` takes it.
@@ -253,7 +254,7 @@ class QuantizedTensor:
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
-        """Write the tensor to a safetensors file, which :meth:`load` reads back without executing code.
+        """Write the tensor to a safetensors file, for :meth:`load`.
 
         Args:
             path: of the file.
@@ -350,7 +351,7 @@ def _facts(header: str, path: str | Path) -> _Facts:
 
 
 def _require_codes(q: QuantizedTensor, path: str | Path) -> None:
-    """Raise CheckpointError where a code lies past the end of a codebook, which no value gives."""
+    """Raise CheckpointError for codes beyond the end of a codebook."""
     count = q.scheme.element.code_count
     if count < 1 << q.scheme.bits and q.data.numel():
         largest = int(q.codes.max())
@@ -388,7 +389,7 @@ def restored_params(
     scheme: str, shape: tuple[int, ...], dtype: torch.dtype, stored: tuple[torch.Tensor, ...],
     minimum: torch.Tensor | None, maximum: torch.Tensor | None,
 ) -> QuantizationParams:  # fmt: skip
-    """Return the parameters of a pickle; raises CheckpointError for tensors that the scheme does not have."""
+    """Return a pickle's parameters, or CheckpointError for unfit tensors."""
     parsed = Scheme.parse(scheme)
     wanted, found = parameter_tensors(parsed, shape, dtype), tuple((tuple(x.shape), x.dtype) for x in stored)
     if found != wanted:
@@ -406,7 +407,7 @@ def restored(
     data: torch.Tensor, params: QuantizationParams, shape: tuple[int, ...], dtype: torch.dtype,
     own_params: bool,
 ) -> QuantizedTensor:  # fmt: skip
-    """Return the tensor of a pickle; raises CheckpointError for codes of another shape or dtype."""
+    """Return a pickle's tensor, or CheckpointError for unfit codes."""
     wanted = code_rows.packed_shape(params.scheme, shape)
     if data.dtype is not torch.uint8 or tuple(data.shape) != wanted or params.shape != shape:
         raise CheckpointError(

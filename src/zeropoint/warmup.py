@@ -1,4 +1,4 @@
-"""Compile the kernels of this machine ahead of time, by calling what compiles them on few numbers.
+"""Ahead-of-time compilation of kernels, by calls on few numbers.
 
 Kernels take formats and schemes as numbers, so that few calls compile them all: one for each way through the
 operators and each dtype. What a call compiles stays on disk for all later processes.
@@ -33,7 +33,7 @@ _ROWS, _COLUMNS = 64, 256
 
 
 def compile_kernels(on_progress: Callable[[int, int, str], None] | None = None) -> int:
-    """Compile what quantizing, searches, linear layers and error feedback need; return the calls made.
+    """Compile the kernels of all operators; return the calls made.
 
     on_progress: called with (calls done, calls in all, what was called last).
     """

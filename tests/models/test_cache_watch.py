@@ -9,7 +9,7 @@ import torch
 from tests.peers import transformers
 
 from zeropoint.models.block_chain import Steps
-from zeropoint.models.cache_watch import CacheWatch
+from zeropoint.models.cache_watch import KvCacheObserver
 from zeropoint.models.sequential import observe_blocks
 
 SMALL = {
@@ -50,7 +50,7 @@ def cached(model: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_they_are_those_of_a_cache_of_transformers(family: str) -> None:
     model = model_of(family)
     expected = cached(model)
-    watch = CacheWatch(model)
+    watch = KvCacheObserver(model)
     with watch.hooked(), torch.no_grad():
         for batch in BATCHES:
             model(**batch, use_cache=False)
@@ -64,10 +64,10 @@ def test_blocks_that_run_one_at_a_time_give_the_same_and_results_are_those_witho
     model = model_of("Qwen3")
     with torch.no_grad():
         plain = model(**BATCHES[0], use_cache=False).logits
-        watch = CacheWatch(model)
+        watch = KvCacheObserver(model)
         with watch.hooked():
             assert torch.equal(model(**BATCHES[0], use_cache=False).logits, plain)
-    watch = CacheWatch(model)
+    watch = KvCacheObserver(model)
     model.config.use_cache = False
     observe_blocks(model, BATCHES, watch, Steps(blocks=tuple(f"model.layers.{n}" for n in range(3))))
     assert list(zip(watch.keys.values(), watch.values.values(), strict=True)) == cached(model)
@@ -76,7 +76,7 @@ def test_blocks_that_run_one_at_a_time_give_the_same_and_results_are_those_witho
 def test_a_number_that_is_none_is_kept() -> None:
     model = model_of("Llama")
     model.model.layers[1].self_attn.v_proj.weight.data[3, 5] = torch.nan
-    watch = CacheWatch(model)
+    watch = KvCacheObserver(model)
     with watch.hooked(), torch.no_grad():
         for batch in (*BATCHES, *BATCHES):
             model(**batch, use_cache=False)

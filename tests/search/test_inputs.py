@@ -27,7 +27,7 @@ from zeropoint.methods import LayerData, method_named
 from zeropoint.search import inputs as inputs_module
 from zeropoint.search import measuring
 from zeropoint.search.inputs import Inputs, of_calibration, of_imatrix
-from zeropoint.search.searching import SearchResult, asked, search
+from zeropoint.search.searching import SearchResult, search, search_request
 
 pytestmark = pytest.mark.rotating
 
@@ -68,7 +68,7 @@ def imatrix(path: Path, widths: dict[str, int]) -> dict[str, np.ndarray]:
 
 
 def searched(source: Path, inputs: object, method: str | None = None, budget: str = "6bpw") -> SearchResult:
-    wanted = asked(budget, CANDIDATES, get_codec("compressed-tensors"), method=method, limits=ONE)
+    wanted = search_request(budget, CANDIDATES, get_codec("compressed-tensors"), method=method, limits=ONE)
     return search(open_source(source), replace(wanted, inputs=inputs))  # type: ignore[arg-type]
 
 

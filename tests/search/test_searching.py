@@ -34,7 +34,7 @@ from zeropoint.search import Budget, measuring
 from zeropoint.search.measuring import measure_all, weighted
 from zeropoint.search.offers import KEEP, choices
 from zeropoint.search.search_state import STATE, SearchState, source_fields
-from zeropoint.search.searching import SearchResult, asked, search
+from zeropoint.search.searching import SearchResult, search, search_request
 from zeropoint.tensor import QuantizedTensor
 
 pytestmark = pytest.mark.rotating
@@ -58,7 +58,7 @@ def searched(
     source: Path, budget: str, candidates: str = "w4a16,mxfp8a16,w8a16", format: str = "compressed-tensors",  # noqa: A002
     state: Path | None = None, **options: object,
 ) -> SearchResult:  # fmt: skip
-    wanted = asked(budget, candidates, get_codec(format), limits=ONE, **options)  # type: ignore[arg-type]
+    wanted = search_request(budget, candidates, get_codec(format), limits=ONE, **options)  # type: ignore[arg-type]
     return search(open_source(source), wanted, state=state)
 
 
@@ -249,7 +249,7 @@ def test_a_search_that_was_killed_measures_only_what_was_left(
 ) -> None:
     monkeypatch.setattr(measuring, "_BATCH", 1)
     golden = searched(source, "5bpw", "w4a16,nvfp4a16,w8a16")
-    wanted = asked("5bpw", "w4a16,nvfp4a16,w8a16", get_codec("compressed-tensors"), limits=ONE)
+    wanted = search_request("5bpw", "w4a16,nvfp4a16,w8a16", get_codec("compressed-tensors"), limits=ONE)
     for count in (3, 16, 25):
         state, seen = tmp_path / str(count), iter(range(count))
 

@@ -29,7 +29,7 @@ from zeropoint.search import evolution, weighing
 from zeropoint.search.evolution import Evolved, Terms, evolved, mutated
 from zeropoint.search.inputs import of_imatrix
 from zeropoint.search.search_state import FORMAT, STATE, SearchState
-from zeropoint.search.searching import SearchResult, asked, search
+from zeropoint.search.searching import SearchResult, search, search_request
 from zeropoint.search.weighing import NOISE, by_noise, noisy, windows_of
 
 pytestmark = pytest.mark.rotating
@@ -46,7 +46,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def searched(source: Path, budget: str = "6bpw", **options: object) -> SearchResult:
-    wanted = asked(budget, CANDIDATES, get_codec("compressed-tensors"), limits=ONE)
+    wanted = search_request(budget, CANDIDATES, get_codec("compressed-tensors"), limits=ONE)
     return search(open_source(source), wanted, **options)  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ def test_where_columns_count_by_their_inputs_so_does_the_noise(source: Path, tmp
         for module, values in squares.items():
             file.write(struct.pack("<i", len(module)) + module.encode() + struct.pack("<ii", 1, len(values)))
             file.write(values.float().numpy().tobytes())
-    wanted = asked("6bpw", CANDIDATES, get_codec("compressed-tensors"), limits=ONE)
+    wanted = search_request("6bpw", CANDIDATES, get_codec("compressed-tensors"), limits=ONE)
     weigh, state = by_noise(None, ONE), tmp_path / "state"
     searched(source, state=state, weigh=weigh)  # what is kept without inputs is not taken for these
     result = search(open_source(source), replace(wanted, inputs=of_imatrix(path)), state=state, weigh=weigh)
@@ -171,7 +171,7 @@ def test_text_and_token_ids_are_windows_of_the_model(source: Path, tmp_path: Pat
 
 
 def test_an_embedding_is_not_tried_with_noise_and_says_so(source: Path) -> None:
-    wanted = asked(
+    wanted = search_request(
         "6bpw", CANDIDATES, get_codec("compressed-tensors"), limits=ONE,
         selection=Selection(include=("*embed_tokens",)),
     )  # fmt: skip

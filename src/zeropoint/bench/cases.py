@@ -1,4 +1,4 @@
-"""What is measured: operators on schemes and dtypes, and the data they are measured on."""
+"""Benchmark cases: operators on schemes and dtypes, and their data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The operation, the scheme and the dtype of the values, in or out."""
+        """Operation, scheme and dtype of the values, in or out."""
         dtype = str(self.dtype).removeprefix("torch.")
         name = self.scheme
         if self.rival is not None:
@@ -49,9 +49,10 @@ def operator_cases() -> list[Case]:
 
 
 def weights(rows: int, cols: int) -> torch.Tensor:
-    """Return a float32 matrix like a real weight: rows of different spread, a few large columns.
+    """Return a float32 matrix like a real weight.
 
-    The largest magnitude is in the first row, so that the first rows alone give the same scale of the tensor.
+    Rows have different spreads, and a few columns are large. The largest magnitude is in the first row, so
+    that the first rows alone give the same scale of the tensor.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, cols, generator=generator) * 0.02

@@ -83,9 +83,9 @@ def kernel_speeds(
 ) -> KernelSpeeds:  # fmt: skip
     """Time each operator in turns with a copy of as many bytes.
 
-    only: part of the names of those that are timed. rounds: of each, of which the best counts. threads: of
-    torch and the kernels; as many as torch has if None. plot: a new SVG file. progress: called with what is
-    done. Raises OptionError where no name has ``only``, and CheckpointError where the plot cannot be written.
+    only: part of the names of timed kernels. rounds: of each, of which the best counts. threads: of torch and
+    the kernels; torch's own number if None. plot: a new SVG file. progress: a callback. Raises OptionError
+    where no name has ``only``, and CheckpointError where the plot cannot be written.
     """
     cases = [case for case in operator_cases() if only in case.label]
     if not cases:

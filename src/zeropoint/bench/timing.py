@@ -1,4 +1,4 @@
-"""Fair timing on a machine that is not quiet: in turns, best of several rounds, next to a plain copy.
+"""Fair timing on a busy machine: interleaved rounds next to a copy.
 
 Absolute times move with the neighbors; a ratio holds when both of its sides were measured in the same rounds.
 """
@@ -18,7 +18,7 @@ SLOW_ROUNDS = 3
 def in_turns(
     work: dict[str, Callable[[], object]], rounds: int, *, slow_seconds: float = SLOW_SECONDS
 ) -> dict[str, list[float]]:
-    """Return the seconds of every call: each function once a round, the order moving on from round to round.
+    """Return the seconds of every call, with functions interleaved round by round.
 
     One untimed round comes first (page faults, compilation). Nobody runs twice in a row, so that nobody finds
     its own data in the cache; the order moves, so that nobody always follows the same neighbor.
@@ -43,18 +43,18 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 class Copies:
-    """Plain copies of any number of bytes up to ``largest``, between two buffers already in memory."""
+    """Plain copies of up to ``largest`` bytes, between two buffers in memory."""
 
     def __init__(self, largest: int) -> None:
         self._source = torch.ones(largest, dtype=torch.uint8)
         self._target = torch.zeros(largest, dtype=torch.uint8)
 
     def of(self, nbytes: int) -> Callable[[], object]:
-        """Return a call that moves ``nbytes`` bytes in all: half of them read, half of them written."""
+        """Return a call that moves ``nbytes`` bytes, half read, half written."""
         source, target = self._source[: nbytes // 2], self._target[: nbytes // 2]
         return lambda: target.copy_(source)
 
     def into_new_memory(self, nbytes: int) -> Callable[[], object]:
-        """Return the same copy into a tensor that it allocates, as an operator must that returns one."""
+        """Return the same copy into a new tensor, as for allocating operators."""
         source = self._source[: nbytes // 2]
         return source.clone

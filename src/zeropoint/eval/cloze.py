@@ -1,7 +1,7 @@
-"""Choices between two sentences, one of which was written by someone: made from text with parts of speech.
+"""Cloze items: choices between a written sentence and an altered one.
 
 In a sentence one content word is replaced by another word that has the same tag somewhere in the text; a
-model chooses the sentence that it finds likelier. Tagged text is that of the Brown corpus: words as
+model chooses the sentence that it finds likelier. Tagged text is in the Brown corpus's format: words as
 ``word/tag``, a sentence a line.
 """
 
@@ -45,7 +45,7 @@ Tagged = Sequence[tuple[str, str]]
 
 
 def tagged_sentences(text: str) -> Iterator[Tagged]:
-    """Yield the sentences of tagged text: words with their tags, in lower case.
+    """Yield tagged sentences: words with their tags, in lower case.
 
     Args:
         text: words as ``word/tag``, a sentence a line; lines of anything else are left out.
@@ -61,7 +61,7 @@ def tagged_sentences(text: str) -> Iterator[Tagged]:
 
 
 def cloze_items(path: Path | str, most: int) -> list[ClozeItem]:
-    """Return items of a file of tagged text, the same ones each time.
+    """Return cloze items of a tagged file, deterministically.
 
     Args:
         path: of the file.
@@ -92,7 +92,7 @@ def cloze_items(path: Path | str, most: int) -> list[ClozeItem]:
 
 
 def _places(sentence: Tagged, known: Mapping[str, frozenset[str]]) -> list[int]:
-    """Return where words can be replaced: content words in lower case, but the first word.
+    """Return replaceable places: lower-case content words but the first.
 
     known: the words of each tag, of which one must be no word of the sentence.
     """
@@ -106,7 +106,7 @@ def _places(sentence: Tagged, known: Mapping[str, frozenset[str]]) -> list[int]:
 def _item(
     sentence: Tagged, places: Sequence[int], words: Mapping[str, Sequence[str]], random: Random
 ) -> ClozeItem:
-    """Return an item; a word is drawn as often as it is used, so that rarity does not give it away."""
+    """Return an item; replacements are drawn by frequency, against rarity cues."""
     at, own = random.choice(places), {word for word, _ in sentence}
     others = [word for word in words[sentence[at][1]] if word not in own]
     plain = [word for word, _ in sentence]

@@ -1,4 +1,4 @@
-"""Which of two sentences models find likelier: accuracy, and whether it differs from the reference's."""
+"""Cloze accuracy of models, and whether it differs from the reference's."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class ClozeProbe:
         return found
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:
-        """Return the log-likelihood of each sentence from the word on that differs: (sentences,) float64.
+        """Return sentences' log-likelihoods from the altered word on, (sentences,) float64.
 
         Args:
             found: a model that has run.
             at: number of the batch in the pass.
-            batch: its number among those of the probe.
+            batch: number of the batch in the probe.
         """
         logits = found.logits(at)
         likely = []
@@ -112,12 +112,12 @@ class ClozeAnswers:
 
 
 def _right(likely: Floats) -> NDArray[np.bool_]:
-    """Return which choices are right: log-likelihoods of right and wrong sentences by turns."""
+    """Return right choices, from alternating right and wrong log-likelihoods."""
     return likely[0::2] > likely[1::2]
 
 
 def _grouped(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Return numbers of rows, those of similar length together, in groups of at most ``most`` tokens."""
+    """Return row numbers grouped by length, at most ``most`` tokens each."""
     groups: list[list[int]] = []
     for n in sorted(range(len(lengths)), key=lambda n: lengths[n]):
         if not groups or lengths[n] * (len(groups[-1]) + 1) > most:

@@ -1,7 +1,7 @@
-"""How soon a model's greedy continuation of a prompt leaves that of the reference.
+"""Length of a model's agreement with the reference's greedy continuation.
 
-The reference continues each prompt once, always by its most likely token. A model is then given what the
-reference wrote: up to the first place where its own most likely token is another one, its own continuation is
+The reference continues each prompt once, always by its most likely token. A model then runs on this
+continuation: up to the first place where its own most likely token is another one, its own continuation is
 the same, so that one pass finds where they part.
 
 Source: the measure of A. Dutta et al., Accuracy is Not All You Need (arXiv:2407.09141), is how many answers
@@ -26,7 +26,7 @@ LENGTH, SAME = "Median divergence length", "Same continuations"
 
 
 def greedy_continuations(model: RunningModel, prompts: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return prompts with the most likely tokens that follow, one by one: (prompts, length + tokens).
+    """Return prompts with greedy continuations, (prompts, length + tokens).
 
     The whole model is in memory meanwhile.
 
@@ -60,7 +60,7 @@ def prompts_of(ids: torch.Tensor, number: int, length: int) -> torch.Tensor:
 
 
 class ContinuationProbe:
-    """Asks which token models find the most likely at each place of continuations.
+    """Probe of the most likely token at each continuation place.
 
     Args:
         sequences: prompts with the continuations of the reference: (prompts, length + tokens).
@@ -83,7 +83,7 @@ class ContinuationProbe:
         Args:
             found: a model that has run.
             at: number of the batch in the pass.
-            batch: its number among those of the probe.
+            batch: number of the batch in the probe.
         """
         return found.logits(at, last=self.tokens + 1)[:, :-1].argmax(-1)
 

@@ -1,6 +1,6 @@
-"""How far a model gets from itself when some of its weights are replaced: what a search over formats asks.
+"""Divergence of a model from itself under replaced weights, for search.
 
-One pass of the model as it is is kept, block by block; a question runs the blocks from the first changed one
+One pass of the unchanged model is kept, block by block; a question runs the blocks from the first changed one
 on.
 """
 
@@ -20,7 +20,7 @@ from .window_probe import WindowProbe
 
 
 class DivergenceMeter:
-    """A model in memory whose weights can be replaced, and the logits of the model as it is.
+    """A model in memory with replaceable weights, and its unchanged logits.
 
     Args:
         model: with all its weights, see :class:`~zeropoint.checkpoint.model.forward_pass.Replacing`.
@@ -34,11 +34,11 @@ class DivergenceMeter:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Names in the files of the Linear layers whose weights can be replaced."""
+        """File names of the Linear layers with replaceable weights."""
         return self._model.modules
 
     def weight(self, module: str) -> torch.Tensor:
-        """Return a copy of a weight of the model as it is: (out, in), in the dtype of the pass.
+        """Return a copy of an unchanged weight, (out, in).
 
         Args:
             module: name of a Linear layer.
@@ -46,7 +46,7 @@ class DivergenceMeter:
         return self._model.weight(module)
 
     def scores(self, weights: Mapping[str, torch.Tensor]) -> TokenScores:
-        """Return the scores of all tokens with some weights replaced, next to the model as it is.
+        """Return token scores under replaced weights, against the unchanged model.
 
         Args:
             weights: (out, in) each, by the names of their modules.
@@ -61,10 +61,10 @@ class DivergenceMeter:
             )
 
     def mean_divergence(self, weights: Mapping[str, torch.Tensor]) -> Estimate:
-        """Return the mean KL divergence, in nats, from the model as it is, with its standard error.
+        """Return the mean KL divergence, in nats, with its standard error.
 
         Args:
-            weights: those that are replaced, (out, in) each, by the names of their modules.
+            weights: replaced weights, (out, in) each, by the names of their modules.
 
         Raises:
             CalibrationError: for a name or shape that the model has not.
@@ -80,13 +80,13 @@ def divergence_meter(
     source: Source, probe: WindowProbe, *, limits: Limits | None = None,
     dtype: torch.dtype | None = torch.float32,
 ) -> Iterator[DivergenceMeter]:  # fmt: skip
-    """Return a context in which weights of a checkpoint's model can be replaced, to see what that changes.
+    """Return a context with a checkpoint's model and replaceable weights.
 
-    Logits of all scored tokens, what each block gives, and the whole model are in memory: for small models
-    and few windows, such as the four of :meth:`~.text_windows.TokenizedText.windows` with ``most=4``.
+    Logits of all scored tokens, outputs of blocks, and the whole model are in memory: for small models and
+    few windows, such as the four of :meth:`~.text_windows.TokenizedText.windows` with ``most=4``.
 
     Args:
-        source: a local checkpoint, quantized or not; its decoded weights are the model as it is.
+        source: a local checkpoint, quantized or not; its decoded weights are the unchanged model.
         probe: ``WindowProbe(TextTokenizer(source)(text).windows(context, most))``.
         limits: of memory, or None for the default.
         dtype: of weights and activations.

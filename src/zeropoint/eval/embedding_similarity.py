@@ -1,4 +1,4 @@
-"""Embeddings of sentences next to those of a reference: are they where they were, in the same order.
+"""Similarity of sentence embeddings to a reference, in place and order.
 
 cosine(a, b) = a . b / (|a| |b|) for the two embeddings of each sentence; the rank correlation of all pairwise
 similarities; and how many of the ten nearest sentences of each are the same.
@@ -16,7 +16,7 @@ _NEIGHBORS = 10
 
 
 def embedding_statistics(own: Floats, base: Floats) -> Statistics:
-    """Return how far embeddings are from those of a reference.
+    """Return statistics of embeddings against a reference.
 
     Args:
         own: of the model: (sentences, width), at least twelve sentences.
@@ -56,7 +56,7 @@ def _similarities(embeddings: Floats) -> Floats:
 
 
 def spearman(a: Floats, b: Floats) -> float:
-    """Return Spearman's correlation: Pearson's of ranks, equal numbers sharing the mean of theirs.
+    """Return Spearman's correlation: Pearson's of ranks, with averaged ties.
 
     Args:
         a: (n,), not all equal.
@@ -87,7 +87,7 @@ def ranks_of(values: Floats) -> Floats:
 
 
 def neighbor_overlap(own: Floats, base: Floats, number: int) -> Floats:
-    """Return, for each sentence, the share of its nearest others that is the same: (sentences,).
+    """Return the common share of nearest neighbors, (sentences,).
 
     Args:
         own: similarities of all pairs: (sentences, sentences).

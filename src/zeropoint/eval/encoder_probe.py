@@ -1,6 +1,6 @@
-"""Sentences for a model that embeds them: BERT and its like, whose tokens' vectors are averaged.
+"""Sentence embeddings of encoder models, averaged over tokens.
 
-Sentences of one length run together, so that nothing is padded and none changes what another gives.
+Sentences of one length run together, so that nothing is padded and none changes the output of another.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def sentences_of(text: str, most: int) -> list[str]:
 
 
 def takes_first_vector(source: Source) -> bool:
-    """Return whether a checkpoint says that the vector of its first token is the embedding, not their mean.
+    """Return whether a checkpoint embeds by its first token's vector.
 
     Args:
         source: a checkpoint.
@@ -100,7 +100,7 @@ class EncoderProbe:
         Args:
             found: a model that has run.
             at: number of the batch in the pass.
-            batch: its number among those of the probe.
+            batch: number of the batch in the probe.
         """
         vectors: torch.Tensor = found.output(at).last_hidden_state.float()
         return vectors[:, 0] if self._first else vectors.mean(1)

@@ -1,4 +1,4 @@
-"""A mean with its standard error, of values that come token by token, and of differences that are paired."""
+"""Means with standard errors, of token values and paired differences."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mean_of(values: Floats) -> Estimate:
 
 
 def covariance_of(a: Floats, b: Floats) -> float:
-    """Return the covariance of the means of two lists of numbers that belong together in pairs.
+    """Return the covariance of the means of paired numbers.
 
     Args:
         a: (n,).
@@ -59,7 +59,7 @@ def covariance_of(a: Floats, b: Floats) -> float:
 
 
 def proportion_of(successes: int, trials: int) -> Estimate:
-    """Return a share with its standard error, sqrt(p (1 - p) / (n - 1)).
+    """Return a share with standard error, sqrt(p(1-p)/(n-1)).
 
     Args:
         successes: how many of them.

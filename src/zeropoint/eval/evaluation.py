@@ -1,7 +1,7 @@
-"""How far models are from their reference, in numbers of quality: one pass of each over the same data.
+"""Quality of models against a reference, in one pass of each.
 
-Any layout that is read counts as a model, and runs on its decoded weights, in float32 unless another dtype is
-asked for. The noise floor is the reference itself in bfloat16: a difference below it says nothing.
+Every readable layout counts as a model, and runs on its decoded weights, in float32 unless another dtype is
+given. The noise floor is the reference itself in bfloat16: a difference below it says nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SAID = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """What is asked of models.
+    """Settings of an evaluation.
 
     Args:
         context: tokens of a window, of which the second half is scored: llama-perplexity's ``--ctx-size``.
@@ -62,7 +62,7 @@ class EvaluationSettings:
         tagged: a file of tagged text to make choices of, or None.
         items: how many choices at most.
         noise_floor: whether the reference runs in bfloat16, too.
-        cache: a file that keeps what the reference gives, or None.
+        cache: a file that keeps the reference's outputs, or None.
         dtype: of weights and activations.
 
     Raises:
@@ -112,9 +112,9 @@ class ModelQuality:
         return f"{self.name}: " + ", ".join(f"{key} {found.value:.5g}" for key, found in first)
 
     def difference(self, other: ModelQuality) -> Statistics:
-        """Return the means of this model less those of another one on the same data, with paired errors.
+        """Return this model's means minus another's, with paired errors.
 
-        What both find hard does not count, so that the error is often far below those of the two means.
+        What both find hard does not count, so that the error is often far below the errors of the two means.
 
         Args:
             other: a model of the same evaluation, or of one on the same data.
@@ -204,14 +204,14 @@ def evaluate_checkpoint(
     out: Path | str | None = None, overwrite: bool = False,
     max_memory: int | str | None = None, device: torch.device | str | None = None, progress: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """Return how far models are from a reference on a text, as ``zeropoint eval`` does.
+    """Evaluate models against a reference on a text, like ``zeropoint eval``.
 
     Each runs on its decoded weights in float32, a block in memory at a time; inputs are quantized where the
     checkpoint says so. Windows are cut and scored as llama-perplexity does, and statistics have the names
     that llama.cpp prints: ``found.models[-1].statistics["Mean KLD"].value``.
 
     Args:
-        models: a checkpoint in any layout that is read, or several.
+        models: a checkpoint in any readable layout, or several.
         against: the reference, usually the model that they were quantized from.
         text: a file of text in UTF-8, or of token ids in .safetensors.
         context: tokens of a window, of which the second half is scored.
@@ -219,8 +219,8 @@ def evaluate_checkpoint(
         continuations: how many prompts the reference continues, to see where models part from it.
         cloze: a file of ``word/tag`` text, as the Brown corpus has it, to make choices between sentences of.
         noise_floor: whether the reference runs in bfloat16, too, which is the first of ``models`` then.
-        cache: a file that keeps what the reference gives, for other models on the same text.
-        out: a file for a page about what was measured, and about the models; none is written if None.
+        cache: a file that keeps the reference's outputs, for other models on the same text.
+        out: a file for a page about the results and the models; none is written if None.
         overwrite: whether a page that is there may be replaced.
         max_memory: most memory of the process, as bytes or a text such as ``"1G"``; 2 GiB if None.
         device: where models run: the processor if None, or ``"cuda"``.
@@ -231,7 +231,7 @@ def evaluate_checkpoint(
 
     Raises:
         CalibrationError: for a text that is too short or cannot be read, for models of another kind, and for
-            other tokens than those of the reference.
+            tokens unlike the reference's.
         UnsupportedError: for models that are not run here.
         CheckpointError: for files that are damaged, a cache of something else, and too little memory.
     """
@@ -256,19 +256,19 @@ def evaluate(
     models: Sequence[Place | str], against: Place | str, text: Path | str, *,
     settings: EvaluationSettings | None = None, limits: Limits | None = None, progress: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """Return how far models are from a reference on a text.
+    """Return an evaluation of models against a reference on a text.
 
     Args:
-        models: checkpoints in any layout that is read, quantized or not.
+        models: checkpoints in any readable layout, quantized or not.
         against: the reference, usually the model that they were quantized from.
         text: a file of text in UTF-8, or of token ids in .safetensors.
-        settings: what is asked.
+        settings: of the evaluation.
         limits: of memory.
         progress: whether to show bars, on a terminal or in a notebook.
 
     Raises:
         CalibrationError: for a text that is too short or cannot be read, for models of another kind, and for
-            other tokens than those of the reference.
+            tokens unlike the reference's.
         UnsupportedError: for models that are not run here.
         CheckpointError: for files that are damaged, a cache of something else, and too little memory.
     """
@@ -314,7 +314,7 @@ def evaluate(
 
 
 def is_encoder(source: Source) -> bool:
-    """Return whether a checkpoint is that of an embedding model; otherwise it is a causal language model.
+    """Return whether a checkpoint is an embedding model, not a causal one.
 
     Args:
         source: a checkpoint.
@@ -338,7 +338,7 @@ def _base(
     reference: Source, asked: _Asked, cache: ReferenceCache | None,
     by: tuple[EvaluationSettings, Limits], *, progress: bool,
 ) -> Iterator[ForwardPass]:  # fmt: skip
-    """Return a context with the reference that has run, on its own or from a cache."""
+    """Return a context with the reference's pass, run or cached."""
     settings, limits = by
     ran = functools.partial(forward_pass, reference, asked.batches, limits, dtype=settings.dtype)
     if cache is None:
@@ -411,7 +411,7 @@ def _ask_for_continuations(
     asked: _Asked, reference: Source, tokens: TokenizedText, by: tuple[EvaluationSettings, Limits],
     *, known: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Let the reference continue prompts, or take what is known, and ask models about these."""
+    """Add a probe of the reference's continuations, known or generated."""
     settings, limits = by
     prompts = prompts_of(tokens.ids, settings.continuations, min(_PROMPT, settings.context // 2))
     number = min(settings.tokens, settings.context - prompts.shape[1])
@@ -435,7 +435,7 @@ def _ask_for_continuations(
 
 
 def require_same_tokens(reference: Source, other: Source, text: str, expected: TokenizedText) -> None:
-    """Raise CalibrationError where two checkpoints make other tokens of a text.
+    """Raise CalibrationError where two checkpoints tokenize a text differently.
 
     One without a tokenizer passes.
 
@@ -443,7 +443,7 @@ def require_same_tokens(reference: Source, other: Source, text: str, expected: T
         reference: whose tokens were expected.
         other: another checkpoint.
         text: any text.
-        expected: what the reference makes of it.
+        expected: the reference's tokens.
     """
     try:
         found = TextTokenizer(other)(text)

@@ -1,4 +1,4 @@
-"""The statistics of a language model against its reference, under the names that llama.cpp prints.
+"""Statistics of a language model against its reference, under llama.cpp's names.
 
 Source: ggml-org/llama.cpp, tools/perplexity/perplexity.cpp, function kl_divergence. We deviate in two ways:
 sums are in float64 over all of the vocabulary, where llama.cpp stores the reference's logits in 16 bits and
@@ -27,9 +27,9 @@ Samples = Mapping[str, Floats]
 
 
 def language_statistics(scores: TokenScores, nbytes: int | None = None) -> Statistics:
-    """Return perplexities, KL divergence and changes of probabilities, by the names of llama.cpp.
+    """Return perplexities, KL divergence and probability changes, by llama.cpp's names.
 
-    Errors of ratios and differences are those of paired numbers: what both models find hard does not count.
+    Errors of ratios and differences account for pairing: what both models find hard does not count.
 
     Args:
         scores: of all tokens.
@@ -111,7 +111,7 @@ def _spread(
 
 
 def _bits(scores: TokenScores, nbytes: int | None) -> Iterator[tuple[str, Estimate]]:
-    """Yield the bits that each model needs for a byte of the text."""
+    """Yield each model's bits per byte of the text."""
     if nbytes:
         factor = len(scores.nll) / nbytes / math.log(2)
         for name, values in ((BITS, scores.nll), (BASE_BITS, scores.base_nll)):

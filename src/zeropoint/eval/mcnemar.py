@@ -1,4 +1,4 @@
-"""The exact test of McNemar: whether two models answer the same questions right equally often."""
+"""McNemar's exact test of equal accuracy of two models."""
 
 from __future__ import annotations
 

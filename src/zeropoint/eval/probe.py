@@ -1,4 +1,4 @@
-"""What a model is asked, as a protocol: batches that it runs on, and what is learned of its outputs.
+"""The probe protocol: batches that a model runs on, and answers.
 
 All probes of an evaluation share one pass of each model.
 """
@@ -19,11 +19,11 @@ class Answers(Protocol):
     """What one model answered to a probe, next to the reference."""
 
     def add(self, batch: int, own: torch.Tensor, base: torch.Tensor) -> None:
-        """Take what both models give for a batch of the probe.
+        """Add both models' results for a batch of the probe.
 
         Args:
-            batch: its number among those of the probe.
-            own: of the model, what :meth:`Probe.read` returned.
+            batch: number of the batch in the probe.
+            own: of the model, a result of :meth:`Probe.read`.
             base: of the reference.
         """
 
@@ -32,7 +32,7 @@ class Answers(Protocol):
         ...
 
     def samples(self) -> Samples:
-        """Return the numbers whose means are among the statistics, so that models can be paired."""
+        """Return the numbers behind the mean statistics, for pairing models."""
         ...
 
 
@@ -49,12 +49,12 @@ class Probe(Protocol):
         ...
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:
-        """Return what is wanted of a model's output.
+        """Return a probe's part of a model's output.
 
         Args:
             found: a model that has run.
             at: number of the batch in the pass.
-            batch: its number among those of the probe.
+            batch: number of the batch in the probe.
         """
         ...
 
@@ -64,7 +64,7 @@ class Probe(Protocol):
 
 
 def ask(own: ForwardPass, base: ForwardPass, probes: list[Probe]) -> tuple[Statistics, Samples]:
-    """Return what probes learn of a model next to the reference, which have run on the batches of all.
+    """Return statistics of two passes over all probes' batches.
 
     Args:
         own: the model.

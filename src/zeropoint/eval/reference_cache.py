@@ -1,9 +1,8 @@
-"""What the last block of a reference gave, in a file, so that other models are compared without its pass.
+"""Cache file of a reference's last block, to compare without its pass.
 
-It is keyed by what it was computed from: the bytes of the checkpoint, the tokens, the dtype and the versions
-of what computed it. Numbers are kept as they were, so that a result from the file is the same, bit for bit;
-and since a model's rest is small, the file has a few numbers for each token, not one for each word of a
-vocabulary.
+Its key covers all inputs: the bytes of the checkpoint, the tokens, the dtype and the versions of packages.
+Numbers are kept as they were, so that a result from the file is the same, bit for bit; and since the head of
+a model is small, the file has a few numbers for each token, not one for each word of a vocabulary.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _SAID = {"model": "another reference", "text": "another text, context, number of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceKey:
-    """What the contents of a cache follow from; each part is a digest, or text.
+    """Key of a cache's contents; each part is a digest, or text.
 
     Args:
         model: the checkpoint: configuration and weights.
-        text: the tokens that it was given, and those that it was asked to continue.
+        text: the tokens of the pass, and the prompts to continue.
         dtype: of weights and activations.
         versions: of the packages that computed.
     """
@@ -59,12 +58,12 @@ class ReferenceKey:
 
 
 def reference_key(source: Source, batches: Batches, asked: str, dtype: torch.dtype) -> ReferenceKey:
-    """Return what a pass over batches follows from; all files of weights are read for it.
+    """Return a pass's cache key, from all bytes of the weights.
 
     Args:
         source: a local checkpoint.
-        batches: what it runs on.
-        asked: what else was asked of it.
+        batches: its inputs.
+        asked: further inputs.
         dtype: of weights and activations.
     """
     model = hashlib.sha256((source.config_text or "").encode("utf-8", "surrogateescape"))
@@ -101,7 +100,7 @@ class ReferenceCache:
     apart: Sequence[Path] = ()
 
     def require_place(self) -> None:
-        """Raise CheckpointError where the file cannot be there: something else is, or there is no folder."""
+        """Raise CheckpointError where the file cannot be written."""
         if not self.path.absolute().parent.is_dir():
             raise CheckpointError(f"the folder of cache {shown(self.path)} does not exist; create it first")
         self._file.require_free(overwrite=True)
@@ -112,7 +111,7 @@ class ReferenceCache:
         return os.path.lexists(self.path)
 
     def sequences(self) -> torch.Tensor | None:
-        """Return prompts with the reference's continuations, as the file has them, or None.
+        """Return the cached prompts with the reference's continuations, or None.
 
         They are part of the text whose digest is checked by :meth:`read`. Raises CheckpointError for a file
         that is damaged.
@@ -131,15 +130,15 @@ class ReferenceCache:
         return found
 
     def read(self, key: ReferenceKey, batches: Batches, width: int) -> list[torch.Tensor]:
-        """Return what the last block gave, one tensor a batch.
+        """Return the cached outputs of the last block, one a batch.
 
         Args:
-            key: what it must follow from.
-            batches: which it was given.
-            width: numbers that a block gives for a token.
+            key: the expected key.
+            batches: the block's inputs.
+            width: numbers of the block's output for a token.
 
         Raises:
-            CheckpointError: for a file that follows from something else, is damaged, or is none.
+            CheckpointError: for a file of another key, a damaged one, or no cache.
         """
         header = self._header()
         said = _object(header.metadata.get(_KEY, "{}"))

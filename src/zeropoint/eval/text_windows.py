@@ -27,8 +27,8 @@ class TextWindows:
     """Windows of a text.
 
     Args:
-        given: what models are given: (windows, context) int64.
-        tokens: those of the text, which differ from ``given`` in the first of each window alone.
+        given: the models' inputs: (windows, context) int64.
+        tokens: of the text, which differ from ``given`` in the first of each window alone.
         nbytes: of the scored tokens in UTF-8, or None where the text is not known.
         bos: the token that begins each window, or None.
     """
@@ -113,7 +113,7 @@ class TextTokenizer:
         self._tokenizer = CheckpointTokenizer(source)
 
     def __call__(self, text: str) -> TokenizedText:
-        """Return a text as tokens, with the token that begins texts and without one that ends them.
+        """Return a text as tokens, with BOS and without EOS.
 
         Args:
             text: any text.
@@ -136,7 +136,7 @@ class TextTokenizer:
         return whole[:at], whole[at + len(plain) :]
 
     def sentence(self, text: str) -> list[int]:
-        """Return the tokens of a text as an encoder takes it, with all special tokens.
+        """Return a sentence's tokens for an encoder, special ones included.
 
         Args:
             text: a sentence.
@@ -153,7 +153,7 @@ def _byte_ends(text: str, ends: list[int]) -> torch.Tensor:
 
 
 def text_of(path: Path | str, tokens: int = 0) -> str:
-    """Return the begin of a file of text in UTF-8; raises CalibrationError where it cannot be read.
+    """Return the beginning of a UTF-8 file, or raise CalibrationError.
 
     Args:
         path: of the file.
@@ -163,13 +163,13 @@ def text_of(path: Path | str, tokens: int = 0) -> str:
 
 
 def ids_of(path: Path | str) -> torch.Tensor:
-    """Return the one tensor of token ids in a .safetensors file: (tokens,) int64.
+    """Return the token ids of a .safetensors file, (tokens,) int64.
 
     Args:
         path: of the file.
 
     Raises:
-        CalibrationError: for what is no such file.
+        CalibrationError: for any other file.
     """
     ids = read_ids(path, remedy="give text")
     if not ids.numel():

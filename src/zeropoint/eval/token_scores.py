@@ -1,4 +1,4 @@
-"""What is learned of each token that is scored: how likely two models find it, and how far they are apart.
+"""Scores of each token: likelihood under two models, and their divergence.
 
     nll = -ln q(t),  base_nll = -ln p(t),  kld = sum over all tokens v of p(v) (ln p(v) - ln q(v))
 
@@ -38,7 +38,7 @@ class TokenScores:
 
     @property
     def p_diff(self) -> Floats:
-        """The probability of each token under the model, less that under the reference."""
+        """Each token's probability under the model, minus the reference's."""
         found: Floats = np.exp(-self.nll) - np.exp(-self.base_nll)
         return found
 
@@ -59,7 +59,7 @@ class TokenScores:
 
 
 def scores_of(logits: torch.Tensor, base: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
-    """Return the scores of tokens from the logits of both models, computed in float64.
+    """Return token scores from both models' logits, computed in float64.
 
     Args:
         logits: of the model at the positions before the tokens: (n, vocabulary), floats.

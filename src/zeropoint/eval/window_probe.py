@@ -34,7 +34,7 @@ class WindowProbe:
         Args:
             found: a model that has run.
             at: number of the batch in the pass.
-            batch: its number among those of the probe.
+            batch: number of the batch in the probe.
         """
         return found.logits(at, last=self.windows.scored + 1)[0, :-1]
 

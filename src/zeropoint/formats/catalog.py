@@ -1,4 +1,4 @@
-"""The formats that have a name: one row each, with the source of its definition. Everything else is derived.
+"""Named formats: one row each, with its source; all else is derived.
 
 This is the only place in the library where a numeric fact of a format is written down.
 """
@@ -42,7 +42,7 @@ _NF4 = (
 
 
 def _dynamic_map() -> tuple[float, ...]:
-    """Return bitsandbytes' signed dynamic map: seven decades, each of twice the values of the one below.
+    """Return bitsandbytes' signed dynamic map: seven decades, each twice as dense.
 
     A decade has the middles of ``linspace(0.1, 1, 2 ** i + 1)`` times ``10 ** (i - 6)``, in float32, with the
     sums of linspace rounded once, as torch has them.
@@ -173,7 +173,7 @@ _CHOICE = re.compile(r"choice\[([^,\]]*),([^,\]]*)\]")
 
 
 def get_format(name: str | Format, *, others: Iterable[str] = ()) -> Format:
-    """Return the format called ``name``: a catalog name, an alias, or the spelling of a custom format.
+    """Return a format by catalog name, alias, or custom spelling.
 
     Spellings are ``int<bits>[f<fraction bits>]``, ``uint...``, ``codebook[v0,v1,...]``,
     ``choice[e2m1,int4]``, ``vector2[x0,y0,x1,y1,...]`` or ``vector2[higgs16]``, ``digits5[-1,0,1]``,
@@ -249,7 +249,7 @@ def _numbers(text: str, grids: Sequence[str]) -> tuple[float, ...]:
 
 
 def format_name(fmt: Format) -> str:
-    """Return the catalog name of a format, or its canonical spelling; ``get_format`` reads both back.
+    """Return the catalog name or canonical spelling; ``get_format`` reads both.
 
     Args:
         fmt: a format of any kind.

@@ -1,4 +1,4 @@
-"""Codes that represent one of two grids, between which the sign of the scale of their block chooses."""
+"""Two grids of one width, selected by the sign of the scale."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .spec import FormatDefaults
 
 @dataclass(frozen=True)
 class ChoiceFormat(FormatDefaults):
-    """Floats under positive scales, integers of as many bits under negative ones, stretched to the same end.
+    """Floats under positive scales, integers of equal width under negative ones.
 
     With the stretch ``f = first.max / second.qmax`` and a block of scale S:
     ``value = decode(first, code) * S`` where ``S >= 0``, ``value = code * f * |S|`` where ``S < 0``.
-    So codes of integers represent ``-f * code`` in units of the scale. The most negative integer is not
-    written, so that both grids are symmetric.
+    Both grids end at the same magnitude, and integer codes represent ``-f * code`` in units of the scale. The
+    most negative integer is never written, so both grids are symmetric.
 
     Args:
         first: a signed float format without NaN and Inf.
-        second: a signed integer format of as many bits.
+        second: a signed integer format of the same width.
 
     Raises:
         FormatError: for other formats.
@@ -72,12 +72,12 @@ class ChoiceFormat(FormatDefaults):
 
     @property
     def max(self) -> Fraction:
-        """Largest value, that of both grids."""
+        """Largest value of either grid."""
         return self.first.max
 
     @property
     def min(self) -> Fraction:
-        """Smallest value, that of both grids."""
+        """Smallest value of either grid."""
         return self.first.min
 
     @property
@@ -97,7 +97,7 @@ class ChoiceFormat(FormatDefaults):
 
     @property
     def boundary_error(self) -> float:
-        """How far a value of the stretched grid may be from its float32."""
+        """Float32 rounding error of the stretched grid's values, at most."""
         return float(self.max) * 2.0**-24
 
     @property
@@ -107,7 +107,7 @@ class ChoiceFormat(FormatDefaults):
 
     @property
     def mantissa_bits(self) -> int:
-        """Those of the floats."""
+        """Mantissa bits of the float grid."""
         return self.first.mantissa_bits
 
     @property
@@ -121,7 +121,7 @@ class ChoiceFormat(FormatDefaults):
         return f"choice[{self.first.spelling},{self.second.spelling}]"
 
     def number(self, code: int) -> Number:
-        """Return what a code represents under a positive scale."""
+        """Return the number of a code under a positive scale."""
         return self.first.number(code)
 
     def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:

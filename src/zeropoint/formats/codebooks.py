@@ -23,7 +23,7 @@ def float32(value: float) -> float:
 
 @dataclass(frozen=True)
 class CodebookFormat(FormatDefaults):
-    """A table: code ``i`` means ``values[i]``, kept as float32. It need not be sorted.
+    """A table of values: code ``i`` means ``values[i]``, kept as float32.
 
     Of codes with equal values the lowest is written; ``order`` lists the written codes by rising value.
     Encoding takes the nearest value; the boundary between two neighbors is their midpoint rounded to float32,
@@ -114,12 +114,12 @@ class CodebookFormat(FormatDefaults):
 
     @property
     def ceiling(self) -> Fraction:
-        """Largest number that is kept: every larger one has the same nearest value."""
+        """Largest value: larger numbers are clipped to it."""
         return self.max
 
     @property
     def exponents(self) -> tuple[int, ...] | None:
-        """Exponents of the values, rising, where all are powers of two, else None."""
+        """Rising exponents if all values are powers of two, else None."""
         if not all(math.frexp(value)[0] == 0.5 for value in self.values):
             return None
         return tuple(sorted({math.frexp(value)[1] - 1 for value in self.values}))
@@ -136,7 +136,7 @@ class CodebookFormat(FormatDefaults):
 
     @property
     def boundary_error(self) -> float:
-        """How far a boundary may be from the middle of two values: it is rounded to float32."""
+        """Largest error of a boundary, a midpoint rounded to float32."""
         return float(max(self.max, -self.min)) * 2.0**-24
 
     @property

@@ -1,8 +1,8 @@
-"""Numbers to codes and back, for whole tensors, in plain torch: the reference that kernels are compared with.
+"""Reference encoding and decoding of whole tensors, in plain torch.
 
 It knows formats and rounding; scales and zero points have been applied before and are applied after. All
 arithmetic is done in float64, where every step on float32 (and narrower) input is exact up to the one
-rounding that is asked for.
+requested rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .vectors import VectorFormat
 
 
 def round_steps(x: torch.Tensor, mode: RoundingMode, noise: torch.Tensor | None = None) -> torch.Tensor:
-    """Round to integers. ``noise`` in [0, 1), of the shape of ``x``, decides stochastic rounding."""
+    """Round to integers; noise of the same shape drives stochastic rounding."""
     match mode:
         case RoundingMode.HALF_EVEN:
             return torch.round(x)
@@ -59,7 +59,7 @@ def _round_half(x: torch.Tensor, mode: RoundingMode) -> torch.Tensor:
 
 
 def uniform_noise(seed: int, first: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return ``count`` float64 numbers in [0, 1), of the elements with flat index ``first`` and on.
+    """Return ``count`` float64 numbers in [0, 1) for flat indices from ``first``.
 
     A counter-based hash (the 32-bit finalizer of MurmurHash3, twice) of seed and index: tiles and threads do
     not matter.
@@ -109,7 +109,7 @@ def encode(
     *,
     negative: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return code patterns of ``x``: uint8, int32 or int64 by the width of ``fmt``.
+    """Return codes of ``x``: uint8, int32 or int64 by the format's width.
 
     noise: as :func:`round_steps`. Integers saturate, and take finite numbers alone.
     negative: as :func:`second_grid` has it; unless given, scales are positive.
@@ -132,7 +132,7 @@ def encode(
 
 
 def fits(x: torch.Tensor, fmt: Format, mode: RoundingMode, noise: torch.Tensor | None = None) -> torch.Tensor:
-    """Return where ``x``, rounded to a format other than integers, needs no clipping; NaN does."""
+    """Return the mask of numbers that round without clipping, NaN included."""
     if isinstance(fmt, ChoiceFormat):
         return fits(x, fmt.first, mode, noise)
     if not isinstance(fmt, FloatFormat):
@@ -143,7 +143,7 @@ def fits(x: torch.Tensor, fmt: Format, mode: RoundingMode, noise: torch.Tensor |
 
 
 def rounding_reach(magnitudes: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return the middle between each magnitude of ``fmt`` and the next, or a bit more, which rounds down."""
+    """Return the midpoint above each magnitude, or slightly more, which rounds down."""
     if not isinstance(fmt, FloatFormat):
         return magnitudes + (float(fmt.largest_gap) / 2 + fmt.boundary_error)
     _, exponent = torch.frexp(magnitudes)
@@ -164,7 +164,7 @@ def encode_float(
     overflow: Overflow = Overflow.SATURATE,
     noise: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return code patterns of ``x``; NaN becomes the format's NaN, or code 0 where it has none.
+    """Return codes of ``x``; NaN becomes the format's NaN, else code 0.
 
     A negative number overflows an unsigned format unless it rounds to zero. Raises RangeError on overflow
     under Overflow.ERROR, UnsupportedError for Overflow.SPECIAL without special codes.
@@ -194,7 +194,7 @@ def encode_float(
 def magnitude_codes(
     x: torch.Tensor, fmt: FloatFormat, mode: RoundingMode, noise: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the int64 codes of ``|x|`` on the grid of ``fmt`` continued past its end, and where ``x < 0``.
+    """Return int64 codes on an unbounded grid, and the sign mask.
 
     A code past ``fmt.max_code`` means overflow; Inf has such a code. NaN has code 0 and no sign.
     """
@@ -212,7 +212,7 @@ def magnitude_codes(
 
 
 def encode_codebook(x: torch.Tensor, fmt: CodebookFormat) -> torch.Tensor:
-    """Return the codes of the nearest values; a value on a boundary goes down."""
+    """Return the codes of the nearest values; boundaries go down."""
     bounds, order = _codebook_tables(fmt)
     slots = torch.bucketize(x.to(torch.float64).contiguous(), bounds.to(x.device))
     return order.to(x.device)[slots]
@@ -225,7 +225,7 @@ _FAR = 2.0**16
 
 
 def encode_runs(runs: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return a code pattern for each run of neighbors, the last axis; NaN is taken for 0."""
+    """Return a code for each run, the last axis; NaN becomes 0."""
     if isinstance(fmt, DigitsFormat):
         return join_digits(encode_codebook(runs, fmt.digit), fmt)
     assert isinstance(fmt, VectorFormat)
@@ -237,7 +237,7 @@ def encode_runs(runs: torch.Tensor, fmt: Format) -> torch.Tensor:
 
 
 def _nearest_rows(vectors: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return the first row of least squared distance, summed from the first value on."""
+    """Return the first row of least squared distance, summed in column order."""
     total = torch.zeros((len(vectors), len(table)), dtype=torch.float64, device=vectors.device)
     for n in range(table.shape[1]):
         off = vectors[:, n, None] - table[:, n]
@@ -246,13 +246,13 @@ def _nearest_rows(vectors: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def decode_runs(codes: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers that code patterns represent: their run is a new last axis."""
+    """Return the numbers that codes represent, with the run as last axis."""
     return _run_values(fmt, dtype).to(codes.device)[codes.to(torch.int64)]
 
 
 @functools.lru_cache(maxsize=64)
 def _run_values(fmt: Format, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers of all code patterns, zeros for those without a meaning."""
+    """Return the numbers of all codes, zeros for unused ones."""
     table = torch.zeros((1 << fmt.bits, fmt.per_code), dtype=dtype, device="cpu")
     if isinstance(fmt, DigitsFormat):
         table[: fmt.code_count] = decode(_digits(fmt)[: fmt.code_count], fmt.digit, dtype)
@@ -271,7 +271,7 @@ def join_digits(digits: torch.Tensor, fmt: DigitsFormat) -> torch.Tensor:
 
 
 def split_digits(codes: torch.Tensor, fmt: DigitsFormat) -> torch.Tensor:
-    """Return the digits of codes as a new last axis, uint8; the inverse of :func:`join_digits`."""
+    """Return the digits of codes as a new last axis, uint8."""
     return _digits(fmt).to(codes.device)[codes.to(torch.int64)]
 
 
@@ -290,14 +290,14 @@ def _codebook_tables(fmt: CodebookFormat) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def widest_gap(fmt: Format, negative: torch.Tensor | None) -> float | torch.Tensor:
-    """Return the largest distance between neighboring values: where ``negative``, that of the other grid."""
+    """Return the largest distance between neighboring values, by the sign of scales."""
     if negative is None or not isinstance(fmt, ChoiceFormat):
         return float(fmt.largest_gap)
     return torch.where(negative, float(fmt.stretch), float(fmt.first.largest_gap)).double()
 
 
 def second_grid(scale: torch.Tensor | None, fmt: Format) -> torch.Tensor | None:
-    """Return where the sign of the scale says that codes represent the other grid; None for other kinds."""
+    """Return the mask of negative scales, or None where signs are irrelevant."""
     return torch.signbit(scale) if fmt.reads_sign and scale is not None else None
 
 

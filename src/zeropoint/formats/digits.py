@@ -1,4 +1,4 @@
-"""Several values in one code: the digits of a number whose base is the size of a table.
+"""Several values in one code: digits whose base is the table's size.
 
 One of three values is 1.58 bits, and two bits have room for four; five digits of base 3 fit a byte.
 """
@@ -20,13 +20,13 @@ _MOST_BITS = 16
 
 @dataclass(frozen=True)
 class DigitsFormat(FormatDefaults):
-    """Codes of a table as digits: ``count`` neighboring values are one code, the first its highest digit.
+    """Codes that join ``count`` neighbors as digits, highest digit first.
 
-    Values are rounded one by one, as those of the table. What is missing of the last code of a block is taken
-    for zeros.
+    Each value is rounded on its own to the nearest entry of the table. A short last code of a block is padded
+    with zeros.
 
     Args:
-        digit: the table; the size of it is the base.
+        digit: the table; its size is the base.
         count: digits of a code.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Division of tensors by numbers, and of numbers by tensors, with one rounding on every device.
+"""Division by and of Python numbers, rounded once on every device.
 
 torch divides a tensor by a Python number on a GPU, and a number by a tensor anywhere, as a product with the
 rounded reciprocal: in float32 many quotients differ in the last bit.
@@ -20,7 +20,7 @@ def over(number: float, x: torch.Tensor) -> torch.Tensor:
 
 
 def _scalar(number: float, x: torch.Tensor) -> torch.Tensor:
-    """Return a number as a tensor without axes; past the largest of the dtype, where torch raises, Inf."""
+    """Return a 0-d tensor of a number; overflow gives Inf."""
     if abs(number) > torch.finfo(x.dtype).max:
         number = math.copysign(math.inf, number)
     return torch.full((), number, dtype=x.dtype, device=x.device)

@@ -1,7 +1,7 @@
-"""The executable specification: codes to exact fractions and back, one number at a time, in plain Python.
+"""The executable specification: codes to exact fractions and back, in plain Python.
 
-Everything fast in this library is tested against these functions. They know formats and rounding, nothing of
-tensors.
+Everything fast in this library is tested against these functions. They handle one number at a time, and know
+formats and rounding, nothing of tensors.
 """
 
 from __future__ import annotations

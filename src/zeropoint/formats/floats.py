@@ -1,4 +1,4 @@
-"""Binary floating point of any width, from one bit of exponent to float64."""
+"""Binary floating point up to float64, with any exponent width."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Specials(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class FloatFormat(FormatDefaults):
-    """Binary floating point: sign, exponent field, mantissa field, from the highest bit to the lowest.
+    """Binary floating point: sign, exponent field, mantissa field, from the highest bit.
 
     With ``f = mantissa / 2 ** mantissa_bits`` and an exponent field ``E > 0``, or without subnormals:
     ``value = (-1) ** sign * 2 ** (E - bias) * (1 + f)``.
@@ -124,7 +124,7 @@ class FloatFormat(FormatDefaults):
 
     @property
     def nan_code(self) -> int | None:
-        """The one NaN that encoding produces: all ones below the sign, or negative zero's code for fnuz."""
+        """The NaN that encoding writes: all ones, or negative zero under fnuz."""
         # Without mantissa bits the largest exponent field of ieee has one code, and that is Inf.
         if self.specials is Specials.FINITE or (self.specials is Specials.IEEE and not self.mantissa_bits):
             return None
@@ -179,7 +179,7 @@ class FloatFormat(FormatDefaults):
 
     @property
     def smallest_normal(self) -> Fraction:
-        """Smallest value with a full mantissa; past ``max`` when the format is all subnormals."""
+        """Smallest value with a full mantissa; beyond ``max`` if all are subnormal."""
         return power_of_two(self.emin)
 
     @property
@@ -199,12 +199,12 @@ class FloatFormat(FormatDefaults):
 
     @property
     def exponents(self) -> tuple[int, ...] | None:
-        """Exponents of the values, rising, where all are powers of two, else None."""
+        """Rising exponents if all values are powers of two, else None."""
         return None if self.mantissa_bits else tuple(range(self.emin, self.emax + 1))
 
     @property
     def level_bits(self) -> int:
-        """Bits that a scale or an offset takes in a file: whole bytes."""
+        """Stored bits of a scale or an offset: whole bytes."""
         return -(-self.bits // 8) * 8
 
     @property
@@ -264,7 +264,7 @@ class FloatFormat(FormatDefaults):
         return magnitude_code
 
     def _nearest_magnitude(self, magnitude: Fraction, rounding: RoundingMode) -> int:
-        """Round on the grid that there would be if it never ended; past ``max_code`` means overflow."""
+        """Round on the unbounded grid; a code beyond ``max_code`` means overflow."""
         if magnitude == 0:
             return 0
         exponent = max(exponent_of(magnitude), self.emin)
@@ -295,5 +295,5 @@ _MIRRORED = {
 
 
 def _mirrored(rounding: RoundingMode, negative: bool) -> RoundingMode:
-    """Return the rounding of a magnitude that does to the signed value what ``rounding`` says."""
+    """Return the rounding of magnitudes that gives ``rounding`` of signed values."""
     return _MIRRORED.get(rounding, rounding) if negative else rounding

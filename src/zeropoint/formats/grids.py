@@ -1,11 +1,11 @@
-"""Tables of vectors of least squared error for normal numbers, found by ``tests/oracles/normal_grids.py``.
+"""Vector tables of least squared error for normal numbers (``tests/oracles/normal_grids.py``).
 
 A table of n vectors is a minimum of  E min_j |x - t_j|^2  over x of the standard normal distribution in the
-plane: each vector is the mean of its Voronoi cell. The best of several starts was kept; an optimum of all is
+plane: each vector is the mean of its Voronoi cell. The best of several starts was kept; a global optimum is
 not proven. Values are rounded to six decimals, which changes no error in its first nine digits.
 
 HIGGS, arXiv:2411.17525, quantizes pairs of weights, rotated and divided by their root mean square, to such
-tables; those of transformers (integrations/higgs.py) have 0.2 and 0.3 % more error.
+tables; the tables of transformers (integrations/higgs.py) have 0.2 and 0.3 % more error.
 """
 
 from __future__ import annotations

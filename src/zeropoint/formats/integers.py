@@ -1,4 +1,4 @@
-"""Integers, in two's complement or unsigned, with a binary point where one is asked for."""
+"""Integers, two's complement or unsigned, optionally with a binary point."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ class IntFormat(FormatDefaults):
         return -self.max if narrow else self.min, self.max
 
     def divisor(self, *, narrow: bool = False) -> Fraction:
-        """Return half the steps between the codes in use; of unsigned ones all, as many below zero count."""
+        """Return half the range in steps; unsigned: the full range."""
         half_steps = self.qmax - self.qmin if self.signed else 2 * self.qmax
         return (2 * self.qmax if narrow else half_steps) * self.step / 2
 
     def number(self, code: int) -> Number:
-        """Return the number of a bit pattern: the code 15 of int4 is -1."""
+        """Return the number of a bit pattern: int4 code 15 is -1."""
         return (code - self.code_count if self.signed and code > self.qmax else code) * self.step
 
     def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:

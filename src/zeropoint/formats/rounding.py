@@ -1,4 +1,4 @@
-"""How a number becomes a code when it is not one: the direction of rounding, and what is past the largest."""
+"""Rounding modes, and the results of overflow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RoundingMode(enum.Enum):
 
 
 class Overflow(enum.Enum):
-    """What a number becomes that is, once rounded, past the largest finite value or below an unsigned format.
+    """The result of a number that rounds past the format's range.
 
     A codebook has no values past its ends for rounding to reach: every finite number has a nearest value.
     """

@@ -1,10 +1,10 @@
-"""What is asked of a number format. A new kind is a class that answers it.
+"""The protocol of number formats, and defaults for its implementations.
 
 A format maps codes (integers below ``2 ** bits``) to numbers. Kinds own the parameters that define such a
 map and what follows from them: :mod:`.integers`, :mod:`.floats`, :mod:`.codebooks`, :mod:`.choices`,
-:mod:`.vectors`, :mod:`.digits`, :mod:`.table_codes`. They
-take from :class:`FormatDefaults` what most of them answer. Callers need not know the kind. Kinds know nothing
-of tensors, which :mod:`.codes` turns into codes and back; :mod:`.catalog` lists the formats with a name.
+:mod:`.vectors`, :mod:`.digits`, :mod:`.table_codes`. They inherit common members from
+:class:`FormatDefaults`. Callers need not know the kind. Kinds know nothing of tensors, which :mod:`.codes`
+turns into codes and back; :mod:`.catalog` lists the named formats.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Format(Protocol):
 
     @property
     def per_scale(self) -> int:
-        """How many numbers the scale of a block has: one, or one for each code where it is a table."""
+        """Numbers in a block's scale: one, or one per code."""
 
     @property
     def code_count(self) -> int:
@@ -49,7 +49,7 @@ class Format(Protocol):
 
     @property
     def is_integer(self) -> bool:
-        """Whether codes are integers with one step between neighbors, which zero points need."""
+        """Whether codes are integers of constant step, as zero points need."""
 
     @property
     def is_whole(self) -> bool:
@@ -61,7 +61,7 @@ class Format(Protocol):
 
     @property
     def is_table(self) -> bool:
-        """Whether numbers take the nearest value of a table, which leaves no choice of rounding."""
+        """Whether encoding takes the nearest table value, without a rounding mode."""
 
     @property
     def reads_sign(self) -> bool:
@@ -113,7 +113,7 @@ class Format(Protocol):
 
     @property
     def exponents(self) -> tuple[int, ...] | None:
-        """Exponents of the values, rising, where all are powers of two, else None."""
+        """Rising exponents if all values are powers of two, else None."""
 
     @property
     def level_bits(self) -> int:
@@ -128,21 +128,21 @@ class Format(Protocol):
         """Canonical text form, which :func:`zeropoint.formats.get_format` reads."""
 
     def ends(self, *, narrow: bool = False) -> tuple[Fraction, Fraction]:
-        """Return the smallest and the largest value in use; narrow: without the most negative integer.
+        """Return the smallest and the largest value in use.
 
         Args:
             narrow: whether the most negative integer is left out.
         """
 
     def divisor(self, *, narrow: bool = False) -> Fraction:
-        """Return what the largest magnitude of a block is divided by to give its symmetric scale.
+        """Return the divisor of a block's amax that gives its symmetric scale.
 
         Args:
             narrow: whether the most negative integer is left out.
         """
 
     def number(self, code: int) -> Number:
-        """Return what ``code`` represents, one number.
+        """Return the number of a code.
 
         Args:
             code: a code, as a bit pattern.
@@ -183,14 +183,14 @@ _MOST_LISTED_BITS = 16
 
 
 def as_float(number: Number) -> float:
-    """Return a number of a format as a float, which NaN, infinities and the negative zero are too."""
+    """Return a number as a float: NaN, infinities and negative zero included."""
     if number is Special.NEGATIVE_ZERO:
         return -0.0
     return float(number.value) if isinstance(number, Special) else float(number)
 
 
 class FormatDefaults:
-    """What most kinds answer: codes of finite numbers that lie as far apart as they like."""
+    """Defaults of most formats: finite numbers in any spacing."""
 
     is_integer: ClassVar[bool] = False
     is_float: ClassVar[bool] = False
@@ -211,7 +211,7 @@ class FormatDefaults:
         return 1
 
     def number(self: Format, code: int) -> Number:
-        """Return what ``code`` represents.
+        """Return the number of a code.
 
         Args:
             code: a code, as a bit pattern.
@@ -222,12 +222,12 @@ class FormatDefaults:
         raise _single_value(self, code)
 
     def all_values(self: Format) -> tuple[float, ...]:
-        """Return the values of all codes, in the order of these, NaN and infinities among them.
+        """Return the values of all codes in order, NaN and infinities included.
 
-        Of a code that represents several neighboring numbers, they follow each other.
+        A code that represents several neighboring numbers contributes them one after another.
 
         Raises:
-            FormatError: for a format of more than 16 bits, whose values :meth:`numbers` has one by one.
+            FormatError: for a format of more than 16 bits; :meth:`numbers` takes one code at a time.
         """
         if self.bits > _MOST_LISTED_BITS:
             raise FormatError(
@@ -236,7 +236,7 @@ class FormatDefaults:
         return tuple(map(as_float, itertools.chain.from_iterable(map(self.numbers, range(self.code_count)))))
 
     def numbers(self: Format, code: int) -> tuple[Number, ...]:
-        """Return the neighboring numbers that ``code`` represents; of most kinds it is one.
+        """Return the neighboring numbers that a code represents, usually one.
 
         Args:
             code: a code, as a bit pattern.
@@ -279,7 +279,7 @@ class FormatDefaults:
 
     @property
     def exponents(self) -> tuple[int, ...] | None:
-        """Exponents of the values, rising, where all are powers of two, else None."""
+        """Rising exponents if all values are powers of two, else None."""
         return None
 
     @property
@@ -289,7 +289,7 @@ class FormatDefaults:
 
     @property
     def level_bits(self: Format) -> int:
-        """Bits that a scale or an offset takes in a file: those of a code."""
+        """Stored bits of a scale or an offset: one code."""
         return self.bits
 
     def ends(self: Format, *, narrow: bool = False) -> tuple[Fraction, Fraction]:  # noqa: ARG002  # of integers
@@ -310,7 +310,7 @@ class FormatDefaults:
 
 
 def finite(fmt: Format, number: Number, overflow: Overflow) -> Fraction:
-    """Return ``number``, in place of what a format without special codes cannot hold one of its ends."""
+    """Return ``number``, or the replacement of Inf without special codes."""
     if isinstance(number, Fraction):
         return number
     if number is Special.NEGATIVE_ZERO:

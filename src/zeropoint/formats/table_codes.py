@@ -15,11 +15,11 @@ _MOST_BITS = 8
 
 @dataclass(frozen=True)
 class TableFormat(FormatDefaults):
-    """Code ``i`` means number ``i`` of the scale of its block, which is a table of ``2 ** bits`` numbers.
+    """Codes into a table per block, which is its scale.
 
-    ``value = scale[b][code]``. Numbers of a table rise; some may be equal, of which the lowest code is
-    written. Encoding takes the nearest number of the block's table, as :class:`CodebookFormat` does of its
-    own. Without a table, codes have no numbers; limits are in units of the table's largest magnitude.
+    ``value = scale[b][code]``, where each scale is a table of ``2 ** bits`` rising numbers; of equal ones the
+    lowest code is written. Encoding takes the nearest number of the block's table, as :class:`CodebookFormat`
+    does. Without a table, codes have no numbers; limits are in units of the table's largest magnitude.
 
     Args:
         bits: of a code, 1 to 8.
@@ -70,7 +70,7 @@ class TableFormat(FormatDefaults):
         return f"table{self.bits}"
 
     def number(self, code: int) -> Number:
-        """Raise FormatError: what a code means is in the table of its block."""
+        """Raise FormatError: the number of a code depends on its block's table."""
         raise FormatError(f"code {code} of {self.spelling} means what the table of its block says")
 
     def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:  # noqa: ARG002

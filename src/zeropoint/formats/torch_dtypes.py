@@ -1,4 +1,4 @@
-"""Formats and torch dtypes: which is which, and in which dtype codes and scales are kept."""
+"""Formats and torch dtypes: mapping, and storage of codes and scales."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def format_of(dtype: torch.dtype) -> Format:
-    """Return the format of the numbers in a tensor of ``dtype``; raises DtypeError when it has none."""
+    """Return the format of a dtype, or raise DtypeError."""
     if dtype not in _FROM_DTYPE:
         raise DtypeError(
             f"dtype {dtype} has no number format; use one of {', '.join(str(d) for d in _FROM_DTYPE)}"
@@ -43,17 +43,17 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 def dtype_of(fmt: Format) -> torch.dtype | None:
-    """Return the torch dtype whose bytes are the codes of ``fmt``, or None."""
+    """Return the torch dtype whose bytes are the format's codes, or None."""
     return _TO_DTYPE.get(fmt)
 
 
 def storage_dtype(fmt: Format) -> torch.dtype:
-    """Return the dtype in which scales of ``fmt`` are kept: their own, or that of codes."""
+    """Return the dtype that stores scales of a format."""
     return _TO_DTYPE.get(fmt, code_dtype(fmt.bits))
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which a tensor of ``dtype`` is computed: float64 for float64, else float32."""
+    """Return the compute dtype: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""Tables of vectors: a code represents several neighboring values, those of a row of the table."""
+"""Tables of vectors: a code represents several neighboring values, a row."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .spec import FormatDefaults, exponent_of
 
 _MOST_VALUES, _MOST_ROWS = 16, 1 << 12
 _WORK = 1 << 18
-"""Distances that are computed to bound those of all vectors."""
+"""Most distances that are computed to bound the largest."""
 
 
 @dataclass(frozen=True)
 class VectorFormat(FormatDefaults):
-    """A vector codebook: code ``i`` means ``rows[i]``, the values of as many neighbors, kept as float32.
+    """A vector codebook: code ``i`` means the neighbors ``rows[i]``, kept as float32.
 
-    Encoding takes the row of least squared distance, summed in float64 from the first value on, and of equal
-    ones the first. What is missing of the last vector of a block is taken for zeros. Between the ends, which
-    are the largest magnitude and its negative (or 0 where no value is negative), a vector is at most
-    ``largest_gap / 2`` away from its row.
+    Encoding takes the row of least squared distance, summed in float64 in column order, and the first of
+    equal ones. A short last vector of a block is padded with zeros. Between the ends, which are the largest
+    magnitude and its negative (or 0 where no value is negative), a vector is at most ``largest_gap / 2`` away
+    from its row.
 
     Args:
         rows: 2 to 4096 vectors of 2 to 16 values.
@@ -104,7 +104,7 @@ class VectorFormat(FormatDefaults):
 
     @cached_property
     def largest_gap(self) -> Fraction:
-        """Twice a bound on how far a vector between the ends can be from its row."""
+        """Twice a bound on the distance of a vector from its row."""
         low, high, count = float(self.min), float(self.max), self.per_code
         cells = max(1, int((_WORK / len(self.rows)) ** (1 / count)))
         width = (high - low) / cells
@@ -123,7 +123,7 @@ class VectorFormat(FormatDefaults):
 
     @property
     def boundary_error(self) -> float:
-        """How much farther than the nearest row the chosen one may be: distances are rounded to float64."""
+        """Excess distance of the chosen row over the nearest, from float64 rounding."""
         return float(self.max) * 2.0**-24
 
     @property

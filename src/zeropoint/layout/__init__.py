@@ -1,1 +1,1 @@
-"""Where elements lie: blocks of a tensor, codes in bytes. It knows no number formats beyond their width."""
+"""Memory layout: blocks of a tensor, codes in bytes, independent of formats."""

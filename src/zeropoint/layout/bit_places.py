@@ -1,9 +1,9 @@
-"""Where the numbers of a block lie in its bytes: structs whose fields are spread over runs of bits or digits.
+"""Bit layout of structs: fields as runs of bits or digits.
 
 A field, the codes of the elements of a block or the numbers of one level of scales or offsets, is a few
 :class:`Bits`, or :class:`Digits` of bytes: byte j of a run of ``run`` bytes holds, from bit ``shifts[s]`` on,
-``width`` bits of number ``s * run + j``. All that structs differ in are these places, so that each is one
-value, and reading is writing backwards: both are the :class:`Move` list of a field.
+``width`` bits of number ``s * run + j``. Structs differ in these places alone, so that each is one value, and
+reading reverses writing: both follow the :class:`Move` list of a field.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 
 class Move(NamedTuple):
-    """Bits that neighboring bytes of a block have in common with neighboring numbers, which are bytes.
+    """A bit copy between neighboring bytes of a block and neighboring numbers.
 
-    Byte ``at + j`` from bit ``shift`` on, and number ``number + j`` from bit ``low`` on, for each j below
-    ``size``: the bits of ``mask``, of which those of ``flip`` are the opposite in the block.
+    Byte ``at + j`` from bit ``shift`` on, and byte-sized number ``number + j`` from bit ``low`` on, for each
+    j below ``size``: the bits of ``mask``, of which the bits of ``flip`` are inverted in the block.
     """
 
     at: int
@@ -31,18 +31,18 @@ class Move(NamedTuple):
 
 
 class Bits(NamedTuple):
-    """Some bits of some numbers of a field; numbers of two bytes are two, the low one first.
+    """Bits of a field's numbers; two-byte numbers are two, low byte first.
 
     Args:
         at: the first byte of the block that holds them.
-        size: how many bytes do.
-        run: how many bytes hold numbers that follow one another.
+        size: number of these bytes.
+        run: bytes that hold consecutive numbers.
         width: how many bits of a number are here.
-        shifts: at which bits of a byte, for each run of numbers; all that there are unless given.
+        shifts: at which bits of a byte, for each run of numbers; every multiple of ``width`` unless given.
         low: the lowest of these bits in the number.
         first: the first number.
-        flip: those of these bits that are stored as their opposite: the highest of a number in offset binary,
-            which is stored with half its range added, or the sign of one that is stored negated.
+        flip: bits that are stored inverted: the highest of a number in offset binary, which is stored with
+            half its range added, or the sign of one that is stored negated.
     """
 
     at: int
@@ -74,14 +74,15 @@ class Bits(NamedTuple):
 
 
 class Digits(NamedTuple):
-    """Some numbers below 3, each a digit of a byte; digit ``s`` of byte j of a run is number ``s * run + j``.
+    """Base-3 digits of bytes, as ggml stores them.
 
-    A byte is ``ceil(n * 256 / 243)`` for the number n of five digits of base 3, the highest first, as ggml
-    has it: times ``3 ** s``, modulo 256, it leaves digit s in the integer part of three 256ths.
+    Digit ``s`` of byte j of a run is number ``s * run + j``. A byte is ``ceil(n * 256 / 243)`` for the number
+    n of five digits of base 3, the highest first: times ``3 ** s``, modulo 256, it leaves digit s in the
+    integer part of three 256ths.
 
     Args:
         at: the first byte of the block that holds them.
-        run: how many bytes do.
+        run: number of these bytes.
         places: how many digits of a byte are numbers; others are 0.
         first: the first number.
     """
@@ -97,7 +98,7 @@ class Digits(NamedTuple):
         return self.first + self.run * self.places
 
     def read(self, blocks: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Put the digits of blocks, uint8 (..., nbytes), into numbers, uint8 (..., count)."""
+        """Copy the digits of uint8 blocks (..., nbytes) to numbers (..., count)."""
         held = blocks[..., self.at : self.at + self.run].to(torch.int32)
         for place in range(self.places):
             start = self.first + place * self.run
@@ -118,17 +119,17 @@ Field: TypeAlias = tuple[Bits | Digits, ...]
 
 
 def whole(at: int, size: int) -> Field:
-    """Return a field of whole bytes: float16 numbers, or numbers of eight bits."""
+    """Return a field of whole bytes: float16 or eight-bit numbers."""
     return (Bits(at, size, size),)
 
 
 class Struct(NamedTuple):
-    """A block.
+    """A block struct.
 
     Args:
         nbytes: its size.
-        codes: those of the elements.
-        levels: numbers of scales and offsets, in the order of :attr:`Scheme.levels`.
+        codes: field of the elements' codes.
+        levels: fields of scales and offsets, in the order of :attr:`Scheme.levels`.
     """
 
     nbytes: int

@@ -1,4 +1,4 @@
-"""Blocks of a tensor: reduce over each, and spread one value a block back over its elements.
+"""Blocks of a tensor: reductions over each, and broadcasts back to elements.
 
 Plain torch, any device. This module knows granularities and nothing of what the values mean.
 """
@@ -17,7 +17,7 @@ from ..schemes import Granularity
 
 
 def reduce_blocks(x: torch.Tensor, granularity: Granularity, kind: str, fill: float) -> torch.Tensor:
-    """Return the ``kind`` ("amax" or "amin") of each block of ``x``, shaped like the granularity's grid.
+    """Return "amax" or "amin" of each block, shaped like the grid.
 
     ``fill`` pads the last, short block of an axis and must be neutral for ``kind``.
     """
@@ -28,7 +28,7 @@ def reduce_blocks(x: torch.Tensor, granularity: Granularity, kind: str, fill: fl
 
 
 def sum_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
-    """Return the sum of each block of ``x``, shaped like the granularity's grid.
+    """Return the sum of each block, shaped like the grid.
 
     >>> sum_blocks(torch.ones(2, 5), Granularity.group(3))
     tensor([[3., 2.],
@@ -39,10 +39,10 @@ def sum_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
 
 
 def pairwise_sums(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
-    """Return the sum of each block of ``x``, added in an order that follows from the block alone.
+    """Return block sums in an order that follows from the block alone.
 
     ``torch.sum`` may add in another order in a tensor of more blocks, or on more threads; here the two halves
-    of a block are added, then those of the result.
+    of a block are added, then the halves of the result.
 
     >>> pairwise_sums(torch.ones(2, 5), Granularity.group(3))
     tensor([[3., 2.],
@@ -63,7 +63,7 @@ def pairwise_sums(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
 
 
 def block_rows(x: torch.Tensor, granularity: Granularity, fill: float) -> torch.Tensor:
-    """Return the blocks of ``x`` as rows, (blocks, values of a block), of which ``fill`` ends partial ones.
+    """Return blocks as rows, (blocks, block size), padded with ``fill``.
 
     >>> block_rows(torch.arange(5), Granularity.group(3), -1)
     tensor([[ 0,  1,  2],
@@ -89,7 +89,7 @@ def from_block_rows(rows: torch.Tensor, granularity: Granularity, shape: tuple[i
 
 
 def _split(x: torch.Tensor, granularity: Granularity, fill: float) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Return ``x``, padded with ``fill``, with each axis cut into blocks, and the axes inside of blocks."""
+    """Return the padded tensor with axes cut into blocks, and inner axes."""
     shape = tuple(x.shape)
     # A block may be larger than its axis; it is not padded past the axis' own length.
     whole, grid = granularity.block_shape(shape), granularity.grid(shape)
@@ -102,7 +102,7 @@ def _split(x: torch.Tensor, granularity: Granularity, fill: float) -> tuple[torc
 
 
 def spread_blocks(values: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return ``values`` (one a block of a tensor of ``shape``) so that they broadcast against it."""
+    """Return block values that broadcast against a tensor of ``shape``."""
     extents, grid = granularity.block_shape(shape), granularity.grid(shape)
     result = values.reshape(grid)
     for axis, (length, extent, count) in enumerate(zip(shape, extents, grid, strict=True)):
@@ -114,7 +114,7 @@ def spread_blocks(values: torch.Tensor, granularity: Granularity, shape: tuple[i
 def spread_grid(
     values: torch.Tensor, coarse: Granularity, fine: Granularity, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return one value a fine block, taken from the coarse block that holds it.
+    """Return one value a fine block, from the coarse block around it.
 
     Raises ShapeError unless coarse blocks are unions of fine ones.
     """
@@ -129,7 +129,7 @@ def spread_grid(
 
 
 def blocks_of_blocks(coarse: Granularity, fine: Granularity, shape: tuple[int, ...]) -> Granularity:
-    """Return the coarse blocks of a tensor of ``shape`` as blocks of its grid of fine ones.
+    """Return coarse blocks as blocks of the grid of fine ones.
 
     Raises ShapeError unless coarse blocks are unions of fine ones.
     """
@@ -147,7 +147,7 @@ def _not_nested(coarse: Granularity, fine: Granularity, shape: tuple[int, ...]) 
 
 
 def signed_largest(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
-    """Return the number of largest magnitude of each block of ``x``, the first of equals in the block.
+    """Return each block's number of largest magnitude, the first of equals.
 
     >>> signed_largest(torch.tensor([1.0, -3.0, 3.0, 2.0]), Granularity.group(2))
     tensor([-3.,  3.])
@@ -164,7 +164,7 @@ def signed_largest(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
 
 
 def mean_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
-    """Return the mean of each block of ``x``, float64, of exact sums: no order of adding changes a digit."""
+    """Return the float64 mean of each block, from exact, order-independent sums."""
     grid = granularity.grid(tuple(x.shape))
     if x.numel() == 0:
         return torch.zeros(grid, dtype=torch.float64, device=x.device)
@@ -175,7 +175,7 @@ def mean_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
 
 
 def exact_sum(values: npt.NDArray[Any]) -> float:
-    """Return the sum of float32 or float64 numbers, rounded once; Inf where it overflows.
+    """Return the sum of float32 or float64 numbers, rounded once; overflow: Inf.
 
     Sums of 4096 numbers of which each is a multiple of the same power of two, and below 2 ** 41 times it, are
     exact in float64: float32 numbers within sixteen binary orders of magnitude are.

@@ -1,4 +1,4 @@
-"""Codes and the values of a tensor: where a code represents several neighbors, which those are.
+"""Codes and values of a tensor, where a code represents several neighbors.
 
 Rows along the last axis are cut into blocks, and blocks into runs of as many values as a code represents; the
 last run of a block may be short, so that no code reaches into the next block.
@@ -17,7 +17,7 @@ from . import packing
 
 
 def packed_shape(scheme: Scheme, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the bytes of the codes of a tensor of ``shape``."""
+    """Return the shape of the packed codes of a tensor of ``shape``."""
     return packing.packed_shape(scheme.code_shape(shape), scheme.bits)
 
 
@@ -31,19 +31,19 @@ def decoded(
     patterns: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype,
     negative: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return what code patterns represent, of ``shape``; negative: as :func:`.formats.codes.decode`."""
+    """Return decoded values of ``shape``; negative: as in :func:`.formats.codes.decode`."""
     if scheme.element.per_code == 1:
         return decode(patterns.reshape(shape), scheme.element, dtype, negative)
     return _joined(decode_runs(patterns, scheme.element, dtype), scheme, shape)
 
 
 def encoded(values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Return code patterns of values in units of their scale, where each represents several."""
+    """Return codes of runs of values in units of their scale."""
     return encode_runs(_cut(values, scheme), scheme.element)
 
 
 def pack_digits(digits: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Return the bytes of a code for each value, of which those of the scheme may have several as digits."""
+    """Return the packed bytes of one code per value, joining digits."""
     if isinstance(scheme.element, DigitsFormat):
         zero = int(encode_codebook(torch.zeros(1, device="cpu"), scheme.element.digit))
         digits = join_digits(_cut(digits, scheme, zero), scheme.element)
@@ -59,7 +59,7 @@ def unpack_digits(data: torch.Tensor, scheme: Scheme, shape: tuple[int, ...]) ->
 
 
 def _cut(values: torch.Tensor, scheme: Scheme, missing: int = 0) -> torch.Tensor:
-    """Return values as the runs of codes, (..., codes, values of a code); what is missing is ``missing``."""
+    """Return runs of values, (..., codes, values of a code)."""
     per, count = scheme.element.per_code, packing.row_length(tuple(values.shape))
     lead = tuple(values.shape[:-1])
     block = scheme.row_block((*lead, count))

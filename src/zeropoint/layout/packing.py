@@ -1,8 +1,8 @@
-"""Codes to bytes and back: little-endian, low bits first, each row along the last axis padded to whole bytes.
+"""Codes to bytes and back: little-endian, low bits first, rows byte-aligned.
 
-Plain torch, any device. A code of ``b`` bits at position ``i`` of its row occupies bits ``i * b`` to
-``i * b + b - 1`` of the row's bit stream; bit ``k`` of the stream is bit ``k % 8`` of byte ``k // 8``. For 4
-bits, the low nibble comes first.
+Plain torch, any device. Each row along the last axis is padded to whole bytes. A code of ``b`` bits at
+position ``i`` of its row occupies bits ``i * b`` to ``i * b + b - 1`` of the row's bit stream; bit ``k`` of
+the stream is bit ``k % 8`` of byte ``k // 8``. For 4 bits, the low nibble comes first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..formats import Format
 from ..formats.torch_dtypes import code_dtype
 
 _PARTS = (1, 2, 4)
-"""Widths of which whole codes fill a byte."""
+"""Widths that divide a byte."""
 
 
 def row_length(shape: tuple[int, ...]) -> int:
-    """Return how many codes a row holds; a scalar is a row of one."""
+    """Return the codes of a row, 1 for a scalar."""
     return shape[-1] if shape else 1
 
 
@@ -33,7 +33,7 @@ def packed_shape(shape: tuple[int, ...], bits: int) -> tuple[int, ...]:
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the bytes of ``codes``, an integer tensor; only the low ``bits`` bits of each code count.
+    """Return codes packed into bytes; only their low ``bits`` bits count.
 
     Returns uint8 of shape ``(*codes.shape[:-1], ceil(codes.shape[-1] * bits / 8))``; a scalar packs like a
     row of one.
@@ -89,7 +89,7 @@ def _whole_bytes(rows: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(data: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Return ``count`` code patterns a row from the bytes of :func:`pack`: uint8, int32 or int64 by width.
+    """Return unpacked codes, the inverse of :func:`pack`: uint8, int32 or int64.
 
     Args:
         data: uint8, shape (..., ceil(n * bits / 8)).
@@ -142,7 +142,7 @@ def _join(parts: torch.Tensor, span: range) -> torch.Tensor:
 
 
 def as_values(patterns: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return patterns of a signed integer format as the integers they represent, others as they are."""
+    """Return patterns of a signed integer format as integers, others unchanged."""
     if not fmt.is_integer or not fmt.signed:
         return patterns
     if fmt.bits == 8:
@@ -153,7 +153,7 @@ def as_values(patterns: torch.Tensor, fmt: Format) -> torch.Tensor:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, uint8 (bytes,), which share its memory where it is contiguous."""
+    """Return a tensor's bytes, uint8 (bytes,), a view if it is contiguous."""
     whole = tensor.contiguous()
     # A tensor of one number is contiguous under any stride, and torch views bytes under stride 1 alone.
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Blocks as runs of neighbors in memory, where they are such: what a pass over memory needs to know."""
+"""Blocks as contiguous runs in memory, for kernels that stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..schemes import Granularity
 
 
 class Runs(NamedTuple):
-    """A tensor as ``outer * blocks`` runs of ``inner`` neighbors; run ``(o, b)`` lies in block ``b``."""
+    """Runs ``(outer, block)`` of a tensor, each of length ``inner``."""
 
     outer: int
     blocks: int
@@ -19,10 +19,10 @@ class Runs(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def runs_of(granularity: Granularity, shape: tuple[int, ...]) -> Runs | None:
-    """Return the runs of a contiguous tensor of ``shape``, or None where blocks are no runs.
+    """Return the runs of a contiguous tensor, if blocks are runs.
 
-    They are not where several axes are cut but for the last one element a block, or where the last block of
-    an axis is short. A tensor with one block is one run.
+    Blocks are no runs where several axes are cut but for the last one element a block, or where the last
+    block of an axis is short. A tensor with one block is one run.
 
     >>> runs_of(Granularity.channel(1), (8, 3, 5, 5))
     Runs(outer=8, blocks=3, inner=25)

@@ -1,4 +1,4 @@
-"""Packed rows as lines of 32-bit words, which is how layouts store them that lie transposed.
+"""Packed rows as lines of 32-bit words, for transposed layouts.
 
 Words hold codes next to each other in a row, and a line has the words that all rows have at one place; or
 words hold one code of each of several rows, and a line has all codes of a column:
@@ -34,8 +34,8 @@ class WordLines:
 def to_lines(data: torch.Tensor, order: WordLines) -> torch.Tensor:
     """Return packed rows, uint8 (rows, bytes), as lines of words, int32.
 
-    Rows fill whole words along; across, they are a multiple of eight, and lines are those of all codes that
-    bytes hold.
+    Rows fill whole words along; across, they are a multiple of eight, and lines cover all codes that bytes
+    hold.
 
     >>> to_lines(torch.tensor([[1, 0, 0, 0], [2, 0, 0, 0]], dtype=torch.uint8), WordLines())
     tensor([[1, 2]], dtype=torch.int32)
@@ -56,7 +56,7 @@ def to_lines(data: torch.Tensor, order: WordLines) -> torch.Tensor:
 
 
 def from_lines(lines: torch.Tensor, order: WordLines) -> torch.Tensor:
-    """Return lines of words as packed rows; the inverse of :func:`to_lines`, of an even number of lines."""
+    """Return lines of words as packed rows; across, the lines are even."""
     words = _flipped(lines, order)
     if not order.places:
         return words.t().contiguous().view(torch.uint8).reshape(lines.shape[1], -1)

@@ -1,4 +1,4 @@
-"""Algorithms that turn a weight into codes. One module is one method, found by its name.
+"""Quantization algorithms: one module per method, found by its name.
 
 A method sees the weight of one layer, its scheme, and statistics of the data that reach the layer. It knows
 no model, file or recipe.

@@ -1,4 +1,4 @@
-r"""AdaRound on Gram matrices: all weights of a row go up or down together, by soft rounding that hardens.
+r"""AdaRound on Gram matrices: soft rounding of whole rows that hardens.
 
     value = low + h (high - low),    0 <= h <= 1        low, high: the values on either side of the weight
     minimize over h:   (w - value) H (w - value)^T + lambda sum_j c_j (1 - (2 h_j - 1)^beta)
@@ -37,7 +37,7 @@ def _softly(
     whole: Factored,
     grid: Grid,
 ) -> torch.Tensor:
-    """Return values on either side of the target, chosen together; those of feedback are not used."""
+    """Return jointly rounded values next to the target, ignoring feedback's values."""
     nearest, low, high = _sides(target, grid)
     wide, gap = target.double(), high - low
     cost = (whole.damped.diagonal() * gap * gap).clamp_min(1e-300)
@@ -77,7 +77,7 @@ def _power(x: torch.Tensor, power: int) -> torch.Tensor:
 
 
 def _sides(target: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the nearest value, and those on either side; where all lie on one side, two that are equal.
+    """Return the nearest value and both neighbors, equal beyond the ends.
 
     nearest: of the dtype of the grid's scale; the others are float64.
     """

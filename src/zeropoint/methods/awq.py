@@ -1,10 +1,10 @@
-r"""Rescale channels by the size of their inputs: large inputs get weights with less error.
+r"""AWQ: channels rescaled by input size, so important weights lose less.
 
     s = mean(|x|)^r                    or    s = mean(|x|)^r / mean(|w|)^(1 - r)
 
 for some r between 0 and 1; the one of least output error is taken, see :mod:`.rescaling`.
 
-Source: Lin et al., AWQ, arXiv:2306.00978; the second form is that of its later releases.
+Source: Lin et al., AWQ, arXiv:2306.00978; the second form is from its later releases.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-r"""Let the bias of a layer take up the mean error of its outputs, once its weight is rounded.
+r"""Bias correction for the mean output error of a rounded weight.
 
     b' = b + W mu - Q mu~ = b + W (mu - mu~) + (W - Q) mu~
 
-mu is the mean of the layer's inputs in the float model, mu~ that of its inputs where the layers before are
-quantized. The mean of the layer's outputs is then what it is in the float model. Inputs that are zero on
-average, as behind a norm without a bias, leave nothing to correct.
+mu is the mean of the layer's inputs in the float model, mu~ the mean of its inputs where the layers before
+are quantized. The mean of the layer's outputs then equals the float model's. Inputs that are zero on average,
+as behind a norm without a bias, leave nothing to correct.
 
 Source: Data-free quantization (Nagel et al., arXiv:1906.04721), section 4.2; here with means of both streams.
 """
@@ -40,7 +40,7 @@ class BiasCorrection:
     )
 
     def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
-        """Return what is added to the bias; raises CalibrationError without sums of both inputs."""
+        """Return the change of the bias; CalibrationError without both sums."""
         sums = statistics_of(weight, data, SUMS, PairSums, self.name)
         wide, count = weight.double(), int(sums["vectors"])
         moved = _product(wide, sums["difference"] / count)

@@ -1,4 +1,4 @@
-"""Chains: steps that rotate a model, rescale channels or move what is rounded, the method, and corrections.
+"""Method chains: rotation, rescaling, target steps, a method, and corrections.
 
 Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``rotate+awq+shift+descent``, and
 ``gptq+bias`` with a correction. Each step says where in a chain it stands, and why.
@@ -40,7 +40,7 @@ ENDS: dict[str, Method] = {end.name: end for end in (GPTQ, DESCENT, ADAROUND, SI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChain:
-    """A rotation, steps that rescale channels or move the target, the method that rounds it, and corrections.
+    """A rotation, rescalings, target steps, a rounding method, and corrections.
 
     The first two change layers on both sides, which a checkpoint and the driver of a model do; here they are
     only named.
@@ -74,13 +74,13 @@ class MethodChain:
 
     @property
     def unrotated(self) -> Method:
-        """Return what is left once the model is rotated."""
+        """Return the rest of the chain for a rotated model."""
         kept = self.rescalings or self.steps or self.corrections
         return replace(self, rotation=None) if kept else self.end
 
     @property
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
-        """Return what its parts need."""
+        """Return the statistics that its parts need."""
         of_steps, of_corrections = (
             [part.takes for part in parts] for parts in (self.steps, self.corrections)
         )
@@ -89,7 +89,7 @@ class MethodChain:
 
     @property
     def takes(self) -> Mapping[str, Callable[[int], Accumulator]]:
-        """Return what it needs, and what its end can use."""
+        """Return the statistics that it needs, or that its end can use."""
         return {**self.end.takes, **self.needs}
 
     def scope(self, scheme: Scheme) -> Scope:
@@ -101,18 +101,18 @@ class MethodChain:
         return self.end.refusal(scheme)
 
     def bound(self, scheme: Scheme) -> Bound:
-        """Return that of its end, or none where that is of a target, which no file holds."""
+        """Return its end's bound, or none for targets, which files lack."""
         return Bound.NONE if self.steps else self.end.bound(scheme)
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the memory of a value: that of the end, and of targets."""
+        """Return the memory of a value: the end's, and the target's."""
         return self.end.value_bytes(scheme) + (_TARGET_BYTES if self.steps or self.corrections else 0)
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
-        """Return codes of ``weight`` that come close to its target; raises what steps and the end raise.
+        """Return codes of ``weight`` close to the chain's target.
 
-        Raises CalibrationError for steps that rescale channels, which are of a model, UnsupportedError for a
-        rotation, which is of a checkpoint.
+        Raises the errors of its steps and end, CalibrationError for steps that rescale channels, which need a
+        model, and UnsupportedError for a rotation, which needs a checkpoint.
         """
         if self.rotation is not None:
             raise UnsupportedError(needs_checkpoint(self))
@@ -206,7 +206,7 @@ DEFAULT_END = "mse_weighted"
 
 
 def _step(name: str) -> Step | Rescaling | Correction | ModelRotation | None:
-    """Return the step that a name means, which may have a number in it, or None."""
+    """Return the step of a name, possibly with a number, or None."""
     readers = (read for step in steps().values() if (read := getattr(step, "spelled", None)) is not None)
     return steps().get(name) or next((found for read in readers if (found := read(name)) is not None), None)
 
@@ -222,7 +222,7 @@ def _rescales(name: str) -> bool:
 
 
 def has_own_target(method: Method) -> bool:
-    """Return whether a method rounds a target of steps, which is not the weight."""
+    """Return whether a method rounds a target of steps, not the weight."""
     return isinstance(method, MethodChain) and bool(method.steps)
 
 
@@ -235,7 +235,7 @@ def _corrects(name: str) -> bool:
 
 
 def _sides(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a chain up to its method, and those of corrections behind it."""
+    """Return the names up to the method, and the trailing corrections."""
     behind = tuple(reversed([*itertools.takewhile(_is_correction, reversed(names))]))
     return tuple(names[: len(names) - len(behind)]), behind
 
@@ -245,24 +245,24 @@ def _is_correction(name: str) -> bool:
 
 
 def without_corrections(method: Method) -> Method:
-    """Return what a method does for a layer that has no parameter to correct."""
+    """Return the method without corrections."""
     return replace(method, corrections=()) if isinstance(method, MethodChain) else method
 
 
 def without_rescalings(method: Method) -> Method:
-    """Return what a method does once channels are rescaled."""
+    """Return the method without rescalings."""
     return replace(method, rescalings=()) if isinstance(method, MethodChain) else method
 
 
 def start_of(method: Method) -> Method:
-    """Return the method whose codes weights have before they are rounded together, or the method itself."""
+    """Return the method of the starting codes, before joint rounding."""
     if isinstance(method, MethodChain):
         return replace(method, end=start_of(method.end))
     return method.start if isinstance(method, BlockRounding) else method
 
 
 def rounding_of(method: Method, scheme: Scheme) -> Method:
-    """Return the method by which candidates of rescalings are compared: its end, or that of its scales."""
+    """Return the method that compares candidate rescalings: end or scale method."""
     end = start_of(method.end if isinstance(method, MethodChain) else method)
     if not isinstance(end, ErrorFeedback):
         return end

@@ -1,4 +1,4 @@
-"""What rescaled channels and corrections mean for the parameters of a model, and which methods have them."""
+"""Channel folds: the changes of model parameters by rescaling and corrections."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ def numbers_of(steps: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelFold:
-    """What a parameter of a model is multiplied with when channels are rescaled, and what is added to it.
+    """Factors of a parameter's rows and columns, and its summand.
 
         W' = diag(rows) (W + one) diag(columns) - one + added
-
 
     Args:
         rows: a number for each row, as int64 steps of :func:`numbers_of`, or None for ones.
         columns: likewise for each column.
-        one: what the module adds to its weight.
+        one: the module's own summand to its weight.
         added: a number for each row, float32, or None for zeros.
     """
 
@@ -50,7 +49,7 @@ class ChannelFold:
 
     @property
     def rescaling(self) -> ChannelFold:
-        """The same without what is added, under which the model computes what it did before."""
+        """The same fold without summand, which keeps the model's function."""
         return replace(self, added=None)
 
     def on(self, device: torch.device) -> ChannelFold:
@@ -61,7 +60,7 @@ class ChannelFold:
         return replace(self, rows=rows, columns=columns, added=added)
 
     def of(self, x: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """Return what becomes of ``x``, whole rows from row ``first`` on, rounded once to its dtype."""
+        """Return rows of ``x`` from ``first`` folded, rounded once to the dtype."""
         y = x.double() + self.one
         if self.rows is not None:
             y = y * numbers_of(self.rows[first : first + len(x)]).reshape(-1, *[1] * (x.ndim - 1))
@@ -73,7 +72,7 @@ class ChannelFold:
         return y.to(x.dtype)
 
     def then(self, other: ChannelFold) -> ChannelFold:
-        """Return both as one, of which the first adds nothing."""
+        """Return the composition; the first fold has no summand."""
         assert self.added is None
         return ChannelFold(
             rows=_both(self.rows, other.rows), columns=_both(self.columns, other.columns),
@@ -88,7 +87,7 @@ def _both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None
 
 
 def needs_model(method: Method, scheme: Scheme) -> str | None:
-    """Return why a method that sees or changes more than one weight needs data of a model, or None."""
+    """Return the reason why a method needs a whole model, or None."""
     if corrections_of(method):
         parameter = corrections_of(method)[0].parameter
         does = f"corrects a {parameter} by the inputs of the float and of the quantized model"
@@ -111,17 +110,17 @@ def rescalings_of(method: Method) -> tuple[Rescaling, ...]:
 
 
 def corrections_of(method: Method) -> tuple[Correction, ...]:
-    """Return the parts of a method that correct other parameters of the layer."""
+    """Return the parts of a method that correct other parameters."""
     found: tuple[Correction, ...] = getattr(method, "corrections", ())
     return found
 
 
 def kept_with_codes(method: Method) -> str | None:
-    """Return what a step of a method keeps next to codes, in words, or None."""
+    """Return the name of a step's tensors kept next to codes."""
     steps: tuple[object, ...] = getattr(method, "steps", ())
     return next((kept for step in steps if (kept := getattr(step, "keeps", None)) is not None), None)
 
 
 def in_order(method: Method) -> bool:
-    """Return whether a method is solved in the order in which layers run, on what those before it give."""
+    """Return whether layers are solved in the order in which they run."""
     return bool(rescalings_of(method) or corrections_of(method)) or GRAM in method.takes

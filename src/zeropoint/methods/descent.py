@@ -1,4 +1,4 @@
-r"""GPTQ followed by coordinate descent: each code is chosen again while all others stay.
+r"""GPTQ with coordinate descent: each code is chosen again, others fixed.
 
     minimize over q_j:  (w - q) H (w - q)^T    =>    q_j = nearest(q_j + ((w - q) H)_j / H_jj)
 

@@ -1,9 +1,9 @@
-r"""Rescale channels so that both layers on their sides have weights of one range, without data.
+r"""Weight equalization: channels rescaled to one range on both sides.
 
-    s_c = sqrt(max|w_c| of the layer before / max|w_c| of those that read it)
+    s_c = sqrt(max|w_c| of the layer before / max|w_c| of the layers that read it)
 
-Behind a norm the layer before has no weights that are quantized, and ``s_c`` is ``1 / sqrt(max|w_c|)``. It is
-taken where outputs get a smaller error by it, see :mod:`.rescaling`.
+Needs no data. Behind a norm the layer before has no weights that are quantized, and ``s_c`` is
+``1 / sqrt(max|w_c|)``. It is taken where outputs get a smaller error by it, see :mod:`.rescaling`.
 
 Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction,
 arXiv:1906.04721.

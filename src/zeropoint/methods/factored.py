@@ -1,4 +1,4 @@
-"""The factors of a damped Gram matrix, computed once for all layers that read the same inputs.
+"""Factors of a damped Gram matrix, shared by layers of equal inputs.
 
     H = X^T X / n + damping mean(diag) I          H[order][:, order] = M diag(D) M^T,  M unit upper triangular
 
@@ -25,12 +25,11 @@ DAMPING, _TRIES = 0.01, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factored:
-    """A factored Gram matrix, whose columns are in the order in which they are processed.
+    """A factored Gram matrix, its columns in processing order.
 
     damped: the matrix, its columns in their original order. upper, pivots: M and D. order: numbers of
-    original columns. costs: the pivots by original column, which are what an error costs once later columns
-    make up for it; 0 for inputs that are always zero. damping: what was added, as a share of the mean of the
-    diagonal.
+    original columns. costs: the pivots by original column, the cost of an error after later columns
+    compensate; 0 for inputs that are always zero. damping: the added share of the mean of the diagonal.
     """
 
     costs: torch.Tensor

@@ -1,4 +1,4 @@
-"""The codes and scales of llama.cpp: the searches of ``ggml_quantize_chunk``, bit for bit.
+"""llama.cpp's codes and scales: the searches of ``ggml_quantize_chunk``, bit for bit.
 
     minimize over s, m:   sum_j v_j (q_j s - m - w_j)^2        for each block, v from the weights themselves
     v_j <- i_j sqrt(mean(w^2) + w_j^2)                         where the importance i_j of inputs is known
@@ -46,7 +46,7 @@ class GgmlSearch:
     takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MSE_WEIGHTED.takes
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (all types have blocks within rows)
-        """Rows: weights of errors depend on the mean square of a row, or of a block."""
+        """Rows: error weights depend on a row's or block's mean square."""
         return Scope.ROWS
 
     def refusal(self, scheme: Scheme) -> str | None:
@@ -56,7 +56,7 @@ class GgmlSearch:
         return None
 
     def bound(self, scheme: Scheme) -> Bound:
-        """Return that of rounding, or none where codes are not chosen again under stored scales."""
+        """Return the rounding bound if codes are chosen under stored scales."""
         return Bound.ROUNDING if block_types.rounds_last(scheme) else Bound.NONE
 
     def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002 (weights are searched in pieces)

@@ -1,13 +1,13 @@
-r"""GPTQ in feedback form: columns are rounded in turn, and each error is fed into the columns that follow.
+r"""GPTQ in feedback form: each column's error is fed into later ones.
 
     t_j = w_j + sum_{k < j} (w_k - q_k) M_kj,      q_j = the value of the code closest to t_j
     H = M diag(D) M^T:      (w - q) H (w - q)^T = sum_j D_j (t_j - q_j)^2
 
 H is the Gram matrix of the inputs, so that the left side is the squared error of the output. Columns run in
-descending order of its diagonal; scales, and groups with them, are those of the original order, so that files
-hold no order. They are found beforehand by the search of ``mse_weighted`` (that of ``ggml`` for types of
-GGUF) with the pivots D as weights: D_j is what an error of column j costs once later columns make up for it.
-Codes and errors are those of GPTQ with the same order and scales; no inverse is formed.
+descending order of its diagonal; scales and their groups follow the original order, so that files hold no
+order. Scales are found beforehand by the search of ``mse_weighted`` (by ``ggml`` for types of GGUF) with the
+pivots D as weights: D_j is the cost of an error in column j once later columns make up for it. Codes and
+errors equal GPTQ's with the same order and scales; no inverse is formed.
 
 Source: Frantar et al., GPTQ, arXiv:2210.17323; Chee et al., QuIP, arXiv:2307.13304, section 3 (feedback, and
 that the two agree).
@@ -72,15 +72,15 @@ class ErrorFeedback:
         return Scope.LAYER
 
     def refusal(self, scheme: Scheme) -> str | None:
-        """Refuse what rounds several weights together, or at random, and what has no scales."""
+        """Refuse joint or random rounding, and schemes without scales."""
         return ungridded(self.name, scheme)
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (as the protocol)
-        """Return that of outputs: codes are closest to what was fed into them, not to the weight."""
+        """Return the output bound: codes approximate their fed target, not the weight."""
         return self.limit
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the memory of a solved value, and of the search for its scale."""
+        """Return the memory of a solved value and its scale search."""
         return _VALUE_BYTES + MSE_WEIGHTED.value_bytes(scheme)
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
@@ -103,9 +103,9 @@ class ErrorFeedback:
         self, weight: torch.Tensor, target: torch.Tensor, scheme: Scheme, data: LayerData,
         *, notes: tuple[str, ...] = (),
     ) -> LayerResult:  # fmt: skip
-        """Return codes for ``weight`` whose outputs come close to those of ``target``.
+        """Return codes whose outputs come close to the outputs of ``target``.
 
-        target: what steps made of the weight, in float32 or float64. notes: what steps found.
+        target: the weight after the chain's steps, in float32 or float64. notes: the steps' notes.
         """
         refusal = self.refusal(scheme)
         if refusal is not None:
@@ -147,7 +147,7 @@ def coded(values: torch.Tensor, params: QuantizationParams) -> QuantizedTensor:
 
 
 def _explicit(scheme: Scheme, dtype: torch.dtype) -> Scheme:
-    """Return the scheme with scales in the dtype of the weight where it leaves that open."""
+    """Return the scheme with open scale formats in the weight's dtype."""
     own = format_of(dtype)
 
     def named(level: ScaleLevel) -> ScaleLevel:
@@ -159,7 +159,7 @@ def _explicit(scheme: Scheme, dtype: torch.dtype) -> Scheme:
 def _scales(
     target: torch.Tensor, scheme: Scheme, data: LayerData, costs: torch.Tensor, gram: Statistics
 ) -> QuantizedTensor:
-    """Return ``target`` under scales of little error, weighted by the costs of columns."""
+    """Return ``target`` under scales of little cost-weighted error."""
     counts = {name: gram[name] for name in ("vectors", "seen", "left_out")}
     square = MeanSquare(features=len(costs))
     state = {"squares": costs * int(gram["vectors"]), **counts}

@@ -1,10 +1,10 @@
-r"""Incoherence without data: weights are rotated by random block Hadamard matrices, then quantized.
+r"""Random block Hadamard rotation of weights before quantizing, without data.
 
     q = quantize(W R)        and       W x = (W R) (R^T x)        with R = D H / sqrt(b) block by block
 
 A rotated weight looks like numbers of a normal distribution, whatever outliers it had: sums of b numbers with
-random signs. Codes are those of another method on the rotated weight, and errors in W are those in W R, since
-R is orthogonal. What has the codes rotates its inputs (kept), or rotates decoded weights back
+random signs. Codes come from another method on the rotated weight, and errors in W equal errors in W R, since
+R is orthogonal. A layer with the codes rotates its inputs (kept), or rotates decoded weights back
 (:meth:`~zeropoint.methods.LayerResult.dequantize`).
 
 Spelled ``hadamard<SIZE>@<SEED>+<METHOD>``, each part but the first being optional: ``hadamard``,
@@ -67,7 +67,7 @@ class Incoherence:
         return f"hadamard{size}" + (f"@{self.seed}" if self.seed else "") + inner
 
     def scope(self, scheme: Scheme) -> Scope:
-        """Rows; the layer where a scale of the whole tensor needs the range of all rotated rows."""
+        """Rows; the layer for a tensor-wide scale, from all rotated rows."""
         whole = any(level.granularity == Granularity.tensor() for level in scheme.levels)
         inner = self.inner.scope(scheme)
         return Scope.LAYER if whole else Scope.ROWS if inner is Scope.BLOCKS else inner
@@ -77,11 +77,11 @@ class Incoherence:
         return self.inner.refusal(scheme)
 
     def bound(self, scheme: Scheme) -> Bound:
-        """Return that of the method of rotated weights; it holds for these."""
+        """Return the inner method's bound, for rotated weights."""
         return self.inner.bound(scheme)
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the memory of rotated values, and of the method that quantizes them."""
+        """Return the memory of rotated values and the inner method."""
         return _ROTATED_BYTES + self.inner.value_bytes(scheme)
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
@@ -133,9 +133,9 @@ METHOD = Incoherence()
 
 
 def spelled(text: str) -> Method | None:
-    """Return the method that ``text`` spells with a size, a seed or another method, or None for other texts.
+    """Return the method of a text with size, seed or inner method.
 
-    Raises RecipeError for such a text that means nothing.
+    None for other texts. Raises RecipeError for such a text with invalid parts.
 
     >>> spelled("hadamard64@7+mse").name
     'hadamard64@7+mse'

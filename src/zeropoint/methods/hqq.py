@@ -1,17 +1,17 @@
-r"""Half-quadratic quantization: zero points of least error in a norm that forgives outliers, without data.
+r"""Half-quadratic quantization: zero points of least outlier-tolerant error, without data.
 
     minimize over z:   sum_i |w_i - (q_i - z) s|^p        with p = 0.7, for each block
 
 by half-quadratic splitting. With u = UNIT s and r = (w - (q - z) s) / u, each of `STEPS` iterations sets
 
-    e <- sign(r) max(|r| - |r|^(p - 1) / beta, 0)         what is taken for an outlier's error
+    e <- sign(r) max(|r| - |r|^(p - 1) / beta, 0)         the estimate of an outlier's error
     z <- mean of q - w / s + UNIT e over the block
     beta <- KAPPA beta                                    from BETA
 
-The scales stay those of round-to-nearest. Of the zero points that were met, that of ``nearest`` among them, a
-block keeps the one of least squared error: next to it, that of the least 0.7-norm has up to 3 % more squared
-error, and up to 1 % less of its own. Integer zero points are refused: rounding undoes moves of less than half
-a code, which most of them are.
+The scales stay as under round-to-nearest. Of all iterates, the start from ``nearest`` among them, a block
+keeps the zero point of least squared error: the one of least 0.7-norm has up to 3 % more squared error, and
+up to 1 % less of its own. Integer zero points are refused: rounding undoes moves of less than half a code,
+which most of them are.
 
 Source: Badri and Shaji, Half-Quadratic Quantization of Large Machine Learning Models, 2023
 (https://mobiusml.github.io/hqq_blog/), and hqq 0.2.8 (core/optimize.py), which takes the last of 20 steps, or
@@ -48,7 +48,7 @@ UNIT = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfQuadratic:
-    """Move the real zero point of each block as the 0.7-norm asks, and keep the one of least error."""
+    """Real zero points moved by the 0.7-norm, the best kept per block."""
 
     name: ClassVar[str] = "hqq"
     formula: ClassVar[str] = (
@@ -63,7 +63,7 @@ class HalfQuadratic:
         return Scope.LAYER if scheme.granularity == Granularity.tensor() else Scope.BLOCKS
 
     def refusal(self, scheme: Scheme) -> str | None:
-        """Refuse schemes without real zero points, with several levels of scales, and random rounding."""
+        """Refuse other zero points, several scale levels, and random rounding."""
         if scheme.zero_point is not ZeroPoint.REAL:
             return f"method hqq moves real zero points, and {scheme} has none; use asym=real, or method mse"
         if len(scheme.scales) != 1 or scheme.chained is not None:
@@ -73,15 +73,15 @@ class HalfQuadratic:
         return None
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
-        """Return that of rounding: zero points move, and codes clip."""
+        """Return the rounding bound: zero points move, and codes clip."""
         return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002 (all schemes take the same)
-        """Return the memory of the temporaries, in float64: values, decoded values, errors and their sums."""
+        """Return the memory of float64 temporaries: values, decoded, errors, sums."""
         return 48
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
-        """Return ``weight`` in codes whose squared error is nowhere above that of ``nearest``.
+        """Return ``weight`` in codes, each block at most as wrong as ``nearest``.
 
         Raises UnsupportedError for a scheme with a refusal, and what :func:`zeropoint.quantize` raises.
 

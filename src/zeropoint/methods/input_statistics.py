@@ -1,4 +1,4 @@
-"""The statistics of a layer's inputs that a method needs, checked against its weight."""
+"""Input statistics of a layer for a method, checked against its weight."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .method import LayerData
 def statistics_of(
     weight: torch.Tensor, data: LayerData, need: str, kind: type[Accumulator], method: str
 ) -> Statistics:
-    """Return the statistics called ``need`` of the inputs of ``weight``, which have data.
+    """Return the statistics ``need`` of a weight's inputs, with data.
 
-    kind: their accumulator, of a number of features. method: the name of the one that asks. Raises
-    CalibrationError for absent statistics, and for those of another number of inputs.
+    kind: their accumulator, of a number of features. method: the name of the requesting method. Raises
+    CalibrationError for absent statistics, and for another number of inputs.
     """
     found = data.statistics.get(need)
     if found is None or not isinstance(found.accumulator, kind):

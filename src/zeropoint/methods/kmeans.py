@@ -1,10 +1,10 @@
-"""A codebook of its own for each weight: the table of least squared error under the scales of its blocks.
+"""K-means codebooks: a table of least squared error per weight.
 
     minimize over t:   sum_i (s_b(i) min_j |t_j - w_i / s_b(i)|)^2
 
 The scheme says how many values the table has and which scales there are, by a codebook of as many values,
 such as ``nf4:g64`` or ``codebook[0,1,2,3]:cast`` (no scales: k-means of the weights themselves). Scales stay
-those of round-to-nearest; the table is the weighted k-means of the numbers over their scales
+as under round-to-nearest; the table is the weighted k-means of the numbers over their scales
 (:mod:`zeropoint.ops.clusters`), rounded to float32. The result has the scheme ``codebook[...]`` of these
 values, so that it is saved, loaded and decoded like any other. A weight for which the scheme's own table has
 no more error keeps it.
@@ -47,7 +47,7 @@ class FittedCodebook:
     takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
-        """Layers, whose table a codebook is; of tables of blocks what ``mse`` says."""
+        """Layers, for a codebook; for block tables the scope of ``mse``."""
         return MSE.scope(scheme) if _of_blocks(scheme) else Scope.LAYER
 
     def refusal(self, scheme: Scheme) -> str | None:
@@ -61,7 +61,7 @@ class FittedCodebook:
         return None
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
-        """Return that of rounding: the ends of a table lie within the numbers."""
+        """Return the rounding bound: a table's ends lie within the numbers."""
         return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:
@@ -69,7 +69,7 @@ class FittedCodebook:
         return MSE.value_bytes(scheme) if _of_blocks(scheme) else 80
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
-        """Return ``weight`` in codes of a table of its own; its scheme has that table as element.
+        """Return ``weight`` in codes of its own table, the result's element.
 
         Raises UnsupportedError for a scheme with a refusal, and what :func:`zeropoint.quantize` raises.
 
@@ -103,7 +103,7 @@ def _of_blocks(scheme: Scheme) -> bool:
 
 
 def _table(weight: torch.Tensor, params: QuantizationParams) -> CodebookFormat | None:
-    """Return the best table under the scales of ``params``, or None where fewer than two numbers differ."""
+    """Return the best table under given scales, or None without two values."""
     scheme, numbers = params.scheme, weight.double().reshape(-1)
     squares, scale = torch.ones_like(numbers), params.effective_scale()
     if scale is not None and numbers.numel():

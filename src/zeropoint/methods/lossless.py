@@ -1,12 +1,12 @@
-"""The values that a quantized weight has, in the codes of another scheme, or an error: nothing is lost.
+"""Lossless conversion of a quantized weight to another scheme, or an error.
 
     dequantize(codes of the result) = dequantize(codes of the weight), number for number in float32
 
 Codes and parameters are taken as they are where both schemes store the same numbers. Otherwise the parameters
-of the result follow from those that the weight has:
+of the result follow from the weight's parameters:
 
     one level of scales     the scale of the block that holds each block of the result, if its format has it
-    zero points             those of the weight, moved as the code range is; mirrored under a negative scale;
+    zero points             the weight's, moved as the code range is; mirrored under a negative scale;
                             real ones from integers alone
     an offset               the value of the smallest code, rounded to its format
     floats under two        float8 scales under one float32: a block of a power-of-two format takes the scale
@@ -14,7 +14,7 @@ of the result follow from those that the weight has:
                             becomes NVFP4 wherever the largest magnitudes of its blocks span at most 17
                             binades (e4m3 has the powers of two from 2 ** -9 to 2 ** 8)
 
-and codes are those of the values under them. The result is decoded and compared, whatever it came from.
+and codes follow from the values under them. The result is decoded and compared in every case.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lossless:
-    """Give a weight that is quantized already the codes of another scheme, of the same values."""
+    """Conversion of a quantized weight to another scheme with equal values."""
 
     name: ClassVar[str] = LOSSLESS
     formula: ClassVar[str] = "dequantize(result) = dequantize(codes of the weight)"
@@ -67,11 +67,11 @@ class Lossless:
         return f"method {self.name} gives {scheme} to codes alone, not to floats; use zeropoint convert"
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002
-        """Return that of rounding: scales are those that the weight has."""
+        """Return the rounding bound: the weight's own scales are kept."""
         return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002
-        """Return the memory of the values of both sides, float32, and of codes in bytes."""
+        """Return the memory of both float32 values, and codes in bytes."""
         return _VALUE_BYTES
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
@@ -94,12 +94,12 @@ _VALUE_BYTES = 12
 
 
 def difference(values: torch.Tensor, q: QuantizedTensor, errors: RowErrors | None = None) -> str | None:
-    """Return where ``q`` decodes to other numbers than ``values``, and to what, or None.
+    """Return the first difference of decoded values, in words, or None.
 
     Zeros are equal whatever their sign. errors: how far they are apart, where that is known.
     """
     q = replace(q, dtype=values.dtype)
-    found = errors or row_errors(values, q)  # fused with decoding; those of Inf and NaN may be none
+    found = errors or row_errors(values, q)  # fused with decoding; Inf and NaN may have no error
     if not (found.errors.any() or found.largest.any()):
         return None
     decoded = q.dequantize()
@@ -114,7 +114,7 @@ def difference(values: torch.Tensor, q: QuantizedTensor, errors: RowErrors | Non
 
 
 def is_exact_reciprocal(scale: torch.Tensor, blocks: Format) -> bool:
-    """Return whether each number of ``blocks`` times ``scale`` is that over its reciprocal, in float32.
+    """Return whether products with ``scale`` equal quotients by its reciprocal, float32.
 
     For float8_e4m3fn it is with 18 % of all float32 scales. For the rest, no neighbor of the reciprocal gives
     these products, either (all 2 ** 23 mantissas were tried, with neighbors up to 3 steps away; one has one).
@@ -128,11 +128,11 @@ def recoded(
     q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None, *,
     rounded: bool = False,
 ) -> QuantizedTensor:  # fmt: skip
-    """Return ``q`` under ``scheme``, with the parameters that keep its values if any do.
+    """Return ``q`` under ``scheme``, with parameters that keep its values.
 
-    values: what ``q`` decodes to. extremes: of the whole tensor, where ``q`` is a part of one. rounded:
-    whether scales are rounded that are no numbers of the format of those of ``scheme``. Raises
-    UnsupportedError for schemes whose parameters do not follow from those of ``q``, and for such scales.
+    values: ``q``, decoded. extremes: of the whole tensor, where ``q`` is a part of one. rounded: whether
+    scales that the format of ``scheme`` lacks are rounded. Raises UnsupportedError for schemes whose
+    parameters do not follow from the parameters of ``q``, and for such scales.
     """
     *have, inverse = stored_numbers(q.scheme, q.dtype)
     *wanted, inverted = stored_numbers(scheme, q.dtype)
@@ -158,7 +158,7 @@ def recoded(
         params = QuantizationParams.of(scheme, q.shape, q.dtype, levels)
     # Rules are about numbers between two codes, about codes that are not chosen, and about other scales.
     dialect = scheme.dialect if inverted else ZEROPOINT
-    # Kernels are for scales of which none is negative.
+    # Kernels take nonnegative scales alone.
     negative = any(bool((each.float() < 0).any()) for each in params.scales)
     scales = tuple(_without_choice(level, negative) for level in scheme.scales)
     plain = replace(scheme, scales=scales, dialect=dialect, rounding=Rounding(), range_rule=RangeRule.FULL)
@@ -167,7 +167,7 @@ def recoded(
 
 
 def unrelated(source: Scheme, target: Scheme) -> str | None:
-    """Return why the parameters of ``target`` do not follow from those of ``source``, or None.
+    """Return the reason why target parameters do not follow, or None.
 
     Both store other numbers than each other. What the numbers themselves forbid shows when they are read.
     """
@@ -194,7 +194,7 @@ def unrelated(source: Scheme, target: Scheme) -> str | None:
 
 
 def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, *, rounded: bool) -> torch.Tensor:
-    """Return the scale of each block: that which its values have in ``q``; any for zeros."""
+    """Return the scale of each block from ``q``; any for zeros."""
     found, level = q.params.effective_scale(), scheme.scales[0]
     assert found is not None
     scale = _spread(found, q, scheme)
@@ -220,7 +220,7 @@ def _scales(q: QuantizedTensor, values: torch.Tensor, scheme: Scheme, *, rounded
 
 
 def _without_choice(level: ScaleLevel, negative: bool) -> ScaleLevel:
-    """Return a level whose scales are given; its rule says that some are negative, where they may be."""
+    """Return a level for given scales, signed if some are negative."""
     if not isinstance(level.rule, Linear):
         return level
     return replace(level, rule=SIGNED if negative and level.picks(Pick.SIGNED) else LINEAR)
@@ -232,7 +232,7 @@ def _takes_a_sign(scheme: Scheme) -> bool:
 
 
 def _spread(numbers: torch.Tensor, q: QuantizedTensor, scheme: Scheme) -> torch.Tensor:
-    """Return numbers of the blocks of ``q`` for those of ``scheme``, which must lie within them."""
+    """Return a number for each block of ``scheme`` from ``q``'s blocks."""
     try:
         return spread_grid(numbers, q.scheme.granularity, scheme.granularity, q.shape)
     except ShapeError as error:
@@ -240,10 +240,10 @@ def _spread(numbers: torch.Tensor, q: QuantizedTensor, scheme: Scheme) -> torch.
 
 
 def _zero_points(q: QuantizedTensor, scheme: Scheme) -> torch.Tensor:
-    """Return the zero points of ``q``, or 0, moved as far as the smallest code is.
+    """Return zero points of ``q``, or 0, moved with the smallest code.
 
-    Those of blocks with a negative scale are mirrored, so that ``(z - q) * -s`` takes the place of
-    ``(q - z) * s``.
+    Under a negative scale zero points are mirrored, so that ``(z - q) * -s`` takes the place of ``(q - z) *
+    s``.
     """
     found, scale = _zeros(q)
     mirrored = sum(_ends(q.scheme)) - found
@@ -252,7 +252,7 @@ def _zero_points(q: QuantizedTensor, scheme: Scheme) -> torch.Tensor:
 
 
 def _offsets(q: QuantizedTensor, scheme: Scheme) -> torch.Tensor:
-    """Return the value of the smallest code of each block of ``q``, rounded to the offsets of ``scheme``."""
+    """Return the smallest code's value per block, rounded to offsets."""
     found, scale = _zeros(q)
     level = scheme.offsets[0]
     smallest = (_ends(q.scheme)[0] - found) * scale
@@ -261,14 +261,14 @@ def _offsets(q: QuantizedTensor, scheme: Scheme) -> torch.Tensor:
 
 
 def _zeros(q: QuantizedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the zero points of ``q``, 0 where it has none, and its scales."""
+    """Return the zero points of ``q``, 0 if none, and its scales."""
     scale = q.params.effective_scale()
     assert scale is not None
     return torch.zeros_like(scale, dtype=torch.int32) if q.zero_point is None else q.zero_point, scale
 
 
 def _ends(scheme: Scheme) -> tuple[int, int]:
-    """Return the smallest and the largest code of the elements of ``scheme``, integers."""
+    """Return the smallest and the largest code of an integer scheme."""
     element = scheme.element
     assert isinstance(element, IntFormat)
     return element.qmin, element.qmax
@@ -278,7 +278,7 @@ def _under_tensor_scale(
     values: torch.Tensor, scheme: Scheme, of: tuple[QuantizedTensor, tuple[float, float] | None], *,
     rounded: bool,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Return float8 scales for floats under power-of-two scales, and that of the tensor."""
+    """Return float8 scales for power-of-two scales, and the tensor's scale."""
     q, extremes = of
     (fine, coarse), kinds = scheme.scales, [level.format_for(format_of(q.dtype)) for level in scheme.scales]
     blocks = replace(fine, format=get_format("e8m0"), rule=FLOOR)
@@ -312,7 +312,7 @@ def _under_tensor_scale(
 
 
 def _are_zero(values: torch.Tensor, granularity: Granularity, some: torch.Tensor) -> torch.Tensor:
-    """Return which of ``some`` blocks hold zeros alone; some: bool, on the grid of the blocks."""
+    """Return the mask of zero blocks among ``some``, bool on the grid."""
     height, width = granularity.block_shape(tuple(values.shape))
     if height > 1 or values.shape[1] % width:
         return some & (reduce_blocks(values.abs(), granularity, "amax", 0.0) == 0)

@@ -1,6 +1,6 @@
-"""The values that a quantized weight has in the codes of another scheme, or the closest ones that it has.
+"""Lossless conversion to another scheme where possible, else nearest rounding.
 
-Where the parameters of the result follow from those of the weight (:mod:`zeropoint.methods.lossless`), they
+Where the parameters of the result follow from the weight's (:mod:`zeropoint.methods.lossless`), they
 are taken even if some values change, but for blocks in which rounding to nearest changes them less.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LosslessOrNearest:
-    """Convert codes without loss where that is possible, and quantize their values anew elsewhere."""
+    """Lossless conversion of codes where possible, else requantization of values."""
 
     name: ClassVar[str] = LOSSLESS_OR_NEAREST
     formula: ClassVar[str] = "that of lossless where it holds, else q = round(w / s + z)"
@@ -48,11 +48,11 @@ class LosslessOrNearest:
         return LOSSLESS.refusal(scheme)
 
     def bound(self, scheme: Scheme) -> Bound:
-        """Return that of ``lossless``."""
+        """Return the bound of ``lossless``."""
         return LOSSLESS.bound(scheme)
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the memory that ``lossless`` takes, and that of a second result."""
+        """Return the memory of ``lossless`` and a second result."""
         return LOSSLESS.value_bytes(scheme) + 1
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
@@ -76,7 +76,7 @@ METHOD = LosslessOrNearest()
 
 
 def _closer(weight: torch.Tensor, kept: QuantizedTensor, rounded: QuantizedTensor) -> QuantizedTensor:
-    """Return each block as the one has it whose largest error is less, ``kept`` of equals.
+    """Return per block the candidate of smaller largest error, else ``kept``.
 
     No block depends on others, and so not on how a weight is cut.
     """
@@ -94,7 +94,7 @@ def _closer(weight: torch.Tensor, kept: QuantizedTensor, rounded: QuantizedTenso
 
 
 def _where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return numbers of one tensor or the other; of 8-bit floats, as the bytes that they are."""
+    """Return numbers selected from two tensors; 8-bit floats as bytes."""
     if a.dtype.itemsize > 1:
         return torch.where(condition, a, b)
     return torch.where(condition, a.view(torch.uint8), b.view(torch.uint8)).view(a.dtype)

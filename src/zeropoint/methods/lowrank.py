@@ -1,12 +1,12 @@
-r"""Keep the largest part of a weight in two narrow matrices, so that codes have to hold only the rest.
+r"""Low-rank part of a weight in two narrow matrices next to codes.
 
     W ~ A B + Q,     A B = the matrix of rank r with the least (W - A B) H (W - A B)^T
     H = R R^T,  W R = U S V^T:     A = U_r S_r^1/2,   B = S_r^1/2 V_r^T R^-1
 
-H is the damped Gram matrix of the inputs, so that what is kept is what moves outputs most. Steps that
-follow, and the method, work on W - A B, whose range is smaller; the layer adds ``(x B^T) A^T`` to its
+H is the damped Gram matrix of the inputs, so that the product holds the part that moves outputs most. Steps
+that follow, and the method, work on W - A B, whose range is smaller; the layer adds ``(x B^T) A^T`` to its
 product. A and B have the dtype of the weight, and are rounded to it before they are subtracted. The
-decomposition is that of torch, whose last bits differ between processors.
+decomposition is torch's, whose last bits differ between processors.
 
 Source: Li et al., SVDQuant, arXiv:2411.05007; Zhang et al., LQER, arXiv:2402.02446 (a rank for the rest).
 """
@@ -31,7 +31,7 @@ from .method import GRAM, LayerData, LowRank
 from .step import Moved
 
 RANK = 32
-"""That of SVDQuant."""
+"""The rank of SVDQuant."""
 _SPELLED = re.compile(r"lowrank(\d+)")
 
 
@@ -60,7 +60,7 @@ class LowRankStep:
 
     @staticmethod
     def spelled(text: str) -> LowRankStep | None:
-        """Return the step that ``text`` spells, or None for another one; raises RecipeError for rank 0.
+        """Return the step of a text, or None; RecipeError for rank 0.
 
         >>> LowRankStep.spelled("lowrank16").name, LowRankStep.spelled("lowrank32").name
         ('lowrank16', 'lowrank')
@@ -79,7 +79,7 @@ class LowRankStep:
         data: LayerData,
         scheme: Scheme,  # noqa: ARG002 (as the protocol)
     ) -> Moved:
-        """Return what the product leaves; raises CalibrationError without statistics."""
+        """Return the weight without the product; CalibrationError without statistics."""
         whole = factored(statistics_of(weight, data, GRAM, GramMatrix, self.name))
         scaled = whole.upper * whole.pivots.sqrt()
         u, s, v = torch.linalg.svd(target[:, whole.order] @ scaled, full_matrices=False)

@@ -1,4 +1,4 @@
-r"""MagR: shrink the largest numbers of each block where other columns make up for it.
+r"""MagR: shrink each block's largest numbers where other columns compensate.
 
     minimize over V:   (V - W) H (V - W)^T / (2 |H|) + s sum_blocks m |V_block|_inf        m: the largest of W
     V <- prox(V - (V - W) H / |H|),        prox(v) = v - (the projection of v on the L1 ball of radius s m)
@@ -67,7 +67,7 @@ STEP = Shrink()
 
 
 def shrunk(target: torch.Tensor, h: torch.Tensor, width: int, strength: float) -> torch.Tensor:
-    """Return numbers close to ``target`` in their outputs, whose blocks of columns have smaller ends.
+    """Return numbers with smaller block ends and nearly the same outputs.
 
     target: (rows, columns) float64. h: the damped Gram matrix. width: of a block.
     """
@@ -86,7 +86,7 @@ def shrunk(target: torch.Tensor, h: torch.Tensor, width: int, strength: float) -
 
 
 def _on_ball(x: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
-    """Return the closest numbers whose absolute values sum up to ``radius`` at most, along the last axis.
+    """Return the closest numbers whose absolute sum is at most ``radius``.
 
     Source: Duchi et al., Efficient projections onto the L1 ball, 2008.
     """

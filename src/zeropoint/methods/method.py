@@ -1,6 +1,6 @@
-"""What a method is: from a weight, its scheme and statistics to codes, changes of other tensors and a report.
+"""The method protocol: from weight, scheme and statistics to codes and report.
 
-To add one, write a module in this package that defines ``METHOD``; its name is that of the module.
+To add one, write a module in this package that defines ``METHOD``; its name is the module's name.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 MEAN_SQUARE = "mean_square"
 """The name of statistics that an importance matrix of llama.cpp holds."""
 GRAM, CROSS, SUMS = "gram", "cross_gram", "pair_sums"
-"""The names of statistics of which methods ask that are solved in the order in which layers run."""
+"""Statistics whose methods are solved in the order in which layers run."""
 NO_CHANGES: Mapping[str, torch.Tensor] = MappingProxyType({})
 NO_STATISTICS: Mapping[str, Statistics] = MappingProxyType({})
 NO_NEEDS: Mapping[str, Callable[[int], Accumulator]] = MappingProxyType({})
 
 
 class Scope(enum.Enum):
-    """What a method must hold at once; a stream cuts a weight where the scope allows."""
+    """The part of a weight that a method needs at once."""
 
     BLOCKS = "blocks"
     """Whole blocks that share parameters: such a part of a weight gets the codes that it has in the whole."""
@@ -49,7 +49,7 @@ class Scope(enum.Enum):
 
 
 class Bound(enum.Enum):
-    """What limits the errors of a method's codes, as follows from the stored scales."""
+    """The limit on errors of a method's codes under stored scales."""
 
     SCHEME = "scheme"
     """The scheme: its rules pick the scales, and the closest codes are taken."""
@@ -76,17 +76,17 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerData:
-    """What is known of a layer besides its weight and scheme.
+    """A layer's data besides its weight and scheme.
 
     Args:
         statistics: of the layer's inputs, by the names in :attr:`Method.needs`.
         extremes: smallest and largest value of the whole tensor where the weight is a part of it.
-        mean: that of the scales of the whole tensor, where a layout stores them less it.
-        codes: those that the weight was decoded from, for methods that convert them.
+        mean: mean of the scales of the whole tensor, where a layout stores them less it.
+        codes: the source codes of the weight, for methods that convert them.
         out: an earlier result for the same scheme, shape and dtype, whose memory is used again.
         seen, held_out: vectors that are in the statistics, and others, to measure losses on.
         solved: the codes, where they are known already.
-        low_rank: what is added to the product with solved codes.
+        low_rank: the layer's summand to the product with solved codes.
         own: how many vectors of the layer's own are in the statistics, which an expert also borrows.
     """
 
@@ -122,13 +122,13 @@ class Report:
 
     @property
     def relative(self) -> float:
-        """Root of the squared error over the squared values; 0 for a weight of zeros."""
+        """Root of relative squared error; 0 for a weight of zeros."""
         return (self.squared_error / self.squares) ** 0.5 if self.squares else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputError:
-    """The error of outputs on statistics, and its bound, as shares of the squares of outputs.
+    """Output error on statistics and its bound, as shares of squared outputs.
 
     Args:
         loss: of the codes, against the target.
@@ -150,7 +150,7 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """A product of two narrow matrices that a layer adds to that with its codes.
+    """A product of two narrow matrices, added to a layer's output.
 
     Args:
         left: (rows, rank).
@@ -167,16 +167,16 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
-    """What a method makes of a layer.
+    """A layer's quantized weight, changes and errors.
 
     Args:
-        q: the weight in codes, that of the rotated weight where there is a ``rotation``.
-        rotation: what the input passes through before it is multiplied with ``q``, or None.
-        changes: what is added to other parameters of the layer, by name, float32.
+        q: the weight in codes, or the rotated weight where there is a ``rotation``.
+        rotation: the transform of the input before it is multiplied with ``q``, or None.
+        changes: summands to other parameters of the layer, by name, float32.
         errors: how far each row is from the weight, where the method had to find that out.
         notes: what the steps of a chain found.
         outputs: the error of outputs on the statistics, against the target, and its bound, where it is known.
-        low_rank: what the layer adds to the product with its codes, or None.
+        low_rank: the layer's summand to the product with its codes, or None.
     """
 
     q: QuantizedTensor
@@ -198,10 +198,10 @@ class LayerResult:
         )
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the weight as it is deployed: rotated back where codes are rotated.
+        """Return the deployed weight: rotated back where codes are rotated.
 
         Args:
-            dtype: of the result; that of the weight if None.
+            dtype: of the result; the weight's if None.
         """
         values = self.q.dequantize(dtype)
         if self.low_rank is not None:
@@ -209,9 +209,9 @@ class LayerResult:
         return values if self.rotation is None else self.rotation.unrotate(values)
 
     def report(self, weight: torch.Tensor) -> Report:
-        """Return the error of the codes against ``weight``, the tensor that was quantized.
+        """Return the error of the codes against ``weight``, the quantized tensor.
 
-        Of rotated codes it is that against the rotated weight: sums of squares are the same.
+        Rotated codes are compared with the rotated weight: sums of squares are the same.
 
         Args:
             weight: the float weight.
@@ -229,17 +229,17 @@ class LayerResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """How far the outputs of a layer are from those in the float model, as a share of their squares.
+    """Output error relative to the float model, as shares of squares.
 
     Args:
-        vectors: of inputs that were learned from, with those that an expert borrows from all of its layer.
-        own: those without what is borrowed.
+        vectors: of inputs that were learned from, with borrowed ones of an expert.
+        own: the same without borrowed ones.
         seen, held_out: the loss on some of these, and on others; None where there are none.
         notes: what the steps of a chain found.
         outputs: the error on all vectors that were learned from, against the target of the codes, and its
             bound, if known.
-        together: where the weights of a block were rounded together, how far the output of the block was
-            from that in the float model before, and is then, as shares of its squares on held-out windows.
+        together: where the weights of a block were rounded together, the error of the block's output against
+            the float model before and after, as shares of its squares on held-out windows.
     """
 
     vectors: int = 0
@@ -252,12 +252,12 @@ class Loss:
 
 
 class Method(Protocol):
-    """An algorithm that quantizes the weight of one layer; a stateless value.
+    """An algorithm that quantizes one layer's weight; a stateless value.
 
-    name: that of its module, as recipes and the command line spell it. formula: what it minimizes or
+    name: its module's name, as recipes and the command line spell it. formula: what it minimizes or
     computes. source: the paper or standard. needs: by name, the accumulator of the layer's inputs for their
-    number of features; empty for a method without data. takes: those that it uses where they are there, what
-    it needs among them.
+    number of features; empty for a method without data. takes: the statistics that it uses if present, needed
+    ones included.
     """
 
     @property
@@ -276,28 +276,28 @@ class Method(Protocol):
     def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
 
     def scope(self, scheme: Scheme) -> Scope:
-        """Return what must be held at once under ``scheme``.
+        """Return the part of a weight needed at once under ``scheme``.
 
         Args:
             scheme: the scheme of the weight.
         """
 
     def refusal(self, scheme: Scheme) -> str | None:
-        """Return why the method cannot quantize to ``scheme``, with what to do instead, or None.
+        """Return the reason and remedy for an unsupported scheme, or None.
 
         Args:
             scheme: the scheme of the weight.
         """
 
     def bound(self, scheme: Scheme) -> Bound:
-        """Return what limits the errors of results under ``scheme``.
+        """Return the limit on errors of results under ``scheme``.
 
         Args:
             scheme: the scheme of the weight.
         """
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the memory that each value takes besides the weight and its codes.
+        """Return the bytes per value besides the weight and its codes.
 
         Args:
             scheme: the scheme of the weight.

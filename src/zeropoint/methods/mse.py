@@ -1,11 +1,11 @@
-"""The scale of least squared error for each block: a search over the scales that the scheme can store.
+"""Scales of least squared error per block, searched among storable ones.
 
     minimize over s, z:   sum_i (dequantize(quantize(w_i; s, z)) - w_i)^2        for each block
 
 Of schemes for which it is known which scales can be best, it is rule ``search``
 (:mod:`zeropoint.ops.scale_search`), which kernels run; signed scales are what it finds for the numbers or for
 their negatives. Of others, whose zero points or coarser levels are searched too, it starts from what
-round-to-nearest gives; blocks of a coarser level are searched before those of a finer one. No block is worse
+round-to-nearest gives; blocks of a coarser level are searched before finer ones. No block is worse
 than under ``nearest``. Offsets, and a scale of the whole tensor above others, stay as they are: rows are
 independent.
 """
@@ -40,7 +40,7 @@ from .nearest import METHOD as NEAREST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastSquaredError:
-    """Search the scale, and zero point, of least squared error for each block."""
+    """Search of scales, and zero points, of least squared error per block."""
 
     name: ClassVar[str] = "mse"
     formula: ClassVar[str] = "argmin over s, z of sum (dequantize(quantize(w; s, z)) - w)^2, for each block"
@@ -51,24 +51,24 @@ class LeastSquaredError:
     takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
-        """Blocks, unless the scale that is searched is that of the whole tensor."""
+        """Blocks, or the layer if the searched scale is tensor-wide."""
         searched = (scheme.scales[index].granularity for index in scale_search.searched_levels(scheme))
         return Scope.LAYER if Granularity.tensor() in searched else Scope.BLOCKS
 
     def refusal(self, scheme: Scheme) -> str | None:
-        """Refuse casts, random rounding, and scales that are rounded after the elements were encoded."""
+        """Refuse casts, random rounding, and scales rounded after encoding."""
         return unsearchable(self.name, scheme)
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
-        """Return that of rounding: scales clip where that helps."""
+        """Return the rounding bound: scales clip where that helps."""
         return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the memory of the temporaries of a whole weight; those of pieces do not grow with it."""
+        """Return the temporaries of a whole weight; pieces are constant."""
         return scale_search.WHOLE_BYTES if self.scope(scheme) is Scope.LAYER else 0
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
-        """Return ``weight`` in codes whose squared error is at most that of ``nearest`` in every block.
+        """Return ``weight`` in codes, each block at most as wrong as ``nearest``.
 
         Raises UnsupportedError for a scheme with a refusal, and what :func:`zeropoint.quantize` raises.
 
@@ -92,7 +92,7 @@ METHOD = LeastSquaredError()
 
 
 def _searching(scheme: Scheme) -> Scheme | None:
-    """Return the scheme whose rule ``search`` finds these scales, as kernels do, or None."""
+    """Return the scheme whose rule ``search`` finds these scales, or None."""
     if not has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
         return None
     finest, *coarser = scheme.scales
@@ -102,7 +102,7 @@ def _searching(scheme: Scheme) -> Scheme | None:
 
 
 def _of_one_sign(scheme: Scheme) -> Scheme | None:
-    """Return the scheme whose rule ``search`` finds the magnitudes of signed scales, or None."""
+    """Return the scheme whose rule ``search`` finds signed scales' magnitudes, or None."""
     if len(scheme.scales) != 1 or not scheme.scales[0].picks(Pick.SIGNED) or scheme.offsets:
         return None
     unsigned = replace(scheme, scales=(replace(scheme.scales[0], rule=LINEAR),), dialect=ZEROPOINT)
@@ -114,9 +114,9 @@ def _of_one_sign(scheme: Scheme) -> Scheme | None:
 def _of_either_sign(
     x: torch.Tensor, start: QuantizationParams, one_sign: Scheme, importance: torch.Tensor | None
 ) -> QuantizationParams:
-    """Return the scales of least error: those of ``start``, or searched ones of either sign.
+    """Return the best scales: the start's, or searched ones of either sign.
 
-    The codes of x under a scale -s are those of -x under s.
+    The codes of x under a scale -s equal the codes of -x under s.
     """
     ladder, found = Ladder.of(start.scheme.scales[0], x.dtype), [start]
     for sign in (1, -1):
@@ -135,17 +135,17 @@ def _of_magnitudes(x: torch.Tensor, one_sign: Scheme, importance: torch.Tensor |
 
 
 def _decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
-    """Return what the codes of ``x`` under these parameters decode to, in the wide dtype."""
+    """Return ``x`` quantized and dequantized under parameters, in the wide dtype."""
     return quantize(x, params).dequantize(wide_dtype(x.dtype))
 
 
 def _under(scheme: Scheme, q: QuantizedTensor) -> QuantizedTensor:
-    """Return the same codes and parameters as those of ``scheme``."""
+    """Return the same codes and parameters under another scheme."""
     return replace(q, params=replace(q.params, scheme=scheme))
 
 
 def unsearchable(name: str, scheme: Scheme) -> str | None:
-    """Return why the method ``name`` finds no scales for ``scheme`` by trying them, or None."""
+    """Return the reason why scales cannot be searched, or None."""
     if not scheme.scales:
         return f"method {name} chooses scales, and {scheme} has none; use method nearest"
     if scheme.rounding.mode is RoundingMode.STOCHASTIC:
@@ -158,7 +158,7 @@ def unsearchable(name: str, scheme: Scheme) -> str | None:
 def searched(
     weight: torch.Tensor, start: QuantizedTensor, importance: torch.Tensor | None = None
 ) -> LayerResult:
-    """Return ``weight`` under the scales of least error that are found from those of ``start``.
+    """Return ``weight`` under scales of least error, searched from a start.
 
     importance: weights of the squared errors, float64, broadcast against ``weight``; all alike if None.
     """

@@ -1,10 +1,10 @@
-"""The scale of least output error for each block, if the inputs of a layer were uncorrelated.
+"""Scales of least output error per block for uncorrelated inputs.
 
     minimize over s, z:   sum_j m_j (dequantize(quantize(w_j; s, z)) - w_j)^2        for each block
     m_j = mean over input vectors of x_j^2
 
 The squared error of a layer's output is ``e^T H e`` for each row, with the Gram matrix H of its inputs and
-the errors e of the row's weights; this is the diagonal of H alone. The search is that of ``mse``.
+the errors e of the row's weights; this uses the diagonal of H alone, and the search of ``mse``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VALUE_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedSquaredError:
-    """Search the scale, and zero point, of least squared error weighted by the mean square of inputs."""
+    """Search of scales and zero points, with errors weighted by inputs' squares."""
 
     name: ClassVar[str] = "mse_weighted"
     formula: ClassVar[str] = "argmin over s, z of sum mean(x^2) (dequantize(quantize(w; s, z)) - w)^2"
@@ -44,7 +44,7 @@ class WeightedSquaredError:
     takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = needs
 
     def scope(self, scheme: Scheme) -> Scope:
-        """Rows, whose columns are those of the statistics, or the layer where ``mse`` needs all of it."""
+        """Rows, which match the statistics, or the layer where ``mse`` needs it."""
         return Scope.LAYER if MSE.scope(scheme) is Scope.LAYER else Scope.ROWS
 
     def refusal(self, scheme: Scheme) -> str | None:
@@ -52,19 +52,19 @@ class WeightedSquaredError:
         return unsearchable(self.name, scheme)
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
-        """Return that of rounding, as under ``mse``."""
+        """Return the rounding bound, as under ``mse``."""
         return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the memory of the temporaries of ``mse``, and of the importance of whole weights."""
+        """Return the memory of ``mse``, and the importance of whole weights."""
         found = MSE.value_bytes(scheme)
         return found + _VALUE_BYTES if found else 0
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
-        """Return ``weight`` in codes whose weighted error is at most that of ``nearest`` in every block.
+        """Return ``weight`` in codes, each block's weighted error at most ``nearest``'s.
 
         data: with ``mean_square``, of (..., columns) inputs. Raises UnsupportedError for a scheme with a
-        refusal, CalibrationError for absent statistics and those of another number of inputs, and what
+        refusal, CalibrationError for absent statistics and for another number of inputs, and what
         :func:`zeropoint.quantize` raises.
 
         >>> from zeropoint.stats import Statistics
@@ -86,10 +86,10 @@ METHOD = WeightedSquaredError()
 
 
 def importance_of(weight: torch.Tensor, data: LayerData, method: str) -> torch.Tensor:
-    """Return the mean square of each input of ``weight``, (columns,) float64.
+    """Return the mean square of each input, (columns,) float64.
 
-    method: the name of the one that asks. Raises CalibrationError for absent statistics, and for those of
-    another number of inputs.
+    method: the name of the requesting method. Raises CalibrationError for absent statistics, and for another
+    number of inputs.
     """
     found = statistics_of(weight, data, NEED, MeanSquare, method)
     square: MeanSquare = found.accumulator  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Round to nearest: parameters follow from the range of each block, and each value takes the closest code."""
+"""Round to nearest, under parameters from the range of each block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # statistics are loaded where they are needed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """``q = round(w / scale)``, with the scale that the scheme's rule gives for the block's range."""
+    """Round to nearest: ``round(w / scale)``, scaled by the block's range."""
 
     name: ClassVar[str] = NEAREST
     formula: ClassVar[str] = "q = round(w / s + z), s and z from the range of each block"
@@ -31,7 +31,7 @@ class Nearest:
     takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
-        """Blocks: a scale of the whole tensor follows from its extremes, unless its rule compares errors."""
+        """Blocks, or the layer for a tensor-wide searched scale."""
         whole = scheme.search is not None and scheme.granularity == Granularity.tensor()
         return Scope.LAYER if whole else Scope.BLOCKS
 
@@ -40,15 +40,15 @@ class Nearest:
         return None
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
-        """Return that of the scheme."""
+        """Return the scheme's own bound."""
         return Bound.SCHEME
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Take nothing more, but for a search of one scale of all values."""
+        """Return no extra memory, but for a tensor-wide scale search."""
         return WHOLE_BYTES if self.scope(scheme) is Scope.LAYER else 0
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
-        """Return ``weight`` in codes, bit for bit those of :func:`zeropoint.quantize`.
+        """Return ``weight`` in codes, bit for bit as :func:`zeropoint.quantize` does.
 
         >>> METHOD.quantize(torch.tensor([[1.0, -2.0, 4.0]]), Scheme.parse("int8:channel:narrow")).q.codes
         tensor([[ 32, -64, 127]], dtype=torch.int8)
@@ -62,5 +62,5 @@ METHOD = Nearest()
 
 
 def with_params(weight: torch.Tensor, params: QuantizationParams) -> QuantizedTensor:
-    """Return ``weight`` in the closest codes under parameters that training or calibration found."""
+    """Return ``weight`` in the closest codes under given parameters."""
     return quantize(weight, params)

@@ -1,12 +1,12 @@
-r"""A bound for the error of outputs, known before a weight is rounded.
+r"""Bound on the output error, known before a weight is rounded.
 
     (t - q) H (t - q)^T = sum_j D_j (t'_j - q_j)^2 <= sum_j D_j (gap_j / 2)^2,      H = M diag(D) M^T
 
-t is the target, t'_j what error feedback rounds in column j, and gap_j the widest distance of two values of
-its block. The equation holds for all values q. The bound holds for those of feedback, in each row where no
-t'_j is past the last value, and so for those of less error. H is damped: X^T X / n plus a diagonal that is
-nowhere negative, so that the error on the statistics themselves is no larger. After steps the target is
-theirs and not the weight, whose error has no bound.
+t is the target, t'_j the number that error feedback rounds in column j, and gap_j the widest distance of two
+values of its block. The equation holds for all values q. The bound holds for the values of feedback, in each
+row where no t'_j is past the last value, and so for values of less error. H is damped: X^T X / n plus a
+diagonal that is nowhere negative, so that the error on the statistics themselves is no larger. After steps
+the target is theirs and not the weight, whose error has no bound.
 
 Source: QuIP, arXiv:2307.13304, section 3; the bound of Babai's nearest plane, arXiv:2507.18553.
 """
@@ -26,12 +26,12 @@ from .rounding_grid import grid_of
 
 
 def output_error(target: torch.Tensor, values: torch.Tensor, gram: Statistics, grid: Grid) -> OutputError:
-    """Return the error of values, and its bound under a grid.
+    """Return the output error of values, and its bound under a grid.
 
     Args:
-        target, values: (rows, columns) of floats, what was rounded and what it became.
+        target, values: (rows, columns) of floats, before and after rounding.
         gram: statistics of the inputs.
-        grid: that of the stored scales.
+        grid: rounding grid of the stored scales.
     """
     whole = factored(gram)
     factors = whole.upper, whole.pivots, whole.order
@@ -56,15 +56,15 @@ _ROUNDED = 1 + 2.0**-20
 
 
 def proven(weight: torch.Tensor, q: QuantizedTensor, gram: Statistics) -> tuple[OutputError, tuple[int, ...]]:
-    """Return the error of stored codes, and the rows in which it is more than feedback can have.
+    """Return the output error of stored codes, and rows beyond feedback's bound.
 
-    In such a row the error is more than its bound, and more than that of error feedback under the same
-    scales: no clipping explains it.
+    In such a row the error is more than its bound, and more than the error of feedback under the same scales:
+    no clipping explains it.
 
     Args:
         weight: the float weight, (rows, columns).
         q: its codes, by a method of this bound without steps.
-        gram: statistics of the inputs, those that the codes were chosen on.
+        gram: statistics of the inputs that the codes were chosen on.
     """
     whole, grid = factored(gram), grid_of(q.params)
     rows = weight.to(torch.promote_types(weight.dtype, torch.float32))

@@ -54,7 +54,7 @@ def methods() -> Mapping[str, Method]:
 
 @functools.cache
 def steps() -> Mapping[str, Step | Rescaling | Correction | ModelRotation]:
-    """Return all steps by name, each from a module of this package that defines ``STEP``.
+    """Return all steps by name, from the modules that define ``STEP``.
 
     >>> [name for name in steps() if name == "shift"]
     ['shift']
@@ -64,11 +64,11 @@ def steps() -> Mapping[str, Step | Rescaling | Correction | ModelRotation]:
 
 
 def method_named(name: str, *, of_files: bool = False) -> Method:
-    """Return the method called ``name``; raises RecipeError, with the closest names, when there is none.
+    """Return a method by name, or raise RecipeError with the closest names.
 
     Args:
         name: of a method, such as ``"mse"``, or what one is spelled as, such as ``"hadamard128+mse"``.
-        of_files: whether the closest names are those of methods that checkpoints take.
+        of_files: whether the closest names are limited to methods that checkpoints take.
 
     Example:
         >>> method_named("nearest").needs
@@ -86,7 +86,7 @@ def method_named(name: str, *, of_files: bool = False) -> Method:
 
 @functools.lru_cache(maxsize=256)
 def _of_module(text: str) -> Method | None:
-    """Return the method of the module called ``text``, without loading the others, or None."""
+    """Return the method of one module, without loading others, or None."""
     package = __name__.rpartition(".")[0]
     if text not in {found.name for found in pkgutil.iter_modules(import_module(package).__path__)}:
         return None
@@ -95,6 +95,6 @@ def _of_module(text: str) -> Method | None:
 
 @functools.lru_cache(maxsize=256)
 def _spelled(text: str) -> Method | None:
-    """Return the method that one of the modules reads ``text`` as, with numbers in it, or None."""
+    """Return the method that a module parses from a text, or None."""
     readers = (module.spelled for module in _modules() if hasattr(module, "spelled"))
     return next((found for read in readers if (found := read(text)) is not None), None)

@@ -1,10 +1,11 @@
-r"""Rescaling of channels: what gives the input of a layer is divided by a vector, and its weight multiplied.
+r"""Channel rescaling: inputs divided by a vector, weights multiplied with it.
 
     y = x W^T = (x / s) (W diag(s))^T          s_c > 0, one number for each input channel
 
 The float model stays the same, and the quantized one changes: channels with large inputs get more of the
-range of the weight, and less of that of a quantized input. A step gives candidates for ``s``. The one whose
-outputs have the least error on some input vectors is taken, and no rescaling is one of them.
+range of the weight, and less of the range of a quantized input. The layer that gives the input absorbs the
+division. A step gives candidates for ``s``. The one whose outputs have the least error on some input vectors
+is taken, and no rescaling is one of them.
 
 Numbers of ``s`` are eighths of powers of two, ``2^(k / 8)``, so that no rounding of a sum decides about codes
 and steps that follow each other are exact, and lie within `LARGEST` around their geometric mean.
@@ -75,10 +76,10 @@ class Rescaling(ChainPart, Protocol):
     """A step that rescales channels."""
 
     def candidates(self, channels: Channels) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield candidates for ``s``, (channels,) float64, each with what tells it from others.
+        """Yield labeled candidates for ``s``, (channels,) float64.
 
         Args:
-            channels: what is rescaled; numbers that are not positive leave their channel as it is.
+            channels: the rescaled channels; a number that is not positive keeps its channel.
         """
 
 
@@ -120,7 +121,7 @@ def rescaled(step: Rescaling, channels: Channels) -> Rescaled:
 
 
 def _snapped(wanted: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Return a candidate as one that can be folded: one number for what has one source, and within bounds."""
+    """Return a foldable candidate: bounded, one number per source channel."""
     good = torch.isfinite(wanted) & (wanted > 0)
     if not good.any():
         return torch.zeros_like(wanted).long()
@@ -135,7 +136,7 @@ def _snapped(wanted: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 
 
 def _error(x: torch.Tensor, readers: Sequence[ChannelReader], steps: torch.Tensor) -> float:
-    """Return the squared error of the outputs of quantized readers, whose channels are rescaled."""
+    """Return the squared output error of quantized readers with rescaled channels."""
     narrow = numbers_of(steps).float()
     divided = x / narrow
     square = MeanSquare(features=len(steps))

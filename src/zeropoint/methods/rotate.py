@@ -1,4 +1,4 @@
-"""Rotate the residual stream of a model, and the values of its heads, before its weights are quantized.
+"""Rotation of a model's residual stream and head values before quantization.
 
     W' = A^T W diag(g) B
 
@@ -27,7 +27,7 @@ _TEXT = re.compile(r"rotate(?P<block>\d+)?(?:@(?P<seed>\d+))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRotation:
-    """Rotations of a model's residual stream and of the values of its heads.
+    """Rotations of a model's residual stream and of its head values.
 
     Args:
         seed: of the signs.
@@ -71,13 +71,13 @@ STEP = ModelRotation()
 
 
 def rotation_of(method: Method) -> ModelRotation | None:
-    """Return the rotation of the model that a method begins with, or None."""
+    """Return the model rotation that a method begins with, or None."""
     found: ModelRotation | None = getattr(method, "rotation", None)
     return found
 
 
 def unrotated(method: Method) -> Method:
-    """Return what a method does with the weights of a model that is rotated already."""
+    """Return the rest of a method for a rotated model."""
     found: Method = getattr(method, "unrotated", method)
     return found
 
@@ -91,7 +91,7 @@ def needs_checkpoint(method: Method) -> str:
 
 
 def of_rotated(rotation: ModelRotation, name: str) -> str:
-    """Return why a file about inputs of a model is of no use for the rotated one. name: of the option."""
+    """Return the refusal of an option ``name`` with unrotated input statistics."""
     return (
         f"{option(name)} is about inputs of the model as it is, and {rotation.name} rotates it; pass "
         f"{option('calibration', metavar='DATA')} in its place, or leave the step out"

@@ -1,4 +1,4 @@
-"""The rounding grid of a weight: representable values and scales, for rounding column by column."""
+"""Rounding grid of a weight: representable values and scales, by column."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..schemes import Scheme
 
 
 def ungridded(name: str, scheme: Scheme) -> str | None:
-    """Return why the method ``name`` cannot round numbers one at a time under ``scheme``, or None."""
+    """Return the reason why numbers cannot be rounded singly, or None."""
     element = scheme.element
     if not scheme.scales:
         return f"method {name} rounds under scales, and {scheme} has none; use method nearest"
@@ -27,7 +27,7 @@ def ungridded(name: str, scheme: Scheme) -> str | None:
 
 
 def grid_of(params: QuantizationParams) -> Grid:
-    """Return the rounding grid of parameters; a row of the grid is a line of the last axis."""
+    """Return the rounding grid of parameters; rows lie along the last axis."""
     scheme, shape = params.scheme, params.shape
     *extents, width = scheme.granularity.block_shape(shape)
 
@@ -52,9 +52,9 @@ def grid_of(params: QuantizationParams) -> Grid:
 
 @functools.lru_cache(maxsize=64)
 def _levels(scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the values of the codes in use, rising, and whether a number between two goes to the upper.
+    """Return the rising values of codes, and a mask of upward ties.
 
-    None where they are consecutive integers, and such a number goes to the even one.
+    The mask is None where values are consecutive integers, whose ties go to the even one.
     """
     element, (low, high) = scheme.element, scheme.ends
     values = decode(torch.arange(element.code_count).to(code_dtype(element.bits)), element, torch.float64)

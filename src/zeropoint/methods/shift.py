@@ -1,12 +1,12 @@
-r"""Change a weight to compensate for input errors from the quantized layers before it.
+r"""Shift of a weight that compensates input errors from earlier quantized layers.
 
     minimize over V:  |W X - V X~|^2     =>     V = W + W (X - X~) X~^T (X~ X~^T)^-1
     target = W + a W (X - X~) X~^T (X~ X~^T + damping)^-1,      0 <= a <= 1
 
-X are the inputs in the float model, X~ those where the layers before are quantized. Codes that come close to
-the target on X~ then come close to W X. The strength a is half of the one that has the least error on vectors
-that are held out: what is best for each layer alone is too much for the model, since every layer makes up for
-the same error, and other texts differ more than held-out parts of one (docs/evidence/methods.md).
+X are the inputs in the float model, X~ the inputs where the layers before are quantized. Codes that come
+close to the target on X~ then come close to W X. The strength a is half of the one that has the least error
+on vectors that are held out: the best for each layer alone is too much for the model, since every layer makes
+up for the same error, and other texts differ more than held-out parts of one (docs/evidence/methods.md).
 
 GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629) and Qronos (arXiv:2505.11695) minimize the same error, with
 strengths of 0.25, 0.5 and 1.
@@ -81,7 +81,7 @@ STEP = Shift()
 
 
 def _strength(weight: torch.Tensor, full: torch.Tensor, held_out: Samples | None) -> float:
-    """Return half of the strength of least error on vectors that are held out, where its slope is zero.
+    """Return half of the best strength on held-out vectors, in closed form.
 
     weight, full: the weight and the full correction, (rows, columns).
     """

@@ -1,12 +1,12 @@
-r"""SignRound: all weights of a block of a model go up or down together, by signs of gradients.
+r"""SignRound: joint rounding of a block's weights, by signs of gradients.
 
     minimize over v:   |f(X~; q) - f(X; w)|^2 / |f(X; w)|^2      f: the block, w its weights
     q = high where u + v >= 1/2, else low,   -1/2 <= v <= 1/2    low, high: neighboring values
     v <- v - (1 - i / n) / n  mean(g) / sqrt(mean(g^2)),         g: the gradient by q in step i of n
 
-X are the inputs of the block in the float model, X~ those behind the blocks that are quantized already. Codes
-start as those of error feedback, under its scales: one of the two values is that of the code, the other its
-neighbor on the side of the weight, and u is where between them the weight lies. Feedback also takes codes
+X are the inputs of the block in the float model, X~ the inputs behind the blocks that are quantized already.
+Codes start as the codes of error feedback, under its scales: one of the two values is the code's, the other
+its neighbor on the side of the weight, and u is where between them the weight lies. Feedback also takes codes
 that are not the nearest: there u is as far on the other side of 1/2, so that the start is kept. The driver of
 a model runs the block and takes the steps (:mod:`zeropoint.models.block_rounding`).
 
@@ -40,7 +40,7 @@ from .rounding_grid import grid_of, ungridded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRounding:
-    """Round the weights of a block of a model together. start: the method whose codes it begins with."""
+    """Joint rounding of a block's weights; start: the method of initial codes."""
 
     name: ClassVar[str] = "signround"
     formula: ClassVar[str] = (
@@ -51,12 +51,12 @@ class BlockRounding:
 
     @property
     def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
-        """Return what its start needs."""
+        """Return the statistics that its start needs."""
         return self.start.needs
 
     @property
     def takes(self) -> Mapping[str, Callable[[int], Accumulator]]:
-        """Return what its start takes."""
+        """Return the statistics that its start takes."""
         return self.start.takes
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (as the protocol)
@@ -72,7 +72,7 @@ class BlockRounding:
         return Bound.NONE
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the memory of a value of its start; what the driver of a model takes, it says itself."""
+        """Return the memory of its start; the driver counts its own."""
         return self.start.value_bytes(scheme)
 
     def quantize(
@@ -89,11 +89,11 @@ METHOD = BlockRounding()
 
 
 class Sides:
-    """The two values that each number of a weight may take, and which one it does.
+    """The two candidate values of each number, and the current choice.
 
     Args:
         weight: (rows, columns), of which ``q`` are codes.
-        q: where it starts; scales stay as they are.
+        q: the initial codes; scales stay as they are.
     """
 
     NUMBER_BYTES: ClassVar[int] = 4 * 4 + SlopeMeans.NUMBER_BYTES + 2
@@ -127,10 +127,10 @@ class Sides:
         return torch.where(goes_up, self._high, self._low)
 
     def step(self, slope: torch.Tensor, size: float) -> None:
-        """Move numbers against the slope: by the size where its sign is that of earlier slopes, else by less.
+        """Move numbers against the slope, fully while its sign is steady.
 
         Args:
-            slope: the gradient of what is minimized by the values, (rows, columns).
+            slope: the gradient of the objective by the values, (rows, columns).
             size: in distances of the two values.
         """
         self._moved.sub_(self._means.direction(slope), alpha=size).clamp_(-0.5, 0.5)
@@ -149,7 +149,7 @@ _UNDER_HALF = 0.5 - 2.0**-20
 
 
 def _levels(q: QuantizedTensor, grid: Grid) -> torch.Tensor:
-    """Return the number of the level of each code: the one whose value is the code's."""
+    """Return the index of each code's level."""
     scale, zero = grid.scale[:, grid.block_of].double(), grid.all_zeros[:, grid.block_of].double()
     offset = grid.all_offsets[:, grid.block_of].double()
     values = q.dequantize(grid.scale.dtype).reshape(scale.shape).double()
@@ -159,7 +159,7 @@ def _levels(q: QuantizedTensor, grid: Grid) -> torch.Tensor:
 
 
 def _units(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Return a weight in units of levels, (rows, columns) float64; 0 where the scale is."""
+    """Return a float64 weight in level units; 0 under zero scales."""
     scale, zero = grid.scale[:, grid.block_of].double(), grid.all_zeros[:, grid.block_of].double()
     offset = grid.all_offsets[:, grid.block_of].double()
     return torch.where(scale == 0, 0.0, (weight.reshape(scale.shape).double() - offset) / scale) + zero

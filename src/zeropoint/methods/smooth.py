@@ -1,4 +1,4 @@
-r"""Rescale channels so that inputs and weights share the range of outliers, for quantized inputs.
+r"""SmoothQuant: channels rescaled so that inputs and weights share outliers.
 
     s = max(|x|)^a / max(|w|)^(1 - a)
 

@@ -1,6 +1,6 @@
-"""Steps: pure functions that change the target which a method rounds, or what its codes leave.
+"""Steps: pure functions that change a method's target, or correct the layer.
 
-To add one, write a module in this package that defines ``STEP``; its name is that of the module. A chain is
+To add one, write a module in this package that defines ``STEP``; its name is the module's name. A chain is
 spelled with the names of its steps, of the method that rounds, and of corrections: ``shift+gptq+bias``.
 """
 
@@ -35,9 +35,9 @@ class Moved:
 
 
 class ChainPart(Protocol):
-    """What a chain says of a step; a step is a stateless value.
+    """A step's place in a chain; a step is a stateless value.
 
-    name: that of its module. rank: steps of a chain stand in rising order of it. reason: why it stands there.
+    name: its module's name. rank: steps of a chain stand in rising order of it. reason: why it stands there.
     formula, source: as for a :class:`~zeropoint.methods.Method`.
     """
 
@@ -71,7 +71,7 @@ class Corrected:
 
 
 class Correction(ChainPart, Protocol):
-    """A change of another parameter of the layer, once the codes of its weight are known.
+    """A change of another parameter, once a weight's codes are known.
 
     parameter: its name in the layer. takes: as for a :class:`~zeropoint.methods.Method`.
     """
@@ -83,11 +83,11 @@ class Correction(ChainPart, Protocol):
     def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
 
     def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
-        """Return what is added to the parameter.
+        """Return the summand to the parameter.
 
         Args:
             weight: the float weight, (rows, columns).
-            values: those of its codes.
+            values: the values of its codes.
             data: statistics of the inputs.
 
         Raises:
@@ -109,9 +109,9 @@ class Step(ChainPart, Protocol):
 
         Args:
             weight: the float weight, (rows, columns).
-            target: what the steps before made of it, in float64.
+            target: the target after earlier steps, in float64.
             data: statistics of the inputs.
-            scheme: that of the codes.
+            scheme: the scheme of the codes.
 
         Raises:
             CalibrationError: where statistics are missing.

@@ -1,4 +1,4 @@
-"""Whole models: layers with quantizers that train, layers with packed weights, and how models get them."""
+"""Whole models: trainable quantized layers, packed layers, and their conversion."""
 
 from typing import TYPE_CHECKING, Any
 

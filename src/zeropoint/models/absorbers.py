@@ -1,10 +1,10 @@
-"""What gives the channels of a site: found by rescaling it and looking at what becomes of the site's input.
+"""Absorbers of channel rescaling, found by probing a block's function.
 
 A norm, or a linear layer, absorbs a rescaling when its rows, each times a number, give the same input with
-each channel times the number of one row, and when the block gives what it gave before once all that reads
-these channels divides by it. No name and no class decides. So a norm that adds one to its weight is one
-whose weight has to change otherwise; keys behind a softmax absorb nothing; a value that several heads read is
-the row of several channels; and a router, a gate or an expert that reads the same channels is a reader.
+each channel times the number of one row, and when the block's output is unchanged once all readers of these
+channels divide by it. No name and no class decides. So a norm that adds one to its weight is one whose weight
+has to change otherwise; keys behind a softmax absorb nothing; a value that several heads read is the row of
+several channels; and a router, a gate or an expert that reads the same channels is a reader.
 
 Numbers are powers of two, which change no bit of a sum.
 """
@@ -71,9 +71,9 @@ def scale_columns(module: nn.Module, numbers: torch.Tensor) -> None:
 
 
 class BlockProbe:
-    """Runs a block on one batch, and sees its outputs and the inputs of modules.
+    """Runs a block on one batch, recording outputs and module inputs.
 
-    run: runs the block and returns what it gives. modules: the modules of the block with weights, by name.
+    run: runs the block and returns its output. modules: the modules of the block with weights, by name.
     """
 
     def __init__(self, run: Callable[[], Any], modules: Mapping[str, nn.Module]) -> None:
@@ -83,7 +83,7 @@ class BlockProbe:
         self.outputs, self.inputs = self.seen()
 
     def seen(self) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the outputs of the block, and the first input of each module as (vectors, channels)."""
+        """Return the block's outputs, and first module inputs, (vectors, channels)."""
         inputs: dict[str, torch.Tensor] = {}
         self.order = []
 
@@ -112,7 +112,7 @@ class BlockProbe:
 
     @contextmanager
     def unchanged(self, names: Iterable[str]) -> Iterator[None]:
-        """Return a context at the end of which modules have the parameters that they have now."""
+        """Return a context that restores the modules' current parameters."""
         before = [
             (parameter, parameter.detach().clone())
             for name in names
@@ -127,9 +127,9 @@ class BlockProbe:
 
 
 def absorber_of(site: Site, probe: BlockProbe) -> Absorber | None:
-    """Return what gives the channels of a site, or None where nothing can absorb a rescaling of all of them.
+    """Return the absorber of a site's channels, or None.
 
-    site: its readers are modules of the probe.
+    None where nothing can absorb a rescaling of all channels. site: its readers are modules of the probe.
     """
     reader = site.readers[0]
     if reader not in probe.inputs:
@@ -147,7 +147,7 @@ def absorber_of(site: Site, probe: BlockProbe) -> Absorber | None:
 
 
 def _windows(module: nn.Module, channels: int) -> Iterator[int]:
-    """Yield the first rows of those that may give so many channels: all rows, or the last of more."""
+    """Yield first rows of candidate windows of ``channels`` rows."""
     weight = module.get_parameter("weight")
     rows = len(weight)
     if weight.ndim == 1:
@@ -168,7 +168,7 @@ _Rows = tuple[str, int, float]
 
 
 def _place(probe: BlockProbe, rows: _Rows, reader: str) -> torch.Tensor | None:
-    """Return the row that each channel of a reader's input is a multiple of, or None."""
+    """Return each input channel's source row, or None if some lack one."""
     name, first, one = rows
     module, x = probe.modules[name], probe.inputs[reader].double()
     count = len(module.get_parameter("weight")) - first
@@ -196,7 +196,7 @@ def _place(probe: BlockProbe, rows: _Rows, reader: str) -> torch.Tensor | None:
 
 
 def _halvings(x: torch.Tensor, y: torch.Tensor, live: torch.Tensor) -> torch.Tensor | None:
-    """Return how often each channel of ``y`` is that of ``x`` halved, or None for another change."""
+    """Return the halvings from ``x`` to ``y`` by channel, or None."""
     size = x.square().sum(0).clamp_min(1e-300)
     ratio = (x * y).sum(0) / size
     missed = (y - ratio * x).square().sum(0) / size
@@ -209,7 +209,7 @@ def _halvings(x: torch.Tensor, y: torch.Tensor, live: torch.Tensor) -> torch.Ten
 def _confirmed(
     probe: BlockProbe, rows: _Rows, place: torch.Tensor, readers: Sequence[str]
 ) -> Absorber | None:
-    """Return the absorber with all that reads its channels, if the block then gives what it gave."""
+    """Return the absorber with all its readers, if the block agrees."""
     name, first, one = rows
     digits = _digits(place)
     every = list(readers)
@@ -232,21 +232,21 @@ def _confirmed(
 
 
 def _digits(place: torch.Tensor) -> torch.Tensor:
-    """Return how often each row is halved, by which rows next to each other differ."""
+    """Return each row's number of halvings; neighbors differ."""
     return torch.arange(int(place.max()) + 1, device=place.device) % (_DIGITS - 1) + 1
 
 
 def are_absorbers(probe: BlockProbe, found: Sequence[Absorber]) -> bool:
-    """Return whether a block has these absorbers, which are those of another block of its structure."""
+    """Return whether absorbers of a similar block hold for this one."""
     outputs = _halved_outputs(probe, found, made_up=True)
     return _makes_up(probe, found, outputs)
 
 
 def _makes_up(probe: BlockProbe, found: Sequence[Absorber], outputs: Sequence[torch.Tensor]) -> bool:
-    """Return whether ``outputs``, in which readers make up for halved rows, are those of the block.
+    """Return whether compensated outputs equal the block's own.
 
-    What is left of a difference is compared with the difference that halved rows make alone, since a block
-    may add little to what it is given.
+    The remaining difference is compared with the difference that halved rows make alone, since a block may
+    add little to its input.
     """
     rounded = any(
         each.one and probe.modules[each.name].get_parameter("weight").dtype.itemsize < 4 for each in found
@@ -259,7 +259,7 @@ def _makes_up(probe: BlockProbe, found: Sequence[Absorber], outputs: Sequence[to
 def _halved_outputs(
     probe: BlockProbe, found: Sequence[Absorber], *, made_up: bool
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Return what the block gives with the rows of absorbers halved, and columns doubled for it or not."""
+    """Return the block's outputs under halved rows, with or without compensation."""
     with probe.unchanged({each.name for each in found} | {name for each in found for name in each.readers}):
         for each in found:
             digits = _digits(each.place)
@@ -270,7 +270,7 @@ def _halved_outputs(
 
 
 def _halved(probe: BlockProbe, inputs: Mapping[str, torch.Tensor], digits: torch.Tensor) -> Iterator[str]:
-    """Yield the modules with columns whose inputs are halved as often as ``digits`` says."""
+    """Yield the modules whose inputs are halved by ``digits``."""
     for name, y in inputs.items():
         x, weight = probe.inputs.get(name), probe.modules[name].get_parameter("weight")
         if x is None or x.shape != y.shape or x.shape[1] != len(digits) or weight.ndim != 2 or not x.any():
@@ -282,9 +282,9 @@ def _halved(probe: BlockProbe, inputs: Mapping[str, torch.Tensor], digits: torch
 
 
 def _unreached(probe: BlockProbe, readers: Sequence[str]) -> list[str] | None:
-    """Return the experts that no vector reached, and that read the same as all others of their kind.
+    """Return the unreached experts that read like their kin, or None.
 
-    None where these are too few to tell.
+    None where too few experts were reached to tell.
     """
     found = []
     for kind in {kin_of(name) for name in readers}:
@@ -299,7 +299,7 @@ def _unreached(probe: BlockProbe, readers: Sequence[str]) -> list[str] | None:
 
 
 def _distance(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
-    """Return the squared distance of the outputs of two runs; infinite for other shapes, and NaN."""
+    """Return the squared distance of outputs; infinite for NaN or other shapes."""
     if [x.shape for x in a] != [x.shape for x in b]:
         return math.inf
     found = math.fsum(float((x.double() - y.double()).square().sum()) for x, y in zip(a, b, strict=True))
@@ -307,6 +307,6 @@ def _distance(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
 
 
 def outputs_differ(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], most: float) -> bool:
-    """Return whether the outputs of two runs differ by more than ``most`` of their size."""
+    """Return whether outputs differ by more than a share of their size."""
     size = math.fsum(float(x.double().square().sum()) for x in a)
     return not _distance(a, b) <= most**2 * size

@@ -1,4 +1,4 @@
-"""MultiheadAttention as four linear layers and what lies between them, so that each can be quantized.
+"""MultiheadAttention as four linear layers, so that each can be quantized.
 
 torch's own module multiplies with its weights itself, in one function: there is no layer to replace.
 """
@@ -66,7 +66,7 @@ class SplitAttention(nn.Module):
         add_state_hooks(self, names.out, names.back)
 
     def fused_parameters(self) -> dict[str, nn.Parameter | None]:
-        """Return the fused parameters, except those of the output projection, with their current values."""
+        """Return current fused parameters, without the output projection."""
         own = dict(self.named_parameters())
         state = _Names(joined=self._joined).out({name: p.detach() for name, p in own.items()})
         names = (*_JOINED, *_APART, "bias_k", "bias_v")
@@ -75,7 +75,7 @@ class SplitAttention(nn.Module):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the output, shaped like ``query``, and the weights (N, L, S), of each head where asked for.
+        """Return the output, shaped like ``query``, and weights (N, L, S).
 
         Args:
             query: shape (L, N, E), or (N, L, E) with ``batch_first``; (L, E) without a batch.
@@ -128,7 +128,7 @@ class SplitAttention(nn.Module):
         q: torch.Tensor,
         appended: int,
     ) -> torch.Tensor | None:
-        """Return both masks as one that is added to the scores, broadcasting to (N, heads, L, S)."""
+        """Return both masks as one summand to scores, (N, heads, L, S)."""
         parts = []
         if attend is not None:
             added = _additive(attend, q)
@@ -166,7 +166,7 @@ _APART = tuple(f"{name}_weight" for name in _PROJECTIONS)
 
 
 class _Names:
-    """Convert the state of the three projections to that of the fused module."""
+    """Conversion between states of three projections and the fused module."""
 
     def __init__(self, *, joined: bool) -> None:
         self.joined = joined
@@ -203,7 +203,7 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 
 
 def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a mask of truth values as one of minus infinity where it is true."""
+    """Return a boolean mask as minus infinity where true."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -math.inf)

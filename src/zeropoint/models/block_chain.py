@@ -1,4 +1,4 @@
-"""Blocks that run one after another inside a model: each in turn, on what the one before it gave.
+"""Chains of blocks, run in turn on cached outputs.
 
 The previous block returns its cached output, earlier ones return NaN, which shows where a model is no chain.
 A run of the model ends as soon as its block has run.
@@ -28,21 +28,21 @@ from .unfuse import replace_modules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """How :func:`calibrate_sequential` goes through a model.
+    """Blocks and settings of :func:`calibrate_sequential`.
 
     Args:
         blocks: names of the blocks in the order in which they run; if empty, the children of the longest
             ModuleList or Sequential.
-        quantized_inputs: whether a block is calibrated on what the quantized blocks before it give; layers
-            outside of blocks stay as they are.
-        folder: where what comes out of blocks is kept, in a temporary folder inside; in memory if None.
+        quantized_inputs: whether a block is calibrated on the outputs of the quantized blocks before it;
+            layers outside of blocks stay as they are.
+        folder: where outputs of blocks are kept, in a temporary folder inside; in memory if None.
         dtype: floats are kept in this dtype, which may round them; in their own if None.
         loaded: takes the name of a block and returns a context in which it has its weights; outside of it
             they are not read.
         workers: threads, each of which runs other batches, where weights are solved.
-        memo: bytes of what parts of a block give that are kept until it is solved, not computed again.
-        at_once: takes the bytes that rounding the weights of a block together takes, and those that each
-            window takes besides; returns how many run at the same time, and raises where none fits. As many
+        memo: bytes of cached outputs of parts of a block, until the block is solved.
+        at_once: takes the bytes that rounding the weights of a block together takes, and the bytes of each
+            window besides; returns how many run at the same time, and raises where none fits. As many
             as there are workers if None.
 
     Raises:
@@ -64,7 +64,7 @@ class Steps:
 
 
 def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn.Module]]:
-    """Return blocks by name: those in ``names``, else the children of the longest ModuleList or Sequential.
+    """Return blocks by name, or children of the longest module list.
 
     Raises CalibrationError for a name that is not in the model, inside of another or there twice, for names
     in one text, and where nothing is named and there is no list of at least two.
@@ -119,7 +119,7 @@ class Watching(Protocol):
 
 
 class KeptValues:
-    """What came out of the last block, one value a batch: in memory, or its tensors in files of a folder."""
+    """Outputs of the last block by batch, in memory or files."""
 
     def __init__(self, folder: Path | None, dtype: torch.dtype | None) -> None:
         self._folder, self._dtype = folder, dtype
@@ -129,7 +129,7 @@ class KeptValues:
         self._with_nan: dict[int, bool] = {}
 
     def put(self, block: int, batch: int, value: Any) -> None:
-        """Keep what a block gave instead of what the one before did: tensors in memory of their own."""
+        """Replace the previous block's output by this block's, in own memory."""
 
         def own(x: torch.Tensor) -> torch.Tensor:
             narrow = self._dtype is not None and x.is_floating_point()
@@ -147,7 +147,7 @@ class KeptValues:
             append_tensor(self._path(batch, number), x)
 
     def begin(self, blocks: int, batch: int, value: Any) -> None:
-        """Keep what the last of the first ``blocks`` blocks gave; what others gave is taken to be like it."""
+        """Keep the last of ``blocks`` outputs; earlier ones count as alike."""
         self.put(blocks - 1, batch, value)
         for block in range(blocks - 1):
             self._likes[block, batch] = self._likes[blocks - 1, batch]
@@ -164,7 +164,7 @@ class KeptValues:
         return self._with_nan[batch]
 
     def unknown(self, block: int, batch: int) -> Any:
-        """Return what a block gave with NaN for its numbers, or zeros where there is no NaN."""
+        """Return a block's output with NaN for its numbers, or zeros."""
 
         def fill(like: TensorLike) -> torch.Tensor:
             number = math.nan if like.dtype.is_floating_point else 0
@@ -202,7 +202,7 @@ class _DoneError(Exception):
 
 
 class BlockStage(nn.Module):
-    """Stands in the place of a block: has its attributes, and calls a function with its position."""
+    """A block's stand-in: its attributes, and a function of its position."""
 
     def __init__(self, block: nn.Module, position: int, act: Callable[..., Any]) -> None:
         super().__init__()
@@ -217,18 +217,18 @@ class BlockStage(nn.Module):
         return getattr(self.__dict__["held"][0], name)
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """Return what the function does."""
+        """Return the function's result."""
         _, position, act = self.__dict__["held"]
         return act(position, *args, **named)
 
 
 class BlockChain:
-    """Blocks that run one after another inside a model, and what came out of the last one.
+    """A chain of blocks inside a model, and the last block's outputs.
 
     Args:
         root: the model.
         blocks: name and module of each.
-        kept: where what comes out of them is kept, see :func:`keeping`.
+        kept: cache of their outputs, see :func:`keeping`.
     """
 
     def __init__(self, root: nn.Module, blocks: list[tuple[str, nn.Module]], kept: KeptValues) -> None:
@@ -241,7 +241,7 @@ class BlockChain:
         return self._now.batch
 
     def observe(self, step: int, batches: Sequence[Any], watch: Watching, *, keep: bool = True) -> None:
-        """Run block ``step``, or the rest after the last block, observed; keep what comes out or not."""
+        """Run block ``step``, or the rest behind the blocks, observed."""
 
         def act(batch: int, *args: Any, **named: Any) -> None:
             result = self.blocks[step][1](*args, **named)
@@ -253,7 +253,7 @@ class BlockChain:
             self._run(step, batches, act, watch)
 
     def run(self, step: int, batches: Sequence[Any], block: nn.Module, *, workers: int = 1) -> None:
-        """Run ``block`` in the place of block ``step`` and keep what comes out."""
+        """Run ``block`` in place of block ``step``, and cache its outputs."""
 
         def act(batch: int, *args: Any, **named: Any) -> None:
             self._kept.put(step, batch, block(*args, **named))
@@ -261,19 +261,19 @@ class BlockChain:
         self._run(step, batches, act, None, workers=workers)
 
     def result(self, step: int, batch: int) -> Any:
-        """Return a copy of what block ``step``, the last one that ran, gave for a batch."""
+        """Return a copy of the last block's output for a batch."""
         return self._kept.get(step, batch)
 
     def visit(
         self, step: int, batches: Sequence[Any], act: Callable[..., None],
         numbers: Iterable[int] | None = None, *, workers: int = 1,
     ) -> None:  # fmt: skip
-        """Run the model up to block ``step``, where ``act`` takes the number of the batch and the arguments.
+        """Run the model up to block ``step``, and call ``act`` there.
 
         Args:
             step: number of the block, or of blocks for what comes after all of them.
             batches: of the model.
-            act: what is done in place of the block.
+            act: called in place of the block, with the number of the batch and the arguments.
             numbers: of the batches to run; all if None.
             workers: threads, of which each runs other batches.
         """
@@ -283,7 +283,7 @@ class BlockChain:
         self, step: int, batches: Sequence[Any], act: Callable[..., None], watch: Watching | None,
         numbers: Iterable[int] | None = None, *, workers: int = 1,
     ) -> None:  # fmt: skip
-        """See :meth:`visit`. watch: enabled from the end of the block before to the end of this one."""
+        """See :meth:`visit`. watch: enabled after the previous block."""
         now = self._now
 
         def stage(position: int, *args: Any, **named: Any) -> Any:
@@ -317,7 +317,7 @@ class BlockChain:
             replace_modules(self._root, {stage: block for block, stage in stages.items()})
 
     def _examine(self, what: str, x: Any) -> None:
-        """Raise UnsupportedError when ``x`` was computed from a block whose result was not kept."""
+        """Raise UnsupportedError for numbers computed from a missing block output."""
         if self._now.suspicious and _holds_nan(x):
             raise UnsupportedError(
                 f"{what} reads more than what the block before it gives; name blocks that form a chain, or "
@@ -349,7 +349,7 @@ class BlockChain:
 
 
 class _Now(threading.local):
-    """What a thread is at: its batch, how many blocks have run, and whether NaN means a missing result."""
+    """A thread's batch, completed blocks, and whether NaN means missing."""
 
     batch, ran, suspicious = 0, 0, False
 
@@ -358,10 +358,10 @@ T = TypeVar("T")
 
 
 def in_threads(act: Callable[[T], None], items: Iterable[T], workers: int) -> None:
-    """Call ``act`` with each item: in this thread, or in several, each with one thread of torch's.
+    """Call ``act`` with each item, in threads with one torch thread each.
 
-    Threads of one operator on few cores wait for each other; those of different batches do not, and results
-    do not depend on how many there are.
+    One worker is this thread. Threads of one operator on few cores wait for each other; threads of different
+    batches do not, and results do not depend on how many there are.
 
     Args:
         act: raises what this function raises.

@@ -1,11 +1,11 @@
-r"""Train the scales of quantized weights, whose codes stay, for the outputs of the blocks of a float model.
+r"""Distillation of scales, block by block, under fixed codes.
 
     minimize over m:   |f(X~; s) - f(X; w)|^2 / |f(X; w)|^2,    s = stored(s_0 (1 + m)),   value = unit s
     d / dm = sum of (d / dvalue) value over the values of a scale,     stored taken as the identity
 
-f is a block of the model, X its inputs in the float model, X~ those behind blocks that are trained already.
-Only the finest scales of a weight move, by shares of themselves, in steps of running means of gradients
-(:mod:`zeropoint.training.slope_means`). What they are rounded to when they are stored is what runs.
+f is a block of the model, X its inputs in the float model, X~ the inputs behind blocks that are trained
+already. Only the finest scales of a weight move, by shares of themselves, in steps of running means of
+gradients (:mod:`zeropoint.training.slope_means`). The block runs on scales rounded as they are stored.
 
 Source: block-wise training as in BRECQ, arXiv:2102.05426; that scales alone are worth training, EfficientQAT,
 arXiv:2407.11062, section 3.3.
@@ -37,7 +37,7 @@ from .narrow_products import narrow_products
 
 
 def scales_stay(scheme: Scheme) -> str | None:
-    """Return why the finest scales of a scheme cannot be trained while codes stay, or None.
+    """Return the reason why finest scales cannot be trained, or None.
 
     >>> scales_stay(Scheme.parse("mxfp4"))
     'its scales are powers of two'
@@ -53,7 +53,7 @@ def scales_stay(scheme: Scheme) -> str | None:
 
 
 class TrainedScales:
-    """The finest scales of some rows of a layer's weight, whose codes stay.
+    """Trainable finest scales of a weight's rows, under fixed codes.
 
     Args:
         weight: the parameter of the layer, which has the values of the codes.
@@ -75,7 +75,7 @@ class TrainedScales:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the means of gradients and of the values of one step."""
+        """Bytes of gradient means, and the values of one step."""
         return self._first.numel() * (2 * 4 + SlopeMeans.NUMBER_BYTES) + 4 * self.weight.nbytes
 
     def state(self) -> torch.Tensor:
@@ -130,7 +130,7 @@ class ScalesOfBlocks(Protocol):
         """Return the scales of a block that is loaded."""
 
     def known(self, block: str) -> TrainingResult | None:
-        """Return the result of a block, or None where it is to be trained."""
+        """Return a block's earlier result, or None."""
 
     def add(self, block: str, found: TrainingResult) -> None:
         """Take the result of a block."""
@@ -138,7 +138,7 @@ class ScalesOfBlocks(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOfBlocks:
-    """A model that runs a block at a time: its root, and its blocks."""
+    """A model that runs block by block: its root and blocks."""
 
     root: nn.Module
     steps: Steps
@@ -148,15 +148,15 @@ def distill(
     teacher: ModelOfBlocks, student: ModelOfBlocks, batches: Sequence[Any], training: TrainingSteps,
     scales: ScalesOfBlocks, *, progress: bool = False,
 ) -> None:  # fmt: skip
-    """Train the scales of a quantized model, one block after the other, for the outputs of a float model.
+    """Train a quantized model's scales, block by block, toward a float model.
 
     Args:
         teacher: the float model.
-        student: the quantized one, on decoded weights; those of a block are read and changed while it is
+        student: the quantized one, on decoded weights; a block's weights are read and changed while it is
             loaded.
         batches: of both; of eight and more, every eighth is held out.
         training: the steps for each block.
-        scales: what is trained, and what was in an earlier run.
+        scales: the trained scales, and results of an earlier run.
         progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
@@ -190,7 +190,7 @@ def distill(
 
 
 def _outputs(teacher: BlockChain, student: BlockChain, step: int, batches: Sequence[Any]) -> RunsBlock:
-    """Return what runs a block of the student, and knows what that of the teacher gives."""
+    """Return a function that runs a student block with teacher outputs."""
     block = student.blocks[step][1]
 
     def run(numbers: Sequence[int], act: OnOutputs, workers: int) -> None:

@@ -1,6 +1,6 @@
-"""Round the weights of a block together for its output: the sides of their numbers are what is trained.
+"""Joint rounding of a block's weights for its output.
 
-The mathematics is that of :mod:`zeropoint.methods.signround`; :mod:`.block_training` takes the steps.
+:mod:`zeropoint.methods.signround` has the mathematics; :mod:`.block_training` takes the steps.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class BegunWeight:
 
 
 def of_block(task: WeightTask) -> bool:
-    """Return whether a weight is rounded together with the others of its block."""
+    """Return whether a weight is rounded jointly with its block."""
     return task.method.scope(task.scheme) is Scope.BLOCK
 
 
 def rounded_together(
     begun: Sequence[BegunWeight], run: RunsBlock, windows: int, steps: Steps
 ) -> Iterator[tuple[BegunWeight, LayerResult, Loss]]:
-    """Round weights of a block together; yield each with its codes, which its layer then has.
+    """Round a block's weights jointly; yield and install each one's codes.
 
     Args:
         begun: the weights.

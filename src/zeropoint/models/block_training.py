@@ -1,8 +1,8 @@
-"""Train tensors of a block for its output, by gradients of the error of the output on windows of data.
+"""Gradient training of a block's tensors for its output.
 
-What is trained, and how it moves, is the business of others (:mod:`.block_rounding`,
-:mod:`.block_distillation`). Gradients of the windows of a step are added in their order, so that how many run
-at once changes no byte.
+The trained parameters and their moves are defined elsewhere (:mod:`.block_rounding`,
+:mod:`.block_distillation`). Gradients of the error on windows of data are added in their order within a step,
+so that how many run at once changes no byte.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class RunsBlock(Protocol):
 
 
 class Trained(Protocol):
-    """A parameter of a block, or some rows of one, that is trained.
+    """A trained parameter of a block, or some of its rows.
 
-    weight: the parameter. nbytes: memory that it takes besides, while it is trained.
+    weight: the parameter. nbytes: additional memory while it is trained.
     """
 
     @property
@@ -52,7 +52,7 @@ class Trained(Protocol):
     def nbytes(self) -> int: ...  # noqa: D102
 
     def state(self) -> Any:
-        """Return what :meth:`put` takes."""
+        """Return the state that :meth:`put` takes."""
 
     def put(self, state: Any) -> None:
         """Let the parameter have the values of a state.
@@ -62,7 +62,7 @@ class Trained(Protocol):
         """
 
     def step(self, slope: torch.Tensor, size: float) -> None:
-        """Move against a gradient, and let the parameter have the new values.
+        """Move against a gradient, and update the parameter.
 
         Args:
             slope: by the whole parameter.
@@ -72,7 +72,7 @@ class Trained(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSteps:
-    """How many steps are taken, on how many windows each, and the seed of the order of windows."""
+    """Number of steps, windows of each, and the seed of their order."""
 
     count: int
     windows: int = 2
@@ -81,7 +81,7 @@ class TrainingSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """The states of what was trained, with the error of the block before, and with these states."""
+    """Trained states, with the block's error before and after."""
 
     states: list[Any]
     first: float
@@ -91,13 +91,13 @@ class TrainingResult:
 def trained(
     every: Sequence[Trained], run: RunsBlock, windows: int, steps: TrainingSteps, memory: Steps
 ) -> TrainingResult:
-    """Train parameters of a block, and return their best states, which they then have.
+    """Train parameters of a block, and return their best states.
 
-    Of the states that are compared on windows that are held out, the first ones among them, those of least
-    error are taken.
+    The parameters then have these states. States are compared on held-out windows, the initial ones among
+    them, and the states of least error are taken.
 
     Args:
-        every: what is trained.
+        every: the trained parameters.
         run: runs the block.
         windows: how many there are; of eight and more, every eighth is held out.
         steps: that are taken.
@@ -125,7 +125,7 @@ def _learning(every: Sequence[Trained]) -> Iterator[None]:
 
 
 class _Search:
-    """The search for the best states. first, least: the error of the block before, and with the ``best``."""
+    """Search of the best states; first, least: error before and after."""
 
     def __init__(self, every: Sequence[Trained], run: RunsBlock, windows: int, memory: Steps) -> None:
         self._every, self._run = every, run
@@ -146,7 +146,7 @@ class _Search:
         return min(memory.workers, memory.at_once(fixed, gradients + self._window_bytes()))
 
     def _window_bytes(self) -> int:
-        """Return the memory of what a block keeps of the first window for gradients."""
+        """Return the memory of a block's first window for gradients."""
         kept: dict[int, int] = {}
         own = {weight.untyped_storage().data_ptr() for weight in self._weights}
 
@@ -187,7 +187,7 @@ class _Search:
             self.least, self.best = error, [each.state() for each in self._every]
 
     def _error(self) -> float:
-        """Return the mean error of the block on the windows by which states are judged."""
+        """Return the block's mean error on the held-out windows."""
         found: dict[int, float] = {}
 
         def act(number: int, block: Callable[[], Any], wanted: Any) -> None:
@@ -197,7 +197,7 @@ class _Search:
         return sum(found[number] for number in self._judged) / len(self._judged)
 
     def _slopes(self, numbers: Sequence[int]) -> Mapping[int, torch.Tensor]:
-        """Return gradients on some windows, by the ids of parameters; none where no token reached one."""
+        """Return gradients on windows by parameter id; none without tokens."""
         total: dict[int, torch.Tensor] = {}
         for first in range(0, len(numbers), self._at_once):
             together = numbers[first : first + self._at_once]
@@ -222,15 +222,15 @@ class _Search:
 
 
 _PASSING = 1.5
-"""Memory of a window while gradients are computed, over that of what is kept for them."""
+"""Memory of a window while gradients are computed, relative to its saved tensors."""
 
 
 def error_of(found: Any, wanted: Any) -> torch.Tensor:
-    """Return the squared error of outputs, as a share of the squares of those that are wanted.
+    """Return squared output error as a share of the wanted squares.
 
     Args:
-        found: what a block gives: a tensor, or a structure of tensors.
-        wanted: the same of another one.
+        found: a block's output: a tensor, or a structure of tensors.
+        wanted: the reference output, alike.
     """
     off = size = torch.zeros(())
     for own, other in zip(tree_leaves(found), tree_leaves(wanted), strict=True):

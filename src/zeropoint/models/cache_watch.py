@@ -1,7 +1,7 @@
-"""The largest magnitudes of the keys and values that a model gives to its cache, observed as it runs.
+"""Largest magnitudes of keys and values entering a KV cache.
 
-They are taken where transformers hands them to a cache: after rotary embeddings and norms, which is what
-engines quantize, and what the observers of compressed-tensors and NVIDIA ModelOpt see.
+They are observed where transformers hands them to a cache as a model runs: after rotary embeddings and norms.
+Engines quantize these tensors, and the observers of compressed-tensors and NVIDIA ModelOpt see them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _CACHE = "past_key_values"
 """What the attention layers of transformers call the cache that they are given."""
 
 
-class CacheWatch:
-    """Observes what each attention layer gives to a cache; a model without one is given some.
+class KvCacheObserver:
+    """Observer of attention layers' KV cache inputs; supplies missing caches.
 
     Args:
         root: the model.
@@ -63,7 +63,7 @@ class CacheWatch:
     def _give(
         self,
         name: str,
-        layer: nn.Module,  # noqa: ARG002 (the signature is that of hooks)
+        layer: nn.Module,  # noqa: ARG002 (a hook's signature)
         args: tuple[Any, ...],
         named: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -80,7 +80,7 @@ class CacheWatch:
 
 
 class _Passing:
-    """A cache that holds nothing: shows what it is given, and returns it."""
+    """An empty cache that records its inputs, and returns them."""
 
     def __init__(self, see: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         self._see = see
@@ -88,12 +88,12 @@ class _Passing:
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values as those of a cache that was empty."""
+        """Return keys and values, as an empty cache would."""
         self._see(key_states, value_states)
         return key_states, value_states
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Return whether a module is an attention layer that takes a cache, by the rule of compressed-tensors."""
+    """Return whether a module takes a cache, by compressed-tensors' rule."""
     kind = type(module)
     return "attention" in kind.__name__.lower() and _CACHE in inspect.signature(kind.forward).parameters

@@ -1,6 +1,6 @@
-"""Calibration: run data through a model and learn what a recipe fixes from data.
+"""Calibration: ranges and statistics that a recipe needs from data.
 
-These are the ranges of static inputs and outputs, and the statistics of inputs that methods need for weights.
+The ranges are of static inputs and outputs, and the statistics of inputs that methods need for weights.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ HELD = 1 << 25
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Calibration:
-    """What was learned, and how many batches it took.
+    """Learned parameters and statistics of a model's layers.
 
     Args:
         params: by layer and side (``encoder.0.input``).
         statistics: of the inputs of layers whose method needs them, by layer and by the names in
             :attr:`~zeropoint.methods.Method.needs`.
         batches: how many batches there were.
-        solved, losses: codes of weights that were solved in the order in which they run, by layer, and how
-            far the outputs are that they give.
-        folds: what rescaled channels mean for parameters of the model, by the names of these.
+        solved, losses: codes of weights that were solved in the order in which they run, by layer, and their
+            output errors.
+        folds: channel folds of the model's parameters, by name.
         borrowed: layers of experts that no token reached, whose inputs have the largest parameters among
-            those of the other experts of their layer.
+            the other experts of their layer.
     """
 
     params: Mapping[str, QuantizationParams] = field(default_factory=dict)
@@ -78,7 +78,7 @@ _EXPERT = re.compile(r"(\bexperts\.(?:\w+_proj\.)?)\d+(?=\.)")
 
 
 def run_model(model: nn.Module, batch: Any) -> Any:
-    """Call ``model`` on one batch: a mapping as keywords, a tuple or list as arguments, else as it is."""
+    """Call a model on a batch: keywords, arguments, or one value."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
@@ -93,12 +93,10 @@ def calibrate(
     run: Callable[[nn.Module, Any], Any] = run_model,
     progress: bool = False,
 ) -> Calibration:
-    """Return what ``recipe`` takes from ``data``: parameters of static inputs and outputs, and statistics.
+    """Return input and output parameters, and statistics, learned from data.
 
-    Statistics are of the inputs of layers whose weight has a method that needs them.
-
-    The model runs in evaluation mode without gradients, and is unchanged afterwards. Values that are not
-    finite are left out.
+    ``recipe`` says which inputs and outputs are static. Statistics are of the inputs of layers whose weight
+    has a method that needs them. Values that are not finite are left out.
 
     Args:
         model: runs in evaluation mode without gradients, and is unchanged afterwards.
@@ -130,9 +128,9 @@ def calibrate(
 def run_batches(
     model: nn.Module, data: Iterable[Any], run: Callable[[nn.Module, Any], Any], *, progress: bool
 ) -> int:
-    """Run ``model`` on each batch of ``data``, under a bar or not, and return how many there were.
+    """Run a model on all batches; return their number.
 
-    Raises CalibrationError when there was none.
+    progress: whether to show a bar. Raises CalibrationError when there was none.
     """
     count = 0
     for batch in counted(data, "Calibrating", shown=progress):
@@ -156,7 +154,7 @@ def require_places(places: Sized, kind: str, others: str) -> None:
 
 
 def require_batches(data: object) -> None:
-    """Raise CalibrationError for what gives no batches when iterated: a number, a tensor, a mapping."""
+    """Raise CalibrationError for a number, tensor or mapping as data."""
     if isinstance(data, (torch.Tensor, Mapping)):
         kind, parts = type(data).__name__, "rows" if isinstance(data, torch.Tensor) else "keys"
         raise CalibrationError(
@@ -171,7 +169,7 @@ def require_batches(data: object) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Let ``model`` run in evaluation mode, without gradients and in full float32 on a GPU.
+    """Run a model in evaluation mode, without gradients and TF32.
 
     Its modes are put back whatever happens.
     """
@@ -187,7 +185,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """One input or output that is observed: with a static scheme, or for the method of the layer's weight.
+    """An observed input or output, static or needed by a method.
 
     layer: name of the layer. need: what the method calls the statistics of its inputs, or empty.
     """
@@ -202,11 +200,10 @@ class _Place:
 
 
 class Watch:
-    """Observers of all static inputs and outputs of a model's layers, and of inputs that methods need.
+    """Observers of static inputs and outputs, and of methods' inputs.
 
-    recipe, statistic: as for :func:`calibrate`. enabled: whether they see what passes. examine: called with
-    tensors that may hold what is not finite, with their place. decided: name, layer and decision for each
-    layer.
+    recipe, statistic: as for :func:`calibrate`. enabled: whether they observe tensors. examine: called with
+    tensors that may not be finite, with their place. decided: name, layer and decision for each layer.
     """
 
     def __init__(self, root: nn.Module, recipe: Recipe | str, statistic: StatisticFor | str) -> None:
@@ -272,7 +269,7 @@ class Watch:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Let the observers see what goes into and comes out of their layers."""
+        """Attach the observers to their layers inside the context."""
         handles: list[Any] = []
         self._waits = not shares_work()
         try:
@@ -290,7 +287,7 @@ class Watch:
                 handle.remove()
 
     def params(self, inside: nn.Module | None = None) -> dict[str, QuantizationParams]:
-        """Return what follows from the data so far, by place, of all layers or of those inside a module."""
+        """Return learned parameters by place, optionally inside one module."""
         self._waiting.take()
         wanted = None if inside is None else set(inside.modules())
         return {
@@ -300,7 +297,7 @@ class Watch:
         }
 
     def statistics(self, inside: nn.Module | None = None) -> dict[str, dict[str, Statistics]]:
-        """Return the statistics that methods need, by layer, of all layers or of those inside a module."""
+        """Return needed statistics by layer, optionally inside one module."""
         self._waiting.take()
         wanted = None if inside is None else set(inside.modules())
         found: dict[str, dict[str, Statistics]] = {}
@@ -313,7 +310,7 @@ class Watch:
         return found
 
     def calibration(self, batches: int) -> Calibration:
-        """Return what was learned of all layers."""
+        """Return the calibration of all layers."""
         params, statistics = self.params(), self.statistics()
         return Calibration(
             params=params, statistics=statistics, batches=batches, borrowed=tuple(self.borrowed)
@@ -333,7 +330,7 @@ class Watch:
 
     @contextmanager
     def _naming(self, place: _Place) -> Iterator[None]:
-        """Name the layer that no batch reached in the error about missing data."""
+        """Name the unreached layer in the error about missing data."""
         try:
             yield
         except CalibrationError as error:
@@ -346,17 +343,17 @@ class Watch:
             ) from error
 
     def outside(self, blocks: Iterable[nn.Module]) -> bool:
-        """Return whether some observer belongs to a layer that is inside none of ``blocks``."""
+        """Return whether an observer lies outside of all ``blocks``."""
         inside = {module for block in blocks for module in block.modules()}
         return any(place.module not in inside for place in self._places.values())
 
     def _dtype_of(self, name: str, module: nn.Module) -> torch.dtype:
-        """Return the dtype of a layer's parameters; where it has none, that of what passed first."""
+        """Return a layer's parameter dtype, or its first input's."""
         own = (p.dtype for p in module.parameters() if p.is_floating_point())
         return next(own, self._seen.get(name, torch.float32))
 
     def _see(self, place: _Place, x: torch.Tensor) -> torch.Tensor:
-        """Take ``x`` into an observer; a tensor that several layers read is measured once."""
+        """Observe ``x``; a tensor that several layers read counts once."""
         if not self.enabled:
             return x
         observer, latest = place.observer, self._latest
@@ -375,7 +372,7 @@ class Watch:
 
 
 class _Latest:
-    """What passed last: its measure, or a copy of a small tensor that is measured later."""
+    """Last observed tensor: its measure, or a copy for later."""
 
     def __init__(self, x: torch.Tensor, observer: Observer, *, waits: bool) -> None:
         self._statistic = observer.statistic
@@ -402,10 +399,10 @@ class _Latest:
 
 
 class _Waiting:
-    """Copies of small tensors, measured many at once, and those that several layers read but once.
+    """Queue of copied small tensors, deduplicated and measured in bulk.
 
     A call costs more than the numbers of a small tensor do, the more so between the products of two layers:
-    nothing of it is in the caches then.
+    its code and data are not in the caches then.
     """
 
     def __init__(self) -> None:
@@ -414,7 +411,7 @@ class _Waiting:
         self._held = 0
 
     def add(self, observer: Observer, copy: torch.Tensor) -> None:
-        """Let a copy wait for an observer, together with others that receive the same tensor in turn."""
+        """Queue a copy for an observer, with others of the tensor."""
         if self._held > HELD or (self._copies and self._copies[-1][0].device != copy.device):
             self.take()
         self._seers.add(observer)
@@ -426,7 +423,7 @@ class _Waiting:
             self._held += copy.nbytes
 
     def make_way(self, observer: Observer) -> None:
-        """Take what waits if any of it is for an observer: what passed before comes before."""
+        """Flush the queue if any copy is for an observer, in order."""
         if observer in self._seers:
             self.take()
 
@@ -453,7 +450,7 @@ def _see_output(see: OnTensor, module: nn.Module, args: Any, result: Any) -> Non
 def static_params(
     calibration: Calibration | None, name: str, side: str, activation: Activation | None
 ) -> QuantizationParams | None:
-    """Return the learned parameters of one side of a layer, or None when it has no static scheme.
+    """Return learned parameters of a layer's side, or None if not static.
 
     Raises CalibrationError when they are missing or were learned for another scheme.
     """
@@ -478,7 +475,7 @@ def static_params(
 
 
 def method_data(calibration: Calibration | None, name: str, gives: Assignment) -> LayerData:
-    """Return what calibration learned for the method of a layer's weight.
+    """Return the calibration's data for a layer's method.
 
     Raises CalibrationError where the method needs statistics that are missing, UnsupportedError for one that
     rotates the model.

@@ -1,4 +1,4 @@
-"""The result of converting a model: one record per layer, to be printed."""
+"""Results of model conversion: one printable record per layer."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class Converted:
         return self.error if packed and not math.isnan(self.error) else None
 
     def _family(self) -> tuple[str, str]:
-        """Return the key of layers that are printed on one line: their names but for numbers."""
+        """Return the report key of similar layers: names without numbers."""
         return _NUMBER.sub("*", self.name), str(replace(self, name="", error=math.nan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Conversion:
-    """A converted model, and a record of each layer that has parameters, in the model's order.
+    """A converted model, and a record of each layer with parameters.
 
     Args:
         model: the converted model.
@@ -125,7 +125,7 @@ _FOLDED = 3
 
 
 def _lines(family: list[Converted]) -> list[str]:
-    """Return the report lines of layers that differ in numbers of their names alone."""
+    """Return the report lines of layers whose names differ in numbers."""
     if len(family) < _FOLDED:
         return [str(layer) for layer in family]
     first = family[0]
@@ -137,9 +137,9 @@ def _lines(family: list[Converted]) -> list[str]:
 
 
 def weight_bytes(module: nn.Module, counted: set[int]) -> int:
-    """Return the bytes of a layer's own weights, biases left out, that are not counted yet; count them.
+    """Return uncounted bytes of a layer's weights, without biases; count them.
 
-    Those of a parametrized layer are what its weights are computed from.
+    A parametrized layer counts the tensors that its weights are computed from.
     """
     own = module.parameters(recurse=is_parametrized(module))
     weights = [p for p in own if p.ndim > 1 and id(p) not in counted]
@@ -148,7 +148,7 @@ def weight_bytes(module: nn.Module, counted: set[int]) -> int:
 
 
 def kept_layer(module: nn.Module, decision: Decision, counted: set[int]) -> Converted:
-    """Return the report of a layer that a decision keeps; ``counted`` as in :func:`weight_bytes`."""
+    """Return the report of a kept layer; ``counted``: see :func:`weight_bytes`."""
     subject, nbytes = decision.subject, weight_bytes(module, counted)
     return Converted(
         name=subject.name,

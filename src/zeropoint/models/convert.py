@@ -1,4 +1,4 @@
-"""Replace the layers of a prepared model by layers with packed weights, and report on each."""
+"""Conversion of prepared models to packed weights, with a report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TILE_VALUES = 1 << 22
 
 
 def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
-    """Return a model whose layers hold packed weights and compute what those of ``prepared`` compute.
+    """Return a model on packed weights that computes as ``prepared`` does.
 
     In evaluation mode the outputs are the same bit for bit, but where a Linear layer multiplies codes, as its
     ``explain()`` says: sums are then rounded otherwise, or not at all, the outputs of that layer differ by at
@@ -47,7 +47,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     inputs and outputs keep the parameters they have now.
 
     Args:
-        prepared: what :func:`~zeropoint.models.prepare` returned, trained or not; not wrapped for processes
+        prepared: a result of :func:`~zeropoint.models.prepare`, trained or not; not wrapped for processes
             or compiled.
         inplace: whether it is changed itself; otherwise a copy is.
 
@@ -82,10 +82,10 @@ def quantize_model(  # noqa: PLR0913 (a model, a recipe, and the options of it)
     ignore: Iterable[str] | str = (),
     calibration: Calibration | Iterable[Any] | None = None, inplace: bool = False,
 ) -> Conversion:  # fmt: skip
-    """Return ``model`` with the layers that ``recipe`` names replaced by layers with packed weights.
+    """Return ``model`` with packed weights in the layers of ``recipe``.
 
-    It is :func:`~zeropoint.models.prepare` and :func:`convert` in one: codes and scales of weights are those
-    of their method, scales of static inputs and outputs come from ``calibration``, of
+    It is :func:`~zeropoint.models.prepare` and :func:`convert` in one: codes and scales of weights come from
+    their method, scales of static inputs and outputs from ``calibration``, of
     :func:`~zeropoint.models.calibrate`, and so do the statistics that a method needs.
 
     A model that is changed in place is as it was after an error.
@@ -95,14 +95,14 @@ def quantize_model(  # noqa: PLR0913 (a model, a recipe, and the options of it)
         recipe: rules, or the name of a preset for all Linear layers. The default of a recipe is for Linear
             layers; others are converted when a rule names them. Weights of several layers that are one tensor
             stay one.
-        method: that of all weights whose rule names none, such as ``"mse"``; ``nearest`` unless given.
+        method: method of all weights whose rule names none, such as ``"mse"``; ``nearest`` unless given.
         quality: in its place, ``"fast"``, ``"good"`` or ``"best"``: picks the method for each scheme, the
             last two with batches as ``calibration`` (:data:`zeropoint.recipes.quality.LADDER`).
         ignore: patterns of layers to keep, before any rule decides: globs, or ``re:`` and a regular
             expression.
         calibration: ranges of static inputs and outputs, and statistics that methods need; or batches, each
-            as the model takes it, on which weights are solved in the order in which they run, each on the
-            inputs that the quantized layers before it give.
+            as the model takes it, on which weights are solved in the order in which they run, each on inputs
+            from the quantized layers before it.
         inplace: whether ``model`` itself is changed; otherwise a copy is.
 
     Raises:
@@ -136,9 +136,9 @@ def _converted(
     entries: Sequence[str | Converted], layers: Mapping[str, PreparedLayer],
     calibration: Calibration | None = None,
 ) -> tuple[dict[nn.Module, nn.Module], tuple[Converted, ...]]:  # fmt: skip
-    """Return the layer for each prepared one, and the record of each entry.
+    """Return the converted layers, and the record of each entry.
 
-    entries: in the model's order, names of prepared layers, and the records of the others. calibration: the
+    entries: in the model's order, names of prepared layers, and records of other layers. calibration: the
     statistics that methods need.
     """
     packer = _Packer(calibration)
@@ -201,7 +201,7 @@ class _Packer:
 
 
 def squares_of(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float]:
-    """Return the sums of the squared errors of the codes and of the squared weights, a tile at a time."""
+    """Return the sums of squared errors and squared weights, by tiles."""
     rows, columns = packed.shape
     step = max(1, _TILE_VALUES // max(1, columns) // packed.block_rows) * packed.block_rows
     found = [
@@ -215,7 +215,7 @@ def squares_of(matrix: torch.Tensor, packed: PackedWeight) -> tuple[float, float
 
 
 def _quantized(matrix: torch.Tensor, quantizer: nn.Module, gives: Assignment, data: LayerData) -> LayerResult:
-    """Return the codes of a weight: its method's, or those under the parameters that its quantizer holds."""
+    """Return a weight's codes, by its method or its quantizer's parameters."""
     if data.solved is not None:
         return LayerResult(q=data.solved, low_rank=data.low_rank)
     if isinstance(quantizer, DynamicQuantize):

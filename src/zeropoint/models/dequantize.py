@@ -1,7 +1,7 @@
-"""Convert a quantized model back to float layers.
+"""Conversion of a quantized model back to float layers.
 
 Weights are dequantized, under the names and in the shapes that they had. Quantizers of inputs and outputs are
-removed: the products are those of the same weights with inputs that are not rounded.
+removed: the products use the same weights, and inputs that are not rounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QUANTIZED = (QuantizedLinear, QuantizedLayer, QuantizedEmbedding, QuantizedEmbed
 
 
 def dequantize_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
-    """Return ``model`` with float layers in the places of all quantized ones; see the module.
+    """Return ``model`` with float layers in place of quantized ones.
 
     ``SplitAttention``, ``SplitExperts`` and unfused ``Conv1D`` become what they were. Weights that several
     layers share stay one.
@@ -64,7 +64,7 @@ def dequantize_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
 
 
 def restore(model: nn.Module, layers: Collection[nn.Module]) -> nn.Module:
-    """Replace ``layers`` of ``model``, quantized or unfused ones, by float and fused modules; return it."""
+    """Replace quantized or unfused layers by float and fused modules."""
     weights = _Weights()
     replaced: dict[nn.Module, nn.Module] = {}
     for layer in layers:
@@ -82,7 +82,7 @@ _UNFUSED = (SplitAttention, SplitExperts)
 
 
 class _Weights:
-    """Parameters of the values of packed weights; layers that shared one share the other."""
+    """Float parameters of packed weights, shared where weights are."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[PackedWeight, nn.Parameter]] = {}
@@ -132,7 +132,7 @@ def _linear(layer: QuantizedLinear, weight: nn.Parameter) -> nn.Module:
 
 
 def _whole(layer: QuantizedLayer) -> nn.Module:
-    """Return the layer inside with its weights again; one without weights is itself."""
+    """Return the inner layer with float weights, if it has any."""
     if not len(layer.weights):
         return layer.layer
     shell = copy.copy(layer.layer)
@@ -148,7 +148,7 @@ def _whole(layer: QuantizedLayer) -> nn.Module:
 
 
 def _fuse(module: nn.Module) -> nn.Module:
-    """Return the fused module of an unfused one, with the current weights of its layers."""
+    """Return the fused module with its layers' current weights."""
     return _attention(module) if isinstance(module, SplitAttention) else _experts(module)
 
 

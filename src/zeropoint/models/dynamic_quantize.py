@@ -1,4 +1,4 @@
-"""Quantization whose parameters come from each tensor: all of them, or all but the scale of the whole."""
+"""Dynamic quantization: parameters from each tensor, entirely or below one scale."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DynamicQuantize(nn.Module):
         self.activation = activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the values of the codes of ``x``; nothing happens to an empty tensor.
+        """Return the fake-quantized values of ``x``; an empty tensor unchanged.
 
         Args:
             x: a float tensor of any shape.
@@ -48,12 +48,12 @@ class DynamicQuantize(nn.Module):
 
 
 class LocalQuantize(nn.Module):
-    """Quantize and dequantize with one scale for all tensors, and block scales computed from each tensor.
+    """Fake quantization with one fixed tensor scale and dynamic block scales.
 
     Args:
         activation: a static one of several levels.
-        limit: the largest magnitude that calibration found, from which the scale of the whole follows; larger
-            values come out as the largest codes. Gradients pass unchanged.
+        limit: the largest magnitude of calibration, from which the tensor scale follows; larger values come
+            out as the largest codes. Gradients pass unchanged.
     """
 
     limit: torch.Tensor
@@ -65,7 +65,7 @@ class LocalQuantize(nn.Module):
 
     @staticmethod
     def of(activation: Activation, params: QuantizationParams) -> LocalQuantize:
-        """Return the quantizer whose range is that of the parameters of one block.
+        """Return the quantizer with the range of one block's parameters.
 
         Args:
             activation: a static one of several levels.
@@ -93,7 +93,7 @@ class LocalQuantize(nn.Module):
         return quantize_part(x.detach().clamp(-limit, limit), self.activation.scheme, (-limit, limit))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the values of the codes of ``x``; nothing happens to an empty tensor.
+        """Return the fake-quantized values of ``x``; an empty tensor unchanged.
 
         Args:
             x: a float tensor of any shape.
@@ -113,7 +113,7 @@ class LocalQuantize(nn.Module):
 
 
 def as_module(quantizer: FakeQuantize | LocalQuantize | Activation | None) -> nn.Module | None:
-    """Return what quantizes: a quantizer with parameters is itself. Raises RecipeError for anything else.
+    """Return a quantizer module; RecipeError for no activation or module.
 
     >>> as_module(Activation.of("int8:token"))
     DynamicQuantize(int8:token dynamic)

@@ -10,7 +10,7 @@ from .packed_weight import PackedWeight
 
 
 class QuantizedEmbedding(nn.Module):
-    """A table of packed rows; only the rows that are asked for are dequantized.
+    """An embedding table of packed rows, dequantized on access.
 
     Args:
         weight: (num_embeddings, embedding_dim).
@@ -49,7 +49,7 @@ class QuantizedEmbedding(nn.Module):
 
 
 class QuantizedEmbeddingBag(nn.Module):
-    """Sums, means or largest values of packed rows; only the rows that are asked for are dequantized.
+    """Sums, means or maxima of packed rows, dequantized on access.
 
     Args:
         bag: the float layer, which says how rows are reduced; its table is not kept. Others as in
@@ -74,7 +74,7 @@ class QuantizedEmbeddingBag(nn.Module):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return a row for each bag of row numbers, as ``nn.EmbeddingBag`` does: (bags, embedding_dim).
+        """Return a row per bag, as ``nn.EmbeddingBag`` does: (bags, embedding_dim).
 
         Args:
             input: row numbers, shape (bags, n), or (n,) with ``offsets``.

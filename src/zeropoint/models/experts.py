@@ -1,8 +1,8 @@
-"""The fused experts of a transformers model as two linear layers each, so that each can be quantized.
+"""Fused transformers experts as two linear layers each.
 
-transformers, from 5.0 on, keeps the weights of all experts of a layer in tensors of three axes and multiplies
-with parts of these itself. What such a module computes follows from attributes that all of them have, and is
-add_state_hooks at ``use_experts_implementation`` in its ``integrations/moe.py``.
+Each can then be quantized: transformers, from 5.0 on, keeps the weights of all experts of a layer in tensors
+of three axes and multiplies with parts of these itself. The function of such a module follows from attributes
+that all of them have, documented at ``use_experts_implementation`` in its ``integrations/moe.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FACTS = ("num_experts", "has_gate", "has_bias", "is_transposed")
 
 
 def is_fused_experts(module: nn.Module) -> bool:
-    """Return whether a module is one of transformers' fused experts, with no other parameters or modules."""
+    """Return whether a module is transformers' fused experts, and nothing else."""
     facts = vars(module)
     if not all(name in facts for name in _FACTS) or facts.get("_is_expert_parallel"):
         return False
@@ -76,7 +76,7 @@ class SplitExperts(nn.Module):
         return {name: nn.Parameter(value, False) for name, value in joined.items()}
 
     def forward(self, *args: Any, **named: Any) -> torch.Tensor:
-        """Return (tokens, hidden); takes hidden states of that shape, and experts and weights (tokens, k).
+        """Return (tokens, hidden) for hidden states, experts and weights (tokens, k).
 
         Args:
             args: positional arguments of the fused experts.
@@ -108,7 +108,7 @@ class SplitExperts(nn.Module):
 
 
 class _Names:
-    """Convert the state of all experts' layers to that of the fused module: one tensor per projection."""
+    """Conversion between states of expert layers and fused tensors."""
 
     def __init__(self, *projections: str, transposed: bool) -> None:
         self.projections, self.transposed = projections, transposed
@@ -139,7 +139,7 @@ class _Names:
 
 
 def _layers(whole: Any, name: str) -> nn.ModuleDict:
-    """Return the layers of all experts; a dictionary, since a list is what blocks of a model stand in."""
+    """Return all experts' layers, in a dictionary unlike block lists."""
     weights, biases = whole.get_parameter(name), whole._parameters.get(f"{name}_bias")
     layers = nn.ModuleDict()
     for number, weight in enumerate(weights):

@@ -1,10 +1,10 @@
-"""Batch normalization folded into the convolution or linear layer before it, for evaluation.
+"""Batch normalization folded into the convolution or linear layer before it.
 
     y = (W x + b - mean) g / sqrt(var + eps) + beta  =  W' x + b'
     W' = W g / sqrt(var + eps),     b' = (b - mean) g / sqrt(var + eps) + beta
 
 g and beta are the weight and bias of the normalization, mean and var its running statistics: one number a
-channel of the output, a row of the weight's matrix. The arithmetic is that of ``torch.nn.utils.fusion``.
+channel of the output, a row of the weight's matrix. The arithmetic follows ``torch.nn.utils.fusion``.
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ class Folding:
 
 
 def fold(model: nn.Module, *, inplace: bool = False) -> Folding:
-    """Return ``model`` with each batch normalization folded that alone reads what a layer gives.
+    """Return ``model`` with batch normalizations folded into preceding layers.
 
-    Which do is seen by tracing the model with torch.fx; in one that cannot be traced, only neighbors inside
-    an ``nn.Sequential`` are. A normalization stays, with the reason in the result, where it trains, has no
-    running statistics, follows something else, where its layer is used otherwise or shares its weight, and
-    where either has hooks. Folded ones become ``nn.Identity``; after a Linear layer, a module that refuses
-    more than two axes, of which a normalization takes the second.
+    A normalization is folded where it alone reads a layer's output. Its source is found by tracing the model
+    with torch.fx; in one that cannot be traced, only neighbors inside an ``nn.Sequential`` are folded. A
+    normalization stays, with the reason in the result, where it trains, has no running statistics, follows
+    something else, where its layer is used otherwise or shares its weight, and where either has hooks. Folded
+    ones become ``nn.Identity``; after a Linear layer, a module that refuses more than two axes, of which a
+    normalization takes the second.
 
     Args:
         model: in evaluation mode.
@@ -96,7 +97,7 @@ def fold(model: nn.Module, *, inplace: bool = False) -> Folding:
 
 
 class FlatRows(nn.Module):
-    """Let a matrix pass: where a normalization stood that was folded into a Linear layer."""
+    """Identity of matrices in place of a folded normalization."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``; raises ShapeError unless it has two axes."""
@@ -113,7 +114,7 @@ Sources = dict[nn.Module, tuple[nn.Module | None, str]]
 
 
 def _sources(model: nn.Module) -> tuple[Sources, str]:
-    """Return what feeds each normalization, and why those that are missing are not known."""
+    """Return the source of each normalization, and a reason for gaps."""
     try:
         graph = fx.Tracer().trace(model)
     except UNTRACED as error:
@@ -143,7 +144,7 @@ def _before(model: nn.Module, node: fx.Node, calls: Counter[nn.Module]) -> tuple
 
 
 def _neighbors(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[nn.Module, str]]]:
-    """Yield each normalization that follows a module in an ``nn.Sequential``, with that module."""
+    """Yield each normalization after a module in an ``nn.Sequential``."""
     places = Counter(child for module in model.modules() for child in module._modules.values())
     for module in model.modules():
         if type(module) is nn.Sequential:
@@ -167,7 +168,7 @@ def _refusal(norm: nn.Module, source: nn.Module | None, shared: Counter[int]) ->
 
 
 def _fold(layer: nn.Module, norm: nn.Module) -> None:
-    """Change weight and bias of ``layer`` so that it gives what ``norm`` gave."""
+    """Fold a normalization into a layer's weight and bias."""
     kind, weight, start = layer_type(layer), layer.get_parameter("weight"), layer._parameters["bias"]
     assert isinstance(norm, NORMALIZATIONS)
     mean, variance = norm.running_mean, norm.running_var

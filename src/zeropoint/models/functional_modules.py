@@ -1,4 +1,4 @@
-"""Modules for torch functions of several tensors, so that the rules of a recipe can name them."""
+"""Modules for torch functions of several tensors, for recipe rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Add(nn.Module):
-    """``a + b`` as a module: a rule for type ``Add`` quantizes both terms alike, or the sum.
+    """``a + b``, whose terms share a quantizer under rules for ``Add``.
 
     Example:
         >>> Add()(torch.ones(2), torch.ones(2))
@@ -25,7 +25,7 @@ class Add(nn.Module):
 
 
 class Multiply(nn.Module):
-    """``a * b`` as a module: a rule for type ``Multiply`` quantizes both factors alike, or the product."""
+    """``a * b``, whose factors share a quantizer under rules for ``Multiply``."""
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Return the product.
@@ -38,7 +38,7 @@ class Multiply(nn.Module):
 
 
 class Concatenate(nn.Module):
-    """``torch.cat`` as a module: a rule for type ``Concatenate`` quantizes all parts alike.
+    """``torch.cat`` as a module; rules for ``Concatenate`` quantize parts alike.
 
     Args:
         dim: the axis along which they are joined.

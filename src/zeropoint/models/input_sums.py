@@ -1,4 +1,4 @@
-"""Sums over the inputs of linear layers, shared by all layers that read the same tensor."""
+"""Sums over inputs of linear layers, shared by their readers."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def sum_inputs(
     root: nn.Module, batches: Sequence[Any], layers: Mapping[str, int], steps: Steps,
     *, gram: bool, progress: bool = False,
 ) -> Iterator[list[InputSums]]:  # fmt: skip
-    """Run a model on all batches, a block at a time, and yield the sums of each block at its end.
+    """Run a model block by block; yield each block's input sums.
 
-    Those of layers outside of blocks come last. Layers that nothing reaches have sums over no vectors.
+    Layers outside of blocks come last. Layers that nothing reaches have sums over no vectors.
 
     Args:
         root: the model, with fused weights apart.
@@ -71,7 +71,7 @@ def sum_inputs(
 def _summing(
     root: nn.Module, layers: Mapping[str, int], chain: BlockChain, *, gram: bool
 ) -> Iterator[list[InputSums]]:
-    """Return a context in which the inputs of layers are summed, and the sums, complete at its end."""
+    """Return a context that sums layer inputs; complete at its end."""
     found: list[InputSums] = []
     leaders: dict[str, InputSums | None] = {}
     fresh: dict[str, tuple[torch.Tensor, InputSums]] = {}

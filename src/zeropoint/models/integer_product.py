@@ -1,4 +1,4 @@
-"""The integer matrix product that torch ships, used only where it is exact and fast on this machine.
+"""torch's integer matrix product, where it is exact and fast.
 
 ``torch._int_mm`` goes through oneDNN where the processor multiplies bytes (VNNI), and through plain loops, 10
 times slower than float32, where it does not. Products of oneDNN may move int8 to uint8 and add pairs in 16
@@ -21,7 +21,7 @@ _SHAPES = ((1, 256, 8), (16, 256, 32), (17, 37, 9), (5, 4096, 33), (33, 1030, 16
 
 
 def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the product of torch; raises RuntimeError where torch was built without it."""
+    """Return torch's product; RuntimeError where torch lacks it."""
     return torch._int_mm(a, b.t())
 
 
@@ -38,7 +38,7 @@ def refusal() -> str | None:
 
 
 def is_exact(product: Product) -> bool:
-    """Return whether ``product`` gives the sums of int64 on operands at the ends of their range.
+    """Return whether a product is exact at the ends of int8.
 
     >>> is_exact(lambda a, b: (a.long() @ b.long().t()).clamp(-32768, 32767))
     False

@@ -1,4 +1,4 @@
-"""The key-value cache of transformers with keys and values in packed codes, dequantized for attention.
+"""Quantized KV cache of transformers, dequantized for attention.
 
 The rest of zeropoint does without transformers; importing this module asks for it.
 """
@@ -35,19 +35,19 @@ ENDLESS = 1 << 40
 
 
 class QuantizedKVCache(Cache):  # type: ignore[misc]
-    """Keys and values of every layer in codes, for ``model.generate(..., past_key_values=cache)``.
+    """Quantized keys and values for ``model.generate(..., past_key_values=cache)``.
 
-        update    codes of the new tokens are appended; those of earlier tokens stay as they are
+        update    codes of the new tokens are appended; earlier tokens keep their codes
         attention sees dequantize(codes), followed by the newest tokens in full precision
 
     Attention over a prompt sees the dequantized prompt too, so that results do not depend on how tokens were
     divided among calls. No gradient passes.
 
     config: the model's, of which every layer must have full attention.
-    keys, values: schemes for tensors of shape (batch, heads, tokens, head_dim); those of keys for both unless
-        values are given. ``token`` is one scale a token and head, ``g32`` one for each 32 numbers of those,
-        ``block32x1`` one a channel for each 32 tokens, as KIVI quantizes keys; tokens that do not fill a
-        block wait in full precision.
+    keys, values: schemes for tensors of shape (batch, heads, tokens, head_dim); the keys' scheme for both
+        unless values are given. ``token`` is one scale a token and head, ``g32`` one for each 32 of its
+        numbers, ``block32x1`` one a channel for each 32 tokens, as KIVI quantizes keys; tokens that do not
+        fill a block wait in full precision.
     residual_length: how many of the newest tokens stay in full precision at least.
 
     A number takes ``int8:token`` 1 + 4 / head_dim bytes, ``int4:token`` 1 / 2 + 4 / head_dim, where float32
@@ -95,7 +95,7 @@ class QuantizedKVCache(Cache):  # type: ignore[misc]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors that the cache holds: codes, scales, zero points and newest tokens."""
+        """Bytes of the cache: codes, scales, zero points, newest tokens."""
         return sum(layer.nbytes for layer in self.layers if isinstance(layer, QuantizedCacheLayer))
 
 
@@ -125,7 +125,7 @@ class QuantizedCacheLayer(DynamicLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append keys and values of new tokens, and return those of all tokens in the dtype of the new."""
+        """Append new keys and values; return all, in the new dtype."""
         keys, values = self.states
         # Both before either is held, or an error in the values would leave more keys than values.
         grown = keys.grown(key_states), values.grown(value_states)
@@ -141,9 +141,9 @@ class QuantizedCacheLayer(DynamicLayer):  # type: ignore[misc]
             states.clear()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove as many of the newest tokens as a negative number says; a positive one is how many to keep.
+        """Crop the cache to a length, or remove ``-n`` newest tokens.
 
-        Of a block of tokens that is cut, what is left is kept as it was dequantized.
+        The rest of a block of tokens that is cut is kept as it was dequantized.
         """
         kept = tokens_to_remove if tokens_to_remove > 0 else self.get_seq_length() + tokens_to_remove
         for states in self.states:
@@ -175,7 +175,7 @@ class QuantizedCacheLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class QuantizedStates:
-    """Keys, or values, of one layer: the older tokens in codes, the newest as they came.
+    """Keys or values of one layer: coded older tokens, plain newest.
 
     scheme: for tensors of shape (batch, heads, tokens, head_dim); ``step`` tokens at a time fill its blocks.
     residual_length: how many of the newest stay as they came; up to ``step - 1`` more wait for a block.
@@ -212,9 +212,9 @@ class QuantizedStates:
         return total
 
     def grown(self, x: torch.Tensor) -> tuple[QuantizedTensor | None, torch.Tensor]:
-        """Return codes and newest tokens with those of ``x`` behind them; what is held does not change.
+        """Return codes and newest tokens with ``x`` appended, without storing them.
 
-        Raises ShapeError unless ``x`` is of shape (batch, heads, tokens, head_dim), as what is held.
+        Raises ShapeError unless ``x`` is of shape (batch, heads, tokens, head_dim), as the stored tokens.
         """
         x, held = x.detach(), self.newest
         if x.ndim != 4:
@@ -234,7 +234,7 @@ class QuantizedStates:
         return older, newest[:, :, leaving:].clone()
 
     def hold(self, grown: tuple[QuantizedTensor | None, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """Hold what :meth:`grown` gave for ``like``; return the values of all tokens in its dtype."""
+        """Store a result of :meth:`grown`; return all values, like ``like``."""
         self.device, (self.older, self.newest) = like.device, grown
         if self.older is None:
             return self.newest.to(like.dtype)
@@ -246,7 +246,7 @@ class QuantizedStates:
         )
 
     def crop(self, kept: int) -> None:
-        """Keep the first ``kept`` tokens; the cut block's are dequantized to full precision."""
+        """Keep the first ``kept`` tokens; a cut block becomes full precision."""
         if kept >= self.length:
             return
         assert self.newest is not None
@@ -260,7 +260,7 @@ class QuantizedStates:
         self.older = _between(self.older, self._axis, 0, whole) if whole else None
 
     def change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Apply to every tensor what leaves the axes of heads, tokens and head_dim alone."""
+        """Apply a function to every tensor that keeps its last axes."""
         self.older = None if self.older is None else _changed(self.older, change)
         self.newest = None if self.newest is None else change(self.newest)
 
@@ -280,7 +280,7 @@ class QuantizedStates:
 
 
 def _checked(name: str, scheme: str | Scheme) -> Scheme:
-    """Return the scheme. Raises SchemeError when codes of one token would depend on other calls."""
+    """Return the scheme, or SchemeError if calls would affect codes."""
     parsed = Scheme.parse(scheme)
     if any(shape[0] > 1 or shape[TOKENS] == ENDLESS for shape in _block_shapes(parsed)):
         raise SchemeError(
@@ -300,7 +300,7 @@ def _block_shapes(scheme: Scheme) -> list[tuple[int, ...]]:
 
 
 def _along_tokens(scheme: Scheme) -> Scheme | None:
-    """Return the scheme for states with tokens last, or None unless each block is tokens in whole bytes."""
+    """Return the tokens-last scheme, None unless blocks are byte-aligned tokens."""
     shapes = _block_shapes(scheme)
     if scheme.chained is not None or not all(shape[1] == shape[3] == 1 < shape[TOKENS] for shape in shapes):
         return None
@@ -314,7 +314,7 @@ def _along_tokens(scheme: Scheme) -> Scheme | None:
 
 
 def _changed(q: QuantizedTensor, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedTensor:
-    """Return ``q`` with each of its tensors changed alike along the axes of sequences or tokens."""
+    """Return ``q`` with all tensors changed along sequences or tokens."""
     data = change(q.data)
     shape = (*data.shape[:-1], q.shape[-1] * data.shape[-1] // q.data.shape[-1])
     params = QuantizationParams.of(q.scheme, shape, q.params.dtype, list(map(change, q.params.stored)))
@@ -322,7 +322,7 @@ def _changed(q: QuantizedTensor, change: Callable[[torch.Tensor], torch.Tensor])
 
 
 def _between(q: QuantizedTensor, axis: int, start: int, stop: int) -> QuantizedTensor:
-    """Return copies of tokens ``start`` to ``stop`` on an axis, both at the ends of blocks."""
+    """Return copies of tokens ``start`` to ``stop``, both at block ends."""
     count = q.shape[axis]
 
     def cut(t: torch.Tensor) -> torch.Tensor:
@@ -334,6 +334,6 @@ def _between(q: QuantizedTensor, axis: int, start: int, stop: int) -> QuantizedT
 
 
 def _joined(first: QuantizedTensor, second: QuantizedTensor, axis: int) -> QuantizedTensor:
-    """Return the tokens of both, in order, along an axis; the first end with a whole block."""
+    """Return both tensors joined along an axis, at a block end."""
     rest = iter(tensors_of(second))
     return _changed(first, lambda t: torch.cat([t, next(rest)], axis))

@@ -1,7 +1,7 @@
-"""A layer of any kind with quantizers around it: while it trains, and with packed weights.
+"""Layers with quantizers around them, in training and on packed weights.
 
-What a layer computes is said in :mod:`zeropoint.models.layer_types`; here it gets its weights, and its inputs
-and outputs pass their quantizers.
+:mod:`zeropoint.models.layer_types` computes a layer; here it gets its weights, and its inputs and outputs
+pass their quantizers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ OnTensor = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PreparedLayer(nn.Module):
-    """A layer that trains with its own weights, seen through their quantizers at each step.
+    """A layer that trains with fake-quantized weights at each step.
 
         y = quantize_output(run(layer, quantize_weight(weights), quantize_input(x)))
 
-    Its state has the names of the layer's own, and those of its quantizers; other attributes are those of the
-    layer. A layer with weights has its first argument quantized; another module every tensor of floats that
-    it is called with, all by one quantizer. Of several results the first is quantized: of an LSTM the
-    outputs.
+    Its state has the names of the layer's own, and of its quantizers; other attributes are the layer's. A
+    layer with weights has its first argument quantized; another module every tensor of floats that it is
+    called with, all by one quantizer. Of several results the first is quantized: of an LSTM the outputs.
 
     Args:
         layer: the float layer, whose parameters train.
@@ -61,11 +60,11 @@ class PreparedLayer(nn.Module):
         add_state_hooks(self, _IN_LAYER.out, _IN_LAYER.back)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the layer has and this module has not: its weight, bias, sizes and strides."""
+        """Return an attribute of the layer, such as weight or stride."""
         return _of_layer(self, name)
 
     def quantized_weights(self) -> dict[str, torch.Tensor]:
-        """Return what the layer computes with: weights by name, in their own shapes."""
+        """Return quantized weights by name, in their own shapes."""
         kind, layer = layer_type(self.layer), self.layer
         return {
             name: kind.restore(layer, self.weight_quantizers[name](kind.matrix(layer, weight)))
@@ -75,7 +74,7 @@ class PreparedLayer(nn.Module):
         }
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """Return what the layer returns.
+        """Return the layer's result.
 
         Args:
             args: positional arguments of the layer.
@@ -90,7 +89,7 @@ class PreparedLayer(nn.Module):
 
 
 class QuantizedLayer(nn.Module):
-    """A layer with packed weights, all of which are dequantized as a whole for each call.
+    """A layer with packed weights, dequantized as a whole per call.
 
     While it computes, a call therefore holds its weights in floats too, 4 bytes a number of float32; between
     calls there are codes alone. A recurrent layer dequantizes once for a sequence, its cell for each step.
@@ -98,7 +97,7 @@ class QuantizedLayer(nn.Module):
     Args:
         layer: the float layer without its weights: sizes, strides, biases.
         weights: by name, as matrices. Quantizers act as in :class:`PreparedLayer`, with fixed parameters or
-            with those of each tensor. place: its name in the model, for messages.
+            with parameters of each tensor. place: its name in the model, for messages.
         input_quantizer: quantizes the input, or None.
         output_quantizer: quantizes the output, or None.
 
@@ -126,7 +125,7 @@ class QuantizedLayer(nn.Module):
         self.train(layer.training)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the layer has and this module has not: its bias, sizes and strides."""
+        """Return an attribute of the layer, such as bias or stride."""
         if name != "layer" and name in self.__dict__.get("_modules", {}).get("weights", ()):
             return self.weights[name]  # which says what to do when the model computes with it
         return _of_layer(self, name)
@@ -144,7 +143,7 @@ class QuantizedLayer(nn.Module):
         return f"{kind} in floats" + (f", with {names} dequantized as a whole for each call" if names else "")
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """Return what the layer returns.
+        """Return the layer's result.
 
         Args:
             args: positional arguments of the layer.
@@ -173,7 +172,7 @@ class QuantizedLayer(nn.Module):
 
 
 def placed(error: NonFiniteError, place: str) -> NonFiniteError:
-    """Return the error with the name of the layer, where it is known."""
+    """Return the error with the layer's name, if known."""
     return NonFiniteError(f"layer {place}: {error}") if place else error
 
 
@@ -192,7 +191,7 @@ def _of_layer(module: nn.Module, name: str) -> Any:
 
 
 def _check_weights(layer: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
-    """Raise unless the packed weights are those of such a layer, as the matrices that are quantized."""
+    """Raise unless packed weights fit the layer's matrices."""
     kind, names = layer_type(layer), layer_type(layer).names(layer)
     for name, packed in weights.items():
         if name not in names:
@@ -209,7 +208,7 @@ def _check_weights(layer: nn.Module, weights: Mapping[str, PackedWeight]) -> Non
 
 
 def without_weights(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
-    """Return a copy of ``layer`` without the parameters in ``names``, whose other ones do not train."""
+    """Return a copy of ``layer`` without some parameters, others frozen."""
     shell = copy.copy(layer)
     for registry in ("_parameters", "_buffers", "_modules"):
         shell.__dict__[registry] = dict(layer.__dict__[registry])
@@ -224,9 +223,9 @@ def without_weights(layer: nn.Module, names: tuple[str, ...]) -> nn.Module:
 def quantized_inputs(
     layer: nn.Module, quantizer: OnTensor | None, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call of ``layer`` with those quantized that its kind says.
+    """Return call arguments with quantized inputs, by layer type.
 
-    What torch's layers call ``input`` comes first in what is returned.
+    The argument that torch's layers call ``input`` comes first.
     """
     if layer_type(layer) is WEIGHTLESS:
         if quantizer is None:
@@ -238,7 +237,7 @@ def quantized_inputs(
 
 
 def quantized_output(quantizer: OnTensor | None, result: Any) -> Any:
-    """Return the result of a layer with its first tensor, or packed sequence, quantized."""
+    """Return a result with its first tensor or packed sequence quantized."""
     if quantizer is None:
         return result
     if type(result) is tuple:
@@ -247,7 +246,7 @@ def quantized_output(quantizer: OnTensor | None, result: Any) -> Any:
 
 
 def on_floats(function: OnTensor, value: Any) -> Any:
-    """Return ``value`` with ``function`` applied to each tensor of floats in it, tuples and lists included.
+    """Apply a function to all float tensors in nested tuples and lists.
 
     >>> on_floats(torch.neg, (torch.ones(1), [torch.tensor([2])]))
     (tensor([-1.]), [tensor([2])])

@@ -1,4 +1,4 @@
-"""Layers that have a quantized form: what their weights are, as matrices, and how they compute with others.
+"""Quantizable layer types: weights as matrices, and forward functions.
 
 One row of :data:`LAYER_TYPES` a type. A weight is quantized as the matrix whose rows make one output channel
 each, so that a scheme means the same for every layer: ``channel`` is one scale for each output channel,
@@ -101,7 +101,10 @@ def _transposed(
 
 
 def _transpose_matrix(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """Return (groups * out / groups, in / groups * kernel) of a weight (in, out / groups, *kernel)."""
+    """Return a transposed convolution weight as a matrix.
+
+    (in, out / groups, *kernel) becomes (groups * out / groups, in / groups * kernel).
+    """
     share = layer.in_channels // layer.groups
     grouped = weight.reshape(layer.groups, share, *weight.shape[1:]).transpose(1, 2)
     return grouped.flatten(0, 1).flatten(1)
@@ -122,7 +125,7 @@ _RECURRENT: dict[str, Callable[..., Any]] = {
 
 
 def _recurrent(layer: Any, weights: Weights, x: Any, hx: Any = None) -> Any:
-    """Return what torch's recurrent layers return: (output, h), with (h, c) for h in an LSTM."""
+    """Return a recurrent layer's (output, h), with (h, c) in an LSTM."""
     data, sizes, order, back = x if isinstance(x, PackedSequence) else (x, None, None, None)
     unbatched = sizes is None and data.dim() == 2
     axis = 0 if layer.batch_first else 1
@@ -157,7 +160,7 @@ def _ordered(state: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
 
 
 def _cell(layer: Any, weights: Weights, x: torch.Tensor, hx: Any = None) -> Any:
-    """Return what torch's cells return: h, and (h, c) of an LSTM."""
+    """Return a recurrent cell's h, or (h, c) of an LSTM."""
     unbatched, is_lstm = x.dim() == 1, isinstance(layer, nn.LSTMCell)
     rows = x.unsqueeze(0) if unbatched else x
     if hx is None:
@@ -257,12 +260,12 @@ def layer_type(layer: nn.Module) -> LayerType:
 
 
 def weights_of(layer: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights of ``layer`` that are quantized, by name; tensors of its own, not matrices."""
+    """Return the layer's quantizable weights by name, in own shapes."""
     return {name: layer.get_parameter(name) for name in layer_type(layer).names(layer)}
 
 
 def features(layer: nn.Module, side: str) -> int:
-    """Return how many channels one sample has on its way in (``input``) or out (``output``).
+    """Return the channels of a sample on one side of a layer.
 
     >>> features(nn.Conv2d(3, 8, 5), "output")
     8

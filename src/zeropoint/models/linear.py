@@ -1,6 +1,6 @@
-"""QuantizedLinear: a linear layer whose weight is packed codes, so that memory really drops.
+"""QuantizedLinear: a linear layer on packed codes, saving memory.
 
-How it computes is chosen among the ways of :mod:`zeropoint.models.linear_paths`.
+:mod:`zeropoint.models.linear_paths` chooses how it computes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .packed_weight import PackedWeight
 
 
 class QuantizedLinear(nn.Module):
-    """``y = input @ weight.T + bias`` with a packed weight, and an input quantized on its way in.
+    """A linear layer, ``input @ weight.T + bias``, with packed weight.
 
-    Where the codes are those of a rotated weight, the input is rotated first, then quantized.
+    For codes of a rotated weight, the input is rotated first, then quantized.
 
     Args:
         weight: (out_features, in_features). The input and the output are quantized by modules with fixed
@@ -69,7 +69,7 @@ class QuantizedLinear(nn.Module):
         self._ways = prepared(self)
 
     def explain(self) -> str:
-        """Return in words how the product is computed, and why not in the ways that would be faster.
+        """Return the product's path in words, and refusals of faster ones.
 
         The ways on integers serve float32, bfloat16 and float16 in the memory of the host where no gradient
         is asked for; other inputs take the next.
@@ -79,7 +79,7 @@ class QuantizedLinear(nn.Module):
         return explain(self) + ("" if rotation is None else f", of the input rotated by {rotation}") + more
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (what torch calls it)
-        """Return the layer's output in the dtype of ``input``: (..., in_features) to (..., out_features).
+        """Return outputs (..., out_features) in the dtype of ``input``.
 
         Args:
             input: shape (..., in_features).

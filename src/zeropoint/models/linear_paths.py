@@ -1,7 +1,7 @@
-"""Dispatch order of the paths of a quantized linear layer, and their refusals.
+"""Dispatch order of the paths of a quantized linear layer, with refusals.
 
-All give the same result but for rounding in float32: those on integers have the same sums. This module knows
-schemes and numbers of tokens; which kernels there are for a device is asked of the registry.
+All give the same result but for rounding in float32: integer paths have the same sums. This module knows
+schemes and numbers of tokens; the registry knows which kernels there are for a device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TILE_VALUES = 1 << 22
 MANY_ROWS = 512
 """Tokens from which torch's product, taken apart into several operators, is as fast as a kernel."""
 STEP = 64
-"""Columns in whole numbers of which the kernel multiplies bytes, faster than torch's product without AMX."""
+"""Multiple of columns for which the kernel multiplies bytes, faster than torch's product without AMX."""
 FEW_ROWS = 32
 """Tokens up to which codes of a weight are read by each, rather than made values once for all."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -42,7 +42,7 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LinearParts(Protocol):
-    """What a layer consists of: its packed weight, its bias, and what quantizes its input, if anything."""
+    """A layer's parts: packed weight, bias, and input quantizer."""
 
     @property
     def weight(self) -> PackedWeight:
@@ -75,14 +75,14 @@ class Path:
     fits: Callable[[LinearParts, torch.Tensor], bool]
 
     def takes(self, layer: LinearParts, x: torch.Tensor) -> bool:
-        """Return whether it is for an input, and there is a kernel where that lies."""
+        """Return whether the path supports an input on its device."""
         if self.device not in (None, x.device) or not self.fits(layer, x):
             return False
         return self.op is None or _runs(self.op, layer, x.dtype, x.device)
 
 
 def _scheme_of(source: nn.Module | None) -> Activation | str:
-    """Return how the input is quantized, or why that is not a scheme of one kind."""
+    """Return the input's activation scheme, or a refusal."""
     if source is None:
         return "the input is not quantized"
     if isinstance(source, DynamicQuantize):
@@ -105,7 +105,7 @@ def _request(op: Op, layer: LinearParts, dtype: torch.dtype, device: torch.devic
 
 @traced_as_constant
 def _runs(op: Op, layer: LinearParts, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether a kernel, faster than the reference, runs ``layer`` on such inputs."""
+    """Return whether a kernel faster than the reference runs a layer."""
     return has_kernel(_request(op, layer, dtype, device))
 
 
@@ -123,13 +123,13 @@ def _products_refusal(layer: LinearParts) -> str | None:
 
 
 def _fits_few(layer: LinearParts, x: torch.Tensor) -> bool:
-    """Whether ``x`` has few rows; while it is traced their number is not known."""
+    """Whether ``x`` has few rows; unknown while tracing."""
     few = not torch.compiler.is_compiling() and x.numel() <= FEW_ROWS * layer.weight.shape[1]
     return few and _fits_integers(layer, x)
 
 
 def _fits_integers(layer: LinearParts, x: torch.Tensor) -> bool:
-    """Whether ``x`` is for a product on integers, through which no gradient passes."""
+    """Whether ``x`` suits an integer product, without gradients."""
     source = layer.input_quantizer
     if x.dtype not in _DTYPES or (x.requires_grad and torch.is_grad_enabled()):
         return False
@@ -154,7 +154,7 @@ def _codes(layer: LinearParts) -> Run:
 
 
 def _stored(holder: PackedWeight | FakeQuantize) -> list[torch.Tensor]:
-    """Return the parameters of a weight or input; most are float buffers, read as they are."""
+    """Return a weight's or input's parameters, from buffers if possible."""
     scale, zero = holder._buffers["scale1"], holder._buffers.get("zero_point")
     assert scale is not None
     if len(holder.scheme.levels) == 1 and scale.element_size() > 1:
@@ -276,7 +276,7 @@ PATHS = (
 
 
 def _refusal_in_place(path: Path, layer: LinearParts) -> str | None:
-    """Return why a way is not for where the weight lies, or None."""
+    """Return the reason why a path does not support the weight's device."""
     data = layer.weight._buffers["data"]
     if data is None:
         return None
@@ -291,7 +291,7 @@ def _refusal_in_place(path: Path, layer: LinearParts) -> str | None:
 
 
 def _limits(path: Path, layer: LinearParts) -> str:
-    """Return the tokens and dtypes that a way is for, or nothing where it is for all."""
+    """Return the tokens and dtypes of a path, empty for all."""
     data, op = layer.weight._buffers["data"], path.op
     if data is None or op is None:
         return path.when
@@ -300,7 +300,7 @@ def _limits(path: Path, layer: LinearParts) -> str:
 
 
 def explain(layer: LinearParts) -> str:
-    """Return in words how ``layer`` computes, and why not in the other ways."""
+    """Return the layer's paths in words, and refusals of others."""
     taken, refused = list[str](), dict[str, list[str]]()
     for path in PATHS:
         reason = path.refusal(layer) or _refusal_in_place(path, layer)
@@ -316,12 +316,12 @@ def explain(layer: LinearParts) -> str:
 
 
 def prepared(layer: LinearParts) -> list[tuple[Callable[[LinearParts, torch.Tensor], bool], Run]]:
-    """Return the paths that support ``layer``, fastest first: a predicate on inputs, and what runs."""
+    """Return supported paths, fastest first: input predicate and function."""
     return [(_asked_once(path), path.prepare(layer)) for path in PATHS if path.refusal(layer) is None]
 
 
 def _asked_once(path: Path) -> Callable[[LinearParts, torch.Tensor], bool]:
-    """Return :meth:`Path.takes` for one layer, which asks for a kernel once for each dtype and device."""
+    """Return a cached :meth:`Path.takes` of one layer."""
     op = path.op
     if op is None:
         return path.takes

@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def narrow_products() -> Iterator[None]:
-    """Let products of float32 matrices round their factors to bfloat16 where the processor multiplies these.
+    """Round factors of float32 products to bfloat16, where the processor can.
 
     Sums are float32. Releases of torch before 2.9 have no such setting, and multiply in float32.
     """

@@ -1,4 +1,4 @@
-"""PackedWeight: the packed codes and parameters of a matrix as buffers, dequantized a few rows at a time."""
+"""PackedWeight: packed codes and parameters of a matrix, dequantized by rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ALL = 1 << 62
 
 
 class PackedWeight(nn.Module):
-    """A quantized matrix as buffers, so that it moves, is saved and is counted as any weight.
+    """A quantized matrix as buffers, moved and saved like a weight.
 
     Buffers: ``data`` (packed codes, uint8), ``scale1`` and on, ``zero_point`` where there is one; scales of 8
     bits as their bytes, which any file and process takes. A cast of the model (``half()``) changes none.
@@ -43,9 +43,9 @@ class PackedWeight(nn.Module):
 
     Args:
         q: a quantized matrix.
-        rotation: what its columns were rotated by before they were quantized, or None; the buffer
+        rotation: the rotation of its columns before they were quantized, or None; the buffer
             ``rotated_by`` keeps it in the state. Values that are returned are rotated back, codes are not.
-        low_rank: what is added to the codes' values, or None, as buffers ``left`` and ``right``.
+        low_rank: the summand to the codes' values, or None, as buffers ``left`` and ``right``.
 
     Example:
         >>> from zeropoint.functional import quantize
@@ -83,7 +83,7 @@ class PackedWeight(nn.Module):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError, with what to do where a model looks for what tensors have."""
+        """Raise AttributeError, with a remedy for attributes of tensors."""
         try:
             return super().__getattr__(name)
         except AttributeError as error:
@@ -108,7 +108,7 @@ class PackedWeight(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and parameters, and of what is added to their values."""
+        """Bytes of codes, parameters and low-rank factors."""
         kept = self.low_rank
         return self.quantized().nbytes + (0 if kept is None else kept.left.nbytes + kept.right.nbytes)
 
@@ -120,7 +120,7 @@ class PackedWeight(nn.Module):
         return LowRank(left=self.get_buffer("left"), right=self.get_buffer("right"))
 
     def low_rank_product(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return what a layer adds to the product of an input with its codes, or None.
+        """Return the low-rank summand of a layer's product, or None.
 
         Args:
             x: (..., columns).
@@ -131,7 +131,7 @@ class PackedWeight(nn.Module):
         return nn.functional.linear(nn.functional.linear(x, kept.right.to(x.dtype)), kept.left.to(x.dtype))
 
     def coded(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """Return rows of the float weight as the codes have them: less what is kept next to them, rotated.
+        """Return float rows in the codes' frame: low rank subtracted, rotated.
 
         Args:
             x: (rows, columns), rows of the float weight.
@@ -143,7 +143,7 @@ class PackedWeight(nn.Module):
         return self.rotated(x)
 
     def _whole(self, values: torch.Tensor, left: Pick) -> torch.Tensor:
-        """Return values of codes with what is added to them. left: takes rows as those of the codes."""
+        """Return decoded values plus low rank (rows by ``left``), rotated back."""
         kept = self.low_rank
         if kept is not None:
             more = LowRank(left=left(kept.left, 1), right=kept.right).product(torch.float32)
@@ -151,7 +151,7 @@ class PackedWeight(nn.Module):
         return self._unrotated(values)
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
-        """Return floats as the codes see them: rotated where these are of a rotated weight.
+        """Return floats in the codes' frame: rotated if codes are.
 
         Args:
             x: (..., columns): an input, or rows of the float weight.
@@ -167,12 +167,12 @@ class PackedWeight(nn.Module):
 
     @property
     def block_rows(self) -> int:
-        """How many rows a tile must be a multiple of: blocks are not cut, but for those of all rows."""
+        """Row multiple of tiles that keeps blocks whole."""
         return math.lcm(*(height for height in self._heights() if height < self.shape[0]))
 
     @property
     def rows_are_apart(self) -> bool:
-        """Whether each row has parameters of its own, but for those of the whole matrix."""
+        """Whether each row has its own parameters, matrix-wide ones aside."""
         return set(self._heights()) <= {1, _ALL}
 
     def _heights(self) -> list[int]:
@@ -181,17 +181,17 @@ class PackedWeight(nn.Module):
         return [blocks.block_shape(shape)[0] for blocks in granularities(self.scheme)]
 
     def tile(self, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the values of rows ``start`` to ``stop``, in ``dtype`` or that of the float weight.
+        """Return the values of rows ``start`` to ``stop``.
 
         Args:
             start: the first row, a multiple of ``block_rows``.
             stop: the row after the last, a multiple of ``block_rows`` or the number of rows.
-            dtype: of the result; that of the float weight if None.
+            dtype: of the result; the float weight's if None.
         """
         return self._whole(self.codes(start, stop).dequantize(dtype), lambda t, _: t[start:stop])
 
     def codes(self, start: int, stop: int) -> QuantizedTensor:
-        """Return rows ``start`` to ``stop`` in codes, in this memory; raises ShapeError for parts of blocks.
+        """Return a view of coded rows; ShapeError for partial blocks.
 
         Args:
             start: the first row, a multiple of ``block_rows``.
@@ -206,11 +206,11 @@ class PackedWeight(nn.Module):
         return self._part(lambda t, height: t[start // height : -(-stop // height)])
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the values of the rows with the numbers in ``index``, a vector of int32 or int64.
+        """Return the values of rows by int32 or int64 index.
 
         Args:
             index: numbers of rows, integers of any shape.
-            dtype: of the result; that of the float weight if None.
+            dtype: of the result; the float weight's if None.
 
         Raises:
             UnsupportedError: where rows share parameters in blocks.
@@ -258,7 +258,7 @@ class PackedWeight(nn.Module):
         return described(self.scheme)
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Do nothing: the scheme of a state that is loaded is that of the module.
+        """Do nothing: a loaded scheme equals the module's.
 
         Args:
             state: as :meth:`get_extra_state` gives it.

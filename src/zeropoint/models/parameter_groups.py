@@ -12,7 +12,7 @@ from ..training import Quantizer
 def parameter_groups(
     model: nn.Module, *, lr: float, scale_lr: float | None = None, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return two groups for an optimizer: what the model had, and what its quantizers learn.
+    """Return optimizer groups: the model's parameters, and its quantizers'.
 
     Args:
         model: prepared.

@@ -1,4 +1,4 @@
-"""Keep the outputs of those parts of a block whose weights are solved, which need not compute them again."""
+"""Memo of outputs of block parts whose weights are solved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class PartMemo:
-    """Outputs of parts of a block whose weights are solved, by batch, for the inputs that gave them.
+    """Cached outputs of solved parts, by batch and inputs.
 
     block: inside of which parts are. layers: those that are solved, by name. batch: returns the number of the
     batch that runs. limit: most bytes that are kept.
@@ -29,7 +29,7 @@ class PartMemo:
         self._kept: dict[nn.Module, dict[int, _Result]] = {}
 
     def finish(self, readers: Iterable[str]) -> None:
-        """Count more layers as solved, and keep the outputs of parts that hold only solved layers."""
+        """Count layers as solved, and cache the parts they complete."""
         self._solved |= set(readers)
         if self._block is None:
             return
@@ -45,7 +45,7 @@ class PartMemo:
         self._kept.clear()
 
     def _parts(self, module: nn.Module) -> Iterator[nn.Module]:
-        """Yield the outermost parts inside of a module that hold solved layers and no others."""
+        """Yield the outermost parts that hold solved layers alone."""
         for child in module.children():
             held = {self._layers[m] for m in child.modules() if m in self._layers}
             if held and held <= self._solved:
@@ -76,7 +76,7 @@ class PartMemo:
 
 
 class _Result:
-    """The output of a part of a block, and the mark of its inputs."""
+    """A part's output, and the fingerprint of its inputs."""
 
     def __init__(self, value: Any, mark: tuple[Any, ...]) -> None:
         self.value, self.mark = value, mark
@@ -90,7 +90,7 @@ class _Result:
 
 
 def _mark(value: Any) -> tuple[Any, ...]:
-    """Return a fingerprint of inputs: the shape of each tensor, and the sum of its bits read as integers."""
+    """Return a fingerprint of inputs: shapes, and sums of bits."""
     return tuple(
         (tuple(x.shape), int(x.contiguous().view(_WORDS[x.element_size()]).sum()))
         if isinstance(x, torch.Tensor) and x.numel() and not x.is_complex()

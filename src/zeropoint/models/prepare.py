@@ -1,4 +1,4 @@
-"""A model's layers wrapped for training by a recipe: what trains computes what will be deployed."""
+"""Layers wrapped by a recipe, so that training computes the deployed model."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def prepare(
     calibration: Calibration | None = None,
     inplace: bool = False,
 ) -> nn.Module:
-    """Return ``model`` with the layers that ``recipe`` names quantized in float, ready to train.
+    """Return ``model`` with fake-quantized layers of ``recipe``, ready to train.
 
     In training and evaluation alike a prepared layer computes with weights, inputs and outputs that were
     quantized and dequantized, and :func:`~zeropoint.models.convert` gives the layer with packed weights that
-    computes the same. Parameters keep their identity; those of learned scales join them.
+    computes the same. Parameters keep their identity; learned scales join them.
 
     Weights of several layers that are one tensor have one quantizer. ``nn.MultiheadAttention`` of which a
     projection is named becomes :class:`~zeropoint.models.SplitAttention`, fused experts of transformers
@@ -82,7 +82,7 @@ def prepare(
 
 
 def require_nearest(recipe: Recipe) -> None:
-    """Raise UnsupportedError for a method that would give other codes than those that training computes."""
+    """Raise UnsupportedError for a method that training does not compute."""
     for rule in (*recipe.rules, recipe.default):
         if rule.gives is not None and rule.gives.method not in (None, NEAREST):
             raise UnsupportedError(
@@ -105,7 +105,7 @@ class Preparation:
     entries: tuple[str | Converted, ...]
 
     def installed(self, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
-        """Put layers into the model and return it; a model in which nothing is replaced is what it was."""
+        """Return the model with layers replaced, itself if none are."""
         replace_modules(self.root, replaced)
         return replaced.get(self.root, self.root) if replaced else self.model
 
@@ -139,7 +139,7 @@ def preparing(
 
 
 def _nothing(model: nn.Module, kept: Sequence[Converted]) -> str:
-    """Return the sentence for a model of which the recipe changes nothing, with the reasons."""
+    """Return the sentence for a model without quantized layers, with reasons."""
     kind = type(model).__name__
     if any(isinstance(module, QUANTIZED_MODULES) for module in model.modules()):
         return (
@@ -160,7 +160,7 @@ _REASONS = 3
 
 
 class _Maker:
-    """Makes prepared layers, and remembers the quantizers of weights, which tied ones share."""
+    """Maker of prepared layers that shares quantizers of tied weights."""
 
     def __init__(self, qat: QATConfig, calibration: Calibration | None) -> None:
         self.qat, self.calibration = qat, calibration

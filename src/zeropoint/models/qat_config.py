@@ -1,4 +1,4 @@
-"""QAT configurations: which quantizers a prepared model trains with, by their well-known names."""
+"""QAT configurations: named sets of quantizers for training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .dynamic_quantize import DynamicQuantize
 
 
 def follow(weight: torch.Tensor, scheme: Scheme) -> nn.Module:  # noqa: ARG001 (part of the signature)
-    """Return a quantizer whose parameters are those of the weight at each step."""
+    """Return a quantizer with parameters from the weight at each step."""
     return DynamicQuantize(Activation(scheme=scheme, dynamic=True))
 
 
@@ -105,7 +105,7 @@ ranges are learned."""
 
 
 def qat_config(qat: str | QATConfig) -> QATConfig:
-    """Return the QAT configuration of a name; a configuration is returned as it is.
+    """Return a QAT configuration by name, configurations unchanged.
 
     Raises RecipeError for an unknown name.
 

@@ -1,4 +1,4 @@
-"""Which layers of a model a recipe is about, and what it decides for each of them."""
+"""Layers of a model that a recipe concerns, and its decisions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUANTIZED_MODULES = (
 
 
 def require_model(model: object) -> None:
-    """Raise UnsupportedError unless ``model`` is a module; results and exported programs are not."""
+    """Raise UnsupportedError for results and exported programs, not modules."""
     if not isinstance(model, nn.Module):
         raise UnsupportedError(
             f"model (a {type(model).__name__}) must be a torch.nn.Module; pass the model of a conversion or "
@@ -38,7 +38,7 @@ def require_model(model: object) -> None:
 
 
 def as_recipe(recipe: Recipe | str) -> Recipe:
-    """Return a recipe that gives a preset by name to all Linear layers; a recipe is itself.
+    """Return the recipe of a preset for all Linear layers; recipes unchanged.
 
     Raises RecipeError for anything else, and for an unknown name.
 
@@ -56,7 +56,7 @@ def as_recipe(recipe: Recipe | str) -> Recipe:
 
 
 def layers_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module]]:
-    """Return the layers that have a quantized form or parameters of their own, each under its first name.
+    """Return quantizable layers and layers with parameters, by first name.
 
     Modules to whose type a rule gives schemes are layers too.
     """
@@ -83,7 +83,7 @@ def _float_modules(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterat
 
 
 def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module, Decision]]:
-    """Return name, layer and decision for each layer; layers with tied weights agree.
+    """Return name, layer and decision per layer; tied layers agree.
 
     Raises RecipeError when a rule matches nothing or tied layers would differ, UnsupportedError for a model
     with prepared layers.
@@ -106,7 +106,7 @@ def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module,
 
 
 def _type(module: nn.Module) -> str:
-    """Return the name of a module's class, without torch's prefix for a parametrized module."""
+    """Return a module's class name, without torch's parametrization prefix."""
     return type(module).__name__.removeprefix("Parametrized" if is_parametrized(module) else "")
 
 
@@ -121,12 +121,12 @@ def _subject(name: str, module: nn.Module) -> Subject:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether something else runs before or after the forward pass of a module."""
+    """Return whether a module's forward pass has hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | None:
-    """Return why a layer that was given schemes is kept, or None when it is not."""
+    """Return the reason why a layer with schemes is kept, or None."""
     kind = _type(module)
     if is_parametrized(module):
         return "its weight is parametrized; remove the parametrization first"
@@ -146,7 +146,7 @@ def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | Non
 def _agreed(
     modules: list[tuple[str, nn.Module]], decisions: list[Decision]
 ) -> list[tuple[str, nn.Module, Decision]]:
-    """Keep layers whose weight is tied to one that is kept; two schemes for one weight are an error."""
+    """Keep layers tied to a kept one; different schemes are an error."""
     groups: dict[int, list[int]] = {}
     for position, (_, module) in enumerate(modules):
         for weight in module.parameters(recurse=False):

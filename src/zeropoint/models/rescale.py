@@ -1,4 +1,4 @@
-"""Rescale the channels of a block's sites: which numbers, and what becomes of the parameters on both sides.
+"""Channel rescaling of a block's sites, and the resulting folds.
 
 The block computes what it did before, but for rounding. A parameter may be on the far side of one site and on
 the near side of another, as values of attention are, so that both vectors are kept for each.
@@ -38,13 +38,13 @@ class RescaledBlock:
 
 
 class Absorbers:
-    """The absorbers of the sites of blocks; blocks of one structure are probed once."""
+    """Absorbers of sites by block; blocks of one structure are probed once."""
 
     def __init__(self) -> None:
         self._known: dict[object, tuple[Absorber, ...]] = {}
 
     def of(self, prefix: str, probe: BlockProbe, sites: Sequence[Site]) -> tuple[Absorber, ...]:
-        """Return the absorbers of some sites of a block, whose names begin with ``prefix``."""
+        """Return the absorbers of sites of a block, named by ``prefix``."""
         cut = len(prefix)
         key = (
             tuple((name[cut:], type(m), tuple(m.get_parameter("weight").shape))
@@ -66,7 +66,7 @@ def _renamed(found: Absorber, name: Callable[[str], str]) -> Absorber:
 
 
 def _absorbers(probe: BlockProbe, sites: Sequence[Site]) -> Iterator[Absorber]:
-    """Yield the absorber of each site that has one; a layer is a reader of one site."""
+    """Yield each site's absorber; a layer is a reader of one site."""
     taken: set[str] = set()
     for site in sites:
         found = None if taken.intersection(site.readers) else absorber_of(site, probe)
@@ -77,7 +77,7 @@ def _absorbers(probe: BlockProbe, sites: Sequence[Site]) -> Iterator[Absorber]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedReader:
-    """Some rows of a layer that are quantized: by which steps they are rescaled, and how they are rounded.
+    """A quantized reader: its rows, rescaling steps and rounding.
 
     layer: its name. rows: their numbers; all if None. steps: that rescale. reader: without its weight.
     """
@@ -92,7 +92,7 @@ def rescale(
     probe: BlockProbe, absorbers: Sequence[Absorber], quantized: Sequence[QuantizedReader],
     inputs: Mapping[str, torch.Tensor],
 ) -> RescaledBlock:  # fmt: skip
-    """Return what is folded into the parameters of a block.
+    """Return the channel folds of a block's parameters.
 
     Args:
         probe: has the modules of the block.
@@ -152,9 +152,10 @@ def _fold(
 
 @contextmanager
 def folded(root: nn.Module, folds: Mapping[str, ChannelFold], *, kept: bool = False) -> Iterator[None]:
-    """Return a context in which parameters have what is folded into them; ``kept`` beyond it, but for errors.
+    """Return a context with folded parameters; ``kept`` makes them permanent.
 
-    Raises CalibrationError for a parameter that overflows its dtype.
+    After an error they are restored all the same. Raises CalibrationError for a parameter that overflows its
+    dtype.
     """
     parameters = {name: root.get_parameter(name).detach() for name in folds}
     before = {name: parameter.clone() for name, parameter in parameters.items()}
@@ -179,7 +180,7 @@ def folded(root: nn.Module, folds: Mapping[str, ChannelFold], *, kept: bool = Fa
 def rescaled_channels(
     model: nn.Module, folds: Mapping[str, ChannelFold], *, kept: bool = False
 ) -> Iterator[None]:
-    """Return :func:`folded` of a model, whose parameters are called as those of the unfused one."""
+    """Return :func:`folded` of a model, under its unfused parameter names."""
     with ExitStack() as stack:
         with unfused(model) if folds else nullcontext(model) as root:
             stack.enter_context(folded(root, folds, kept=kept))
@@ -187,7 +188,7 @@ def rescaled_channels(
 
 
 def require_same_outputs(probe: BlockProbe, found: RescaledBlock, root: nn.Module) -> RescaledBlock:
-    """Return ``found`` if the block gives the same outputs with it but for rounding, or else the reason."""
+    """Return ``found`` if the block's outputs stay, else the reason."""
     with folded(root, found.folds):
         outputs, _ = probe.seen()
     if not outputs_differ(probe.outputs, outputs, _ROUNDING):
@@ -205,7 +206,7 @@ _ROUNDING = 0.03
 
 
 def rescalable(root: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
-    """Return the modules of a block with a weight of their own, which no other module of the model has.
+    """Return a block's modules with unshared weights.
 
     Args:
         root: the model.

@@ -13,7 +13,7 @@ _NAME = "save_pretrained"
 
 
 class Refusal:
-    """Refuse to save a converted model as if it were one of floats; a value, copied and pickled with it."""
+    """Refusal to save a converted model as floats; picklable value."""
 
     def __call__(self, *_: object, **__: object) -> None:
         """Raise UnsupportedError with what to call instead."""
@@ -24,7 +24,7 @@ class Refusal:
 
 
 def guarded(model: nn.Module) -> nn.Module:
-    """Let no part of ``model``, which holds packed weights, be saved by transformers; return it."""
+    """Guard all parts of a packed model against transformers' saving."""
     for module in model.modules():
         if callable(getattr(type(module), _NAME, None)):
             vars(module)[_NAME] = Refusal()

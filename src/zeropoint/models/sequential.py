@@ -1,9 +1,9 @@
-"""Calibration block by block: activations of one block at a time, however deep the model.
+"""Sequential calibration: activations of one block at a time.
 
-Each block of a chain is run over all batches before the next one is. What came out of it is kept, one result
-a batch, in memory or on disk, and the model is started again for the next block, so that masks, positions and
-whatever else it computes on the way are computed as ever. The previous block returns its cached output,
-earlier ones return NaN, which shows where a model is no chain. The run ends as soon as the block has.
+Each block of a chain is run over all batches before the next one is. Its outputs are kept, one a batch, in
+memory or on disk, and the model is started again for the next block, so that masks, positions and whatever
+else it computes on the way are computed as ever. The previous block returns its cached output, earlier ones
+return NaN, which shows where a model is no chain. The run ends as soon as the block has.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def calibrate_sequential(
     steps: Steps | None = None,
     progress: bool = False,
 ) -> Calibration:
-    """Return what :func:`~zeropoint.models.calibrate` returns, having run one block of ``model`` at a time.
+    """Return the calibration of a model, run block by block.
 
-    The parameters are the same, bit for bit, unless ``steps`` asks for quantized inputs or for another dtype.
+    The parameters equal :func:`~zeropoint.models.calibrate`'s, bit for bit, unless ``steps`` asks for
+    quantized inputs or for another dtype.
 
     Args:
         model: a model with a list of blocks that run one after the other.
@@ -84,7 +85,7 @@ def observe_blocks(
     deployed: Callable[[str, nn.Module], nn.Module] | None = None,
     progress: bool = False,
 ) -> None:
-    """Run a model on all batches under ``watch``, one block at a time.
+    """Run a model on all batches under ``watch``, block by block.
 
     Args:
         root: the model; fused weights as they are to be observed.
@@ -115,14 +116,14 @@ def run_blocks(
     root: nn.Module, batches: Sequence[Any], steps: Steps, *, start: int = 0, given: Sequence[Any] = (),
     progress: bool = False,
 ) -> Iterator[list[Any]]:  # fmt: skip
-    """Run a model on all batches, one block at a time, and yield what each block gives, one value a batch.
+    """Run a model block by block; yield each block's outputs by batch.
 
     Args:
         root: the model.
         batches: at least one.
         steps: blocks, and how they run.
         start: the first block that runs.
-        given: what the block before ``start`` gave, one value a batch.
+        given: outputs of the block before ``start``, one value a batch.
         progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
@@ -141,12 +142,12 @@ def run_blocks(
 
 
 def run_rest(root: nn.Module, batch: Any, value: Any, steps: Steps) -> Any:
-    """Return what a model gives for a batch, given what its last block gave for it.
+    """Return a model's output, given its last block's output.
 
     Args:
-        root: the model; what is inside of blocks is not read.
-        batch: what the model is called with.
-        value: what the last block gave, see :func:`run_blocks`.
+        root: the model; weights inside of blocks are not read.
+        batch: the model's input.
+        value: the output of the last block, see :func:`run_blocks`.
         steps: blocks.
     """
 
@@ -164,7 +165,7 @@ def run_rest(root: nn.Module, batch: Any, value: Any, steps: Steps) -> Any:
 
 
 def _quantized(watch: Watch, name: str, block: nn.Module) -> nn.Module:
-    """Return a block as it will be deployed, given what has been learned of its layers."""
+    """Return a block as deployed, from its layers' calibration."""
     inner = set(block.modules())
     rules = tuple(
         Rule(
@@ -186,5 +187,5 @@ def _quantized(watch: Watch, name: str, block: nn.Module) -> nn.Module:
 
 
 def _within(name: str, place: str) -> str:
-    """Return a place in the model as one in the block called ``name``."""
+    """Return a place in the model relative to block ``name``."""
     return place.removeprefix(name).lstrip(".")

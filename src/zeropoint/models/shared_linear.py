@@ -1,4 +1,4 @@
-"""Linear layers on the memory of other tensors, and with memory of their own."""
+"""Linear layers on shared memory, and with memory of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRANSPOSED = "zeropoint_transposed"
 
 
 def linear_on(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """Return a layer on the memory of ``weight`` (out, in) and ``bias``; each trains where it does."""
+    """Return a layer sharing ``weight`` (out, in) and ``bias``, trainability included."""
     with torch.device("meta"):  # no numbers are drawn for it
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     layer.weight = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
@@ -20,7 +20,7 @@ def linear_on(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 
 
 def own_memory(layer: nn.Linear) -> nn.Linear:
-    """Give the parameters of ``layer``, which stay the same objects, contiguous memory of their own."""
+    """Give a layer's parameters contiguous memory; the objects stay."""
     for parameter in layer.parameters():
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     return layer

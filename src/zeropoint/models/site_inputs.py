@@ -1,4 +1,4 @@
-"""Statistics of the inputs of a site, and some input vectors to measure losses on."""
+"""Statistics and sample vectors of a site's inputs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SAMPLED = 1024
 
 
 def is_held(batch: int, batches: int) -> bool:
-    """Return whether a batch of so many is held out; few batches are all learned from."""
+    """Return whether a batch is held out; few batches never are."""
     return batches >= EVERY and batch % EVERY == EVERY - 1
 
 
 class Shelf:
-    """Vectors by name and batch, in memory or in files of a folder."""
+    """Cache of vectors by name and batch, in memory or files."""
 
     def __init__(self, folder: Path | None) -> None:
         self._place = None if folder is None else scratch_folder(folder)
@@ -52,7 +52,7 @@ class Shelf:
         self._files[key] = TensorLike(shape=shape, dtype=x.dtype, device=x.device)
 
     def get(self, key: tuple[str, int]) -> torch.Tensor | None:
-        """Return what is kept, or None."""
+        """Return a cached tensor, or None."""
         if key in self._files:
             return read_tensor(self._path(key), self._files[key])
         return self._held.get(key)
@@ -64,13 +64,13 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The input vectors of a site in one batch, (vectors, features).
+    """Input vectors of a site in one batch, (vectors, features).
 
     Args:
         batch: its number.
         inputs: as the deployed model has them.
-        floats: those of the float model; the same where it has others, as an expert does that a router sends
-            other tokens.
+        floats: the float model's vectors; ``inputs`` where their number differs, as in an expert that a
+            router sends other tokens.
     """
 
     batch: int
@@ -79,14 +79,14 @@ class Seen:
 
     @staticmethod
     def of(batch: int, parts: Sequence[torch.Tensor], floats: torch.Tensor | None) -> Seen:
-        """Return the vectors of several calls, and those of the float model where they are as many."""
+        """Return the vectors of several calls, with float ones if they match."""
         inputs = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         same = floats is not None and floats.shape == inputs.shape
         return Seen(batch=batch, inputs=inputs, floats=floats if same and floats is not None else inputs)
 
 
 class SiteInputs:
-    """Statistics of the inputs of one site, from most batches, and input vectors of some batches.
+    """Statistics of a site's inputs, and sample vectors of some batches.
 
     accumulators: by the names under which methods ask for them. features: of a vector. batches: how many
     there are.
@@ -100,12 +100,12 @@ class SiteInputs:
 
     @staticmethod
     def of(methods: Iterable[Method], features: int, batches: int) -> SiteInputs:
-        """Return the statistics that methods take of so many features, of no data."""
+        """Return empty statistics that methods take, for ``features``."""
         made = {need: make(features) for method in methods for need, make in method.takes.items()}
         return SiteInputs(made, features, batches)
 
     def jobs(self, wave: Sequence[Seen]) -> list[Callable[[], None]]:
-        """Return functions that add the vectors of some batches; each may run in another thread.
+        """Return thread-safe functions that add the vectors of some batches.
 
         Args:
             wave: the batches that come next.
@@ -137,7 +137,7 @@ class SiteInputs:
                 self._samples[held].append((x[good], pair[good]))
 
     def data(self, kin: Sequence[SiteInputs]) -> LayerData:
-        """Return statistics and vectors for methods; those of experts are drawn toward all experts'.
+        """Return statistics and vectors for methods; experts borrow from their kin.
 
         Args:
             kin: sites that differ in a number of their names alone, this one among them: experts where a
@@ -160,13 +160,13 @@ class SiteInputs:
 def loss_on(
     samples: Samples | None, weight: torch.Tensor, values: torch.Tensor, added: torch.Tensor | None = None
 ) -> float | None:  # fmt: skip
-    """Return how far outputs are from those in the float model, as a share of their squares, if known.
+    """Return the output loss relative to the float model, if known.
 
     Args:
         samples: inputs of the layer.
         weight: of the float layer, (rows, columns) float32.
         values: of its codes.
-        added: what its bias takes up, or None.
+        added: the correction of its bias, or None.
     """
     if samples is None:
         return None
@@ -195,10 +195,10 @@ def _sum(states: Sequence[State]) -> State:
 
 
 def drawn(state: State, pooled: State) -> State:
-    """Return sums over vectors of one expert, plus those of all as ``FEW`` vectors for each feature.
+    """Return an expert's sums, plus ``FEW`` vectors a feature from all.
 
-    Experts of which a router sends few tokens have Gram matrices that are nearly singular, and those without
-    any have none: they take that of all experts of their layer.
+    An expert that gets few tokens has a nearly singular Gram matrix, and without tokens it has none: the sums
+    over all experts of their layer fill in.
 
     pooled: sums over all experts of the layer.
     """
@@ -219,7 +219,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def kin_of(name: str) -> str:
-    """Return the name of a layer with ``*`` for numbers, which other experts share.
+    """Return a layer's name with ``*`` for numbers, shared by experts.
 
     >>> kin_of("mlp.experts.7.up_proj")
     'mlp.experts.*.up_proj'

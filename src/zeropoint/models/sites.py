@@ -1,9 +1,9 @@
-"""The sites of a model: input tensors, and the linear layers that read each of them.
+"""Sites of a model: input tensors and their linear readers.
 
-A model is run once and what its operators read and write is followed. Layers whose input is one tensor object
-share a site; names play no part, so that a router or a gate is a reader like a projection. The stage of a
-site is the number of layers of interest that its input has passed, on the longest way: what a site of one
-stage reads depends on layers of earlier stages alone.
+A model is run once, and reads and writes of its operators are followed. Layers whose input is one tensor
+object share a site; names play no part, so that a router or a gate is a reader like a projection. The stage
+of a site is the number of layers of interest that its input has passed, on the longest way: inputs of a stage
+depend on layers of earlier stages alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Site:
 def sites_of(
     run: Callable[[], Any], readers: Mapping[str, nn.Module], passed: Collection[str]
 ) -> tuple[Site, ...]:
-    """Return the sites of ``readers`` in the order in which their first readers ran.
+    """Return the sites of ``readers``, ordered by their first run.
 
     Args:
         run: runs the model once.
@@ -95,7 +95,7 @@ def sites_of(
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows how many layers of interest the numbers in each memory have passed."""
+    """Follows the passed layers of interest of each memory."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,7 +104,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:  # fmt: skip
-        """Run an operator; what it writes has passed what any of its inputs has."""
+        """Run an operator; its outputs inherit the highest input level."""
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         level = max(map(self.level, inputs), default=0)
         known = {_memory(x) for x in inputs}

@@ -18,10 +18,10 @@ from .rescale import RescaledBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTask:
-    """A weight to quantize: the weight of a linear layer, or some rows of it.
+    """A weight to quantize: a linear layer's, or some rows of it.
 
     name: of the weight, for results. number: of the weight among others. layer: of the module in the model.
-    rows: numbers of its rows; all if None. dtype: of the weight as it is quantized; that of the module if
+    rows: numbers of its rows; all if None. dtype: of the weight as it is quantized; the module's if
     None. share: weights with the same text take one scale of the whole tensor. source: how inputs are
     quantized where the model runs, or None. exact: whether codes are written with the scales that they were
     solved with.
@@ -40,7 +40,7 @@ class WeightTask:
 
 
 def require_corrected(asked: Iterable[Method], tasks: Iterable[WeightTask]) -> None:
-    """Raise UnsupportedError where methods correct biases, and no weight is of a layer that has one.
+    """Raise UnsupportedError for bias corrections without any bias.
 
     asked: the methods of all weights, of which tasks have the corrections that their layers can hold.
     """
@@ -56,13 +56,13 @@ class Solutions(Protocol):
     """A store of quantized weights."""
 
     def known(self, task: WeightTask) -> LayerResult | None:
-        """Return the result of a task, or None where it is to be solved."""
+        """Return a task's earlier result, or None."""
 
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Take the result of a task."""
 
     def known_rescaling(self, block: str) -> RescaledBlock | None:
-        """Return how the channels of a block are rescaled, or None where that is to be found."""
+        """Return a block's earlier rescaling, or None."""
 
     def add_rescaling(self, block: str, found: RescaledBlock) -> None:
         """Take how the channels of a block are rescaled."""

@@ -1,4 +1,4 @@
-"""Quantize the layers of a model in memory in the order in which they run, for :func:`quantize_model`."""
+"""Sequential quantization of a model in memory, for :func:`quantize_model`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def solved(
     model: nn.Module, recipe: Recipe | str, data: Iterable[Any], *, steps: Steps | None = None,
     progress: bool = False,
 ) -> Calibration:  # fmt: skip
-    """Return the codes of the weights of ``model``, each solved on what the quantized layers before it give.
+    """Return the weights' codes, each solved behind quantized layers.
 
     Args:
         model: a model with a list of blocks that run one after the other; unchanged afterwards.

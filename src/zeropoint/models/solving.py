@@ -1,11 +1,10 @@
-"""Quantize layers in the order in which they run, each on inputs from the quantized layers before it.
+"""Sequential solving: layers are quantized on inputs from quantized layers.
 
-Blocks run one at a time, as in :mod:`.sequential`, on two streams: that of the float model, and that of the
-model as it will be deployed. In each block the sites (:mod:`.sites`) of one stage are observed on all
-batches, the weights that read them are quantized and replaced by what their codes say, and the next stage
-sees the difference. Memory is that of one block, of the Gram matrices of one stage, and of what passes
-between blocks. Where a method says so, the weights of a block are rounded once more, all together
-(:mod:`.block_rounding`).
+Blocks run one at a time, as in :mod:`.sequential`, on two streams: the float model, and the model as it will
+be deployed. In each block the sites (:mod:`.sites`) of one stage are observed on all batches, the weights
+that read them are quantized and replaced by their decoded values, and the next stage sees the difference.
+Memory holds one block, the Gram matrices of one stage, and the values between blocks. Where a method says so,
+the weights of a block are rounded once more, all together (:mod:`.block_rounding`).
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ def solve(
     root: nn.Module, batches: Sequence[Any], tasks: Iterable[WeightTask], steps: Steps,
     solutions: Solutions, *, progress: bool = False,
 ) -> None:  # fmt: skip
-    """Quantize the weights of a model in the order in which they run.
+    """Quantize a model's weights in the order in which they run.
 
     Args:
         root: the model, with fused weights as they are to be quantized; unchanged afterwards.
         batches: at least one; of eight and more, every eighth is held out.
         tasks: the weights.
         steps: blocks, and how they run.
-        solutions: takes each result, in order, and has those of an earlier run.
+        solutions: takes each result, in order, and has earlier results.
         progress: whether to show a progress bar, on a terminal or in a notebook.
 
     Raises:
@@ -96,7 +95,7 @@ def solve(
 
 
 def _by_block(tasks: Iterable[WeightTask], blocks: Sequence[str]) -> list[list[WeightTask]]:
-    """Return the tasks of each block; those of layers outside of blocks come last."""
+    """Return the tasks of each block, then tasks outside of blocks."""
     groups: list[list[WeightTask]] = [[] for _ in range(len(blocks) + 1)]
     for task in tasks:
         inside = (n for n, name in enumerate(blocks) if f"{task.layer}.".startswith(f"{name}."))
@@ -109,13 +108,13 @@ def _takes_pairs(task: WeightTask) -> bool:
 
 
 class _StopError(Exception):
-    """Ends the run of a block when all sites of a stage have been seen."""
+    """Ends a block's run when a stage's sites have been seen."""
 
 
 class _Block:
-    """The tasks of one block, or those outside of blocks.
+    """The tasks of one block, or outside of blocks.
 
-    pairs: whether it, or one behind it, compares inputs with those of the float model.
+    pairs: whether it, or one behind it, compares inputs with the float model's.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class _Block:
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """Give the layers their float parameters back at the end of the block."""
+        """Restore the layers' float parameters at the end of the block."""
         own = [x.detach() for module in self._layers.values() for x in module.parameters(recurse=False)]
         before = [x.clone() for x in own]
         try:
@@ -142,7 +141,7 @@ class _Block:
 
     @contextmanager
     def rescaled(self, solutions: Solutions, absorbers: Absorbers) -> Iterator[None]:
-        """Rescale channels where a method says so, until the end of the block."""
+        """Rescale channels where a method asks, inside the context."""
         wanted = self._own is not None and any(rescalings_of(task.method) for task in self._tasks)
         if not wanted:
             yield
@@ -156,7 +155,7 @@ class _Block:
             yield
 
     def _rescaling(self, prefix: str, absorbers: Absorbers) -> RescaledBlock:
-        """Return how the channels of the block are best rescaled, on what the blocks before it give."""
+        """Return the best rescaling of the block's channels."""
         probe = BlockProbe(self._once, rescalable(self._root, prefix))
         readers = {name: probe.modules[name] for name in two_sided(probe.modules)}
         wanted = {task.layer for task in self._tasks if rescalings_of(task.method)}
@@ -193,7 +192,7 @@ class _Block:
         return given[0]
 
     def solve(self, solutions: Solutions) -> None:
-        """Solve all tasks, and run both streams to the end of the block."""
+        """Solve all tasks, and run both streams through the block."""
         results: dict[str, LayerResult | None] = {task.name: solutions.known(task) for task in self._tasks}
         together = [task.name for task in self._tasks if self._is_trained(task)]
         if any(results[name] is None for name in together):
@@ -212,7 +211,7 @@ class _Block:
                 for task in self._tasks if not sites else ():
                     self._install(task, cast(LayerResult, results[task.name]))
                 if begun:
-                    memo.close()  # what was kept is that of other weights
+                    memo.close()  # it holds outputs of other weights
                     self._round_together(begun, solutions)
                 if self._own is not None:
                     self._deployed.run(self._step, self._batches, self._own, workers=self._steps.workers)
@@ -222,7 +221,7 @@ class _Block:
         results: dict[str, LayerResult | None], extremes: Mapping[str | None, tuple[float, float]],
         solutions: Solutions,
     ) -> list[BegunWeight]:  # fmt: skip
-        """Solve the weights that read the sites of one stage; return those to be rounded together later."""
+        """Solve one stage's weights; return those to be rounded jointly later."""
         readers = {name for site in own for name in site.readers}
         tasks = [task for task in self._tasks if task.layer in readers]
         todo = [task for task in tasks if results[task.name] is None]
@@ -264,7 +263,7 @@ class _Block:
             solutions.add(weight.task, result, loss)
 
     def _sites(self) -> tuple[Site, ...]:
-        """Return the sites of the block; layers that some batches do not reach come with their kin."""
+        """Return the block's sites; unreached layers come with their kin."""
         sites: list[Site] = []
         missing = dict(self._layers)
         for batch in range(len(self._batches)):
@@ -290,7 +289,7 @@ class _Block:
             yield Site(readers=(name,), stage=stages[kin_of(name)])
 
     def _visit(self, numbers: Sequence[int]) -> None:
-        """Run the block as deployed on the batches with the given numbers, as far as hooks let it."""
+        """Run the deployed block on some batches, until hooks end it."""
 
         def act(_: int, *args: Any, **named: Any) -> None:
             if self._own is not None:
@@ -302,7 +301,7 @@ class _Block:
         )
 
     def _run_floats(self, sites: Sequence[Site], inputs: Shelf) -> None:
-        """Run the float block to its end, and keep the inputs of its sites, by first reader and batch."""
+        """Run the float block, and cache its sites' inputs by batch."""
         if not self._pairs:
             return
 
@@ -318,7 +317,7 @@ class _Block:
     def _observed(
         self, own: Sequence[Site], sites: Sequence[Site], inputs: Shelf, *, statistics: bool = True
     ) -> dict[str, LayerData]:
-        """Return the statistics of the inputs of some sites in the deployed model, or vectors, by layer."""
+        """Return deployed input statistics by layer, or vectors alone."""
         watched = {
             site.readers[0]: SiteInputs.of(
                 (task.method for task in self._tasks if statistics and task.layer in site.readers),
@@ -387,7 +386,7 @@ class _Block:
 
     @contextmanager
     def _hooked(self, see: Mapping[str, See]) -> Iterator[None]:
-        """Call functions with the names and inputs of layers that are about to run."""
+        """Call functions with names and inputs of layers before they run."""
         handles: list[Any] = []
 
         def hook(name: str) -> Callable[..., None]:
@@ -427,7 +426,7 @@ class _Block:
                 handle.remove()
 
     def _extremes(self) -> dict[str | None, tuple[float, float]]:
-        """Return the smallest and largest value of weights that share a tensor scale, by ``share``."""
+        """Return extremes of weights with a common tensor scale, by ``share``."""
         found: dict[str | None, tuple[float, float]] = {}
         for task in self._tasks:
             if task.share is not None:
@@ -437,7 +436,7 @@ class _Block:
         return found
 
     def _is_trained(self, task: WeightTask) -> bool:
-        """Return whether a weight is rounded together with the others of the block, which has to be one."""
+        """Return whether a weight is rounded jointly, in a block."""
         return self._own is not None and of_block(task)
 
     def _matrix(self, task: WeightTask) -> torch.Tensor:

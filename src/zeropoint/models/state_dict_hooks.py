@@ -1,7 +1,7 @@
-"""Hooks that give the state of prepared and unfused layers the names and shapes of the float model.
+"""Hooks that keep the float model's names and shapes in states.
 
-So the ``state_dict`` of a prepared model holds the float model's entries and those of its quantizers, and the
-float model can load the trained weights from it. Loading accepts the names of either.
+The ``state_dict`` of a prepared model thus holds the float model's entries and its quantizers', and the float
+model can load the trained weights from it. Loading accepts the names of either.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import nn
 
 State = dict[str, Any]
 Change = Callable[[State], State]
-"""From the state of one module to that of the float module, or back; names are those in the module."""
+"""From a module's state to the float module's, or back; names are relative to the module."""
 
 
 def add_state_hooks(module: nn.Module, saved: Change, loaded: Change) -> None:
-    """Apply ``saved`` to the state of ``module`` after it is collected, ``loaded`` before it is loaded."""
+    """Register hooks: ``saved`` changes collected states, ``loaded`` those to load."""
     module.register_state_dict_post_hook(_Saved(saved))  # type: ignore[no-untyped-call]
     module.register_load_state_dict_pre_hook(_Loaded(loaded))  # type: ignore[no-untyped-call]
 
 
 class _Saved:
-    """A hook on a collected state, at whose end are the entries of the module."""
+    """Hook on a collected state that ends with the module's entries."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -40,7 +40,7 @@ class _Saved:
 
 
 class _Loaded:
-    """A hook on a state that is about to be loaded, which is a copy and holds nothing of other modules."""
+    """Hook on a copied state that is about to be loaded."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -53,7 +53,7 @@ class _Loaded:
 
 
 class Inside:
-    """The entries of a child under the names of its parent; ``others`` are the parent's other children."""
+    """Entries of a child under its parent's names, next to ``others``."""
 
     def __init__(self, child: str, others: tuple[str, ...]) -> None:
         self.child, self.others = f"{child}.", (child, *others)
@@ -63,7 +63,7 @@ class Inside:
         return {name.removeprefix(self.child): value for name, value in state.items()}
 
     def back(self, state: State) -> State:
-        """Put it before all that does not have it and is not of another child."""
+        """Add the child's name where it is absent."""
         return {
             name if name.partition(".")[0] in self.others else self.child + name: value
             for name, value in state.items()
@@ -71,6 +71,6 @@ class Inside:
 
 
 def transposed_weight(state: State) -> State:
-    """Transpose the weight of a Linear layer that replaces a ``Conv1D``, in either direction."""
+    """Transpose a replaced ``Conv1D``'s weight, in either direction."""
     weight = state.get("weight")
     return {**state, "weight": weight.t().contiguous()} if isinstance(weight, torch.Tensor) else state

@@ -1,4 +1,4 @@
-"""Files of bare tensors of this process, such as those that wait for their turn on disk."""
+"""Temporary files of bare tensors of this process."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class TensorLike:
 
     @staticmethod
     def of(x: torch.Tensor) -> TensorLike:
-        """Return what a tensor is like."""
+        """Return a tensor's shape, dtype and device."""
         return TensorLike(shape=x.shape, dtype=x.dtype, device=x.device)
 
 
 def scratch_folder(inside: Path) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for such files, inside of another one, as a context.
+    """Return a context with a temporary folder inside of another.
 
-    What the disk refuses to remove at the end stays for who removes the other folder.
+    Files that the disk refuses to remove remain until the other folder is removed.
     """
     return tempfile.TemporaryDirectory(prefix="zeropoint-", dir=inside, ignore_cleanup_errors=True)
 
 
 def append_tensor(path: Path, x: torch.Tensor) -> None:
-    """Write the numbers of a tensor behind those that a file holds, which may not be there yet.
+    """Append a tensor's numbers to a file, or create it.
 
     Raises CalibrationError where the disk refuses them.
     """
@@ -47,7 +47,7 @@ def append_tensor(path: Path, x: torch.Tensor) -> None:
 
 
 def read_tensor(path: Path, like: TensorLike) -> torch.Tensor:
-    """Return the tensor of a file; raises CalibrationError where the disk does not give it back."""
+    """Return the tensor of a file, or raise CalibrationError."""
     x = torch.empty(like.shape, dtype=like.dtype, device="cpu")
     try:
         with path.open("rb") as file:

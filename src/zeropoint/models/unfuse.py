@@ -1,4 +1,4 @@
-"""Unfuse modules that hold the weights of linear layers in their own tensors, so that each can be quantized.
+"""Unfuse modules with inner linear weights, so that each can be quantized.
 
 torch's MultiheadAttention and transformers' fused experts and Conv1D multiply with their weights themselves:
 there is no layer to replace. In an unfused model they are replaced by modules that contain linear layers or
@@ -29,7 +29,7 @@ SAME_AS_LINEAR = ("transformers.models.falcon.modeling_falcon.FalconLinear",)
 
 
 def _split(module: Any) -> nn.Module | None:
-    """Return the unfused form of a module, or None for one that has nothing to unfuse."""
+    """Return a module's unfused form, or None."""
     if type(module) is nn.MultiheadAttention:
         return SplitAttention(module)
     if has_hooks(module) or is_parametrized(module):
@@ -51,8 +51,8 @@ def _split(module: Any) -> nn.Module | None:
 def unfused(model: nn.Module) -> Iterator[nn.Module]:
     """Unfuse modules of ``model`` within a ``with`` block.
 
-    Yields the model, or the module that it is unfused to. At the end the fused modules are put back, except
-    those of which a layer was replaced. The fast path of ``nn.TransformerEncoder`` in evaluation, which
+    Yields the model, or the module that it is unfused to. At the end the fused modules are put back, unless
+    one of their layers was replaced. The fast path of ``nn.TransformerEncoder`` in evaluation, which
     bypasses its modules, is off meanwhile, and stays off where something inside was replaced.
     """
     splits = {whole: split for whole in model.modules() if (split := _split(whole)) is not None}
@@ -101,7 +101,7 @@ _SHORTCUTS = (
 
 
 def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
-    """Put other modules in the places of those inside ``model``, under each of their names."""
+    """Replace modules inside ``model``, under each of their names."""
     for parent in list(model.modules()):
         for key, child in parent._modules.items():
             if child is not None and child in replaced:

@@ -1,20 +1,21 @@
-"""The scales and zero points of least squared error for whole codes: sweeps, then fits to the best codes.
+"""Scales and zero points of least squared error for integer codes.
 
     minimize over s, z, q:   sum_i w_i (x_i - (q_i - z) s)^2    for each block, q whole codes
 
-Given codes q, the best s and z are those of a line through the points (q_i, x_i), weighted, and
+Sweeps find codes, to which parameters are fitted. Given codes q, the best s and z define a line through the
+points (q_i, x_i), weighted, and
 
     gain(q)  =  (sum w q' x')^2 / sum w q'^2
 
-is what they leave of ``sum w x'^2``: q' and x' are q and x less their means where z is real, and q' is q - z
+is the reduction of ``sum w x'^2``: q' and x' are q and x less their means where z is real, and q' is q - z
 for a whole z. So codes are compared by their gains, and s and z follow in the end: half of a candidate's
 parameters need no trial.
 
 Candidates shrink the range of a block, in steps of a factor ``2 ** (1 / 16)`` from 1.19 times its
-width down, while that helps now and then; of each width there are nine places, from that which keeps the low
-end of the range to that which keeps the high one. Codes of the best one are then fitted and taken anew,
-`FITS` times. On heavy-tailed numbers, also of one sign, the error of 96 blocks is within 0.6 % of that of
-four times as many widths and twice as many places, each fitted by itself, and within 0.1 % for 3 bits.
+width down, while that helps now and then; each width is tried at nine places, from the low end of the range
+to the high one. Codes of the best one are then fitted and taken anew, `FITS` times. On heavy-tailed numbers,
+also of one sign, the error of 96 blocks is within 0.6 % of the error with four times as many widths and twice
+as many places, each fitted by itself, and within 0.1 % for 3 bits.
 
 Numbers are taken in fixed point, of 24 binary places at most, so that sums of products without weights are
 exact and no order of adding changes a digit. Sums with weights are added pairwise
@@ -40,9 +41,9 @@ PATIENCE = _PER_OCTAVE // 2
 _OCTAVES = 6
 """How far a range is shrunk at most."""
 _WIDEST = 2.0**0.25
-"""The widest range that is tried, over that of the block: under it, codes at the ends may stay unused."""
+"""The widest range that is tried, relative to the block's: codes at its ends may stay unused."""
 WIDTHS = tuple(_WIDEST * 2.0 ** (-step / _PER_OCTAVE) for step in range(_OCTAVES * _PER_OCTAVE))
-"""The ranges that are tried, over that of the block."""
+"""The ranges that are tried, relative to the block's."""
 FITS = 4
 """How often codes are taken under the scale and zero point that fit the best ones."""
 MOST_INVERSE = 2.0**100
@@ -51,10 +52,10 @@ _MOST_PLACES, _SUM_BITS = 24, 52
 
 
 class Sums(NamedTuple):
-    """Sums over blocks of codes: the gain of their fit, and what the fit follows from.
+    """Sums of codes over blocks: gain, and terms of the fit.
 
-    gain: (product)^2 / square. product, square: of deviations. mean: that of the codes; the zero point where
-    that is whole.
+    gain: (product)^2 / square. product, square: of deviations. mean: mean of the codes, or the zero point
+    where that is whole.
     """
 
     gain: torch.Tensor
@@ -64,7 +65,7 @@ class Sums(NamedTuple):
 
 
 def fits_affine(scheme: Scheme) -> bool:
-    """Return whether codes are whole numbers with a zero point and one level of scales, nothing above it."""
+    """Return whether codes are integers with zero points and one scale level."""
     whole = isinstance(scheme.element, IntFormat) and scheme.element_step == 1
     return (
         whole and len(scheme.scales) == 1 and scheme.zero_point is not ZeroPoint.NONE and not scheme.chained
@@ -79,7 +80,7 @@ def places_of(scheme: Scheme, count: int) -> int:
 def fitted_parameters(
     piece: Piece, scheme: Scheme, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scales and zero points of the blocks of ``piece``, float64; scales are 0 where none fit.
+    """Return fitted float64 scales and zero points; scale 0: no fit.
 
     shape: of the whole tensor.
     """
@@ -124,7 +125,7 @@ class _Fit:
         return torch.where(torch.isfinite(scale) & torch.isfinite(zero), scale, 0.0), zero
 
     def _swept(self) -> Sums:
-        """Return the sums of the best codes under ranges of all widths and places."""
+        """Return the sums of the best codes over all widths and places."""
         none = torch.zeros_like(self._mean)
         best = Sums(none, none, none + 1, none)
         codes, width = self._high - self._low, self._last - self._first
@@ -144,7 +145,7 @@ class _Fit:
         return best
 
     def _fit(self, sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the reciprocal of the scale, in the numbers' unit, and the zero point that fit codes."""
+        """Return the fitted inverse scale, in the numbers' unit, and zero point."""
         inverse = torch.where(sums.product > 0, sums.square / sums.product, 0.0).clamp(max=MOST_INVERSE)
         return inverse, sums.mean - self._mean * inverse if self._real else sums.mean
 
@@ -171,7 +172,7 @@ class _Fit:
         return values if self._piece.importance is None else values * self._piece.importance
 
     def _sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Return sums over blocks: of exact terms, or in an order that follows from the block alone."""
+        """Return block sums, exact or in an order fixed by the block."""
         add = sum_blocks if self._piece.importance is None else pairwise_sums
         return add(values, self._blocks)
 
@@ -183,6 +184,6 @@ _ENDS = (("amin", torch.inf), ("amax", -torch.inf))
 
 
 def _larger(best: Sums, found: Sums, where: torch.Tensor | None = None) -> Sums:
-    """Return ``best`` with the blocks replaced, among those of ``where``, that gain more."""
+    """Return ``best`` with blocks of larger gain replaced, within ``where``."""
     mask = found.gain > best.gain if where is None else where & (found.gain > best.gain)
     return Sums(*(torch.where(mask, a, b) for a, b in zip(found, best, strict=True)))

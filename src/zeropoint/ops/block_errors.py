@@ -35,7 +35,7 @@ class Piece:
         return self.x.double()
 
     def decoded(self, params: QuantizationParams) -> torch.Tensor:
-        """Return what the codes under these parameters decode to, float64."""
+        """Return the float64 values of the codes under parameters."""
         return self.decode(self.x, params).double()
 
     def errors(self, params: QuantizationParams, blocks: Granularity) -> torch.Tensor:

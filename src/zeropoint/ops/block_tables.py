@@ -1,4 +1,4 @@
-"""Elements whose scale is a table of their block: the reference, in plain torch.
+"""Reference for elements whose scale is a table of their block.
 
     encode     code = the number of boundaries between numbers of the block's table that x lies above
     decode     value = table[code]
@@ -48,7 +48,7 @@ def encoded(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
 
 
 def decoded(codes: torch.Tensor, scheme: Scheme, tables: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of ``codes`` in the dtype of ``tables``, (*grid, numbers); a gradient passes."""
+    """Return decoded values in the dtype of ``tables``; gradients pass."""
     shape = tuple(codes.shape)
     if codes.numel() == 0:
         return torch.zeros(shape, dtype=tables.dtype, device=codes.device)
@@ -64,7 +64,7 @@ def decoded_into(out: torch.Tensor, codes: torch.Tensor, scheme: Scheme, tables:
 
 
 def inside(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
-    """Return where ``x`` lies between the ends of its table; NaN and Inf do not."""
+    """Return the mask of ``x`` between its table's ends; NaN is outside."""
     shape = tuple(x.shape)
     tables = tables_of(scheme, params, shape=shape, own_dtype=x.dtype, dtype=wide_dtype(x.dtype))
     low, high = (spread_blocks(end, scheme.granularity, shape) for end in (tables[..., 0], tables[..., -1]))
@@ -74,7 +74,7 @@ def inside(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
 def searched(
     x: torch.Tensor, scheme: Scheme, start: Params, importance: torch.Tensor | None, fit: Fit
 ) -> Params:
-    """Return the tables of least squared error of the blocks of finite ``x``, or of ``start`` where better.
+    """Return tables of least squared error, or ``start`` where better.
 
     importance: weights of the errors, float64, broadcast against ``x``; all alike if None.
     """
@@ -115,9 +115,10 @@ def _searched_part(
 
 
 def _normalized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return sorted rows less their number closest to 0, or 0 between them, over a power of two; both too.
+    """Return sorted rows normalized, with their origin and exponent.
 
-    So squares neither cancel nor overflow. What is subtracted is exact in float64 but for numbers that hardly
+    The number closest to 0, or 0 between them, is subtracted, and rows are divided by a power of two, so that
+    squares neither cancel nor overflow. The subtraction is exact in float64 but for numbers that hardly
     count.
     """
     low, high = rows[:, :1], torch.where(torch.isinf(rows), -math.inf, rows).amax(1, keepdim=True)
@@ -129,7 +130,7 @@ def _normalized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
 def _errors(
     x: torch.Tensor, scheme: Scheme, stored: torch.Tensor, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the weighted squared error of each block, added in an order that follows from it alone."""
+    """Return each block's weighted squared error, in a fixed order of addition."""
     blocks, wide = scheme.granularity, wide_dtype(x.dtype)
     tables = tables_of(scheme, (stored,), shape=tuple(x.shape), own_dtype=x.dtype, dtype=wide)
     off = decoded(_codes(x.to(wide), blocks, tables), scheme, tables).double() - x.double()
@@ -144,7 +145,7 @@ def _codes(x: torch.Tensor, blocks: Granularity, tables: torch.Tensor) -> torch.
 
 
 def _parts(scheme: Scheme, shape: tuple[int, ...]) -> Iterator[tuple[Pick, Pick]]:
-    """Yield places along the first axis, of whole blocks, and those of their tables."""
+    """Yield places of whole blocks along the first axis, and of tables."""
     if not shape:
         yield ..., ...
         return

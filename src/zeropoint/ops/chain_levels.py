@@ -1,8 +1,9 @@
-"""Chains of levels as constants for kernels: what :mod:`zeropoint.params.chains` computes with, as numbers.
+"""Constants of chained levels for kernels.
 
-As :mod:`.lowering` does for one level, this derives everything from the scheme. A format of at most 8 bits
-that holds other numbers than integers becomes a ladder: its values in order, and for each the largest float32
-that is rounded to it, found by bisection with the reference's own rounding.
+They are the numbers of :mod:`zeropoint.params.chains`. As :mod:`.lowering` does for one level, this derives
+everything from the scheme. A format of at most 8 bits that holds other numbers than integers becomes a
+ladder: its values in order, and for each the largest float32 that is rounded to it, found by bisection with
+the reference's own rounding.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Lowered(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def lowered_chain(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Lowered | str:
-    """Return what a kernel computes with, or why it cannot."""
+    """Return a chain's kernel constants, or the reason for none."""
     if scheme.center is not None or scheme.dialect.table_steps:
         return f"levels of {scheme} follow from a mean, or from steps of a table"
     if scheme.zero_point is not ZeroPoint.NONE and scheme.element_step != 1:
@@ -134,7 +135,7 @@ def _chain(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, levels: l
 
 @functools.lru_cache(maxsize=64)
 def _ladder(fmt: Format, *, up: bool) -> Rungs:
-    """Return the ladder of a format; zeros of both signs are two values."""
+    """Return the ladder of a format; zeros of both signs are distinct."""
     ends = torch.tensor([-_MOST, _MOST])
     low, high = key_of(ends).tolist()
     codes = torch.arange(1 << fmt.bits, dtype=torch.int32)
@@ -159,7 +160,7 @@ def _all_values(codes: torch.Tensor, fmt: Format) -> torch.Tensor:
 
 
 def key_of(x: torch.Tensor) -> torch.Tensor:
-    """Return int64 numbers that are ordered as float32 are, a negative zero below zero."""
+    """Return int64 keys that order as float32, negative zero below zero."""
     bits = x.contiguous().view(torch.int32).to(torch.int64)
     return torch.where(bits < 0, bits ^ _SAME, bits)
 

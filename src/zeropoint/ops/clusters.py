@@ -1,12 +1,12 @@
-"""k-means of numbers: as many values as a codebook has, of least weighted squared error.
+"""One-dimensional k-means: codebook values of least weighted squared error.
 
     minimize over t:   sum_i w_i min_j (t_j - u_i)^2
 
 Clusters of numbers are runs of the sorted ones, so that dynamic programming finds the optimum: the least
-error of the first j numbers in k runs is the least over i of that of the first i in k - 1 runs and of the
-run from i to j. The best i rises with j (the errors of runs satisfy the quadrangle inequality), which halves
-the search at each step: O(k n log n). Up to `EXACT` different numbers this is exact, in float64. More are
-merged into as many runs of neighbors of equal count first, and the table is then refined by Lloyd's
+error of the first j numbers in k runs is the least over i of the error of the first i in k - 1 runs plus the
+error of the run from i to j. The best i rises with j (the errors of runs satisfy the quadrangle inequality),
+which halves the search at each step: O(k n log n). Up to `EXACT` different numbers this is exact, in float64.
+More are merged into as many runs of neighbors of equal count first, and the table is then refined by Lloyd's
 iteration on all numbers, which never makes it worse.
 
 Source: Wu, Optimal quantization by matrix searching, 1991; Grønlund et al., arXiv:1701.07204; Lloyd, 1982.
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT = 1 << 14
-"""Different numbers of which the optimum is found; more are merged."""
+"""Most different numbers of an exact optimum; more are merged."""
 _ROUNDS = 200
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -28,9 +28,10 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """Different numbers, rising, with sums of weights, of weighted numbers and of their squares.
+    """Distinct rising numbers, with prefix sums of weights and moments.
 
-    values: (n,). sums: (3, n + 1), those of the first 0, 1, ... n numbers.
+    values: (n,). sums: (3, n + 1), sums of weights, weighted numbers and weighted squares of the first 0, 1,
+    ... n numbers.
     """
 
     values: Floats
@@ -56,14 +57,14 @@ class Points:
         return Points(values=values, sums=sums)
 
     def error(self, first: Places, last: Places) -> Floats:
-        """Return the weighted squared error of the runs from ``first`` up to ``last`` around their means."""
+        """Return the weighted squared errors of runs around their means."""
         weight, total, square = self.sums[:, last] - self.sums[:, first]
         mean_part = np.divide(total * total, weight, out=np.zeros_like(weight), where=weight > 0)
         found: Floats = np.maximum(square - mean_part, 0.0)
         return found
 
     def means(self, ends: Places) -> Floats:
-        """Return the weighted means of the runs between ``ends``; of one without weight its middle."""
+        """Return the weighted means of runs; without weight, the middle."""
         weight, total, _ = np.diff(self.sums[:, ends], axis=1)
         middles = self.values[np.minimum((ends[:-1] + ends[1:]) // 2, len(self.values) - 1)]
         found: Floats = np.divide(total, weight, out=middles.copy(), where=weight > 0)
@@ -77,9 +78,9 @@ class Points:
 
 
 def fitted(numbers: Floats, weights: Floats, count: int) -> Floats:
-    """Return the ``count`` values of least weighted squared error, rising; fewer where fewer numbers differ.
+    """Return the ``count`` rising values of least weighted squared error.
 
-    numbers, weights: (n,) float64, n at least 1.
+    Fewer where fewer numbers differ. numbers, weights: (n,) float64, n at least 1.
 
     >>> fitted(np.array([0.0, 1.0, 10.0, 11.0]), np.array([1.0, 3.0, 1.0, 1.0]), 2)
     array([ 0.75, 10.5 ])
@@ -94,7 +95,7 @@ def fitted(numbers: Floats, weights: Floats, count: int) -> Floats:
 
 
 def best_ends(points: Points, count: int) -> Places:
-    """Return where the runs of the best clusters begin and end, ``count + 1`` places from 0 to n."""
+    """Return the boundaries of the best clusters, ``count + 1`` places."""
     total = len(points.values)
     places = np.arange(total + 1)
     least, choices = points.error(np.zeros_like(places), places), list[Places]()
@@ -108,9 +109,10 @@ def best_ends(points: Points, count: int) -> Places:
 
 
 def _one_more(points: Points, least: Floats, runs: int) -> tuple[Floats, Places]:
-    """Return the least errors of the first numbers in ``runs`` runs, and where the last one begins.
+    """Return least errors of prefixes in ``runs`` runs, and the last starts.
 
-    least: those in one run less. Places whose neighbors at twice the distance are known are decided at once.
+    least: the errors in one run less. Places whose neighbors at twice the distance are known are decided at
+        once.
     """
     total = len(points.values)
     found, choice = np.full(total + 1, np.inf), np.full(total + 1, runs - 1, dtype=np.int64)
@@ -132,7 +134,7 @@ def _one_more(points: Points, least: Floats, runs: int) -> tuple[Floats, Places]
 def _least(
     points: Points, least: Floats, places: Places, between: tuple[Places, Places]
 ) -> tuple[Floats, Places]:
-    """Return for each place the least error, and the first beginning of the last run that has it."""
+    """Return each place's least error, and the last run's first best start."""
     low, top = between
     counts = top - low + 1
     starts = np.cumsum(counts) - counts

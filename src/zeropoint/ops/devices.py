@@ -1,4 +1,4 @@
-"""Devices on which models run, the CPU or a CUDA GPU, and the precision of matrix products there."""
+"""Compute devices, CPU or CUDA GPU, and their matrix product precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _USAGE = "use cpu, cuda, or cuda:1 for the second GPU"
 
 
 def device_named(given: torch.device | str | None) -> torch.device:
-    """Return the device of a name, a GPU with its index; the CPU if None.
+    """Return a device by name, GPUs with index; CPU if None.
 
     Raises OptionError for another word, UnsupportedError for a GPU that torch does not find.
 
@@ -48,7 +48,7 @@ def device_named(given: torch.device | str | None) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model: that of its first parameter that is not on the CPU.
+    """Return a model's device: its first parameter's off the CPU.
 
     >>> device_of(nn.Linear(2, 2))
     device(type='cpu')
@@ -57,14 +57,14 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes of a GPU are free, those that torch caches included."""
+    """Return a GPU's free bytes, torch's cached ones included."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 @contextmanager
 def pinned(buffer: bytearray, device: torch.device) -> Iterator[None]:
-    """Pin memory of the host for copies to a GPU, where the driver can, for the length of the context."""
+    """Pin host memory for GPU copies, if possible, inside the context."""
     if device.type != "cuda":
         yield
         return
@@ -80,7 +80,7 @@ def pinned(buffer: bytearray, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Run the thread's work on a GPU in a stream of its own; elsewhere nothing changes."""
+    """Run the thread's GPU work in its own stream."""
     if device.type != "cuda":
         yield
         return
@@ -93,7 +93,7 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """Turn off TF32 and reductions in 16 bits on a GPU for the length of the context.
+    """Disable TF32 and 16-bit reductions on a GPU inside the context.
 
     The settings of torch are restored at the end. On the CPU nothing changes.
     """
@@ -120,7 +120,7 @@ _REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_pre
 
 
 def _setting(place: Any, name: str) -> Any:
-    """Return a setting, or None where torch refuses the older name of what was set by the newer one."""
+    """Return a setting, or None where torch rejects its older name."""
     try:
         return getattr(place, name)
     except RuntimeError:

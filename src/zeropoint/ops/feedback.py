@@ -1,4 +1,4 @@
-"""Gram matrices, their factors, and error feedback with them: the dense products of GPTQ.
+"""Dense products of GPTQ: Gram matrices, factors, and error feedback.
 
     h = m diag(d) m^T              m unit upper triangular, in the order in which columns are processed
     t_j = w_j + sum_{k<j} (w_k - q_k) m_kj          q_j = the value nearest to t_j
@@ -34,7 +34,7 @@ def _backend(x: torch.Tensor) -> Dense | ModuleType:
 
 
 def squares(x: torch.Tensor, *, into: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the sums of squares of columns, float64: tokens are added one after the other.
+    """Return float64 sums of squares of columns, token by token.
 
     Args:
         x: (tokens, columns) of floats.
@@ -52,13 +52,13 @@ def squares(x: torch.Tensor, *, into: torch.Tensor | None = None) -> torch.Tenso
 
 
 def gram(x: torch.Tensor, y: torch.Tensor | None = None, *, into: torch.Tensor | None = None) -> torch.Tensor:
-    """Return ``x^T y``, (columns of x, columns of y) float64: the sum over tokens of products of columns.
+    """Return ``x^T y`` in float64, summed over tokens.
 
-    Numbers are rounded to 12 significant bits, half to even, so that products are exact in float32; bfloat16
-    and float16 are as they are. Products of 64 tokens are added in float32, one after the other, and their
-    sums in float64. A number below 2**-60 counts as zero; from 2**60 on all are scaled down first, by a power
-    of two. Tokens that come in parts of multiples of 64, each ``into`` what was found before, give the bytes
-    of all together, as long as none is scaled.
+    The result is (columns of x, columns of y). Numbers are rounded to 12 significant bits, half to even, so
+    that products are exact in float32; bfloat16 and float16 are as they are. Products of 64 tokens are added
+    in float32, one after the other, and their sums in float64. A number below 2**-60 counts as zero; from
+    2**60 on all are scaled down first, by a power of two. Tokens that come in parts of multiples of 64, each
+    ``into`` the result before, give the bytes of all together, as long as none is scaled.
 
     Args:
         x: (tokens, columns) of finite floats.
@@ -86,10 +86,10 @@ def gram(x: torch.Tensor, y: torch.Tensor | None = None, *, into: torch.Tensor |
 
 
 def factor(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``m`` and ``d`` of ``h = m diag(d) m^T``: a unit upper triangular matrix and positive pivots.
+    """Return ``m`` and ``d`` of ``h = m diag(d) m^T``.
 
-    Columns are eliminated from the last to the first, each from those before it, and only the upper half of
-    ``h`` is read.
+    ``m`` is unit upper triangular, and the pivots ``d`` are positive. Columns are eliminated from the last to
+    the first, each from earlier ones, and only the upper half of ``h`` is read.
 
     Args:
         h: (columns, columns) float64, symmetric and positive definite.
@@ -117,13 +117,13 @@ def factor(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def feed_back(
     weight: torch.Tensor, m: torch.Tensor, d: torch.Tensor, order: torch.Tensor | None, grid: Grid
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the values of a weight rounded column by column, each with the errors of those before it.
+    """Return a weight rounded column by column with error feedback.
 
     Args:
         weight: (rows, columns) float32 or float64, finite.
         m, d: factors of the matrix whose rows and columns are in ``order``.
         order: (columns,) int64, the column that is processed first, and so on; as they are if None.
-        grid: how numbers are rounded; its columns are those of ``weight``.
+        grid: how numbers are rounded; its columns match ``weight``.
 
     Returns:
         Values, of the shape of the weight and the dtype of the grid's scale, and losses, (rows,) float64:
@@ -143,7 +143,9 @@ def feed_back(
 def output_errors(
     weight: torch.Tensor, values: torch.Tensor, m: torch.Tensor, d: torch.Tensor, order: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return ``(w - q) h (w - q)^T`` of each row, (rows,) float64, for values ``q`` that are chosen already.
+    """Return each row's squared output error, for given values.
+
+    Errors are ``(w - q) h (w - q)^T``, (rows,) float64.
 
     Args:
         weight, m, d, order: as of :func:`feed_back`.
@@ -194,14 +196,14 @@ def descend(
     weight: torch.Tensor, values: torch.Tensor, h: torch.Tensor, order: torch.Tensor | None, grid: Grid, *,
     sweeps: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return values moved to a lower ``(w - q) h (w - q)^T``, one column after the other.
+    """Return values improved by coordinate descent on the squared output error.
 
-        g_j = ((w - q) h)_j            q_j = the value nearest to q_j + g_j / h_jj
+        minimize (w - q) h (w - q)^T:   g_j = ((w - q) h)_j,   q_j = the value nearest to q_j + g_j / h_jj
 
     Args:
         weight: (rows, columns) float32 or float64, finite.
-        values: those to begin with, of the shape of the weight.
-        h: (columns, columns) float64, symmetric, its columns those of ``weight``.
+        values: initial values, of the shape of the weight.
+        h: (columns, columns) float64, symmetric, its columns as in ``weight``.
         order: as of :func:`feed_back`.
         grid: as of :func:`feed_back`.
         sweeps: times that all columns are visited at most; it ends with one that moves nothing.
@@ -246,7 +248,7 @@ def _require_square(h: torch.Tensor, name: str) -> None:
 
 
 def _require_rows(x: torch.Tensor, m: torch.Tensor, grid: Grid | None) -> None:
-    """Raise ShapeError or DtypeError unless a matrix and a grid fit the rows of ``x``."""
+    """Raise ShapeError or DtypeError for an unfit matrix or grid."""
     _require_square(m, "m")
     _require_floats(x)
     if x.shape[1] != len(m):

@@ -1,4 +1,4 @@
-"""Records of error feedback: the grid that numbers are rounded to, and factors of a matrix."""
+"""Records of error feedback: rounding grid and matrix factors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_LEVELS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
-    """How the numbers of a matrix are rounded under parameters that are fixed beforehand.
+    """Rounding of a matrix under fixed parameters.
 
         u = (t - offset) / scale + zero        value = (level - zero) * scale + offset
 
@@ -70,7 +70,7 @@ class Grid:
 
     @functools.cached_property
     def bounds(self) -> torch.Tensor:
-        """The numbers above which the next level is taken, (levels - 1,) float64."""
+        """Numbers above which the next level is taken, (levels - 1,) float64."""
         middles = (self.levels[1:] + self.levels[:-1]) / 2
         if self.ties_up is None:
             return middles
@@ -79,7 +79,7 @@ class Grid:
 
     @property
     def all_offsets(self) -> torch.Tensor:
-        """The offsets, -0 where there are none: it changes no number that it is added to."""
+        """The offsets, or -0, which changes no number it is added to."""
         return torch.full_like(self.scale, -0.0) if self.offset is None else self.offset
 
     @property
@@ -90,9 +90,10 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TriangularFactors:
-    """``h = m diag(d) m^T``; failed: the column whose pivot is not positive, where that is no factorization.
+    """Factors of ``h = m diag(d) m^T``, or the failed column.
 
-    Columns are eliminated from the last to the first, and those before ``failed`` are not done.
+    Columns are eliminated from the last to the first; the pivot of ``failed`` is not positive, and the
+    columns before it are not done.
     """
 
     m: torch.Tensor
@@ -101,7 +102,7 @@ class TriangularFactors:
 
 
 def float32_exponent(x: torch.Tensor) -> int:
-    """Return by which power of two ``x`` is to be divided so that products in float32 do not overflow."""
+    """Return the exponent of a divisor that keeps float32 products finite."""
     if x.numel() == 0:
         return 0
     low, high = (float(end) for end in torch.aminmax(x.detach()))

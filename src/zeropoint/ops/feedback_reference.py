@@ -1,4 +1,4 @@
-"""Dense products of error feedback in plain torch: sums in the order of their definitions, on any device."""
+"""Dense products of error feedback in plain torch, in defined order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def squares(x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded(x: torch.Tensor, exponent: int) -> torch.Tensor:
-    """Return numbers in units of a power of two, rounded to 12 significant bits, those below 2**-60 zero."""
+    """Return scaled numbers rounded to 12 significant bits; tiny ones zero."""
     near = (x.double() * 2.0**-exponent).float()
     bits = near.contiguous().view(torch.int32)
     odd = (bits >> _DROPPED) & 1

@@ -1,7 +1,7 @@
-"""Integers of float64 tensors in plain torch, any device, in memory that is held between calls.
+"""Integer operators on float64 tensors in preallocated memory.
 
-Each step is that of :mod:`.reference`, in the same order and dtype, written to memory that exists. What is
-not offered here runs on the reference, in temporary tensors.
+Plain torch, any device. Each step equals the step of :mod:`.reference`, in the same order and dtype, written
+to memory that exists. Other requests run on the reference, in temporary tensors.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def refusal(request: Request) -> str | None:
 
 
 class InPlace:
-    """The operators on float64 tensors under given parameters.
+    """Operators on float64 tensors under given parameters.
 
-    scale, zero: those of each element, broadcastable; the zero point is 0 where the scheme has none.
+    scale, zero: one for each element, broadcastable; the zero point is 0 where the scheme has none.
     """
 
     def __init__(self, request: Request, params: Params) -> None:
@@ -74,7 +74,7 @@ class InPlace:
         self.parameter_bytes = self._scale.nbytes + self._zero.nbytes
 
     def runner(self, op: Op) -> Callable[..., None]:
-        """Return the function for ``op``, of the tensors that a prepared kernel takes."""
+        """Return the function of ``op``, on a prepared kernel's tensors."""
         runners: dict[Op, Callable[..., None]] = {
             Op.QUANTIZE: self._quantize,
             Op.DEQUANTIZE: self._dequantize,
@@ -123,7 +123,7 @@ class InPlace:
             torch.where(low, slope, target, out=target)
 
     def _round(self, x: torch.Tensor, pick: Slice, steps: torch.Tensor) -> None:
-        """Set ``steps`` to ``round(x / scale) + zero``; adding a zero of 0 turns -0.0 into 0.0."""
+        """Set ``steps`` to rounded quotients plus zero point; -0.0 becomes 0.0."""
         torch.div(x[pick], self._of(self._scale, pick), out=steps)
         zero = self._of(self._zero, pick)
         if self._inside:

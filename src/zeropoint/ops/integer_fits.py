@@ -1,10 +1,10 @@
-"""The scale of integer codes that fits a block best, in sums that are exact.
+"""Least-squares scales of integer codes per block, in exact sums.
 
 For codes q of a block x, ``S = (x . q) / ||q||^2`` is the scale of least squared error, and the gain
-``(x . q)^2 / ||q||^2`` is what it leaves of ``||x||^2``. Codes are taken under scales s_k in steps of a
+``(x . q)^2 / ||q||^2`` is its reduction of ``||x||^2``. Codes are taken under scales s_k in steps of a
 factor ``r = 2 ** (1 / 32)`` over the window of :mod:`zeropoint.params.scale_windows`, then twice under the
-scale that fits the best ones, and those of the largest gain are kept. With S* the best real scale of all and
-q* its codes, S* q* is the projection of x on q*; some s_k is within ``delta = sqrt(r) - 1`` of it,
+scale that fits the best ones, and the codes of the largest gain are kept. With S* the best real scale of all
+and q* its codes, S* q* is the projection of x on q*; some s_k is within ``delta = sqrt(r) - 1`` of it,
 relatively, so that
 
     E(S)  <=  ||x - s_k q*||^2  =  E(S*) + (s_k - S*)^2 ||q*||^2  <=  E(S*) + delta^2 ||x||^2,
@@ -59,14 +59,14 @@ class Fits(NamedTuple):
 
 
 def fits_codes(scheme: Scheme) -> bool:
-    """Return whether the scales are those of whole numbers alone, with nothing above them."""
+    """Return whether elements are integers under one level of scales."""
     whole = isinstance(scheme.element, IntFormat) and scheme.element_step == 1
     return whole and len(scheme.scales) == 1 and scheme.qmin < 0 < scheme.qmax
 
 
 @functools.lru_cache(maxsize=256)
 def fits_of(scheme: Scheme, count: int) -> Fits:
-    """Return what is tried for blocks of ``count`` values."""
+    """Return the candidates for blocks of ``count`` values."""
     window = window_of(scheme, count, 2.0)
     steps = math.ceil(_PER_OCTAVE * math.log2(window.doubling / window.halving)) + 1
     ratios = torch.tensor([2.0 ** (k / _PER_OCTAVE) for k in range(steps + steps % 2)]).tolist()
@@ -77,7 +77,7 @@ def fits_of(scheme: Scheme, count: int) -> Fits:
 
 
 def fitted_scales(piece: Piece, scheme: Scheme, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the scales of the blocks of ``piece``, float64, 0 where no codes fit.
+    """Return fitted float64 block scales, 0 where no codes fit.
 
     shape: of the whole tensor.
     """
@@ -113,7 +113,7 @@ class _Blocks:
     def _better(
         self, best: tuple[torch.Tensor, torch.Tensor], inverse: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sums of products and squares of the codes that gain more; of equals the later ones."""
+        """Return the better codes' sums of products and squares; ties: later."""
         codes = (self._float32 * self._spread(inverse)).round()
         codes = codes.clamp(self._scheme.qmin, self._scheme.qmax).double()
         product = sum_blocks(self._numbers * codes, self._blocks)

@@ -1,4 +1,4 @@
-"""The operators as torch.library custom operators: schemes travel as text, parameters as tensors.
+"""torch.library custom operators: schemes as text, parameters as tensors.
 
 Fake kernels give shapes and dtypes without data, so that torch.compile and torch.export trace through; the
 gradient of fake_quantize is the straight-through estimator with the inclusive mask on the rounded value.
@@ -27,7 +27,7 @@ _ONLY: ContextVar[str | None] = ContextVar("zeropoint_backend", default=None)
 
 @contextmanager
 def only_backend(name: str) -> Iterator[None]:
-    """Run every operator inside the block on the backend called ``name``, or raise UnsupportedError.
+    """Run operators in a context on one backend, or raise UnsupportedError.
 
     Args:
         name: of a backend, such as ``"reference"``.
@@ -54,7 +54,7 @@ def request(op: Op, x: torch.Tensor, scheme: Scheme) -> Request:
 
 
 def kernel(wanted: Request) -> Kernel:
-    """Return the kernel that runs ``wanted``, on the backend that :func:`only_backend` names, if any."""
+    """Return the kernel of a request, under :func:`only_backend`'s restriction."""
     return kernel_now(wanted, _ONLY.get())
 
 
@@ -64,22 +64,22 @@ def kernel_for(op: Op, x: torch.Tensor, scheme: Scheme) -> Kernel:
 
 
 def chosen_backend(only: str | None = None) -> str | None:
-    """Return the name of the one backend that may run here: ``only``, or as :func:`only_backend` says."""
+    """Return the only permitted backend: ``only``, or :func:`only_backend`'s."""
     return only or _ONLY.get()
 
 
 def counter_for(x: torch.Tensor) -> Counter | None:
-    """Return the kernels that sum up data such as ``x`` here, or None where plain torch does."""
+    """Return the statistics kernels for ``x``, or None for plain torch."""
     return counter(x, _ONLY.get())
 
 
 def dense_for(x: torch.Tensor) -> Dense | None:
-    """Return the kernels of dense products of ``x`` here, or None where plain torch computes them."""
+    """Return the dense-product kernels for ``x``, or None for plain torch."""
     return dense(x, _ONLY.get())
 
 
 class Operator:
-    """A function that tracers and autograd see as a torch custom operator, and plain calls as itself.
+    """A torch custom operator for tracers and autograd, plain function otherwise.
 
     The first call of a custom operator imports all of dynamo, 2 seconds, which a program that only quantizes
     need not pay.
@@ -97,9 +97,9 @@ class Operator:
 
 
 def is_plain(x: torch.Tensor) -> bool:
-    """Whether ``x`` is data alone, which nothing sees: no compiler, tracer, dispatch mode or gradient.
+    """Whether nothing observes ``x``: compiler, tracer, dispatch mode or gradient.
 
-    Nor is it of a subclass, or without data.
+    Subclasses of tensors and meta tensors are not plain either.
     """
     if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
         return False
@@ -114,7 +114,7 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
 
 @operator("quantize_dynamic")
 def quantize_dynamic(x: torch.Tensor, scheme: str) -> list[torch.Tensor]:
-    """Return ``[data, *params]`` of ``x``: its codes and the tensors of its parameters."""
+    """Return ``[data, *params]``: the codes and parameter tensors of ``x``."""
     value = Scheme.parse(scheme)
     with gradual_underflow():
         data, params = kernel_for(Op.QUANTIZE_DYNAMIC, x, value).run(x)
@@ -155,7 +155,7 @@ def dequantize(
     dtype: torch.dtype,
     own_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return the values of packed codes in ``dtype``; raises ShapeError for a negative length."""
+    """Return packed codes dequantized to ``dtype``; ShapeError for negative lengths."""
     if any(length < 0 for length in shape):
         raise ShapeError(f"shape (={tuple(shape)}) must not have a negative length")
     wanted = Request(
@@ -243,12 +243,12 @@ def linear(
 ) -> torch.Tensor:
     """Return a linear layer's output from integer codes; see :mod:`.linear`.
 
-    x: (..., in_features). params: those of all of ``x`` under ``scheme``; empty where each row gives its own,
-    or where ``scheme`` is empty and ``x`` is not quantized. weight: (out_features, bytes) packed codes of
-    ``weight_scheme``, of which ``weight_params`` are the parameters.
-    Raises UnsupportedError for schemes that are not products of integer codes, ShapeError for rows of another
-    length than ``x`` has and for scales, zero points or a bias that are too few or too many, NonFiniteError
-    and RangeError as quantizing ``x`` does.
+    x: (..., in_features). params: given for all of ``x`` under ``scheme``; empty where each row gives its
+    own, or where ``scheme`` is empty and ``x`` is not quantized. weight: (out_features, bytes) packed codes
+    of ``weight_scheme``, of which ``weight_params`` are the parameters. Raises UnsupportedError for schemes
+    that are not products of integer codes, ShapeError for rows of another length than ``x`` has and for
+    scales, zero points or a bias that are too few or too many, NonFiniteError and RangeError as quantizing
+    ``x`` does.
     """
     shape, dtypes = (weight.shape[0], x.shape[-1]), (x.dtype, weight_dtype)
     wanted = linear_request(scheme, weight_scheme, shape, dtypes, x.device, given=bool(params))
@@ -261,14 +261,14 @@ def _(x: torch.Tensor, _params: list[torch.Tensor], weight: torch.Tensor, *_rest
 
 
 def _layer_of(wanted: Request, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
-    """Return what computes the layer from its inputs; raises ShapeError for tensors that do not fit it."""
+    """Return a layer's function, or raise ShapeError for unfit tensors."""
     _require_weight(wanted, weight, params, bias)
     layer: Layer = kernel(wanted).run(weight, params, bias)
     return layer
 
 
 def _require_weight(wanted: Request, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> None:
-    """Raise ShapeError where a weight's codes, parameters or bias are too few or too many."""
+    """Raise ShapeError for a wrong number of codes, parameters or biases."""
     scheme, shape = wanted.scheme, wanted.shape
     rows, cols = shape
     if weight.dtype is not torch.uint8 or weight.shape != packed_shape(scheme, shape):
@@ -284,7 +284,7 @@ def _require_weight(wanted: Request, weight: torch.Tensor, params: Params, bias:
 
 
 def _given(wanted: Request, params: list[torch.Tensor]) -> Params | None:
-    """Return given parameters of the input; raises ShapeError where they are too few or too many."""
+    """Return given input parameters, or raise ShapeError for a wrong number."""
     if not params:
         return None
     assert wanted.source is not None
@@ -305,7 +305,7 @@ class Kept:
     def of(
         self, key: tuple[object, ...], tensors: Iterable[torch.Tensor | None], make: Callable[[], Made]
     ) -> Made:
-        """Return what ``make`` gave for the same ``key`` and places of ``tensors``, or gives now."""
+        """Return the last result for equal key and storage, or compute one."""
         known = key, [None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors]
         last = self._last
         if last is None or last[0] != known:
@@ -315,7 +315,7 @@ class Kept:
 
 
 class LinearLayer:
-    """:data:`linear` for one layer: what its calls have in common is worked out once."""
+    """:data:`linear` for one layer, with the common work cached."""
 
     def __init__(self, scheme: str, weight_scheme: str, weight_dtype: torch.dtype) -> None:
         self._schemes = scheme, weight_scheme, weight_dtype
@@ -329,7 +329,7 @@ class LinearLayer:
         weight_params: list[torch.Tensor],
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the output; arguments and errors are those of :data:`linear`."""
+        """Return the output, as :data:`linear` does."""
         if not is_plain(x):
             y: torch.Tensor = linear(x, params, weight, weight_params, bias, *self._schemes)
             return y
@@ -354,7 +354,7 @@ def linear_values(
     scheme: str,
     weight_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return a linear layer's output from the values of its weight, of which few are in memory at a time.
+    """Return a linear layer's output from weight values, decoded in pieces.
 
     x: (..., in_features). weight: (out_features, bytes) packed codes of ``scheme``.
     Raises ShapeError as :data:`linear` does.
@@ -382,7 +382,7 @@ def _values_request(
 
 
 class ValueLayer:
-    """:data:`linear_values` for one layer: what its calls have in common is worked out once."""
+    """:data:`linear_values` for one layer, with the common work cached."""
 
     def __init__(self, scheme: Scheme, weight_dtype: torch.dtype) -> None:
         self._scheme, self._dtype, self._kept = scheme, weight_dtype, Kept()
@@ -394,7 +394,7 @@ class ValueLayer:
         params: list[torch.Tensor],
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the output; arguments and errors are those of :data:`linear_values`."""
+        """Return the output, as :data:`linear_values` does."""
         if not is_plain(x):
             y: torch.Tensor = linear_values(x, weight, params, bias, str(self._scheme), self._dtype)
             return y

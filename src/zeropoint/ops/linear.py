@@ -33,7 +33,7 @@ Layer = Callable[[torch.Tensor, Params | None], torch.Tensor]
 def of_values(
     dequantize: Callable[[torch.Tensor, Params], torch.Tensor],
 ) -> Callable[[torch.Tensor, Params, torch.Tensor | None], Layer]:
-    """Return the kernel that dequantizes the whole weight at each call, and multiplies with torch."""
+    """Return the kernel that dequantizes the whole weight in each call."""
 
     def bind(weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
         def run(x: torch.Tensor, _: Params | None) -> torch.Tensor:
@@ -47,7 +47,7 @@ def of_values(
 
 
 def refusal(request: Request) -> str | None:
-    """Return why the layer is not a product of integer codes, or None."""
+    """Return the reason why a layer is no integer product, or None."""
     return _weight_refusal(request) or _source_refusal(request)
 
 
@@ -96,9 +96,9 @@ def linear_request(
     source: str, weight: str, shape: tuple[int, int], dtypes: tuple[torch.dtype, torch.dtype],
     device: torch.device, *, given: bool,
 ) -> Request:  # fmt: skip
-    """Return the request for schemes by their text; raises UnsupportedError as :func:`refusal` says.
+    """Return the request of a linear layer, or raise UnsupportedError.
 
-    dtypes: of input and output, and of the tensor that became the weight.
+    Schemes are texts. dtypes: of input and output, and of the tensor that became the weight.
 
     >>> dtypes = torch.float32, torch.float32
     >>> linear_request("", "int8:token", (8, 64), dtypes, torch.device("cpu"), given=False).shape
@@ -115,7 +115,7 @@ def linear_request(
 
 
 def refuse_input(request: Request, x: torch.Tensor) -> None:
-    """Raise what the reference says of an input that a kernel refused."""
+    """Raise the reference's error for an input that a kernel refused."""
     assert request.source is not None
     if request.given:
         reference.require_finite(x)
@@ -131,7 +131,7 @@ def reference_linear(
     weight: tuple[torch.Tensor, Params],
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the layer's output in plain torch, on any device: sums in float64, which holds them exactly.
+    """Return the layer's output in plain torch, with exact float64 sums.
 
     weight: packed codes and parameters.
     """
@@ -151,10 +151,13 @@ def reference_linear(
 def _coded(
     scheme: Scheme | None, x: torch.Tensor, params: Params | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes less their zero points, and their scale, both float64; an input as it is has scale 1."""
+    """Return float64 codes less zero points, and their scale.
+
+    An input that is not quantized has scale 1.
+    """
     if scheme is None:
         return x.double(), torch.ones((), dtype=torch.float64, device=x.device)
-    # Given parameters are those of one block.
+    # Given parameters belong to one block.
     own = reference.choose_params(x, scheme) if params is None else [each.reshape(1, 1) for each in params]
     codes = _numbers(reference.quantize(x, scheme, own), scheme, x.shape[1])
     scale, zero = effective_scale(scheme, own, tuple(x.shape), x.dtype), zero_point_of(scheme, own)

@@ -1,4 +1,4 @@
-"""From schemes and shapes to named constants, the same for every backend: what a kernel computes with.
+"""Named kernel constants of schemes and shapes, equal for all backends.
 
 Constants are plain numbers, exact or to be rounded to float32. A field names, next to its Python type, the
 type that a compiled kernel holds it in: backends derive their records from these declarations. What a scheme
@@ -68,7 +68,7 @@ class ZeroPlace(IntEnum):
 
 
 class ScaleBy(IntEnum):
-    """How a value is scaled: divided by the factor, multiplied by it, or by its rounded reciprocal."""
+    """Division by the factor, or product with it or its rounded reciprocal."""
 
     DIVIDE = 0
     MULTIPLY = 1
@@ -122,7 +122,7 @@ _NARROW = {
 
 
 def narrow_of(dtype: torch.dtype | None) -> Narrow:
-    """Return what intermediates are rounded to for :func:`zeropoint.params.arithmetic.rounder`'s answer."""
+    """Return the rounding of intermediates for :func:`zeropoint.params.arithmetic.rounder`'s dtype."""
     return _NARROW[dtype]
 
 
@@ -157,7 +157,7 @@ class Element(NamedTuple):
 
 
 class LoweredRule(NamedTuple):
-    """How scales come about, and how stored ones are read.
+    """Constants that choose scales, or read stored ones.
 
     GIVEN: float32 factors. LINEAR: ``amax / divisor``, through ``narrow``, rounded to ``stored``. POWER: E8M0
     bytes from ``exponent(bits(amax) + addend) - emax``, at least ``least_byte``; magnitudes below ``quiet``
@@ -166,8 +166,8 @@ class LoweredRule(NamedTuple):
     the divisor is multiplied first if ``by_product``; where it is zero, ``zero_scale``, or ``empty_scale`` of
     a block of zeros. Past ``ceiling``, or where that is finite and the scale rounds to zero, it does not fit.
     AFFINE: from the range, with zero points.
-    unit: step of the element's codes. offset: how the zero point comes about. formula: whether that of an
-    empty range does so too.
+    unit: step of the element's codes. offset: formula of the zero point. formula: whether an empty range uses
+    it, too.
     """
 
     how: Annotated[How, np.uint8]
@@ -309,9 +309,9 @@ def _zero_place(scheme: Scheme) -> ZeroPlace:
 
 @functools.lru_cache(maxsize=1024)
 def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
-    """Return the constants of the finest scale level, with a coarse scale of 1.
+    """Return the finest level's constants, with a coarse scale of 1.
 
-    Of a rule that compares errors, they are those of its start.
+    A rule that compares errors yields the constants of its start.
     """
     scheme = scheme.start
     first, fmt = scheme.scales[0], scheme.scales[0].format_for(format_of(dtype))
@@ -392,7 +392,7 @@ def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: LoweredRule) -> Lowere
 
 
 def addend_of(scheme: Scheme, picked: ScaleRule) -> int:
-    """Return what is added to the bits of a float32 for a rule's rounding: its carry moves the exponent."""
+    """Return the float32 bit addend whose carry rounds the exponent."""
     full = (1 << 23) - 1
     limit = picked.limit if isinstance(picked, Ceiling) else scheme.divisor
     # A limit between two float32 is one of the smaller: no float32 lies between them.
@@ -405,7 +405,7 @@ def addend_of(scheme: Scheme, picked: ScaleRule) -> int:
 def row_mapping(
     lead: tuple[int, ...], extents: tuple[int, ...], grid: tuple[int, ...]
 ) -> tuple[int, int] | None:
-    """Return (div, mod) with parameter row = row // div % mod, or None when no such pair exists."""
+    """Return div and mod that map rows to parameter rows, or None."""
     rows = math.prod(lead)
     shared = [axis for axis, count in enumerate(grid) if count > 1]
     if not shared:
@@ -421,9 +421,9 @@ def row_mapping(
 
 
 def needs_range(scheme: Scheme) -> bool:
-    """Return whether scales follow from both extremes of a block, and not from its largest magnitude.
+    """Return whether scales follow from both extremes, not the largest magnitude.
 
-    Those of one-sided elements follow from the magnitude, once no number has the other sign.
+    Scales of one-sided elements follow from the magnitude, once no number has the other sign.
     """
     one_sided = not scheme.element.min < 0 < scheme.element.max
     return one_sided or scheme.zero_point is not ZeroPoint.NONE
@@ -440,7 +440,7 @@ def code_order(scheme: Scheme) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def value_table(scheme: Scheme) -> Any:
-    """Return the values of all codes as 256 float32, of integers in units of their step."""
+    """Return all codes' values as 256 float32, integers in steps."""
     table = np.zeros(256, np.float32)
     fmt = scheme.element
     count = 1 << fmt.bits

@@ -1,6 +1,6 @@
-"""Which schemes :mod:`.lowering` has constants for, and with them the kernels that compute with these alone.
+"""Schemes without lowered constants, and the reasons.
 
-Refusals are sentences for :func:`zeropoint.explain`; what is refused here runs on the reference.
+Refusals are sentences for :func:`zeropoint.explain`; refused schemes run on the reference.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .lowering import THRESHOLDS
 def element_refusal(
     scheme: Scheme, *, decoding: bool = False, given: bool = False, rounds: bool = False
 ) -> str | None:
-    """Return why the kernels cannot encode and decode the scheme's elements, or None.
+    """Return the reason why kernels cannot encode and decode elements, or None.
 
-    decoding: whether codes and scales are there already, so that it does not matter how they are made.
-    given: whether scales and offsets are there, and kernels encode under any of them. rounds: whether they
+    decoding: whether codes and scales are given, so that it does not matter how they are made.
+    given: whether scales and offsets are given, and kernels encode under any of them. rounds: whether they
     know all rounding modes.
     """
     element = scheme.element
@@ -56,13 +56,13 @@ def element_refusal(
 
 
 def _by_powers(scheme: Scheme) -> bool:
-    """Return whether the product of scale and step is exact, which factors include."""
+    """Return whether scale times step is exact, as factors include it."""
     return len(scheme.scales) <= 1 and all(level.rule.power_of_two for level in scheme.scales)
 
 
 @functools.lru_cache(maxsize=1024)
 def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
-    """Return why the scales cannot be chosen in the pass that quantizes, or None."""
+    """Return the reason why scales cannot be chosen while quantizing, or None."""
     if not scheme.scales:
         return "there is no scale to choose"
     if scheme.search is not None:
@@ -99,7 +99,7 @@ def rule_refusal(scheme: Scheme, dtype: torch.dtype) -> str | None:
 
 
 def _is_minifloat(fmt: Format) -> bool:
-    """Return whether bytes hold the format's numbers, and none of its steps is below the normal float32."""
+    """Return whether a byte format's steps are all normal float32."""
     if dtype_of(fmt) is torch.float8_e4m3fn:
         return True
     if not isinstance(fmt, FloatFormat) or fmt.signed or not fmt.subnormals or fmt.has_inf:

@@ -23,7 +23,7 @@ _HOME = os.getpid()
 
 @functools.lru_cache(maxsize=1)
 def openmp_team() -> int:
-    """Return the address of ``GOMP_parallel`` in the runtime that torch uses, or 0."""
+    """Return the address of torch's ``GOMP_parallel``, or 0."""
     if os.getpid() != _HOME or platform.machine() != "x86_64":
         return 0  # a forked child inherits the runtime, but none of its threads
     try:

@@ -1,6 +1,6 @@
-"""Kernels made of one plain function: what a backend has that offers nothing better for plans.
+"""Held kernels made of one plain function, the fallback for plans.
 
-Held by a plan, such a kernel computes in temporary tensors and copies its result to the memory it is given.
+Held by a plan, such a kernel computes in temporary tensors and copies its result to the given memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FunctionKernel:
         return self.in_temporaries(params)
 
     def in_temporaries(self, params: Params | None, reason: str | None = None) -> HeldKernel:
-        """Return the held kernel; reason: why it takes temporary tensors, if that is not the backend."""
+        """Return the held kernel; reason: the cause of its temporaries."""
         given, held = _copied(params), 0
         run = _HELD[self.request.op](self.run, given)
         if given is not None:

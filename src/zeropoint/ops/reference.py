@@ -1,4 +1,4 @@
-"""The operators in plain torch, on any device: the reference, to which all backends are equal byte for byte.
+"""Reference operators in plain torch, to which all backends are byte-equal.
 
 quantize     code = encode((x - offset) / S + zero_point),   S = scale_1 * scale_2 * ...
 dequantize   value = (decode(code) - zero_point) * S + offset
@@ -35,7 +35,7 @@ CHUNK = 1 << 22
 
 
 def require_finite(x: torch.Tensor) -> None:
-    """Raise NonFiniteError, with the first place and the count, unless every element of ``x`` is finite."""
+    """Raise NonFiniteError, with first place and count, unless ``x`` is finite."""
     good = torch.isfinite(x)
     if not bool(good.all()):
         where = tuple(torch.nonzero(~good)[0].tolist()) if x.ndim else ()
@@ -47,7 +47,7 @@ def require_finite(x: torch.Tensor) -> None:
 
 
 def ranges(x: torch.Tensor, scheme: Scheme, extremes: tuple[float, float] | None = None) -> Ranges:
-    """Return the extremes of each block of each scale level of ``x``, in the wide dtype.
+    """Return each level's block extremes of ``x``, in the wide dtype.
 
     extremes: of the tensor that ``x`` is a part of, when it is one.
     """
@@ -72,7 +72,7 @@ def _block_range(x: torch.Tensor, granularity: Granularity) -> tuple[torch.Tenso
 def whole_range(
     x: torch.Tensor, granularity: Granularity, extremes: tuple[float, float] | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return given extremes as those of the one block of a whole tensor, or None where blocks are smaller.
+    """Return given extremes as a whole tensor's block, or None.
 
     Raises NonFiniteError when they are not finite.
     """
@@ -105,9 +105,9 @@ def choose_params(
 def search_params(
     x: torch.Tensor, scheme: Scheme, start: Params, importance: torch.Tensor | None = None
 ) -> Params:
-    """Return the parameters of least squared error that are found from those of ``start``, for finite ``x``.
+    """Return parameters of least squared error, searched from a start.
 
-    importance: weights of the errors, float64, broadcast against ``x``; all alike if None.
+    For finite ``x``. importance: weights of the errors, float64, broadcast against ``x``; all alike if None.
     """
     if scheme.element.per_scale > 1:
         return block_tables.searched(x, scheme, start, importance, block_tables.fitted_rows)
@@ -116,23 +116,24 @@ def search_params(
 
 
 def _decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
-    """Return what the codes of finite ``x`` under these parameters decode to, in the wide dtype."""
+    """Return finite ``x`` quantized and dequantized, in the wide dtype."""
     scheme, shape, wide = params.scheme, tuple(x.shape), wide_dtype(x.dtype)
     data = _packed(x, scheme, params.stored, None)
     return dequantize(data, scheme, params.stored, shape=shape, dtype=wide, own_dtype=x.dtype)
 
 
 def _chosen(x: torch.Tensor, scheme: Scheme, found: Ranges) -> chains.Chosen:
-    """Return what a chained scheme chooses for ``x``."""
+    """Return the choice of a chained scheme for ``x``."""
     arithmetic.require_chosen(scheme, found)
     chosen = chains.choose(scheme, found)
     return _with_grids(x, scheme, chosen) if scheme.element.reads_sign else chosen
 
 
 def _with_grids(x: torch.Tensor, scheme: Scheme, chosen: chains.Chosen) -> chains.Chosen:
-    """Make negative the scales of the blocks whose squared error is less with the other grid.
+    """Negate scales of blocks that the other grid fits better.
 
-    That is fouroversix's ``select_intfloat`` under its rule mse; equal errors keep the floats.
+    It has less squared error there, as in fouroversix's ``select_intfloat`` under its rule mse; equal errors
+    keep the floats.
     """
     blocks, errors = scheme.granularity, []
     for scale in (chosen.scale, -chosen.scale):
@@ -150,7 +151,7 @@ def _with_grids(x: torch.Tensor, scheme: Scheme, chosen: chains.Chosen) -> chain
 
 
 def require_whole(scheme: Scheme, extremes: tuple[float, float] | None) -> None:
-    """Raise UnsupportedError for a part of a tensor whose levels follow from all of its blocks."""
+    """Raise UnsupportedError for a part whose levels need all blocks."""
     whole = Granularity.tensor()
     if extremes is None or (scheme.chained is None and scheme.search is None):
         return
@@ -181,9 +182,9 @@ def quantize_dynamic(
 
 
 def quantize(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange = None) -> torch.Tensor:
-    """Return the packed codes of finite ``x`` under given parameters: uint8, rows padded to bytes.
+    """Return packed codes of finite ``x``: uint8, rows padded to bytes.
 
-    codes: smallest and largest integer code in use, within those of the scheme; None means all.
+    codes: smallest and largest integer code in use, within the scheme's; None means all.
     """
     require_finite(x)
     return _packed(x, scheme, params, codes)
@@ -224,7 +225,7 @@ def _encoded_parts(
 
 
 def chunks(shape: tuple[int, ...], count: int = CHUNK) -> list[slice | tuple[()]]:
-    """Return indices that cut a tensor along its first axis into about ``count`` elements, or a row, each."""
+    """Return indices of pieces along the first axis, about ``count`` elements each."""
     if not shape:
         return [()]
     rows = max(1, count // max(1, math.prod(shape[1:])))
@@ -232,12 +233,12 @@ def chunks(shape: tuple[int, ...], count: int = CHUNK) -> list[slice | tuple[()]
 
 
 def _chunks(shape: tuple[int, ...], scheme: Scheme) -> list[slice | tuple[()]]:
-    """Return chunks of a tensor; a vector whose codes represent several values is one."""
+    """Return pieces of a tensor; a vector under joint codes is one."""
     return [()] if len(shape) == 1 and scheme.element.per_code > 1 else chunks(shape)
 
 
 class Spread(NamedTuple):
-    """Scale, zero point and offset of each element, so that they broadcast against a tensor."""
+    """Broadcastable scale, zero point and offset of each element."""
 
     scale: torch.Tensor | None
     zero_point: torch.Tensor | None
@@ -247,7 +248,7 @@ class Spread(NamedTuple):
 def spread_parameters(
     scheme: Scheme, params: Params, *, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Spread:
-    """Return the parameters of each element of a tensor of ``shape`` and ``dtype``."""
+    """Return the parameters of each element of a tensor."""
     blocks = (
         effective_scale(scheme, params, shape, dtype), zero_point_of(scheme, params),
         effective_offset(scheme, params, shape, dtype),
@@ -256,7 +257,7 @@ def spread_parameters(
 
 
 def scaled(x: torch.Tensor, scheme: Scheme, scale: torch.Tensor | None) -> torch.Tensor:
-    """Return ``x`` in units of its scale, in the wide dtype; where the scale is zero, a zero of its sign."""
+    """Return ``x`` over its scale, wide; zero scales give signed zeros."""
     wide = x.to(wide_dtype(x.dtype))
     if scale is None:
         return wide
@@ -322,7 +323,7 @@ def integer_steps(
     noise: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return rounded steps plus zero point, float64, before they are clamped to the codes in use."""
+    """Return rounded steps plus zero point, float64, before clamping."""
     steps = ratio * float(1 / scheme.element.step)
     if zero_point is None:
         if scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.rounding.mode is RoundingMode.HALF_UP:
@@ -343,7 +344,7 @@ def dequantize(
     dtype: torch.dtype,
     own_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return the values of packed codes in ``dtype``; ``own_dtype`` is that of the tensor quantized."""
+    """Return packed codes dequantized to ``dtype``; ``own_dtype``: of the quantized tensor."""
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
     out = torch.empty(shape, dtype=dtype, device=data.device)
     if scheme.element.per_scale > 1:
@@ -389,7 +390,7 @@ def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRa
 
 
 def inside(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange = None) -> torch.Tensor:
-    """Return where ``x``, rounded, needs no clipping: the mask of the gradient, bounds included.
+    """Return the mask of ``x`` that rounds without clipping, ends included.
 
     NaN and Inf are outside.
     """
@@ -398,7 +399,7 @@ def inside(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange = N
         return block_tables.inside(x, scheme, params)
     scale, zero, offset = spread_parameters(scheme, params, shape=shape, dtype=x.dtype)
     near = x if offset is None else x.to(offset.dtype) - offset
-    # Where the scale is zero the ratio is zero too, also that of Inf.
+    # Where the scale is zero the ratio is zero too, even for Inf.
     ratio = torch.where(torch.isfinite(x), scaled(near, scheme, scale), torch.nan).double()
     element, mode = scheme.element, scheme.rounding.mode
     noise = None
@@ -412,7 +413,7 @@ def inside(x: torch.Tensor, scheme: Scheme, params: Params, codes: CodeRange = N
 
 
 def float_bounds(scheme: Scheme) -> tuple[float, float, bool]:
-    """Return the interval of scaled values that need no clipping, and whether its ends belong to it.
+    """Return the unclipped interval of scaled values, and whether it is closed.
 
     A codebook ends at its extremes. A float format ends half a step past its largest value; a tie there
     rounds to that value only when its significand is even, which without mantissa bits it never is. Rounding

@@ -1,4 +1,4 @@
-"""The reference as a backend: plain torch, which runs every request on every device."""
+"""The reference backend: plain torch for every request on every device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backend runs an operator: what a backend offers, the choice, and the reasons.
+"""Backend registry: offers, dispatch by rank, and refusals.
 
 A backend states what it refuses; of those that can run a request, the one with the highest rank prepares a
 kernel for it, which is kept for the next call. A plan is a kernel that its user holds. Backends are modules
@@ -44,7 +44,7 @@ class Op(enum.Enum):
     DEQUANTIZE_BACKWARD = "dequantize_backward"
     """The gradient of values to codes, alone: a product in plain torch."""
     SEARCH_PARAMS = "search_params"
-    """Parameters of least squared error, found from those of a start.
+    """Parameters of least squared error, found from a start.
 
     ``run(x, params, importance=None) -> Params``; importance: weights of the errors, float64, broadcast
     against ``x``. Values are finite.
@@ -69,14 +69,15 @@ class Op(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One call, without its data.
+    """One operator call, without its data.
 
     dtype: dtype of the values, in or out. own_dtype: dtype of the tensor that the parameters belong to.
-    For a linear layer ``scheme``, ``shape`` (out_features, in_features) and ``own_dtype`` are those of the
-    weight, and ``dtype`` that of input and output. source: scheme of the input of LINEAR, None where it is
-    not quantized. given: whether the input's parameters are given, or chosen by each input. code_range:
-    smallest and largest integer code in use, within those of the scheme; None means all. strides: of the
-    values that a held kernel reads; None where they are contiguous.
+    For a linear layer ``scheme``, ``shape`` (out_features, in_features) and ``own_dtype`` belong to the
+    weight, and ``dtype`` to input and output. source: scheme of the input of LINEAR, None where it is not
+    quantized.
+    given: whether the input's parameters are given, or chosen by each input. code_range: smallest and largest
+    integer code in use, within the scheme's; None means all. strides: of the values that a held kernel reads;
+    None where they are contiguous.
     """
 
     op: Op
@@ -98,9 +99,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldKernel:
-    """A kernel with memory of its own, for tensors that fit the request, unchecked.
+    """A kernel with preallocated memory; its inputs are trusted.
 
-    Tensors are contiguous, but for the input of a ``strided`` kernel.
+    Tensors fit the request and are contiguous, but for the input of a ``strided`` kernel.
 
     run: by operator, ``quantize(x, data)``, ``quantize_dynamic(x, data, params)``,
         ``dequantize(data, params, out)``, ``fake_quantize(x, out)``,
@@ -109,7 +110,8 @@ class HeldKernel:
     workspace_bytes: memory that the kernel holds between calls, and writes to in each.
     parameter_bytes: memory of its copies of given parameters, which no call writes to.
     allocates: why a call takes further memory that grows with the data, or None when it takes none.
-    settle: waits for the device and raises what runs since its last call met; None where runs raise it.
+    settle: waits for the device and raises the errors of runs since its last call; None where runs raise
+        them.
     strided: whether the input has the strides of the request.
     """
 
@@ -122,11 +124,11 @@ class HeldKernel:
 
 
 class Kernel(Protocol):
-    """One operator on tensors that fit one request, in any number of threads at once.
+    """One operator for one request, safe in many threads.
 
     Tensors may have any stride; packed data is uint8 with rows padded to bytes. ``out``, where given, is
-    contiguous, has the right shapes and dtypes, takes the result, and is returned. ``extremes`` are those of
-    the tensor that ``x`` is a part of; scales of a whole tensor come from them. What reads data raises
+    contiguous, has the right shapes and dtypes, takes the result, and is returned. ``extremes`` belong to the
+    tensor that ``x`` is a part of; scales of a whole tensor come from them. Kernels that read data raise
     NonFiniteError for NaN and Inf, as the reference does.
     """
 
@@ -139,7 +141,7 @@ class PlanKernel(Kernel, Protocol):
     """A kernel of an operator that plans offer."""
 
     def hold(self, params: Params | None) -> HeldKernel:
-        """Return the kernel with memory of its own.
+        """Return the kernel with preallocated memory.
 
         params: given parameters, of which the kernel keeps its own copy; None when they come with the data.
         """
@@ -152,7 +154,7 @@ class Backend(Protocol):
     rank: int
 
     def refusal(self, request: Request) -> str | None:
-        """Return why the backend cannot run ``request``, or None when it can; the answer never changes."""
+        """Return the reason why a request is unsupported, or None; never changes."""
 
     def prepare(self, request: Request) -> Kernel:
         """Return the kernel for ``request``, which the backend does not refuse."""
@@ -163,7 +165,7 @@ Extremes = tuple[torch.Tensor, torch.Tensor]
 
 
 class Counter(Protocol):
-    """What a backend offers to statistics: exact results from one read, the same for any thread count.
+    """Exact statistics from one read, independent of the thread count.
 
     Tensors of results are flat over the blocks of ``runs``. Numbers that are not finite show in the extremes
     and are not counted.
@@ -191,16 +193,16 @@ class Counter(Protocol):
 
 
 class Dense(Protocol):
-    """What a backend offers to error feedback: the bytes of :mod:`.feedback_reference`, for any thread count.
+    """Dense products of error feedback, byte-equal to :mod:`.feedback_reference`.
 
-    Tensors are on one device. Columns are in the order in which they are processed, those of ``grid`` too.
+    For any thread count. Tensors are on one device. Columns are in processing order, in ``grid`` too.
     """
 
     def takes(self, x: torch.Tensor) -> bool:
         """Return whether it computes where ``x`` lies."""
 
     def squares(self, x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-        """Return ``into`` and the squares of rows, added in order; ``x`` is of at most 32 bits."""
+        """Return ``into`` plus squares of rows (at most 32 bits), in order."""
 
     def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
         """Return ``into + x^T y``; see :func:`.feedback.gram`."""
@@ -214,7 +216,7 @@ class Dense(Protocol):
         """Return values and losses, float64."""
 
     def substitute(self, y: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
-        """Return the float64 ``x`` of ``x m = y`` for a unit upper triangular ``m``."""
+        """Return float64 ``x`` of ``x m = y``, for unit triangular ``m``."""
 
     def descend(
         self, weight: torch.Tensor, values: torch.Tensor, h: torch.Tensor, grid: Grid, sweeps: int
@@ -239,7 +241,7 @@ _ABSENT: dict[str, str] = {}
 
 
 def register(backend: Backend) -> None:
-    """Offer a backend under its name; a later one of the same name replaces the earlier."""
+    """Register a backend by name, replacing an earlier one."""
     _BACKENDS[backend.name] = backend
     choose.cache_clear()
     kernel_of.cache_clear()
@@ -288,7 +290,7 @@ class Explanation:
 
 
 def explain(request: Request, only: str | None = None) -> Explanation:
-    """Return the choice for ``request``; ``only`` names the one backend that may run.
+    """Return the dispatch of a request; ``only`` restricts it to one backend.
 
     Raises UnsupportedError when ``only`` is unknown or cannot run the request, or when nothing can.
     """
@@ -332,7 +334,7 @@ def kernel_of(request: Request, only: str | None = None) -> Kernel:
 
 
 def kernel_now(request: Request, only: str | None = None) -> Kernel:
-    """Return the kernel that runs ``request``; kernels with a seed are not cached."""
+    """Return the kernel of a request; seeded kernels are not cached."""
     if not request.scheme.rounding.seed:
         return kernel_of(request, only)
     return choose(request.unseeded, only).prepare(request)
@@ -352,7 +354,7 @@ def has_kernel(request: Request) -> bool:
 
 
 def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:
-    """Return the kernels that sum up data such as ``x``, or None where plain torch does."""
+    """Return the statistics kernels for ``x``, or None for plain torch."""
     _load()
     for name, found in _COUNTERS.items():
         if only in (None, name) and found.takes(x):
@@ -361,7 +363,7 @@ def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:
 
 
 def dense(x: torch.Tensor, only: str | None = None) -> Dense | None:
-    """Return the kernels of dense products where ``x`` lies, or None where plain torch computes them."""
+    """Return the dense-product kernels for ``x``, or None for plain torch."""
     _load()
     for name, found in _DENSE.items():
         if only in (None, name) and found.takes(x):

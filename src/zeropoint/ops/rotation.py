@@ -1,4 +1,4 @@
-r"""Randomized block Hadamard rotations: columns are mixed so that outliers are spread over their block.
+r"""Random block Hadamard rotations that spread outliers over their block.
 
     rotate(x)    =  H D x / sqrt(b)         for each block of b columns, b a power of two
     unrotate(y)  =  D H y / sqrt(b)
@@ -91,7 +91,7 @@ class Rotation:
 
         Args:
             x: floats, of any shape whose last axis is whole blocks.
-            signs: those of :meth:`signs` on the device of ``x``, where they are at hand.
+            signs: the result of :meth:`signs` on the device of ``x``, where it is at hand.
 
         Raises:
             ShapeError: for parts of blocks.
@@ -101,7 +101,7 @@ class Rotation:
         return self._tiled(wide * signs.to(wide.dtype), None).to(x.dtype)
 
     def unrotate(self, x: torch.Tensor, signs: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what :meth:`rotate` made ``x`` of, up to rounding.
+        """Return the inverse of :meth:`rotate`, up to rounding.
 
         Args:
             x: floats, of any shape whose last axis is whole blocks.
@@ -135,7 +135,7 @@ class Rotation:
         return _signs(self.seed, x.shape[-1]).to(x.device) if signs is None else signs
 
     def _tiled(self, x: torch.Tensor, signs: torch.Tensor | None) -> torch.Tensor:
-        """Return ``x`` transformed, then times ``signs``: a tile at a time where nothing watches."""
+        """Return ``x`` transformed, times ``signs``, in tiles outside of autograd."""
         rows = x.reshape(-1, x.shape[-1])
         step = max(1, _TILE // max(1, rows.shape[1]))
         watched = torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled())

@@ -1,4 +1,4 @@
-"""How far codes are from the values they came from, a row at a time: what reports and progress are made of.
+"""Row errors of codes, for reports and progress.
 
 Rows' sums are meant to be added exactly (math.fsum), so that neither tiles nor threads change a digit of the
 total.
@@ -39,7 +39,7 @@ class RowErrors:
 
 
 def code_extent(scheme: Scheme) -> tuple[float, float]:
-    """Return the middle of the code values and the distance past which a value counts as clipped."""
+    """Return the code values' middle, and the distance that counts as clipped."""
     low, high = float(scheme.element.min), float(scheme.element.max)
     return (low + high) / 2, (high - low) / 2 + CLIPPED_STEPS * float(scheme.element.largest_gap)
 
@@ -64,7 +64,7 @@ def row_errors(
 
 
 def _past_tables(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
-    """Return which values lie past an end of their block's table, by more than its rounding costs."""
+    """Return the mask of values clipped by their block's table."""
     shape = tuple(x.shape)
     tables = tables_of(scheme, params, shape=shape, own_dtype=x.dtype, dtype=torch.float64)
     reach = CLIPPED_STEPS * tables.diff(dim=-1).amax(-1)

@@ -1,15 +1,16 @@
-"""The scales of least error, and zero points: what rules that search, and methods of least squares, choose.
+"""Search of scales and zero points of least error.
 
     minimize over s, z:   sum_i w_i |dequantize(quantize(x_i; s, z)) - x_i| ** p        for each block
 
-Each block is searched by itself, from the scale of the rule's start, and changed only where its error gets
-smaller. Errors are those of decoded values in the wide dtype, as float64, and their powers are added pairwise
-(:func:`zeropoint.layout.blocks.pairwise_sums`): the order follows from the block alone, so that every tile,
-thread count and backend finds the same scales. Of equal errors the start wins, else the smallest scale.
+Rules that search and methods of least squares use it. Each block is searched by itself, from the scale of the
+rule's start, and changed only where its error gets smaller. Errors are computed from decoded values in the
+wide dtype, as float64, and their powers are added pairwise
+(:func:`zeropoint.layout.blocks.pairwise_sums`): the order follows from the block alone, so that every
+tile, thread count and backend finds the same scales. Of equal errors the start wins, else the smallest scale.
 
 :mod:`.window_search` tries all scales that can be best, where they are positive and have no zero point;
-:mod:`.stepwise_search` has what is done for others. Offsets, and a scale of the whole tensor above
-others, stay as they are: rows are independent.
+:mod:`.stepwise_search` searches the others. Offsets, and an outer scale of the whole tensor, stay as they
+are: rows are independent.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .stepwise_search import StepwiseSearch
 from .window_search import WindowSearch, picked
 
 WHOLE_BYTES = 48
-"""Memory that each value takes where a scale is that of all of them, which are then searched at once."""
+"""Memory of each value where one scale is shared by all of them, which are then searched at once."""
 PIECE = 1 << 16
 """Values that are searched at once, whose temporaries stay in cache."""
 _ALL = 1 << 62
@@ -44,7 +45,7 @@ _ALL = 1 << 62
 def chosen(
     x: torch.Tensor, scheme: Scheme, stored: Sequence[torch.Tensor], decode: Decode
 ) -> list[torch.Tensor]:
-    """Return the parameters that the rule of ``scheme`` picks for ``x``, from those of its start."""
+    """Return the parameters that the scheme's rule picks, from its start."""
     rule, params = scheme.search, QuantizationParams.of(scheme, tuple(x.shape), x.dtype, list(stored))
     if rule is None or x.numel() == 0:
         return list(stored)
@@ -84,7 +85,7 @@ def best_of(
     x: torch.Tensor, candidates: Sequence[QuantizationParams], decode: Decode, *,
     importance: torch.Tensor | None = None,
 ) -> QuantizationParams:  # fmt: skip
-    """Return for each block the finest scale of least error, of equals the first; all else is alike.
+    """Return each block's best finest scale, of equals the first.
 
     importance: as of :func:`searched`.
     """
@@ -99,7 +100,7 @@ def best_of(
 
 
 def searched_levels(scheme: Scheme) -> list[int]:
-    """Return the levels that are searched, coarsest first, without an outer scale of the tensor."""
+    """Return the searched levels, coarsest first, without an outer tensor scale."""
     last = len(scheme.scales) - 1
     fixed = last > 0 and scheme.scales[last].granularity == Granularity.tensor()
     count = last if fixed else last + 1
@@ -114,7 +115,7 @@ def _of_piece(piece: Piece, params: QuantizationParams) -> QuantizationParams:
 
 
 def _better_of_two(piece: Piece, params: QuantizationParams, factor: float) -> QuantizationParams:
-    """Return ``params`` with scales of ``factor`` times the quotient where these have less error."""
+    """Return ``params`` with scales ``factor`` times larger where that is better."""
     scheme, x, blocks = params.scheme.start, piece.x, params.scheme.granularity
     coarser = None
     if len(scheme.scales) > 1:
@@ -138,14 +139,14 @@ def _best_of_piece(piece: Piece, candidates: Sequence[QuantizationParams]) -> Qu
 
 
 def _heights(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:
-    """Return how many entries of the first axis share a number of each parameter; _ALL where all do."""
+    """Return each parameter's block height along the first axis, or _ALL."""
     return [blocks.block_shape((_ALL, *shape[1:]))[0] for blocks in granularities(scheme)]
 
 
 def _pieces(
     x: torch.Tensor, params: QuantizationParams
 ) -> Iterator[tuple[slice | EllipsisType, torch.Tensor, QuantizationParams]]:
-    """Yield places along the first axis, the parts of ``x`` there, of whole blocks, and parameters."""
+    """Yield slices of the first axis, parts of whole blocks, and parameters."""
     shape, scheme = tuple(x.shape), params.scheme
     if not shape:
         yield ..., x, params
@@ -165,7 +166,7 @@ def _pieces(
 
 
 def _joined(whole: QuantizationParams, parts: list[QuantizationParams]) -> QuantizationParams:
-    """Return the parameters of a tensor from those of its pieces."""
+    """Return a tensor's parameters from its pieces."""
     if len(parts) == 1:
         return parts[0]
     heights = _heights(whole.scheme, whole.shape)

@@ -1,7 +1,7 @@
-"""A search from scales and zero points that are there: for what has no window of candidates.
+"""Stepwise search from given scales and zero points, without candidate windows.
 
-Zero points of whole codes are fitted with their scales (:mod:`.affine_fits`). Coarse scales, those under
-offsets, and other powers of errors are searched in steps. Each block keeps what is best of what was tried.
+Zero points of whole codes are fitted with their scales (:mod:`.affine_fits`). Coarse scales, scales under
+offsets, and other powers of errors are searched in steps. Each block keeps the best of all trials.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ZERO_POINT_MOVES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """Scales of one level as float64 values, zero points, and the error of each block."""
+    """One level's float64 scales, zero points, and block errors."""
 
     scale: torch.Tensor
     zero: torch.Tensor | None
@@ -30,7 +30,7 @@ class _Found:
 
 
 class StepwiseSearch:
-    """The search for the scales of one level, all blocks at once and each by its own errors alone."""
+    """Search of one level's scales, each block by its own errors."""
 
     def __init__(self, piece: Piece, params: QuantizationParams, index: int) -> None:
         self._piece, self._params, self._index = piece, params, index
@@ -51,7 +51,7 @@ class StepwiseSearch:
         return self._made(best.scale, best.zero)
 
     def _stepped(self, start: _Found) -> _Found:
-        """Return the best scales, and zero points, in steps from those of the start."""
+        """Return the best scales, and zero points, in steps from the start."""
         best = self._climb(start, self._climb(start, start, up=True))
         if self._zero is not None:
             for end in self._ends():
@@ -62,7 +62,7 @@ class StepwiseSearch:
         return best
 
     def _fitted(self, start: _Found) -> _Found:
-        """Return the parameters that fit codes best, or those of the start where these are no worse."""
+        """Return the parameters that fit codes best, or the start."""
         scale, zero = fitted_parameters(self._piece, self._params.scheme, self._params.shape)
         near = torch.where(scale > 0, self._ladder.near(scale), start.scale)
         best = self._better(start, near, self._whole(zero))
@@ -85,23 +85,23 @@ class StepwiseSearch:
         return _Found(scale=scale, zero=zero, error=error)
 
     def _decoded(self, scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
-        """Return what the codes under these parameters decode to, float64."""
+        """Return the float64 values of codes under parameters."""
         return self._piece.decoded(self._made(scale, zero))
 
     def _sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum over each block of the level, each value times its importance."""
+        """Return the weighted sum over each block of the level."""
         return self._piece.sums(values, self._level.granularity)
 
     def _better(self, best: _Found, scale: torch.Tensor, zero: torch.Tensor | None) -> _Found:
-        """Return ``best`` with the blocks replaced whose error is smaller under these parameters."""
+        """Return ``best`` with blocks replaced whose error is smaller."""
         tried = self._tried(scale, zero)
         return _merged(tried.error < best.error, tried, best)
 
     def _climb(self, start: _Found, best: _Found, *, up: bool = False, end: float | None = None) -> _Found:
-        """Step through the scales below, or above, those of ``start`` while that helps a block now and then.
+        """Step through scales below or above the start while any block gains.
 
-        end: the code whose value stays where it is; that of zero if None. A block stops after as many steps
-        in a row without gain as :attr:`Ladder.patience` says.
+        end: the code whose value stays where it is; the code of zero if None. A block stops after as many
+        steps in a row without gain as :attr:`Ladder.patience` says.
         """
         alive, misses = best.error > 0, torch.zeros_like(best.error)
         for step in range(1, 1 + (self._ladder.above if up else self._ladder.below)):
@@ -117,7 +117,7 @@ class StepwiseSearch:
         return best
 
     def _refined(self, best: _Found) -> _Found:
-        """Try scales between the steps, and twice the least-squares scale of the codes themselves."""
+        """Try scales between the steps, and twice the codes' least-squares scale."""
         if not self._ladder.fine:
             return best
         for factor in self._ladder.fine:
@@ -130,7 +130,7 @@ class StepwiseSearch:
         return best
 
     def _shifted(self, best: _Found) -> _Found:
-        """Move zero points: whole ones by one at a time, real ones to where the mean error is zero."""
+        """Move zero points: integers by one, reals to zero mean error."""
         assert best.zero is not None
         if self._params.scheme.zero_point is ZeroPoint.REAL:
             left = self._sums(self._wide - self._decoded(best.scale, best.zero))
@@ -147,7 +147,7 @@ class StepwiseSearch:
         return float(scheme.qmin), float(scheme.qmax)
 
     def _anchored(self, ratio: torch.Tensor, end: float) -> torch.Tensor:
-        """Return zero points that keep the value of the code ``end``; ratio: old scales over new ones."""
+        """Return zero points that keep ``end``'s value; ratio: old/new scales."""
         assert self._zero is not None
         return self._whole(end - (end - self._zero.double()) * ratio)
 

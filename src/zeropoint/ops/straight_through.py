@@ -1,4 +1,4 @@
-"""Quantizing and dequantizing, each alone, with gradients: to the values, to given scales and zero points.
+"""Straight-through gradients of quantizing and dequantizing, to values and parameters.
 
 With u = x / S + z, v the number that a code represents and m the mask (1 where the rounded u lies within the
 codes, ends included, else 0), rounding passes gradients straight through:
@@ -6,11 +6,11 @@ codes, ends included, else 0), rounding passes gradients straight through:
     quantize     v = clamp(round(u)),   dx = m dv / S,   dS = -sum_block m dv x / S^2,   dz = sum_block m dv
     dequantize   y = (v - z) * S,       dv = dy S,       dS = sum_block dy (v - z),      dz = -sum_block dy S
 
-An offset is subtracted before the one and added after the other. Of tables of blocks, the gradient of
-a number is the sum of those of the values that are it, and that of ``x`` is ``m dy``.
+An offset is subtracted before the one and added after the other. With tables of blocks, the gradient of a
+number is the sum over the values equal to it, and the gradient of ``x`` is ``m dy``.
 
 The two together are fake quantization, with LSQ's gradient of the scale. Numbers come from the operators, bit
-for bit; what is differentiated is plain torch.
+for bit; only plain torch is differentiated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .reference import spread_parameters
 
 
 class PassWhere(torch.autograd.Function):
-    """``y``, a constant, with the gradient of ``x`` where a mask says so: ``dx = dy m``."""
+    """A constant with the masked gradient of ``x``: ``dx = dy m``."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -63,12 +63,12 @@ def _tracked(params: Params) -> bool:
 
 
 def detached(params: Params) -> Params:
-    """Return parameters without gradients, which share the memory: the same where they have none."""
+    """Return parameters without gradients, sharing memory."""
     return [each.detach() for each in params] if _tracked(params) else params
 
 
 def quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
-    """Return the numbers that the codes of ``x`` represent, before zero point and scale, wide dtype."""
+    """Return the codes' numbers of ``x``, unscaled, wide dtype."""
     shape, wide, text = tuple(x.shape), wide_dtype(x.dtype), str(scheme)
     plain, source = list(detached(params)), x.detach()
     data = library.quantize(source, plain, text)
@@ -85,7 +85,7 @@ def quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
 def dequantize(
     numbers: torch.Tensor, scheme: Scheme, params: Params, *, dtype: torch.dtype, own_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return ``(numbers - zero_point) * S`` in ``dtype``; ``own_dtype`` is that of the tensor quantized."""
+    """Return dequantized numbers in ``dtype``; ``own_dtype`` is the source's."""
     scale, origin, offset = _spread(scheme, params, tuple(numbers.shape), own_dtype)
     wide = torch.float64 if torch.float64 in (dtype, own_dtype) else torch.float32
     steps = numbers.to(wide)
@@ -109,7 +109,7 @@ def dequantize_codes(
 
 
 def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tensor:
-    """Return the operator's values of ``x``, differentiable in ``x``, scales and zero points."""
+    """Return fake-quantized ``x``, differentiable in ``x``, scales and zero points."""
     source, plain, text = x.detach(), list(detached(params)), str(scheme)
     if scheme.element.per_scale > 1:
         data, shape = library.quantize(source, plain, text), tuple(x.shape)
@@ -125,7 +125,7 @@ def _decoded(
     data: torch.Tensor, scheme: Scheme, params: Params, shape: tuple[int, ...],
     dtypes: tuple[torch.dtype, torch.dtype],
 ) -> torch.Tensor:  # fmt: skip
-    """Return what codes represent in the first of ``dtypes``; the other is that of the tensor quantized."""
+    """Return decoded codes in ``dtypes[0]``; ``dtypes[1]`` is the quantized tensor's."""
     negative = None
     if scheme.element.reads_sign:
         scale = spread_parameters(scheme, detached(params), shape=shape, dtype=dtypes[1]).scale
@@ -136,7 +136,7 @@ def _decoded(
 def _spread(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Return the scale of each element, the number that its zero point is the code of, and its offset."""
+    """Return each element's scale, zero point number and offset."""
     scale, zero_point, offset = spread_parameters(scheme, params, shape=shape, dtype=dtype)
     origin = None if zero_point is None else zero_point * float(scheme.element_step)
     return scale, origin, offset

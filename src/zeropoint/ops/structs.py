@@ -1,4 +1,4 @@
-"""Codes and parameters as rows of blocks, structs in which they lie together, and back: plain torch."""
+"""Codes and parameters packed into block structs, and back: plain torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registry import Request
 
 
 def grid_of(struct: Struct, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the blocks of a tensor whose rows are whole blocks."""
+    """Return the grid of whole blocks along rows."""
     return *shape[:-1], shape[-1] // field_size(struct.codes)
 
 

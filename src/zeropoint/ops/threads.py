@@ -1,4 +1,4 @@
-"""How many threads an operator may use: torch's setting, or less inside a worker that shares the machine."""
+"""Thread counts of operators: torch's setting, or a worker's share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def thread_count() -> int:
 
 
 def is_limited() -> bool:
-    """Whether this is a worker that shares the machine, and its memory, with others."""
+    """Whether this worker shares the machine and memory with others."""
     return _LIMIT.get() is not None
 
 
@@ -49,7 +49,7 @@ def _flushes() -> bool:
 
 
 def gradual_underflow() -> AbstractContextManager[None]:
-    """Compute with subnormal numbers inside the block, whatever mode the thread is in.
+    """Compute with subnormal numbers inside the context, in any thread mode.
 
     torch.set_flush_denormal, or a library built with fast-math, sets the mode of a thread; scales and
     quotients below 2 ** -126 would then become zero, and other bytes be written.
@@ -67,12 +67,12 @@ def _unflushed() -> Iterator[None]:
 
 
 def parts_for(rows: int, elements: int) -> int:
-    """Return the number of runs that ``rows`` of so many elements are worth."""
+    """Return the number of thread-worthy parts of rows."""
     return min(thread_count(), rows, max(1, elements // WORTH_A_THREAD))
 
 
 def share(kernel: Callable[..., int], args: tuple[object, ...], rows: int, elements: int) -> int:
-    """Call ``kernel(*args, first, last, parts, team)`` for all rows and return the largest result.
+    """Call ``kernel(*args, first, last, parts, team)`` over rows; return the largest result.
 
     Several threads share the rows when it pays, which changes no result: rows are independent. The kernel
     has the team (:mod:`.openmp`) compute that many parts of the rows. Where there is none, threads of Python
@@ -89,7 +89,7 @@ def share(kernel: Callable[..., int], args: tuple[object, ...], rows: int, eleme
 
 
 def _share_in_pool(kernel: Callable[..., int], args: tuple[object, ...], rows: int, parts: int) -> int:
-    """Share rows among threads of Python; raise what one raises when all have ended, and write no more."""
+    """Share rows among Python threads; raise an error after all end."""
 
     def run(n: int) -> int:
         with gradual_underflow():

@@ -1,7 +1,8 @@
-"""The scale of least error for each block, of all that can be best: positive scales without zero points.
+"""Search of the best positive scale per block, among all possible ones.
 
-Which can be best follows from :mod:`zeropoint.params.scale_windows`. Where a scale has at most 8 bits, each
-of them is tried: no other scale that can be stored has less error, up to the roundings of quotients.
+The candidates follow from :mod:`zeropoint.params.scale_windows`, for scales without zero points. Where a
+scale has at most 8 bits, each of them is tried: no other scale that can be stored has less error, up to the
+roundings of quotients.
 
 Wider scales of integers under the second power are fitted to codes (:mod:`.integer_fits`). Others, s_k, are
 tried in steps of a factor r = 2 ** (1 / 16) from the upper end of the window down, then twice the
@@ -11,7 +12,7 @@ from a step,
 
     E(s_k)  <=  ||x - s_k q||^2  =  E(S*) + (s_k - S*)^2 ||q||^2  <=  E(S*) + delta^2 ||x||^2,
 
-and the gap of what is found to the best is at most 0.05 % of the block's own squares, up to the rounding of
+and the gap of the found scale to the best is at most 0.05 % of the block's own squares, up to the rounding of
 s_k to its format; it is a hundredth of that on most data. Under weights of the errors the same holds of
 weighted squares, for integers too, which then take these steps.
 """
@@ -85,7 +86,7 @@ class WindowSearch:
         return factor
 
     def _clipped(self, stored: torch.Tensor) -> torch.Tensor:
-        """Return what clipping alone adds to the errors, or a bit less: of the largest value, or of all."""
+        """Return a lower bound of the clipping error."""
         end, power = self._factor(stored).double() * (self._window.most * SAFE), self._piece.power
         if self._by_largest:
             return powers((self._amax.double() - end).clamp(min=0), power)
@@ -93,7 +94,7 @@ class WindowSearch:
         return self._piece.sums(powers(past.clamp(min=0), power), self._blocks)
 
     def _of_table(self, table: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the best scales of ``table`` of those that can be, and their errors, Inf where none can."""
+        """Return the best scales of ``table`` and errors, Inf without candidates."""
         codes = self._ladder.store(table)
         low, high = self._ends(table.tolist(), codes)
         stored, error = _at(codes, torch.zeros_like(high)), torch.full_like(limit, torch.inf)
@@ -109,7 +110,7 @@ class WindowSearch:
         return stored, error
 
     def _ends(self, values: list[float], codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places of the smallest and the largest scale that can be best."""
+        """Return the places of the smallest and largest candidate scale."""
         window, known = self._window, set(values)
         doubled = sum(2 * value in known for value in values)
         low = self._count(codes, lambda factor: factor * window.doubling <= self._amax).clamp(max=doubled)
@@ -120,7 +121,7 @@ class WindowSearch:
         return low, high
 
     def _count(self, codes: torch.Tensor, holds: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return of how many scales ``holds`` is true; it is of all up to one of them."""
+        """Return for how many leading scales ``holds`` is true."""
         least = torch.zeros_like(self._amax, dtype=torch.int64)
         most = least + len(codes)
         while bool((least < most).any()):
@@ -130,14 +131,14 @@ class WindowSearch:
         return least
 
     def _of_codes(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the scales that fit the best codes, and their errors, those of the start where none do."""
+        """Return scales fitted to the best codes, or the start, and errors."""
         scale = fitted_scales(self._piece, self._params.scheme, self._params.shape)
         tried = picked(scale > 0, self._stored(scale), start)
         stored = picked(self._inside(tried), tried, start)
         return stored, self._error(stored)
 
     def _of_steps(self, start: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the best of scales in steps of a factor, and their errors."""
+        """Return the best of scales in steps of a factor, and errors."""
         stored, error = start, torch.full_like(limit, torch.inf)
         top = divided(self._amax.double(), self._window.halving)
         alive, step = (self._amax > 0) & (limit > 0), 0
@@ -159,12 +160,12 @@ class WindowSearch:
         return self._ladder.store(self._ladder.near(scale))
 
     def _inside(self, stored: torch.Tensor) -> torch.Tensor:
-        """Return where scales are above the lower end of the window, or at most a step below it."""
+        """Return the mask of scales inside the window, within a step."""
         end: torch.Tensor = self._factor(stored) * reach_of(self._window)
         return end > self._amax
 
     def _fitted(self, stored: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return twice the least-squares scale of the codes themselves, where that is better."""
+        """Return twice-refitted least-squares scales, where better."""
         piece = self._piece
         for _ in range(2):
             decoded = piece.decoded(self._with(stored))
@@ -179,22 +180,22 @@ class WindowSearch:
 
 
 def clips_by_largest(scheme: Scheme, shape: tuple[int, ...], weighted: bool) -> bool:
-    """Return whether the largest magnitude of a block says enough about what is clipped."""
+    """Return whether a block's largest magnitude bounds its clipping well."""
     return not weighted and block_length(scheme, shape) <= _SHORT
 
 
 def checked_after(*, by_largest: bool) -> int:
-    """Return after how many steps it is looked at what is clipped: by the largest number, after each."""
+    """Return the number of steps between clipping checks."""
     return 1 if by_largest else _CHECKED
 
 
 def reach_of(window: Window) -> float:
-    """Return the upper bound of a block's amax over a scale that is taken."""
+    """Return the upper bound of amax over a taken scale."""
     return window.doubling * _STEP
 
 
 def _at(codes: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Return stored scales by their places; torch indexes bytes, and not all floats of 8 bits."""
+    """Return stored scales by index; torch indexes bytes, not all float8."""
     return codes.view(torch.uint8)[place].view(codes.dtype)
 
 

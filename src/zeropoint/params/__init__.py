@@ -1,4 +1,4 @@
-"""Parameters: from ranges to scales and zero points, and the codes they give: the home of that arithmetic."""
+"""Parameter arithmetic: from ranges to scales, zero points and codes."""
 
 from .parameters import QuantizationParams
 

@@ -1,4 +1,4 @@
-"""From the range of each block to its scales and zero point: the reference arithmetic, in plain torch.
+"""Reference arithmetic for scales and zero points of blocks, in plain torch.
 
     linear         scale = round_F(amax / divisor)
     power of two   scale = 2 ** (e(amax) - emax), e by the rule, from the bits of amax
@@ -36,7 +36,7 @@ from .zero_points import zero_points
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """What is known of the data: the extremes of each block of each level, finest first, in the wide dtype.
+    """Extremes of each block of each level, finest first, wide dtype.
 
     minimum, maximum: one tensor a level, shaped like the level's grid. Symmetric schemes use the larger
         magnitude.
@@ -52,7 +52,7 @@ class Ranges:
     largest: torch.Tensor | None = None
 
     def signed(self) -> torch.Tensor:
-        """Return the number of the largest magnitude of each finest block; of both extremes, the minimum."""
+        """Return each block's number of largest magnitude; of equals, the minimum."""
         if self.largest is not None:
             return self.largest
         low, high = self.minimum[0], self.maximum[0]
@@ -65,11 +65,10 @@ class Ranges:
 
 
 def scales_from_ranges(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of each level and the zero point, if there is one, as they are stored.
+    """Return the stored tensors of each level, then any zero point.
 
-    Of a rule that compares errors, they are those from which it starts. Raises NonFiniteError when a range is
-    not finite, RangeError when a scale does not fit its format or numbers of a sign occur that the scheme
-    does not have.
+    A rule that compares errors yields its starting parameters. Raises NonFiniteError when a range is not
+    finite, RangeError when a scale does not fit its format or numbers occur whose sign the scheme lacks.
     """
     scheme = scheme.start
     require_chosen(scheme, ranges)
@@ -101,7 +100,7 @@ def scales_from_ranges(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, ..
 
 
 def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
-    """Return the coarsest scale alone, in its storage dtype: it alone needs the whole tensor."""
+    """Return the coarsest stored scale, which alone needs the whole tensor."""
     scheme = scheme.start
     index = len(scheme.scales) - 1
     values = _level(scheme, index, ranges.magnitude(index), None, ranges.dtype)
@@ -109,7 +108,7 @@ def coarsest_scale(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
 
 
 class TensorRule(NamedTuple):
-    """How the scale of a whole tensor follows from its largest magnitude, above one finer level.
+    """Formula of a tensor-wide scale above one finer level.
 
     largest: the largest number of a scale of 1. divisor: of elements alone. reciprocal: whether the kept
     scale is ``1 / max(amax, tiny)`` times ``largest``, each rounded to ``narrow``, which fits while its
@@ -126,7 +125,7 @@ class TensorRule(NamedTuple):
 
 
 def tensor_rule(scheme: Scheme, dtype: torch.dtype) -> TensorRule | None:
-    """Return the rule of :func:`coarsest_scale` for a float32 scale above one level, None of others."""
+    """Return the float32 rule of :func:`coarsest_scale`, or None if none applies."""
     scheme = scheme.start
     if len(scheme.scales) != 2:
         return None
@@ -146,7 +145,7 @@ def tensor_rule(scheme: Scheme, dtype: torch.dtype) -> TensorRule | None:
 def finest_scales(
     scheme: Scheme, amax: torch.Tensor, coarser: torch.Tensor | None, dtype: torch.dtype, *, factor: float
 ) -> torch.Tensor:
-    """Return linear scales of the finest level, times ``factor`` before they are rounded, as they are stored.
+    """Return stored linear scales of the finest level, times ``factor`` unrounded.
 
     amax: of each block, in the wide dtype. coarser: the factor of coarser levels at each block.
     """
@@ -159,7 +158,7 @@ def finest_scales(
 
 
 def require_chosen(scheme: Scheme, ranges: Ranges) -> None:
-    """Raise NonFiniteError or RangeError for ranges from which the scheme's parameters cannot be chosen."""
+    """Raise NonFiniteError or RangeError for ranges unfit to choose parameters from."""
     for low, high in zip(ranges.minimum, ranges.maximum, strict=True):
         require_finite_range(low, high)
     if scheme.scales:
@@ -167,7 +166,7 @@ def require_chosen(scheme: Scheme, ranges: Ranges) -> None:
 
 
 def require_signs(scheme: Scheme, low: torch.Tensor, high: torch.Tensor) -> None:
-    """Raise RangeError where blocks hold numbers of a sign that the scheme's elements do not have.
+    """Raise RangeError for numbers of a sign that the elements lack.
 
     Given parameters ask for clipping; parameters chosen from the data must hold them.
     """
@@ -197,7 +196,7 @@ def require_finite_range(low: torch.Tensor, high: torch.Tensor) -> None:
 
 
 def rounder(scheme: Scheme, dtype: torch.dtype) -> torch.dtype | None:
-    """Return the dtype that each intermediate is rounded to, or None when the wide dtype is kept."""
+    """Return the rounding dtype of intermediates, or None for the wide dtype."""
     narrow = dtype in (torch.bfloat16, torch.float16)
     return dtype if scheme.dialect.arithmetic is Arithmetic.INPUT and narrow else None
 
@@ -228,7 +227,7 @@ def _relative(scheme: Scheme, index: int, factor: torch.Tensor, coarse: torch.Te
 def _level(
     scheme: Scheme, index: int, amax: torch.Tensor, coarser: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the scales of one level, relative to the factor of the coarser ones, in the wide dtype."""
+    """Return one level's scales relative to coarser factors, in wide dtype."""
     if scheme.scales[index].rule.power_of_two:
         return _power_of_two(scheme, index, amax, coarser, dtype)
     ideal = through(divided(amax, scheme.divisor), rounder(scheme, dtype))
@@ -249,7 +248,7 @@ def _fine_ratio(
 
 
 def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch.dtype) -> torch.Tensor:
-    """Apply the zero rule and the floor to ``amax / divisor``, and round it to the level's format."""
+    """Round ``amax / divisor`` to the level's format, floored and nonzero."""
     fmt = level.format_for(format_of(dtype))
     values = round_to(ideal.clamp(min=_least(scheme, fmt)), fmt, up=_up(level))
     _require_fit(ideal, values, level, fmt, lost=(values == 0) & (ideal > 0))
@@ -261,7 +260,7 @@ def _linear(ideal: torch.Tensor, scheme: Scheme, level: ScaleLevel, dtype: torch
 def _require_fit(
     ideal: torch.Tensor, values: torch.Tensor, level: ScaleLevel, fmt: Format, *, lost: torch.Tensor | None
 ) -> None:
-    """Raise RangeError where scales ``ideal`` are past the largest of their format, or were ``lost``."""
+    """Raise RangeError for scales above the format's largest, or ``lost``."""
     bad, most = ~torch.isfinite(values), top(fmt, up=_up(level))
     if most < math.inf:
         bad |= ideal > most
@@ -280,7 +279,7 @@ def _up(level: ScaleLevel) -> bool:
 
 
 def _least(scheme: Scheme, fmt: Format) -> float:
-    """Return the smallest scale written: that of the dialect, where the format reaches it."""
+    """Return the smallest written scale: the dialect's, if the format reaches it."""
     least = scheme.dialect.small_scales.least
     return least if least >= smallest(fmt) else 0.0
 
@@ -292,7 +291,7 @@ def _coarse_linear(
     known: tuple[torch.Tensor, torch.Tensor | None],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return linear scales above finer levels, which they let use their whole format.
+    """Return linear scales that let finer levels use their whole format.
 
     known: ``amax / divisor`` and the factor of the coarser levels. Rounded to nearest, but up where the next
     level would not fit its format; never zero, which no finer scale could mend.
@@ -334,13 +333,13 @@ def _coarse_linear(
 
 
 def _shared(amax: torch.Tensor, largest: float) -> torch.Tensor:
-    """Return the factor under which elements and finer scales reach ``amax`` with their largest values."""
+    """Return the factor under which the largest values below reach ``amax``."""
     return divided(amax.double(), largest).clamp(min=LEAST_NORMAL)
 
 
 @functools.lru_cache(maxsize=256)
 def _always_fits(scheme: Scheme, dtype: torch.dtype) -> bool:
-    """Whether no finite range can fail a check of the coarsest scale, as in ``nvfp4``.
+    """Whether no finite range can overflow the coarsest scale, as in ``nvfp4``.
 
     A scale that keeps the wide dtype, and so at least ``LEAST_NORMAL``, differs from the exact quotient by
     ``2**-24``, and ``ideal`` by as much: less than the next level's slack. Divisors of at least 1 do not
@@ -369,7 +368,7 @@ def _finer_span(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
 
 
 def _slack(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
-    """Return what part of its largest value the next finer level may have to hold before it saturates."""
+    """Return the multiple of its largest value that a finer level accepts."""
     finer = scheme.scales[index - 1]
     fmt = finer.format_for(format_of(dtype))
     if isinstance(finer.rule, Linear) and finer.rule.room > 1:
@@ -380,7 +379,7 @@ def _slack(scheme: Scheme, index: int, dtype: torch.dtype) -> float:
 
 
 def _fine_linear(scheme: Scheme, relative: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the finest linear scales below others; where one rounds to zero, the block becomes zeros."""
+    """Return the finest linear scales below others; zeros yield zero blocks."""
     level = scheme.scales[0]
     fmt = level.format_for(format_of(dtype))
     values = round_to(relative, fmt, up=_up(level))

@@ -1,4 +1,4 @@
-"""How far a dequantized value can be from the original: bounds that follow from scheme and parameters.
+"""Error bounds of dequantized values, from the scheme and its parameters.
 
 A block has the factor S, the zero point z and codes with the values low..high, z subtracted. For a number x
 of the block let r be ``x / S`` as it is computed, and c the value of its code. Either rounding decides,
@@ -20,7 +20,7 @@ scales has the bound S / 2, up to roundings; a coarse scale adds what it cuts of
 A rule that compares errors keeps the scale of its start, of which all this holds, or picks one inside its
 window (:mod:`.scale_windows`): then ``|x| < A S``, or half of the largest scale was less than s, which the
 start was not above. Where no window is known, as with a zero point or codes of several values, the range was
-at most that of a scale four times as large.
+at most the range of a scale four times as large.
 
 Where ``S * max(|low|, |high|)`` overflows in the dtype of the result, the bound is Inf: so may be the result.
 The same holds for numbers past the ends under overflow=special, which become Inf or NaN.
@@ -53,7 +53,7 @@ Extremes = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class UnitRoundoff:
-    """The errors of rounding to a dtype: ``relative`` of a normal number, ``least`` of a subnormal one."""
+    """Errors of rounding to a dtype: ``relative``, and ``least`` for subnormals."""
 
     relative: float
     least: float
@@ -61,7 +61,7 @@ class UnitRoundoff:
 
     @staticmethod
     def of(dtype: torch.dtype | None) -> UnitRoundoff:
-        """Return those of ``dtype``; none at all for None."""
+        """Return the unit roundoff of a dtype; zero for None."""
         if dtype is None:
             return UnitRoundoff(0.0, 0.0, math.inf)
         info = torch.finfo(dtype)
@@ -70,7 +70,7 @@ class UnitRoundoff:
 
 
 class BlockErrors:
-    """The parameters of a tensor of ``shape`` and ``dtype``, and what its numbers may be off by.
+    """Error bounds of a tensor from its stored parameters.
 
     params: as they are stored.
     """
@@ -101,7 +101,7 @@ class BlockErrors:
             torch.as_tensor(end - shift, dtype=torch.float64).to(self.scale.device) for end in (low, high)
         )
         first, last = ends
-        # Files of others have negative scales: the bound is that of their magnitudes, with ends exchanged.
+        # Files of others have negative scales: their magnitudes give the bound, with ends exchanged.
         negative, self.scale = self.scale < 0, self.scale.abs()
         self.low, self.high = torch.where(negative, -last, first), torch.where(negative, -first, last)
 
@@ -120,7 +120,7 @@ class BlockErrors:
         if self.zero is not None and self.scheme.search is not None:
             return self._searched_range()
         if self.zero is not None:
-            # A scale of zero is that of a block of zeros.
+            # A scale of zero belongs to a block of zeros.
             excess = torch.where(self.scale == 0, 0.0, self.scale * self._affine_excess())
             return low - excess, high + excess
         extent = self._extent()
@@ -129,7 +129,7 @@ class BlockErrors:
         return (none if element.min >= 0 else -extent), (none if element.max <= 0 else extent)
 
     def bound(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
-        """Return the bound of each block for numbers within ``extremes``, decoded to ``out_dtype``."""
+        """Return each block's bound for numbers within ``extremes``, decoded to ``out_dtype``."""
         low, high = self.representable()
         largest = torch.maximum(low.abs(), high.abs())
         furthest = torch.maximum(extremes[0].abs(), extremes[1].abs())
@@ -162,11 +162,11 @@ class BlockErrors:
         return lost
 
     def _gap(self) -> float:
-        """Return how far a number between the ends can be from its code's value, in units of the scale."""
+        """Return the largest rounding error inside the ends, in scale units."""
         return float(self.scheme.element.largest_gap) * (0.5 if self.scheme.rounding.mode.to_nearest else 1.0)
 
     def _ratio_error(self, furthest: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-        """Return by how much ``x / S``, as it is computed, can be off for ``|x| <= furthest``, times S.
+        """Return the error of the quotient, times S, up to ``furthest``.
 
         largest: magnitude of the codes' values, to which a quotient that overflows is clipped.
         """
@@ -195,7 +195,7 @@ class BlockErrors:
         return error
 
     def _affine_excess(self) -> torch.Tensor:
-        """Return by how many units of the scale the range can reach past the codes, at either end."""
+        """Return the range's excess over the codes, in scale units."""
         scheme, wide, narrow = self.scheme, self.wide, self.narrow
         assert self.zero is not None
         steps = (scheme.qmax - scheme.qmin) * self.step
@@ -210,7 +210,7 @@ class BlockErrors:
         return shortfall + (offset + inexact) * self.step
 
     def _extent(self) -> torch.Tensor:
-        """Return the largest magnitude that a block with these scales can have held."""
+        """Return the largest magnitude that a block with these scales held."""
         extent = self._start_extent()
         rule = self.scheme.search
         if rule is None:
@@ -225,20 +225,20 @@ class BlockErrors:
         return torch.maximum(2 * extent, reached)
 
     def _start_extent(self) -> torch.Tensor:
-        """Return the same of a scale that the rule, or its start, picked."""
+        """Return the largest magnitude for a scale of the starting rule."""
         rounding = 1 + 8 * self.wide.relative
         if self.scheme.scales[0].rule.power_of_two:
             return (self.scale + 2 * self.wide.least) * (reach(self.scheme.start) * rounding)
         return self._ceiling() * (self.scheme.divisor * rounding)
 
     def _searched_range(self) -> Extremes:
-        """Return the same of a scale and zero point that were searched from those of a range that holds 0."""
+        """Return the widest range for a searched scale and zero point."""
         steps = (self.scheme.qmax - self.scheme.qmin) * self.step
         extent = self._ceiling() * (steps * SHRINKING * (1 + 8 * (self.wide.relative + self.narrow.relative)))
         return -extent, extent
 
     def _ceiling(self) -> torch.Tensor:
-        """Return the largest factor that can have been rounded to that of each block."""
+        """Return the largest factor that rounds to each block's own."""
         scheme, first = self.scheme, self.scheme.scales[0]
         fmt = first.format_for(format_of(self.dtype))
         values = (
@@ -262,7 +262,7 @@ class BlockErrors:
 
 
 def inside_or_clipped(inside: torch.Tensor, clipped: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Return the bound of numbers that may be rounded, or clipped by as much as ``clipped`` says."""
+    """Return the bound of numbers that may be rounded or clipped."""
     count = scheme.element.per_code
     return torch.maximum(inside, clipped) if count == 1 else inside + clipped.clamp(min=0) * math.sqrt(count)
 
@@ -270,7 +270,7 @@ def inside_or_clipped(inside: torch.Tensor, clipped: torch.Tensor, scheme: Schem
 def clippable(
     patterns: torch.Tensor, scheme: Scheme, *, chosen: bool, negative: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return which code patterns numbers may have that were clipped: those of the ends, and Inf and NaN.
+    """Return the mask of codes of clipped numbers: ends, Inf and NaN.
 
     negative: as :func:`zeropoint.formats.codes.second_grid` has it.
     chosen: whether parameters were chosen from the data, in which no number has a sign that elements lack.

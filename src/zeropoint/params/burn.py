@@ -1,4 +1,4 @@
-"""The quantization scheme of burn 0.16, in the vocabulary of burn_tensor::quantization, bit for bit.
+"""The quantization scheme of burn 0.16 (burn_tensor::quantization), bit for bit.
 
 A thin view for programs that come from there. Tensors are quantized under ``scheme``, in dialect ``burn``,
 whose scales and zero points are these wherever a scale can be used. Where burn's cannot, 0 for a symmetric
@@ -40,7 +40,7 @@ class QuantizationParameters:
 
 @dataclass(frozen=True, order=True)
 class QuantizationScheme:
-    """Per-tensor affine or symmetric quantization: a value that can be copied, hashed, compared and ordered.
+    """Per-tensor affine or symmetric quantization, as a copyable, hashable, ordered value.
 
     text: the scheme as zeropoint spells it, and as it is serialized.
 
@@ -66,12 +66,13 @@ class QuantizationScheme:
         return Scheme.parse(self.text)
 
     def compute_q_params(self, range: CalibrationRange) -> QuantizationParameters:  # noqa: A002 (burn's name)
-        """Return scale and offset of a range: [a, b] is -128..127, or -127..127 if symmetric.
+        """Return scale and offset of a range.
 
             affine       scale = (max - min) / (b - a), or 0.1 where that is 0; offset = -int(min / scale - a)
             symmetric    scale = 2 max(|min|, |max|) / (b - a); no offset
 
-        The affine range is widened to contain 0; int() cuts the fraction off.
+        [a, b] is -128..127, or -127..127 if symmetric. The affine range is widened to contain 0; int() cuts
+        the fraction off.
 
         >>> scheme = QuantizationScheme.PerTensorSymmetric(QuantizationType.QInt8)
         >>> scheme.compute_q_params(CalibrationRange(-127.0, 3.0)).scale

@@ -1,20 +1,20 @@
-"""How far values of chained schemes can be from the original: the bound of :mod:`.bounds`, with chains in it.
+"""Error bounds of chained schemes: the bounds of :mod:`.bounds`, with chains.
 
 Let S and O be the scale and the offset of a block as they are stored, dS and dO how far they can be from the
 numbers before they were stored (:func:`drift`), and a..b the values of the codes in use. Then
 
     |x - (S c + O)| <= |S| (gap + roundings),   or how far x lies past S a + O and S b + O if it is clipped,
 
-and, of a scale and an offset that are rounded late, ``gap dS + max(|a|, |b|) dS + dO`` more. What chose the
-parameters had a magnitude of at most ``divisor (|S| + dS)``, or, with an offset, lay in
+and, under a scale and an offset that are rounded late, ``gap dS + max(|a|, |b|) dS + dO`` more. The data that
+chose the parameters had a magnitude of at most ``divisor (|S| + dS)``, or, with an offset, lay in
 
     S a + O - dO  ..  S a + O + dO + (b - a) (|S| + dS).
 
 A zero point z moves the codes, whose values are then ``a - z .. b - z``. It is off by at most half a step
 (one, where it is truncated), or was clamped; the range was at most ``W = (b - a) (|S| + dS)`` wide and held
-0, so that its ends are past those of the codes by at most ``W - (b - a) S`` and what the zero point is off
-by. Of a scale that is a power of two, n is the largest magnitude over the divisor, which its rule lets be
-larger than S.
+0, so that its ends exceed the ends of the codes by at most ``W - (b - a) S`` plus the error of the zero
+point. For a scale that is a power of two, n is the largest magnitude over the divisor, which its rule lets
+be larger than S.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def drift(
     levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype,
     *, beyond: float = 0.0, steps: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """Return how far the product of levels can be from the number that was stored, one a finest block.
+    """Return the largest storage error of levels' products, per finest block.
 
-    beyond: by what part of a power of two on the finest level its number can be larger. steps: those of the
-    dialect to which numbers are rounded before a table, or 0.
+    beyond: the fraction by which a number may exceed its power of two on the finest level. steps: the
+    dialect's number of steps to which numbers are rounded before a table, or 0.
     """
     own, fine, wide = format_of(dtype), levels[0].granularity, wide_dtype(dtype)
     unit = UnitRoundoff.of(wide)
@@ -79,13 +79,13 @@ def drift(
 
 
 def _off(magnitudes: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return how far a number that is rounded to nearest in ``fmt`` can be from each of its magnitudes."""
+    """Return the error of rounding to ``fmt`` at each of its magnitudes."""
     off = rounding_reach(magnitudes, fmt) - magnitudes
     return torch.maximum(off, magnitudes) if fmt.min > 0 else off
 
 
 class ChainedErrors:
-    """What numbers of a tensor of ``shape`` and ``dtype`` may be off by under a chained scheme.
+    """Error bounds of a tensor under a chained scheme.
 
     levels: tensors of all levels, as they are stored, then the zero point where there is one.
     """
@@ -153,7 +153,7 @@ class ChainedErrors:
         return (none if element.min >= 0 else -extent), (none if element.max <= 0 else extent)
 
     def _width(self, width: torch.Tensor) -> torch.Tensor:
-        """Return the widest range of data; ``width`` is that of the number a scale was made from.
+        """Return the widest range of data, from the range of the scale.
 
         Under a power of two that number is a range over a number, which, past the largest of its dtype, was
         taken for that; the range was at most twice as large.
@@ -166,7 +166,7 @@ class ChainedErrors:
         return torch.where(taken, torch.maximum(width, torch.full_like(width, 2 * largest)), width)
 
     def _affine(self, width: torch.Tensor) -> Extremes:
-        """Return the extremes of data of at most ``width`` for which the rules choose the zero point."""
+        """Return the extremes of data that give the chosen zero point."""
         assert self.zero is not None
         scheme, step = self.scheme, float(self.scheme.element_step)
         steps = scheme.ends[1] - scheme.ends[0]
@@ -185,7 +185,7 @@ class ChainedErrors:
         )
 
     def bound(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
-        """Return the bound of each block for numbers within ``extremes``, decoded to ``out_dtype``."""
+        """Return each block's bound for numbers within ``extremes``, decoded to ``out_dtype``."""
         out, wide = UnitRoundoff.of(out_dtype), self.wide
         largest = torch.maximum(self.low.abs(), self.high.abs())
         furthest = torch.maximum(extremes[0].abs(), extremes[1].abs())
@@ -202,7 +202,7 @@ class ChainedErrors:
         return torch.where(self._lost(extremes, out_dtype), math.inf, result)
 
     def _ratio_error(self, distance: torch.Tensor) -> torch.Tensor:
-        """Return by how much ``(x - O) / S``, as it is computed, can be off, times S.
+        """Return the error of the computed quotient, times S.
 
         distance: the largest ``|x - O|``.
         """

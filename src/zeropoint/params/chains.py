@@ -1,11 +1,11 @@
-"""Numbers of blocks stored level by level: offsets, scales with a sign or a center, factors in any format.
+"""Chained levels: offsets, scales with sign or center, factors in any format.
 
 A number n of each finest block, scale or offset, is stored as a product of levels, coarsest first:
 
     factor_k = round_F((the largest n of the block of level k) / (the largest products of finer levels))
     factor_1 = round_F((n - center) / (factor_2 * factor_3 * ...)),    center = round_F(mean n)
 
-A rule of powers of two takes the place of round_F, and on the finest level of scales that of an exponent of
+A rule of powers of two takes the place of round_F, and on the finest level of scales that exponent
 ``n * divisor``, as in MX. Of a block with the extremes low and high, and of elements whose codes in use have
 the values a..b,
 
@@ -58,7 +58,7 @@ class Chosen:
 
 
 def choose(scheme: Scheme, ranges: Ranges) -> Chosen:
-    """Return the levels of a chained scheme; raises RangeError for a number that its format cannot hold."""
+    """Return the levels of a chained scheme, or raise RangeError."""
     small = scheme.dialect.small_scales
     scales = _Chain(scheme, scheme.scales, ranges, quiet=small.of_zeros)
     edge = scheme.scales[0].picks(Pick.EDGE)
@@ -77,7 +77,7 @@ def choose(scheme: Scheme, ranges: Ranges) -> Chosen:
 
 
 def _ideal_scale(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scale of each finest block before it is stored, and the smallest number to be covered.
+    """Return each finest block's unstored scale, and the range's minimum.
 
     Where the finest scales are powers of two, the scale times the divisor of the elements.
     """
@@ -97,28 +97,28 @@ def _ideal_scale(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Te
 
 
 def from_halves(low: torch.Tensor, high: torch.Tensor, steps: float) -> torch.Tensor:
-    """Return ``(high - low) / steps`` of a range that spans nearly all of its dtype; its width overflows."""
+    """Return ``(high - low) / steps`` for ranges whose width overflows."""
     if steps > torch.finfo(low.dtype).max:
         return ((high.double() - low.double()) / steps).to(low.dtype)
     return divided(high, steps) - divided(low, steps)
 
 
 def _unit(scheme: Scheme) -> float:
-    """Return in how many parts of a scale its numbers are counted: the divisor under powers of two, or 1."""
+    """Return the unit of scales: the divisor under powers of two."""
     return scheme.divisor if scheme.scales[0].rule.power_of_two else 1.0
 
 
 def _zero_points(
     scheme: Scheme, low: torch.Tensor, scale: torch.Tensor, *, empty: torch.Tensor
 ) -> torch.Tensor:
-    """Return the zero point of each block; where the scale was lost, the code of zero, or the nearest."""
+    """Return zero points; a lost scale takes the code of zero."""
     lost = scale == 0
     zero = zero_points(scheme, low, torch.where(lost, 1.0, scale), empty=empty)
     return torch.where(lost, max(scheme.qmin, 0), zero)
 
 
 def _from_edge(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scale by rule edge before it is stored, and the number of the smallest code."""
+    """Return the unstored scale by rule edge, and the smallest code's number."""
     low, high = ranges.minimum[0], ranges.maximum[0]
     steps = scheme.ends[1] - scheme.ends[0]
     width, small = high - low, scheme.dialect.small_scales
@@ -132,14 +132,14 @@ def _from_edge(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tens
 
 
 def in_table(numbers: torch.Tensor, scale: torch.Tensor, fmt: Format, steps: int) -> torch.Tensor:
-    """Return the values of a table for ``numbers`` over ``scale``, looked up by the closest of equal steps.
+    """Return table values for numbers over scales, from equal steps.
 
     As in C, in float32: ``(n * (1 / s) + 1) * 0.5 * steps + 0.5``, cut off.
 
     Args:
         numbers, scale: of one shape.
         fmt: a table from -1 to 1.
-        steps: how many there are.
+        steps: number of equal steps.
     """
     ratio = torch.where(scale == 0, 0.0, numbers * (1 / scale)).clamp(-1, 1)
     number = ((ratio + 1) * 0.5 * steps + 0.5).to(torch.int64)
@@ -147,7 +147,7 @@ def in_table(numbers: torch.Tensor, scale: torch.Tensor, fmt: Format, steps: int
 
 
 class _Chain:
-    """Levels of a scale or an offset, stored coarsest first; each divides what coarser ones left.
+    """Levels of a scale or offset, coarsest first; each divides the remainder.
 
     quiet: the scale of a block of zeros; None means the machine epsilon of the dtype.
     """
@@ -164,7 +164,7 @@ class _Chain:
         self._quiet = torch.finfo(ranges.dtype).eps if quiet is None else quiet
 
     def stored(self, numbers: torch.Tensor, *, least: float) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Return the tensors of the levels, and the numbers with which elements are encoded.
+        """Return the levels' tensors, and the numbers with which elements are encoded.
 
         least: the smallest magnitude that a single level writes.
         """
@@ -204,7 +204,7 @@ class _Chain:
         return level.format_for(self._own)
 
     def _single(self, numbers: torch.Tensor, least: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the numbers of the only level as they are stored, and as elements are encoded with."""
+        """Return the only level's numbers: stored, and for encoding."""
         level = self._levels[0]
         if level.rule.power_of_two:
             values = self._rounded(level, numbers)
@@ -226,7 +226,7 @@ class _Chain:
         return values, torch.where(numbers == 0, values, numbers) if level.stores(Store.LATE) else values
 
     def _coarse(self, index: int, numbers: torch.Tensor, outer: torch.Tensor | None) -> torch.Tensor:
-        """Return the factors of a level above others, relative to ``outer``, those of the levels above it."""
+        """Return a level's factors relative to ``outer``, the product above it."""
         level, fine = self._levels[index], self._levels[0].granularity
         blocks = blocks_of_blocks(level.granularity, fine, self._shape)
         relative = numbers if outer is None else torch.where(outer == 0, 0.0, numbers / outer)
@@ -248,7 +248,7 @@ class _Chain:
         return span(self._levels[:index], self._own, signed=signed)
 
     def _saturated(self, level: ScaleLevel, numbers: torch.Tensor) -> torch.Tensor:
-        """Round numbers below a coarser level, which was rounded itself and may be short of them."""
+        """Round and clip numbers below a coarser level."""
         if level.rule.power_of_two:
             return self._powers(level, numbers)[0]
         fmt, most = self._format(level), torch.finfo(numbers.dtype).max
@@ -256,7 +256,7 @@ class _Chain:
         return round_to(held, fmt, up=level.stores(Store.UP))
 
     def _rounded(self, level: ScaleLevel, numbers: torch.Tensor) -> torch.Tensor:
-        """Round numbers to the format of a level; raises RangeError for those past its ends."""
+        """Round numbers to a level's format; RangeError beyond its ends."""
         if level.rule.power_of_two:
             values, bad = self._powers(level, numbers)
             if bool(bad.any()):
@@ -272,7 +272,7 @@ class _Chain:
         return values
 
     def _powers(self, level: ScaleLevel, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the powers of two that a level takes for numbers, and which are past its largest."""
+        """Return a level's powers of two for numbers, and an overflow mask."""
         numbers = numbers.clamp(max=torch.finfo(numbers.dtype).max)
         finest = level is self._levels[0]
         exponent = (

@@ -1,4 +1,4 @@
-"""Whether parameters are valid: shapes, dtypes and values of the tensors of a scheme."""
+"""Validation of parameter tensors: shapes, dtypes and values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(params: QuantizationParams, *, negative_scales: bool = False) -> None:
 
 
 def float_dtype(dtype: object, default: torch.dtype) -> torch.dtype:
-    """Return ``dtype``, or ``default`` for None; raises DtypeError for what is no dtype of floats."""
+    """Return a float dtype, ``default`` for None; DtypeError for others."""
     if dtype is None:
         return default
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
@@ -51,7 +51,7 @@ def float_dtype(dtype: object, default: torch.dtype) -> torch.dtype:
 def _check_level(
     params: QuantizationParams, name: str, tensor: torch.Tensor, level: ScaleLevel, *, negative: bool
 ) -> None:
-    """Check one level's tensor; ``name`` is that under which it is saved, ``negative`` what it may be."""
+    """Check one level's tensor, saved as ``name``; ``negative`` permits negative values."""
     kind, number = name.rstrip("123"), name[-1]
     words = name if kind == "center" else f"{kind} {number}"
     _check_grid(words, tensor, level.granularity, params.shape, params.scheme.element.per_scale)
@@ -77,7 +77,7 @@ def _check_level(
 
 
 def _least_scale(params: QuantizationParams) -> float:
-    """Return the smallest scale whose reciprocal is finite, or 0 where smaller ones are written."""
+    """Return the smallest valid scale: its reciprocal is finite, or 0."""
     if not params.scheme.dialect.small_scales.least or len(params.scales) > 1:
         return 0.0
     return 2.0**-128 if wide_dtype(params.dtype) is torch.float32 else 2.0**-1024
@@ -125,7 +125,7 @@ def _check_grid(
 
 
 def _check_codes(name: str, scale: torch.Tensor, fmt: Format) -> None:
-    """Refuse bytes of a narrow scale format that are none of its codes, such as a negative unsigned e4m3."""
+    """Refuse bytes that are no codes of a narrow scale format."""
     if scale.element_size() > 1:
         return
     codes = scale.view(torch.uint8)

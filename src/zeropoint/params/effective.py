@@ -1,4 +1,4 @@
-"""The number of each block from the levels in which it is stored: factors of a scale, and offsets.
+"""Effective scale and offset of each block from their stored levels.
 
     scale  = scale_1 * scale_2 * ... + center          offset = offset_1 * offset_2 * ...
 
@@ -27,7 +27,7 @@ _TALLEST = 2.0**64
 def effective_scale(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return the one factor of each finest block, in the wide dtype of ``dtype``; None without one."""
+    """Return each finest block's factor in wide dtype, or None."""
     if not scheme.scales or scheme.element.per_scale > 1:
         return None
     if scheme.chained is not None and 0 in shape:
@@ -45,7 +45,7 @@ def effective_scale(
 def effective_offset(
     scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return the offset of each finest block, in the wide dtype of ``dtype``; None without offsets."""
+    """Return each finest block's offset in wide dtype, or None."""
     if not scheme.offsets:
         return None
     if 0 in shape:
@@ -57,7 +57,7 @@ def _product(
     levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype,
     *, inverse: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the product of levels, one number a finest block, in the wide dtype of ``dtype``.
+    """Return the product of levels per finest block, in wide dtype.
 
     inverse: whether the level above the coarsest is divided by it.
     """
@@ -78,25 +78,25 @@ def _product(
 
 
 def _nothing(scheme: Scheme, params: Params, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers of no blocks, whose coarse levels may be those of a larger tensor."""
+    """Return an empty grid; coarse levels may come from a larger tensor."""
     return torch.empty(scheme.granularity.grid(shape), dtype=wide_dtype(dtype), device=params[0].device)
 
 
 def combined(scheme: Scheme, index: int, fine: torch.Tensor, coarse: torch.Tensor) -> torch.Tensor:
-    """Return the factor of blocks from the scales of a level and the factor of the coarser levels."""
+    """Return the factor of blocks from a level and the coarser factor."""
     return fine / coarse if over_reciprocal(scheme, index) else fine * coarse
 
 
 def over_reciprocal(scheme: Scheme, index: int) -> bool:
-    """Return whether the level stands right above one that is kept as its reciprocal: a linear one."""
+    """Return whether the next coarser level is stored as its reciprocal."""
     kept = scheme.dialect.tensor_scale is TensorScale.RECIPROCAL
     return kept and index == len(scheme.scales) - 2 and not scheme.scales[-1].rule.power_of_two
 
 
 def span(finer: Sequence[ScaleLevel], own: Format, *, signed: bool = False) -> float:
-    """Return the largest product of finer levels: the signed one, or that which both signs reach.
+    """Return the largest product of finer levels, signed or in both signs.
 
-    Powers of two count downwards, so that theirs is at most 1.
+    Powers of two count downwards, so that their product is at most 1.
     """
     result = 1.0
     for index, level in enumerate(finer):

@@ -1,4 +1,4 @@
-"""From given numbers, or flat vectors of them, to the tensors that parameters hold.
+"""Parameter tensors from given numbers, or flat vectors of them.
 
 This module knows which block a number belongs to and in which dtype it is kept. Whether the values are
 allowed is a question for ``validate``.
@@ -22,7 +22,7 @@ Numbers = float | Sequence[float] | torch.Tensor
 
 
 def with_blocks(scheme: Scheme, blocks: Granularity) -> Scheme:
-    """Return the scheme with other blocks under its finest scales; raises SchemeError without scales."""
+    """Return the scheme with other finest blocks; SchemeError without scales."""
     if not scheme.scales:
         raise SchemeError(f"scheme (={scheme}) must have scales, which a cast has not")
     finest, *rest = scheme.scales
@@ -30,12 +30,12 @@ def with_blocks(scheme: Scheme, blocks: Granularity) -> Scheme:
 
 
 def middle_code(scheme: Scheme) -> int:
-    """Return the code in the middle of those of an affine scheme, to which zero points start; else 0."""
+    """Return the middle code of an affine scheme, else 0."""
     return 0 if scheme.zero_point is ZeroPoint.NONE else (scheme.qmin + scheme.qmax + 1) // 2
 
 
 def given_scheme(scheme: Scheme, zero_point: torch.Tensor, axis: int | None) -> Scheme:
-    """Return the scheme with channels of ``axis``, and affine where a zero point is not 0."""
+    """Return the scheme with channels of ``axis``, affine for nonzero zero points."""
     if axis is not None:
         scheme = with_blocks(scheme, Granularity.channel(axis))
     if scheme.element.per_scale > 1:
@@ -51,7 +51,7 @@ def given_scheme(scheme: Scheme, zero_point: torch.Tensor, axis: int | None) -> 
 
 
 def given_shape(scheme: Scheme, count: int) -> tuple[int, ...]:
-    """Return a shape whose blocks of one element are ``count`` channels, or one block of any tensor."""
+    """Return a shape with ``count`` channels, or one block."""
     axis = scheme.granularity.channel_axis
     if axis is None:
         if count != 1:
@@ -64,7 +64,7 @@ def given_shape(scheme: Scheme, count: int) -> tuple[int, ...]:
 
 
 def given_scales(scheme: Scheme, scale: Numbers, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return scales on the grid of blocks, rounded to their format; a gradient passes."""
+    """Return scales on the grid, rounded to their format; gradients pass."""
     fmt = scheme.scales[0].format_for(format_of(dtype))
     values = _on_grid("scale", scale, grid)
     if not fmt.is_float:
@@ -80,7 +80,7 @@ def given_scales(scheme: Scheme, scale: Numbers, grid: tuple[int, ...], dtype: t
 def given_zero_points(
     scheme: Scheme, zero_point: Numbers, grid: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return zero points on the grid of blocks, or None for a symmetric scheme; a gradient passes."""
+    """Return zero points on the grid, or None if symmetric; gradients pass."""
     if scheme.zero_point is ZeroPoint.NONE:
         return None
     values = _on_grid("zero_point", zero_point, grid)
@@ -100,7 +100,7 @@ def given_zero_points(
 
 
 def as_numbers(name: str, value: Numbers) -> torch.Tensor:
-    """Return ``value`` as a tensor of real numbers, with its gradient; raises RangeError for others."""
+    """Return a tensor of real numbers with its gradient, or raise RangeError."""
     try:
         numbers = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -124,7 +124,7 @@ def _on_grid(name: str, value: Numbers, grid: tuple[int, ...]) -> torch.Tensor:
 
 
 def on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a number, or one for each block, on the grid; raises ShapeError for another count."""
+    """Return one or per-block numbers on the grid, or raise ShapeError."""
     tensor = torch.as_tensor(value, dtype=dtype)
     if tensor.numel() == 1:
         return tensor.reshape(()).expand(grid)

@@ -1,4 +1,4 @@
-"""The scales that a level can store near a given one, in steps of a code or of a factor."""
+"""Storable scales near a given one, by steps of codes or factors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST = 2.0**-126
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ladder:
-    """Steps between the scales of one level; values are float64, and keep their sign.
+    """Steps between the scales of one level; float64 values keep their sign.
 
     table: all positive values that the level can store, ascending, or None where they are too many. dtype: in
     which scales are stored. below, above: most steps down and up; at twice the first scale the codes of the
@@ -65,7 +65,7 @@ class Ladder:
         return store(scale, self._format)
 
     def step(self, scale: torch.Tensor, steps: int) -> torch.Tensor:
-        """Return the scales so many steps above, or below for a negative number; zeros stay."""
+        """Return the scales ``steps`` above, or below if negative; zeros stay."""
         if self.table is None:
             return self.near(scale * 2.0 ** (steps / _PER_OCTAVE))
         table = self.table.to(scale.device)
@@ -74,7 +74,7 @@ class Ladder:
 
     @property
     def least(self) -> float:
-        """The smallest scale that is tried besides those of a table."""
+        """The smallest scale tried outside of tables."""
         fmt = self._format
         return max(_LEAST, 2.0**fmt.emin if isinstance(fmt, FloatFormat) else float(fmt.smallest))
 

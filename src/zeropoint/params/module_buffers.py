@@ -1,4 +1,4 @@
-"""Parameters as buffers of a module, which move, are saved and are broadcast with it, and keep their dtypes.
+"""Parameters as module buffers that move and save, but keep their dtypes.
 
 A cast of a model (``half()``, ``to(torch.bfloat16)``) is about its activations; a scale in another dtype
 would be another number.
@@ -22,12 +22,12 @@ DESCRIPTION = "_extra_state"
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return 8-bit floats as uint8: gloo broadcasts no others, and pickle knows not all (torch 2.13)."""
+    """Return 8-bit floats as uint8, for gloo and pickle (torch 2.13)."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def register_params(module: torch.nn.Module, params: QuantizationParams) -> None:
-    """Register copies of the tensors of ``params`` as buffers: ``scale1`` and on, ``zero_point``."""
+    """Register copies of the parameter tensors as buffers."""
     for name, tensor in params.tensors().items():
         module.register_buffer(name, bytes_of(tensor.detach()).clone())
 
@@ -35,14 +35,14 @@ def register_params(module: torch.nn.Module, params: QuantizationParams) -> None
 def buffered_params(
     module: torch.nn.Module, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
 ) -> QuantizationParams:
-    """Return the parameters that lie in the buffers of ``module``, whose memory they share."""
+    """Return parameters that share the memory of a module's buffers."""
     named = zip(parameter_names(scheme), parameter_tensors(scheme, shape, dtype), strict=True)
     stored = [module.get_buffer(name).view(kind) for name, (_, kind) in named]
     return QuantizationParams.of(scheme, shape, dtype, stored)
 
 
 def described(scheme: Scheme) -> torch.Tensor:
-    """Return the scheme's text as bytes, uint8: a tensor, so that any file of tensors can hold it.
+    """Return the scheme's text as a uint8 tensor, for files of tensors.
 
     >>> scheme_described(described(Scheme.parse("int4:g32"))).bits
     4
@@ -58,10 +58,11 @@ def scheme_described(state: torch.Tensor) -> Scheme:
 def refusal_of_state(
     state: Mapping[str, Any], prefix: str, scheme: Scheme, check: Callable[[Mapping[str, Any]], None]
 ) -> str | None:
-    """Return why the part of ``state`` under ``prefix`` cannot be loaded by a module, or None when it can.
+    """Return the reason why a state does not load, or None.
 
-    scheme: the module's, which a description must name but for a seed. check: raises a ZeropointError for
-    tensors, by their names in the module, that do not fit.
+    state, prefix: the part of a state dict for one module. scheme: the module's, which a description must
+    name but for a seed. check: raises a ZeropointError for tensors, by their names in the module, that do not
+    fit.
     """
     mine = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     description = mine.pop(DESCRIPTION, None)
@@ -75,7 +76,7 @@ def refusal_of_state(
 
 
 def _check_scheme(found: Scheme, wanted: Scheme) -> None:
-    """Raise SchemeError unless the schemes agree but for a seed of stochastic rounding."""
+    """Raise SchemeError for schemes that differ in more than a seed."""
     if replace(found, rounding=Rounding(mode=found.rounding.mode)) != replace(
         wanted, rounding=Rounding(mode=wanted.rounding.mode)
     ):
@@ -91,7 +92,7 @@ def check_dtypes(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -
 
 
 def check_buffered(params: QuantizationParams, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise a ZeropointError unless the tensors, as buffers hold them, are valid in place of ``params``."""
+    """Raise a ZeropointError unless buffer tensors could replace ``params``."""
     own = params.tensors()
     if tensors.keys() >= own.keys():
         viewed = {name: tensors[name].view(tensor.dtype) for name, tensor in own.items()}
@@ -99,7 +100,7 @@ def check_buffered(params: QuantizationParams, tensors: Mapping[str, torch.Tenso
 
 
 def keeping_dtypes(move: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what ``nn.Module._apply`` does to a tensor, but for changes of its dtype.
+    """Return a move like ``nn.Module._apply``'s that keeps the dtype.
 
     >>> keeping_dtypes(torch.Tensor.half)(torch.ones(1)).dtype
     torch.float32

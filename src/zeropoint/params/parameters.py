@@ -1,4 +1,4 @@
-"""QuantizationParams: a scheme with the scales, zero points and offsets of one tensor, or one range."""
+"""QuantizationParams: a scheme with scales, zero points and offsets of one tensor."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class QuantizationParams:
         zero_point: int32 (or wide real) tensor shaped like the finest grid, or None for symmetric schemes.
         dtype: dtype of the tensor, which a scale format of ``input`` takes.
         minimum, maximum: observed extremes of each finest block, or None.
-        offsets: one tensor a level of the offset, like those of scales.
-        center: what is added to the product of the scales, or None.
+        offsets: one tensor a level of the offset, as for scales.
+        center: the summand of the product of the scales, or None.
     """
 
     scheme: Scheme
@@ -85,7 +85,7 @@ class QuantizationParams:
 
     @property
     def stored(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of all levels, then the zero point where there is one: what operators take."""
+        """Operator arguments: the tensors of all levels, then any zero point."""
         return self.levels if self.zero_point is None else (*self.levels, self.zero_point)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class QuantizationParams:
         shape: tuple[int, ...] = (1,),
         dtype: torch.dtype = torch.float32,
     ) -> QuantizationParams:
-        """Return the parameters for data in ``minimum..maximum``, scalars or one number a finest block.
+        """Return parameters for ``minimum..maximum``, scalars or one a finest block.
 
         Coarser levels take the extremes over their blocks.
 
@@ -175,11 +175,12 @@ class QuantizationParams:
         shape: tuple[int, ...] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> QuantizationParams:
-        """Return validated parameters with these scales and zero points: numbers, or flat vectors.
+        """Return validated parameters of given scales and zero points.
 
         Args:
             scheme: one scale level. A zero point other than 0 makes a symmetric scheme affine.
-            scale, zero_point: one number for all blocks, or one a block. Scales are rounded to their format.
+            scale, zero_point: one number for all blocks, or a flat vector of one a block. Scales are rounded
+                to their format.
             axis: the axis whose channels the vectors are for; unless given, the scheme says it.
             shape: of the tensor that they are for. Without it, vectors are for the channels of any tensor
                 that has as many, and a number is for tensors and blocks of any shape.
@@ -227,7 +228,7 @@ class QuantizationParams:
 
     @staticmethod
     def channel_wise(count: int, element: str | Scheme = "int8", *, axis: int = 0) -> QuantizationParams:
-        """Return parameters with scale 1 for ``count`` channels of an axis of any tensor that has as many.
+        """Return parameters with scale 1 for ``count`` channels of an axis.
 
         Args:
             count: of channels.
@@ -250,7 +251,7 @@ class QuantizationParams:
 
     @staticmethod
     def block_wise(size: int, element: str | Scheme = "int8", *, axis: int = -1) -> QuantizationParams:
-        """Return parameters with scale 1 for blocks of ``size`` elements along an axis, any number of them.
+        """Return parameters with scale 1 for blocks of ``size`` elements.
 
         Args:
             size: values in a block.
@@ -282,7 +283,7 @@ class QuantizationParams:
         )
 
     def from_statistics(self, minimum: float, maximum: float) -> NoReturn:
-        """Refuse what would do nothing: ToRSh's method changes its object, and these never change.
+        """Refuse ToRSh's mutating method: these parameters never change.
 
         Args:
             minimum: ignored.
@@ -303,7 +304,7 @@ class QuantizationParams:
 
         Args:
             negative_scales: whether scales of any scheme may be negative, as they are in the files of some
-                tools, such as auto-round: engines multiply by them all the same. Those of rule ``signed``
+                tools, such as auto-round: engines multiply by them all the same. Scales of rule ``signed``
                 may be without it.
 
         Raises:
@@ -327,7 +328,7 @@ class QuantizationParams:
 
     @property
     def is_per_channel(self) -> bool:
-        """Whether each index of one axis, and nothing finer, has parameters of its own."""
+        """Whether each index of one axis has parameters, and nothing finer."""
         extents, rank = self.scheme.granularity.extents, len(self.shape)
         named = self.scheme.granularity in {Granularity.channel(axis) for axis in range(-rank, rank)}
         return bool(extents) and named
@@ -352,7 +353,7 @@ class QuantizationParams:
 
     @property
     def parameter_bits(self) -> int:
-        """Bits of all scales and zero points: integer zero points as wide as codes, real ones float32."""
+        """Bits of scales and zero points: integer ones code-wide, real float32."""
         own, scheme = format_of(self.dtype), self.scheme
         bits = sum(
             _stored_bits(level.format_for(own)) * math.prod(grid)
@@ -369,25 +370,25 @@ class QuantizationParams:
         return scheme_text(self.scheme)
 
     def effective_scale(self) -> torch.Tensor | None:
-        """Return the product of all levels, one factor a finest block, wide dtype; None without scales."""
+        """Return each finest block's product of levels, wide dtype, or None."""
         return effective_scale(self.scheme, self.levels, self.shape, self.dtype)
 
     def effective_offset(self) -> torch.Tensor | None:
-        """Return the offset of each finest block, wide dtype; None for schemes without offsets."""
+        """Return each finest block's offset, wide dtype, or None without offsets."""
         return effective_offset(self.scheme, self.levels, self.shape, self.dtype)
 
     def error_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return, for each finest block, a proven bound on ``|x - dequantize(quantize(x))|``, float64.
+        """Return each block's proven bound on ``|x - dequantize(quantize(x))|``, float64.
 
-        It holds for numbers within ``minimum..maximum``, where these are known, and otherwise for data for
-        which the scheme's rules choose these parameters. What is clipped is counted. It is Inf where the
-        result may overflow. :mod:`zeropoint.params.bounds` has the formula.
+        One number for each finest block. It holds for numbers within ``minimum..maximum``, where these are
+        known, and otherwise for data for which the scheme's rules choose these parameters. Clipping is
+        counted. It is Inf where the result may overflow. :mod:`zeropoint.params.bounds` has the formula.
 
         Args:
-            dtype: that of the dequantized values, the tensor's own unless given.
+            dtype: dtype of the dequantized values, the tensor's own unless given.
 
         Raises:
-            DtypeError: for what is no dtype of floats.
+            DtypeError: for a dtype other than floats.
         """
         errors = self._errors()
         extremes = errors.implied()
@@ -397,7 +398,7 @@ class QuantizationParams:
         return errors.bound(extremes, float_dtype(dtype, self.dtype))
 
     def representable(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the smallest and the largest value that codes of each finest block have, float64."""
+        """Return each finest block's smallest and largest decoded value, float64."""
         return self._errors().representable()
 
     def rounding_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -489,11 +490,11 @@ class QuantizationParams:
 
 @traced_as_constant
 def scheme_text(scheme: Scheme) -> str:
-    """Return ``str(scheme)``; a function of its own so that torch.compile takes the result as a constant."""
+    """Return ``str(scheme)``, a constant to torch.compile."""
     return str(scheme)
 
 
 def _stored_bits(fmt: Format) -> int:
-    """Return the bits of a scale in a file: those of its torch dtype, or of its code where it has none."""
+    """Return the stored bits of a scale: its dtype's, or the code's."""
     dtype = dtype_of(fmt)
     return fmt.bits if dtype is None else 8 * dtype.itemsize

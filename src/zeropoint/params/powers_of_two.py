@@ -1,4 +1,4 @@
-"""Powers of two as scales: which exponent a rule asks for, and what it allows a block to hold.
+"""Power-of-two scales: the exponent of each rule, and the resulting reach.
 
 Exponents come from the bits of a magnitude, never from a float log2.
 """
@@ -17,18 +17,18 @@ from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, Ceiling, ScaleRule
 
 @functools.lru_cache(maxsize=64)
 def exponents_of(fmt: Format, device: torch.device) -> torch.Tensor:
-    """Return the exponents of the powers of two that a format holds, rising."""
+    """Return the exponents of a format's powers of two, rising."""
     assert fmt.exponents is not None
     return torch.tensor(fmt.exponents, dtype=torch.int64, device=device)
 
 
 def quiet_below(scheme: Scheme) -> float:
-    """Return below which magnitude float16, rounded as the even rule does, has an exponent field of zero."""
+    """Return the magnitude below which float16, rounded evenly, is subnormal."""
     return float(torch.finfo(torch.float16).tiny) - 2.0 ** -(15 + scheme.even_bits)
 
 
 def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch.Tensor:
-    """Return the exponent of the power-of-two scale of each ``amax``, int64, before it is fitted to a format.
+    """Return the int64 exponent of each power-of-two scale, before fitting.
 
     Zero gives a number below every exponent that a format has.
     """
@@ -41,7 +41,7 @@ def scale_exponent(amax: torch.Tensor, scheme: Scheme, rule: ScaleRule) -> torch
 def number_exponent(
     numbers: torch.Tensor, rule: ScaleRule, *, even_bits: int = 0, top: float = 1.0
 ) -> torch.Tensor:
-    """Return the exponent of the power of two that a rule takes in the place of each number, int64.
+    """Return the int64 exponent of each number's power of two.
 
     even_bits: the mantissa width to which the even rule rounds first. top: the largest mantissa, of 1 to 2,
     that rceil, and a rule with a limit of its own, do not round up.
@@ -59,7 +59,7 @@ def number_exponent(
 def fitted_powers(
     exponent: torch.Tensor, fmt: Format, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the powers of two of ``fmt`` with these exponents, or the next above, and which are past all."""
+    """Return a format's powers at or above exponents, and an overflow mask."""
     allowed = exponents_of(fmt, exponent.device)
     slot = torch.bucketize(exponent, allowed)
     fitted = allowed[slot.clamp(max=len(allowed) - 1)]
@@ -68,12 +68,12 @@ def fitted_powers(
 
 
 def reach(scheme: Scheme) -> float:
-    """Return the largest ``amax / scale`` that the rules of all levels allow, before a scale is rounded."""
+    """Return the largest ``amax / scale`` over all levels' rules, before rounding."""
     return max(rule_reach(scheme, level.rule) for level in scheme.scales)
 
 
 def rule_reach(scheme: Scheme, rule: ScaleRule) -> float:
-    """Return the largest ``amax / scale`` that a rule of the finest scales allows."""
+    """Return the largest ``amax / scale`` under a rule of finest scales."""
     if isinstance(rule, Ceiling):
         return rule.limit
     top = 2.0 ** min(scheme.element.emax, 1023)

@@ -1,4 +1,4 @@
-"""Tables of blocks: the scales of elements such as ``table4``, one number for each code.
+"""Scale tables of blocks, one number per code, for elements like ``table4``.
 
     value[i] = table[b(i)][code[i]],    code[i] = the first j of which x[i] <= (table[j] + table[j + 1]) / 2
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 def tables_of(
     scheme: Scheme, params: Params, *, shape: tuple[int, ...], own_dtype: torch.dtype, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the tables of a tensor of ``shape`` and ``own_dtype``, (*grid, numbers) in ``dtype``."""
+    """Return a tensor's tables, (*grid, numbers) in ``dtype``."""
     values = load_scale(params[0], _format(scheme, own_dtype), dtype)
     return values.reshape(parameter_grids(scheme, shape)[0])
 
 
 def boundaries(tables: torch.Tensor) -> torch.Tensor:
-    """Return the middles of neighboring numbers, (..., numbers - 1), rounded to the dtype of ``tables``."""
+    """Return rounded midpoints of neighboring numbers, (..., numbers - 1)."""
     halves = tables.double() / 2
     return (halves[..., 1:] + halves[..., :-1]).to(tables.dtype)
 
 
 def even_tables(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
-    """Return tables of equal steps over the range of each block, as they are stored.
+    """Return stored tables of equal steps over each block's range.
 
     Raises RangeError for numbers past the largest of their format.
     """
@@ -58,7 +58,7 @@ def even_tables(scheme: Scheme, ranges: Ranges) -> torch.Tensor:
 
 
 def stored_tables(scheme: Scheme, tables: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return float64 tables of a tensor of ``dtype`` as they are stored, each number rounded to nearest.
+    """Return float64 tables as stored, each number rounded to nearest.
 
     Raises RangeError for numbers past the largest of their format.
     """

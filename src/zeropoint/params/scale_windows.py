@@ -1,4 +1,4 @@
-"""Which scales can be best for a block: windows that follow from the values of its elements.
+"""Windows of scales that can be best for a block, with proofs.
 
 Let V be the values of the codes in use, with 0 among them, S a scale, d(x) the distance from x to the
 closest number of V, and E(S) the sum over a block of ``(S d(x / S)) ** p``, its error under S. Let amax be
@@ -27,7 +27,7 @@ what is clipped bounds the error, ``E(S) >= sum max(|x| - S max|V|, 0) ** p``.
 Of V without 0, the first scale of all that lie apart by at most a factor of 2 above ``amax`` over the
 smallest magnitude is the last to be tried: from there on all errors grow. That holds with the same numbers.
 
-For NVFP4 (e2m1 under e4m3, n = 16) B is 3.5 and A 7.9: at most three codes below that of ``amax / 6`` and
+For NVFP4 (e2m1 under e4m3, n = 16) B is 3.5 and A 7.9: at most three codes below the code of ``amax / 6`` and
 seven above it, as ScaleSweep found; for MXFP4 one or two powers of two of three remain for each block.
 """
 
@@ -55,11 +55,11 @@ _MARGIN = 1 + 2.0**-20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The scales of a block that can be best, as ratios of its largest magnitude.
+    """Candidate scales of a block, as ratios of its largest magnitude.
 
     halving: B; scales with ``scale * halving >= amax`` are no better than their halves.
-    empty: the same of scales whose half cannot be stored.
-    doubling: A; scales with ``scale * doubling <= amax`` are no better than twice they are.
+    empty: the same for scales whose half cannot be stored.
+    doubling: A; scales with ``scale * doubling <= amax`` are no better than their doubles.
     most: largest magnitude of a value.
     """
 
@@ -71,7 +71,7 @@ class Window:
 
 @functools.lru_cache(maxsize=256)
 def window_of(scheme: Scheme, count: int, power: float) -> Window:
-    """Return the window of blocks of ``count`` values, whose errors count with ``power``."""
+    """Return the window for blocks of ``count`` values."""
     ends = scheme.ends
     values = [v for v in _values(scheme.element) if ends[0] <= v <= ends[1]]
     sides = [sorted({abs(v) for v in values if v * sign >= 0}) for sign in (1, -1)]
@@ -91,7 +91,7 @@ def window_of(scheme: Scheme, count: int, power: float) -> Window:
 
 
 def has_window(scheme: Scheme) -> bool:
-    """Return whether it is known which of the finest scales can be best."""
+    """Return whether the scheme's window of finest scales is known."""
     single = scheme.element.per_code == 1
     plain = single and scheme.zero_point is ZeroPoint.NONE and scheme.chained is None
     closest = scheme.rounding.mode.to_nearest and scheme.overflow is Overflow.SATURATE
@@ -99,7 +99,7 @@ def has_window(scheme: Scheme) -> bool:
 
 
 def block_length(scheme: Scheme, shape: tuple[int, ...]) -> int:
-    """Return how many values a full block of a tensor of ``shape``, or of the whole it is a part of, has."""
+    """Return the number of values in a full block."""
     return math.prod(scheme.granularity.block_shape(shape))
 
 
@@ -110,7 +110,7 @@ def _values(fmt: Format) -> list[float]:
 
 
 def _doubled(side: list[float]) -> float:
-    """Return B of the magnitudes of one sign, rising, 0 where 0 is not among them."""
+    """Return B for rising magnitudes of one sign, 0 without zero."""
     if side[0] != 0:
         return 0.0
     known = set(side)
@@ -129,7 +129,7 @@ def _loss(values: list[float], power: float, sign: int) -> tuple[list[float], li
 
 
 def _reached(points: list[float], loss: list[float], wanted: float, power: float) -> float:
-    """Return A of one sign, or a bit more: the smallest point from which on g is ``wanted`` or more."""
+    """Return A for one sign, rounded up: where g reaches ``wanted``."""
     if loss[-1] < wanted:
         if power == 1:
             return math.inf

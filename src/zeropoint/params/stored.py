@@ -1,4 +1,4 @@
-"""Numbers of blocks in the format in which they are kept: rounded to it, stored in its dtype, loaded."""
+"""Numbers in their stored format: rounding, storing, loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IEEE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def store(values: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return values that ``fmt`` holds exactly in the dtype in which its codes are kept."""
+    """Return representable values in the storage dtype of ``fmt``."""
     dtype = storage_dtype(fmt)
     if dtype in IEEE:
         return values.to(dtype)
@@ -31,7 +31,7 @@ def load_scale(stored: torch.Tensor, fmt: Format, dtype: torch.dtype) -> torch.T
 
 
 def round_to(values: torch.Tensor, fmt: Format, *, up: bool) -> torch.Tensor:
-    """Round ``values``, positive where ``up``, to ``fmt``, saturating, without leaving the wide dtype."""
+    """Round to ``fmt`` within the wide dtype, saturating; ``up``: positive numbers upward."""
     native = dtype_of(fmt)
     if native in IEEE and not up:
         return values.to(native).to(values.dtype)
@@ -50,7 +50,7 @@ def smallest(fmt: Format) -> float:
 
 
 def top(fmt: Format, *, up: bool) -> float:
-    """Return the largest number that rounds to a value of ``fmt``: if not up, half a step past it."""
+    """Return the largest number that rounds into ``fmt``."""
     if up:
         return float(fmt.max)
     # torch's own casts yield Inf past that point.

@@ -1,9 +1,9 @@
-"""How far values of tables of blocks can be from the original: half the widest gap of the block's table.
+"""Error bounds of table values: half the widest gap of each table.
 
     |x - table[code]| <= max over j of (table[j + 1] - table[j]) / 2,    or how far x lies past either end,
 
-and what boundaries and results are rounded by. Tables of the scheme's own rule hold all numbers of their
-block (:mod:`.scale_tables`); those of a method may clip.
+and the roundings of boundaries and results. Tables of the scheme's own rule hold all numbers of their block
+(:mod:`.scale_tables`); tables of a method may clip.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tensors import Params
 
 
 class TableErrors:
-    """The parameters of a tensor of ``shape`` and ``dtype``, and what its numbers may be off by.
+    """Error bounds of a tensor whose scales are tables.
 
     params: as they are stored.
     """
@@ -40,7 +40,7 @@ class TableErrors:
         return self.representable()
 
     def bound(self, extremes: Extremes, out_dtype: torch.dtype) -> torch.Tensor:
-        """Return the bound of each block for numbers within ``extremes``, decoded to ``out_dtype``."""
+        """Return each block's bound for numbers within ``extremes``, decoded to ``out_dtype``."""
         out, wide = UnitRoundoff.of(out_dtype), self._wide
         low, high = self.representable()
         largest = torch.maximum(low.abs(), high.abs())

@@ -1,7 +1,7 @@
-"""The tensors of parameters: which a scheme has and in which order, and single ones compared and printed.
+"""Parameter tensors of a scheme: names, order, shapes, comparison, printing.
 
-Operators and kernels take the parameters of a tensor as one list: those of :attr:`Scheme.levels`, then the
-zero point where there is one. What needs one of them asks here; another kind of tensor is another line here.
+Operators and kernels take the parameters of a tensor as one list: the levels in the order of
+:attr:`Scheme.levels`, then the zero point where there is one. A new kind of tensor is another line here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Params = Sequence[torch.Tensor]
 
 
 def zero_point_dtype(scheme: Scheme) -> torch.dtype:
-    """Return the dtype of integer zero points: int32, as torch takes them, or int64 for 32-bit codes."""
+    """Return the dtype of integer zero points: int32, int64 for 32-bit codes."""
     return torch.int64 if scheme.bits > 31 else torch.int32
 
 
 def parameter_names(scheme: Scheme) -> tuple[str, ...]:
-    """Return the name of each tensor, in buffers and files: ``scale1`` and on, ``zero_point``."""
+    """Return the tensors' names in buffers and files, ``scale1``, ..., ``zero_point``."""
     return scheme.level_names if scheme.zero_point is ZeroPoint.NONE else (*scheme.level_names, "zero_point")
 
 
@@ -37,7 +37,7 @@ def granularities(scheme: Scheme) -> tuple[Granularity, ...]:
 
 
 def parameter_grids(scheme: Scheme, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the shape of each tensor: a number for each block, or a table, which is a last axis."""
+    """Return each tensor's shape: the grid, and a table's last axis."""
     table = (scheme.element.per_scale,) if scheme.element.per_scale > 1 else ()
     return tuple((*blocks.grid(shape), *table) for blocks in granularities(scheme))
 
@@ -45,7 +45,7 @@ def parameter_grids(scheme: Scheme, shape: tuple[int, ...]) -> tuple[tuple[int, 
 def parameter_tensors(
     scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-    """Return shape and dtype of each tensor; ``shape`` and ``dtype`` are of the tensor that is quantized."""
+    """Return shape and dtype of each parameter tensor of a tensor."""
     own = format_of(dtype)
     dtypes = [storage_dtype(level.format_for(own)) for level in scheme.levels]
     if scheme.zero_point is not ZeroPoint.NONE:
@@ -66,7 +66,7 @@ def _counts(scheme: Scheme, shape: tuple[int, ...]) -> list[int]:
 
 
 def require_parameters(scheme: Scheme, params: Params, shape: tuple[int, ...]) -> None:
-    """Raise ShapeError unless parameters hold a number for each block of a tensor of ``shape``."""
+    """Raise ShapeError unless parameters hold a number for each block."""
     wanted = _counts(scheme, shape)
     if [x.numel() for x in params] != wanted:
         found = ", ".join(str(tuple(x.shape)) for x in params) or "none"
@@ -77,7 +77,7 @@ def require_parameters(scheme: Scheme, params: Params, shape: tuple[int, ...]) -
 
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape and values; bytes are compared as bytes."""
+    """Return whether tensors have equal dtype, shape and values; bytes compare bitwise."""
     bits = (
         (a.view(torch.uint8), b.view(torch.uint8)) if a.dtype == b.dtype and a.element_size() == 1 else (a, b)
     )
@@ -85,7 +85,7 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def brief(tensor: torch.Tensor) -> str:
-    """Return a tensor in a few characters: its value, or its extremes and shape."""
+    """Return a short text of a tensor: value, or extremes and shape."""
     tensor = tensor.float() if tensor.is_floating_point() else tensor
     if tensor.is_meta or tensor.numel() == 0:
         return f"of shape {tuple(tensor.shape)}"

@@ -1,4 +1,4 @@
-"""The parameters of ToRSh: one object that changes, in the vocabulary of torsh_backend::quantization.
+"""ToRSh's mutable parameters, in the vocabulary of torsh_backend::quantization.
 
 A thin view for programs that come from there, in which its examples hold word for word. The numbers are those
 of an immutable :class:`zeropoint.QuantizationParams`, which every function of zeropoint takes, in ``value``.
@@ -31,7 +31,7 @@ class QuantizedDType(enum.Enum):
 
 
 class ParameterList(list[Any]):
-    """Scales or zero points: a list each change of which is written to the parameters they belong to.
+    """Scales or zero points as a list that writes changes back.
 
     Args:
         numbers: the items.
@@ -63,9 +63,10 @@ for _name in (
 
 @dataclass
 class QuantizationParams:
-    """ToRSh's object: scales and zero points as lists, changed by assignment or :meth:`from_statistics`.
+    """ToRSh's object: mutable lists of scales and zero points.
 
-    value: the parameters as zeropoint keeps them; give these to ``zp.quantize`` and the rest.
+    Lists are changed by assignment or :meth:`from_statistics`. value: the parameters as zeropoint keeps them;
+    give these to ``zp.quantize`` and the rest.
 
     >>> params = QuantizationParams.int8_symmetric()
     >>> params.from_statistics(-2.0, 2.0)
@@ -85,7 +86,7 @@ class QuantizationParams:
 
     @classmethod
     def new(cls, scale: float, zero_point: int) -> QuantizationParams:
-        """Return parameters with this scale and zero point, uint8 where the zero point is above int8."""
+        """Return parameters of a scale and zero point, uint8 beyond int8."""
         return cls(parameters.QuantizationParams.new(scale, zero_point))
 
     @classmethod
@@ -100,17 +101,17 @@ class QuantizationParams:
 
     @classmethod
     def channel_wise(cls, num_channels: int, dtype: QuantizedDType) -> QuantizationParams:
-        """Return parameters with scale 1 and zero point 0 for each channel of axis 0."""
+        """Return parameters with scale 1 and zero point 0 per channel."""
         return cls(parameters.QuantizationParams.channel_wise(num_channels, dtype.value))
 
     @classmethod
     def block_wise(cls, block_size: int, dtype: QuantizedDType) -> QuantizationParams:
-        """Return parameters with scale 1 for blocks of so many elements of the last axis."""
+        """Return parameters with scale 1 for blocks of the last axis."""
         return cls(parameters.QuantizationParams.block_wise(block_size, dtype.value))
 
     @property
     def dtype(self) -> QuantizedDType:
-        """The type of codes; raises UnsupportedError for one that ToRSh does not name."""
+        """Type of codes; raises UnsupportedError for one unknown to ToRSh."""
         name = self.scheme.element_name
         if name not in {member.value for member in QuantizedDType}:
             raise UnsupportedError(f"element {name} has no name in ToRSh; look at value.scheme.element")
@@ -123,7 +124,7 @@ class QuantizationParams:
 
     @property
     def scale(self) -> ParameterList:
-        """One scale for each parameter set; assignments, also to one of them, change the parameters."""
+        """One scale per parameter set; item assignments change the parameters."""
         scale = self.value.effective_scale()
         numbers = [1.0] if scale is None else scale.flatten().tolist()
         return ParameterList(numbers, lambda changed: setattr(self, "scale", changed))
@@ -137,7 +138,7 @@ class QuantizationParams:
 
     @property
     def zero_point(self) -> ParameterList:
-        """One zero point for each parameter set, 0 for symmetric schemes; assignments change them."""
+        """One zero point per parameter set, 0 if symmetric; assignments apply."""
         zeros = self.value.zero_point
         numbers = [0] * self.num_parameter_sets() if zeros is None else zeros.flatten().tolist()
         return ParameterList(numbers, lambda changed: setattr(self, "zero_point", changed))
@@ -152,14 +153,14 @@ class QuantizationParams:
         self.value = self._changed(zero_point=_like(old, zeros, "zero_point"))
 
     def _changed(self, **parts: Any) -> parameters.QuantizationParams:
-        """Return the validated parameters with other tensors; what was observed is not theirs."""
+        """Return validated parameters with other tensors, without observed extremes."""
         changed = replace(self.value, minimum=None, maximum=None, **parts)
         changed.validate()
         return changed
 
     @property
     def block_size(self) -> int | None:
-        """The size of blocks along the last axis, or None for schemes of other blocks."""
+        """Block length along the last axis, or None for other blocks."""
         blocks = self.scheme.granularity
         (size,) = blocks.extents if len(blocks.extents) == 1 else (0,)
         return size if size > 0 and blocks == Granularity.group(size) else None
@@ -175,11 +176,11 @@ class QuantizationParams:
         return _extreme(self.value.maximum, torch.amax)
 
     def from_statistics(self, min_val: float, max_val: float) -> None:
-        """Take scales and zero points from a range; raises RangeError or NonFiniteError where it is none."""
+        """Set parameters from a range; RangeError or NonFiniteError if invalid."""
         self.value = self.value.with_range(min_val, max_val)
 
     def validate(self) -> None:
-        """Raise a ZeropointError unless lengths agree, scales are positive and zero points are codes."""
+        """Raise a ZeropointError for wrong lengths, scales or zero points."""
         self.value.validate()
 
     def num_parameter_sets(self) -> int:
@@ -191,16 +192,16 @@ class QuantizationParams:
         return self.value.is_per_channel
 
     def quantization_error_bound(self) -> float:
-        """Return the largest error of a value in the range of the codes."""
+        """Return the largest error of a value inside the codes' range."""
         return float(self.value.error_bound().max())
 
     def compression_ratio(self) -> float:
-        """Return the bits of float32 over those of the codes, scales counted where the shape is known."""
+        """Return float32 bits over code bits, with scales where countable."""
         return self.value.compression_ratio
 
 
 def _like(old: torch.Tensor, numbers: Sequence[float], name: str) -> torch.Tensor:
-    """Return numbers in shape and dtype of those before; raises ShapeError unless there are as many."""
+    """Return numbers with the old shape and dtype, or raise ShapeError."""
     if len(numbers) != old.numel():
         raise ShapeError(
             f"{name} (length {len(numbers)}) must hold {old.numel()} numbers, one for each block"

@@ -9,10 +9,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def traced_as_constant(function: F) -> F:
-    """Let torch.compile run ``function``, Python on strings and values, while it traces, and keep the result.
+    """Let torch.compile evaluate a function while tracing, as a constant.
 
-    This sets what ``torch.compiler.assume_constant_result`` sets (torch 2.13), whose call alone imports all
-    of dynamo: 2 seconds, which a program that does not compile need not pay.
+    For Python on strings and values. This sets what ``torch.compiler.assume_constant_result`` sets (torch
+    2.13), whose call alone imports all of dynamo: 2 seconds, which a program that does not compile need not
+    pay.
 
     >>> @traced_as_constant
     ... def text(number: int) -> str:

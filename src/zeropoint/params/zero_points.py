@@ -18,7 +18,7 @@ def zero_points(
     scheme: Scheme, low: torch.Tensor, scale: torch.Tensor, *, empty: torch.Tensor,
     narrow: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the zero point of each block, as it is stored: real ones in the dtype of ``low``.
+    """Return each block's stored zero point; real ones keep ``low``'s dtype.
 
     low: the smallest number of the range. scale: with which elements are encoded. empty: where the range is a
     point. narrow: the dtype that intermediates are rounded to. Raises RangeError for a real one that is not

@@ -1,4 +1,4 @@
-"""Prepared kernels: a call resolved once, that runs without parsing, dispatch, preparation or new memory."""
+"""Prepared kernels: calls resolved once, then run without allocation."""
 
 from .guarantee import Guarantee
 from .plan import Plan, can_implement, plan

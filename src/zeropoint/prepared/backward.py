@@ -18,7 +18,7 @@ from .planned_calls import PlannedBackward, Signature
 
 
 def check_possible(signature: Signature) -> None:
-    """Raise UnsupportedError for the gradient of an operator whose parameters are not given."""
+    """Raise UnsupportedError for gradients without given parameters."""
     if signature.op in BACKWARD_PARTS and signature.params is None:
         raise UnsupportedError(
             f"{signature.op.value} needs given parameters, whose gradient it is; pass QuantizationParams"
@@ -26,7 +26,7 @@ def check_possible(signature: Signature) -> None:
 
 
 class _Factors:
-    """The scale of each element of a tensor, or one that broadcasts; None means 1."""
+    """Scales of elements, or a broadcastable one; None means 1."""
 
     def __init__(self, signature: Signature, *, dividing: bool) -> None:
         check_possible(signature)

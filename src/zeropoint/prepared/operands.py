@@ -1,4 +1,4 @@
-"""The tensors a plan takes and gives: their shape, dtype, strides and device, checked once a call."""
+"""Operands of a plan: shape, dtype, strides and device, checked per call."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Operand:
             )
 
     def check_out(self, out: torch.Tensor, *inputs: torch.Tensor) -> None:
-        """Raise unless ``out`` is contiguous, without gradient, and shares no memory with ``inputs``."""
+        """Raise unless ``out`` is contiguous, gradient-free and apart from inputs."""
         self.contiguous().check("out", out)
         if out.requires_grad:
             raise ShapeError("out (requires_grad=True) must not require a gradient; detach it first")
@@ -86,7 +86,7 @@ class Operand:
 
 
 class Staged:
-    """An input as kernels take it: contiguous, in memory that is held between calls, where it must be."""
+    """An input as kernels take it, staged contiguously where needed."""
 
     def __init__(self, operand: Operand, kernel: HeldKernel | None = None) -> None:
         as_it_is = operand.strides is None or (kernel is not None and kernel.strided)
@@ -121,7 +121,7 @@ class Codes:
         return QuantizedTensor(data=data, params=params, shape=shape, dtype=self.operand.dtype)
 
     def check(self, name: str, q: QuantizedTensor, *, whole: bool) -> None:
-        """Raise ShapeError unless ``q`` is such a tensor, contiguous, its parameters too when ``whole``."""
+        """Raise ShapeError for other quantized tensors; ``whole``: parameters too."""
         wanted = self.operand
         if not isinstance(q, QuantizedTensor):
             raise DtypeError(

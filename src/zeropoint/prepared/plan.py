@@ -1,4 +1,4 @@
-"""Plans: one operator on tensors of one shape, dtype and stride, resolved before there is any data."""
+"""Plans: one operator on one kind of tensor, resolved without data."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def identity(self) -> str:
-        """One spelling of what runs on what: backend, operator, scheme, tensor, parameters, codes in use."""
+        """One spelling of the plan: backend, operator, scheme, tensor, parameters."""
         own, chosen = self.signature, self.explanation.chosen
         given = "chosen" if own.params is None else "given"
         codes = "" if own.code_range is None else "/codes[{}..{}]".format(*own.code_range)
@@ -82,21 +82,23 @@ class Plan:
         return f"{chosen}/{own.op.value}/{own.scheme}/{tensor}{strides}/{given}{codes}"
 
     def empty(self) -> Any:
-        """Return memory for a result, uninitialized: a QuantizedTensor of quantize, else a tensor."""
+        """Return uninitialized memory for a result, a tensor or QuantizedTensor."""
         return self._call.empty()
 
     def run(self, *inputs: Any, out: Any = None) -> Any:
-        """Run on ``inputs`` and return the result, in the memory of ``out`` when it is given.
+        """Run on ``inputs``; return the result, in ``out`` if given.
 
         quantize: ``run(x) -> QuantizedTensor``. dequantize: ``run(q: QuantizedTensor) -> Tensor``.
         fake_quantize: ``run(x) -> Tensor``. fake_quantize_backward: ``run(grad, x) -> Tensor``, where
-        ``grad`` is laid out as ``x``. quantize_backward: the same, where ``grad`` is that of the codes.
-        dequantize_backward: ``run(grad) -> Tensor``, the gradient of the codes from that of the values.
+        ``grad`` is laid out as ``x``. quantize_backward: the same, where ``grad`` is the gradient of the
+        codes.
+        dequantize_backward: ``run(grad) -> Tensor``, the gradient of the codes from the gradient of the
+            values.
 
         No result carries a gradient, and no input is modified.
 
         Args:
-            out: what takes the result; allocated if None.
+            out: memory for the result; allocated if None.
             inputs: a tensor, or what the operator takes.
 
         Returns:
@@ -123,7 +125,7 @@ class Plan:
             self._free.release()
 
     def check(self, *inputs: Any, out: Any = None) -> None:
-        """Raise what :meth:`run` would raise for these tensors, except errors about their values.
+        """Raise the errors of :meth:`run` for these tensors, but for values.
 
         Args:
             inputs: as for :meth:`run`.
@@ -135,10 +137,10 @@ class Plan:
         self._call.check(*inputs, out=out)
 
     def synchronize(self) -> None:
-        """Wait for the device and raise what runs since the last call met; on the host, runs raise it.
+        """Wait for the device, and raise errors of runs since then.
 
         A run on a device returns before the device is done, and so before it is known whether numbers are
-        finite. A CUDA graph that replays runs is one of them.
+        finite. A CUDA graph that replays runs is one of them. On the host, runs raise at once.
 
         Raises:
             NonFiniteError: for NaN and Inf, and for a block whose scale does not fit its format.
@@ -150,7 +152,7 @@ class Plan:
             self._call.settle()
 
     def within(self, low: int, high: int) -> Plan:
-        """Return the plan with codes limited to ``low..high``: ``clamp(round(x / s) + z, low, high)``.
+        """Return the plan with codes, zero point included, clamped to ``low..high``.
 
         Args:
             low: the smallest code that is written.
@@ -183,7 +185,7 @@ def plan(
     device: str | torch.device = "cpu",
     backend: str | None = None,
 ) -> Plan:
-    """Return a prepared call of ``op`` on tensors of ``shape``, ``dtype`` and ``strides``.
+    """Return a prepared call of ``op`` on one kind of tensor.
 
     The backend is chosen now, :func:`zeropoint.only_backend` considered.
 
@@ -222,7 +224,7 @@ def can_implement(
     device: str | torch.device = "cpu",
     backend: str | None = None,
 ) -> Explanation:
-    """Return which backend a plan would use, and why each other would not.
+    """Return a plan's backend, and refusals of the others.
 
     Of a plan that cannot be made, the answer is false, and says under ``request`` what :func:`plan` raises.
     Tensors are checked by :meth:`Plan.check`.

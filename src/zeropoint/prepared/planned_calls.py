@@ -26,14 +26,14 @@ Value = torch.Tensor | QuantizedTensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
-    """All that a plan is made from.
+    """Signature of a plan.
 
     op: quantize, dequantize, fake_quantize or the gradient of one of them.
     params: given parameters on the grids of the operand, or None when they are chosen from the data, or come
         with the codes.
     operand: the tensor of values, in or out.
-    code_range: smallest and largest integer code in use, or None for those of the scheme.
-    backend: the one that shall run, or None for the fastest.
+    code_range: smallest and largest integer code in use, or None for the scheme's.
+    backend: the only one permitted, or None for the fastest.
     """
 
     op: Op
@@ -67,21 +67,21 @@ class Signature:
 
     @property
     def reentrant(self) -> bool:
-        """Whether a run writes to its result alone, so that several threads may run at once."""
+        """Whether a run writes to its result alone, as threads need."""
         own = self.operand
         return self.params is not None and own.strides is None and own.dtype is not torch.float64
 
     def kernel(self, op: Op) -> HeldKernel:
-        """Return the kernel for ``op``, with the given parameters where it takes some."""
+        """Return the kernel for ``op``, with given parameters if any."""
         params = None if self.params is None else self.params.stored
         return held_kernel(self.request(op), chosen_backend(self.backend), params)
 
 
 class PlannedCall(Protocol):
-    """The part of a plan that runs.
+    """The executable part of a plan.
 
-    workspace_bytes: memory held between calls that a call writes to. parameter_bytes: that of copies of given
-    parameters. allocates: why a call takes more, or None. settle: that of its kernels.
+    workspace_bytes: memory held between calls that a call writes to. parameter_bytes: memory of copies of
+    given parameters. allocates: why a call takes more, or None. settle: its kernels' own.
     """
 
     workspace_bytes: int
@@ -93,7 +93,7 @@ class PlannedCall(Protocol):
         """Return memory for a result."""
 
     def check(self, *inputs: Value, out: Value | None = None) -> None:
-        """Raise what a run on these tensors raises before it reads a number."""
+        """Raise the errors of a run that precede reading numbers."""
 
     def run(self, *inputs: Value, out: Value) -> Value:
         """Write the result into ``out`` and return it."""
@@ -171,7 +171,7 @@ class PlannedDequantize:
 
 
 class PlannedFakeQuantize:
-    """Values of the codes of ``x``; without given parameters, through codes in memory of the plan."""
+    """Fake-quantized values of ``x``, through plan-owned codes if dynamic."""
 
     def __init__(self, signature: Signature) -> None:
         self._operand = signature.operand
@@ -214,7 +214,7 @@ class PlannedFakeQuantize:
 
 
 class PlannedBackward:
-    """The straight-through gradient: that of the result where the rounded ``x`` needs no clipping, else 0."""
+    """The straight-through gradient: the result's inside the codes, else 0."""
 
     def __init__(self, signature: Signature) -> None:
         self._operand = signature.operand
@@ -254,7 +254,7 @@ class PlannedBackward:
 
 
 def check_code_range(signature: Signature) -> None:
-    """Raise RangeError unless the code range is a range within the codes of given parameters' scheme."""
+    """Raise RangeError unless the code range fits given parameters' scheme."""
     if signature.code_range is None:
         return
     (low, high), scheme = signature.code_range, signature.scheme

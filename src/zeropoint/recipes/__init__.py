@@ -1,6 +1,7 @@
-"""Which tensor gets which scheme: ordered rules by name, type and shape, in Python or YAML.
+"""Recipes: ordered rules by name, type and shape that assign schemes.
 
-This package decides from names, types and shapes alone. It knows no model, no checkpoint and no tensor.
+In Python or YAML. This package decides from names, types and shapes alone. It knows no model, no checkpoint
+and no tensor.
 """
 
 from .assignment import Activation, Assignment

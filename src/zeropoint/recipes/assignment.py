@@ -1,4 +1,4 @@
-"""What a rule gives to a module: schemes for its weight, its input and its output, and a method."""
+"""Assignments: schemes for weight, input and output, and a method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Activation:
         scheme: of one input or output.
         dynamic: whether its parameters are computed from each tensor at run time; static ones come from
             calibration and need blocks whose number does not depend on the batch. Of several levels of scales
-            that of the whole tensor is static then, and those under it follow each tensor (nvfp4).
+            the tensor-wide one is static then, and finer ones follow each tensor (nvfp4).
 
     Raises:
         RecipeError: for a static scheme with a block for each token, group or tile and no scale over them.
@@ -43,14 +43,14 @@ class Activation:
 
     @property
     def local(self) -> bool:
-        """Whether the scale of the whole tensor comes from calibration, and the others from each tensor."""
+        """Whether the tensor scale is calibrated, and finer ones are dynamic."""
         *fine, coarse = self.scheme.scales or (None,)
         whole = coarse is not None and coarse.granularity == Granularity.tensor()
         return not self.dynamic and bool(fine) and whole and _follows_the_batch(self.scheme)
 
     @property
     def calibrated(self) -> Scheme:
-        """The scheme of the parameters that calibration finds: of a local one, its range as one block."""
+        """The calibrated scheme: of a local one, its range as one block."""
         if not self.local:
             return self.scheme
         return Scheme(
@@ -60,7 +60,7 @@ class Activation:
 
     @staticmethod
     def of(text: str | Scheme, *, dynamic: bool | None = None) -> Activation:
-        """Return the scheme that ``text`` spells, dynamic where it must be and nothing else is said.
+        """Return the activation of a scheme, dynamic if it must be.
 
         Args:
             text: a scheme or its text form.
@@ -71,7 +71,7 @@ class Activation:
 
     @staticmethod
     def parse(text: str) -> Activation:
-        """Return what ``SCHEME``, ``SCHEME dynamic`` or ``SCHEME static`` spells.
+        """Return the activation of ``SCHEME``, ``SCHEME dynamic`` or ``SCHEME static``.
 
         Args:
             text: the text form.
@@ -94,7 +94,7 @@ class Activation:
 
 
 def _follows_the_batch(scheme: Scheme) -> bool:
-    """Whether some level has a block for each token or for each few elements of the data."""
+    """Whether some level's blocks grow with the batch."""
     return any(level.granularity.rest == 1 for level in scheme.scales)
 
 
@@ -167,7 +167,7 @@ class Assignment:
         return method_named(self.method or NEAREST)
 
     def or_method(self, method: str | None) -> Assignment:
-        """Return the assignment with ``method`` for its weight where it names none itself.
+        """Return the assignment with ``method`` where its weight names none.
 
         Args:
             method: used where none is set; a quality picks one for the weight's scheme.

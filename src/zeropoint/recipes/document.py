@@ -1,4 +1,4 @@
-"""Recipes in YAML: parsed with PyYAML, validated here, with errors that point at the line.
+"""Recipes in YAML: parsing and validation, with errors by line.
 
 default: w4a16                 # a preset, an assignment, or keep; what no rule names
 method: mse                    # how weights are quantized whose rule names no method; or fast, good, best
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What the words of a document mean: presets the same everywhere, other schemes with a codec's defaults.
+    """Meaning of a document's words: presets, and schemes with codec defaults.
 
     Args:
         preset: the assignment of a preset, or of a scheme's text.
@@ -99,7 +99,7 @@ def load_recipe(path: Path | str) -> Recipe:
 
 
 def read_recipe(path: Path | str) -> str:
-    """Return the text of the YAML file at ``path``; raises RecipeError when it cannot be read.
+    """Return the text of a YAML file, or raise RecipeError.
 
     Args:
         path: of a YAML file.
@@ -114,7 +114,7 @@ def read_recipe(path: Path | str) -> str:
 
 
 def read_bounded(path: Path | str, limit: int) -> bytes:
-    """Return the content of a file, at most ``limit`` bytes and one more; raises OSError.
+    """Return a file's content, at most ``limit`` + 1 bytes; raises OSError.
 
     A pipe is read as a shell gives one, ``<(...)``, but one that nobody writes to is empty: nothing waits.
     Memory is taken for what is read, a piece at a time, and a device is refused, as it has no end.
@@ -134,9 +134,10 @@ def read_bounded(path: Path | str, limit: int) -> bytes:
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of recipes, for editors and other tools.
+    """Return the JSON Schema (draft 2020-12) of recipes.
 
-    It knows keys and kinds of values; whether a preset or scheme exists, only parsing tells.
+    For editors and other tools. It knows keys and kinds of values; whether a preset or scheme exists, only
+    parsing tells.
 
     Example:
         >>> sorted(recipe_schema()["properties"])
@@ -213,7 +214,7 @@ def _of_assignment(gives: Assignment) -> dict[str, str]:
 
 
 def method_in(text: str) -> str | None:
-    r"""Return the ``method:`` for all weights in the YAML of a recipe, or None.
+    r"""Return a YAML recipe's ``method:`` for all weights, or None.
 
     Args:
         text: YAML, well-formed.
@@ -228,7 +229,7 @@ def method_in(text: str) -> str | None:
 
 
 def with_method(text: str, method: str) -> str:
-    r"""Return the YAML of a recipe with another ``method:``, every line in its place; rules keep theirs.
+    r"""Return a YAML recipe with another ``method:``, rules unchanged.
 
     Args:
         text: YAML; one that is malformed stays so.
@@ -255,7 +256,7 @@ def with_method(text: str, method: str) -> str:
 
 
 def _composed(text: str, name: str) -> Any:
-    """Return the nodes of a YAML text, or None of an empty one; raises RecipeError with the line."""
+    """Return a YAML text's nodes, None if empty; RecipeError with line."""
     with reading(f"{name}: this is not valid YAML", "correct it", RecipeError):
         try:
             return yaml.compose(text, Loader=yaml.SafeLoader)
@@ -271,7 +272,7 @@ def _composed(text: str, name: str) -> Any:
 
 
 def _mapping(place: _Place, known: tuple[str, ...]) -> dict[str, Any]:
-    """Return the value nodes of a mapping by key; unknown and repeated keys are errors."""
+    """Return a mapping's value nodes by key; unknown keys are errors."""
     if not isinstance(place.node, yaml.MappingNode):
         raise place.error(f"this must be a mapping with {', '.join(known)}")
     found: dict[str, Any] = {}
@@ -285,7 +286,7 @@ def _mapping(place: _Place, known: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _key_meant(key: Any, value: Any, known: tuple[str, ...]) -> str:
-    """Return what to write for a key that is unknown; ``scheme`` is what others call a preset or a weight."""
+    """Return the replacement of an unknown key; others say ``scheme``."""
     if key.value != "scheme" or not isinstance(value, yaml.ScalarNode):
         return near_misses(str(key.value), known)
     return f"write {'preset' if known == _RULE else 'default'}: {value.value}"
@@ -330,7 +331,7 @@ def _rule(place: _Place) -> Rule:
 
 
 def _given(place: _Place, fields: dict[str, Any]) -> tuple[Assignment | None, str]:
-    """Return what a rule assigns, or None and the reason to keep."""
+    """Return a rule's assignment, or None and the reason to keep."""
     ways = [key for key in ("preset", "keep") if key in fields]
     schemes = [key for key in _GIVE if key in fields]
     if len(ways) + bool(schemes) != 1:
@@ -350,7 +351,7 @@ def _given(place: _Place, fields: dict[str, Any]) -> tuple[Assignment | None, st
 
 
 def _assignment(place: _Place, fields: dict[str, Any]) -> Assignment:
-    """Return the schemes; each is parsed by itself first, so that an error has its own line."""
+    """Return the schemes, parsed one by one for errors by line."""
     texts = {key: _text(place.at(fields[key])) for key in _GIVE if key in fields}
     for key, text in texts.items():
         preset = PRESETS.get(text.lower())

@@ -1,4 +1,4 @@
-"""Recipes by model family, under the names that ``--recipe`` takes: each a row of data.
+"""Recipes by model family, as ``--recipe`` names: each a row of data.
 
 Attention is a fifth of a model's weights or less, and of all layers it suffers most from few bits; it gets 8
 bits where the rest gets 4. Experts are most of a model with experts, and all of a token pass only a few of
@@ -43,4 +43,4 @@ FAMILIES: Mapping[str, str] = MappingProxyType({
     "gpt-oss": _EXPERTS,
     "bert": _ENCODER,
 })  # fmt: skip
-"""Name to recipe in YAML; that of gpt-oss is for the layout of its own checkpoints."""
+"""Name to recipe in YAML; gpt-oss's is for the layout of its own checkpoints."""

@@ -1,4 +1,4 @@
-"""What a preset, or a scheme by itself, gives to a linear layer."""
+"""Assignment of a preset or single scheme to a linear layer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .assignment import Activation, Assignment
 
 
 def model_preset(name: str) -> Assignment:
-    """Return the assignment of a preset, whose weight may get options, or of a scheme's text to the weight.
+    """Return the assignment of a preset, or of a weight scheme.
 
-    Case does not matter in a preset's name. A format alone is no scheme here: one scale for a whole weight is
-    rarely meant.
+    Options may follow a preset's name, for its weight. Case does not matter in a preset's name. A format
+    alone is no scheme here: one scale for a whole weight is rarely meant.
 
     Args:
         name: a preset such as ``"w4a16"``, or a scheme for weights.

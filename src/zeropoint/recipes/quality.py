@@ -15,7 +15,7 @@ from ..schemes import Scheme
 
 
 class Quality(enum.StrEnum):
-    """How close outputs are to come to those of the float model."""
+    """Closeness of outputs to the float model, as a word."""
 
     FAST = "fast"
     """Without data."""
@@ -41,7 +41,7 @@ class PickedMethod:
 
     Args:
         method: its name.
-        refusal: why that of the quality is refused, where the method is one of a lower quality; empty
+        refusal: why the quality's own method is refused, where the method is from a lower quality; empty
             elsewhere.
     """
 
@@ -50,7 +50,7 @@ class PickedMethod:
 
 
 def picked(quality: Quality, weight: Scheme, *, quantized_inputs: bool) -> PickedMethod:
-    """Return the first method from ``quality`` downwards that takes the scheme of a weight.
+    """Return the first method from ``quality`` down that supports a scheme.
 
     Args:
         quality: asked for.
@@ -72,7 +72,7 @@ def picked(quality: Quality, weight: Scheme, *, quantized_inputs: bool) -> Picke
 
 
 def without_inputs(weight: Scheme) -> str:
-    """Return the method of a weight that has no inputs to learn from, whatever the quality.
+    """Return the method of a weight without inputs, for any quality.
 
     Args:
         weight: the scheme.
@@ -85,7 +85,7 @@ def without_inputs(weight: Scheme) -> str:
 
 
 def method_for(name: str, weight: Scheme, *, quantized_inputs: bool) -> str:
-    """Return the method that ``name``, of a method or a quality, means for the scheme of a weight."""
+    """Return the method of a method's or quality's name for a scheme."""
     if name not in set(Quality):
         return name
     return picked(Quality(name), weight, quantized_inputs=quantized_inputs).method

@@ -1,6 +1,6 @@
-"""Quark's names for what a scheme says: its enumerations, and its specifications read into schemes of ours.
+"""Quark's enumerations and specifications, read into zeropoint schemes.
 
-The names are those of quark.torch.quantization.config.type (amd-quark 0.13). What they mean is spelled in our
+The names are from quark.torch.quantization.config.type (amd-quark 0.13). What they mean is spelled in our
 own algebra and default dialect; Quark's own kernels ignore some of them in places (its processors round half
 to even whatever ``round_method`` says), which is not imitated here. Nothing of a specification is dropped: a
 key is read, or it is refused by name.
@@ -64,7 +64,7 @@ class Dtype(enum.StrEnum):
 
 
 class ScaleType(enum.StrEnum):
-    """The numbers that scales may be; ``float`` means those of the tensor's own dtype."""
+    """Formats of scales; ``float`` means the tensor's own dtype."""
 
     float = "float"
     pof2 = "pof2"
@@ -91,14 +91,14 @@ class DeviceType(enum.StrEnum):
 
 
 class QuantizationMode(enum.StrEnum):
-    """How a model is taken apart: its modules (``zp.quantize_model``), or its graph (``quantize_graph``)."""
+    """Quantization of modules (``zp.quantize_model``) or of graphs (``quantize_graph``)."""
 
     eager_mode = "eager_mode"
     fx_graph_mode = "fx_graph_mode"
 
 
 class TQTThresholdInitMeth(enum.StrEnum):
-    """Where a trained threshold starts; the documents spell the second ``_LL_J``, the code ``_KL_J``."""
+    """Initial value of trained thresholds; documents and code spell ``_LL_J``, ``_KL_J``."""
 
     _3SD = "_3SD"
     _LL_J = "_LL_J"
@@ -219,7 +219,7 @@ def _check_circumstances(given: Mapping[str, object]) -> None:
 
 
 def _refuse_others(dtype: Dtype, given: Mapping[str, object], used: Iterable[str]) -> None:
-    """Raise RecipeError for a key that means nothing for ``dtype``; defaults that Quark writes may stand."""
+    """Raise RecipeError for meaningless keys, but for Quark's written defaults."""
     idle = {"zero_point_type": "int32", "is_scale_quant": "False"}
     for key, value in given.items():
         if key not in (*_ALWAYS, *used) and _word(value) != idle.get(key):
@@ -229,7 +229,7 @@ def _refuse_others(dtype: Dtype, given: Mapping[str, object], used: Iterable[str
 
 
 def _shared_exponent(dtype: Dtype, given: Mapping[str, object]) -> str:
-    """Return the scheme of a format whose blocks share an exponent, without its rounding."""
+    """Return the scheme of shared-exponent blocks, without rounding."""
     mine = ("ch_axis", "group_size", "scale_calculation_mode")
     of_mx = ("mx_element_dtype", "qscheme", "scale_type", "scale_format") if dtype is Dtype.mx else ()
     _refuse_others(dtype, given, (*mine, *of_mx))
@@ -288,7 +288,7 @@ def _granularity(given: Mapping[str, object]) -> str:
 
 
 def _blocks(size: int, axis: int) -> str:
-    """Return the granularity of blocks of ``size`` along ``axis``; -1 means the whole axis, as in Quark."""
+    """Return blocks of ``size`` along ``axis``; -1: the whole axis."""
     if size < 1 and size != -1:
         raise RecipeError(f"Quark's group_size (={size}) must be positive, or -1 for a whole axis")
     return str(Granularity.along(axis, 0 if size == -1 else size))
@@ -327,7 +327,7 @@ def _scale(given: Mapping[str, object]) -> str:
 
 
 def _word(value: object) -> str:
-    """Return the name of a member of any enumeration, or the text of another value."""
+    """Return an enumeration member's name, or another value's text."""
     return value.name if isinstance(value, enum.Enum) else str(value)
 
 

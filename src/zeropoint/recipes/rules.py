@@ -1,4 +1,4 @@
-"""Rules, tried in order: the first that matches a module decides, and one that matches none is an error."""
+"""Rules, tried in order: the first match decides, and unmatched ones fail."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _AXIS = re.compile(r"\*|(?P<op>>=|<=|%|)(?P<number>[1-9][0-9]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a rule looks at: a module's dotted name, the name of its class, and its weight's shape and dtype.
+    """A module as rules see it: names, type, shape and dtype.
 
     Args:
         name: the module's dotted name.
         type: the name of its class.
         shape: of its weight, empty where it has none.
         dtype: as torch spells it, or empty where none is known.
-        parameter: another name that the module may be called by, such as that of its weight in a file; empty
-            for none.
+        parameter: another name of the module, such as its weight's in a file; empty for none.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a module must be called, be and measure, and what it gets.
+    """A rule: conditions on a module, and its assignment.
 
     Args:
         name: a glob for the whole name, or ``re:`` and a regular expression that must match from its start.
@@ -101,7 +100,7 @@ class Rule:
 
 @functools.lru_cache(maxsize=1024)
 def _axes(text: str) -> tuple[bool, tuple[tuple[str, int], ...]]:
-    """Return whether any axes may come before, and (comparison, number) of each axis."""
+    """Return whether leading axes are free, and (comparison, number) per axis."""
     entries = [entry.strip() for entry in text.split(",")] if text else ["..."]
     open_ended = entries[0] == "..."
     found = [(entry, _AXIS.fullmatch(entry)) for entry in entries[open_ended:]]
@@ -115,7 +114,7 @@ def _axes(text: str) -> tuple[bool, tuple[tuple[str, int], ...]]:
 
 
 def _require_names(field: str, names: object) -> None:
-    """Raise RecipeError for what is no tuple of names: a name alone, or classes."""
+    """Raise RecipeError for a bare name or classes, not a tuple."""
     if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
         given = (names,) if isinstance(names, str) else names if isinstance(names, tuple | list) else ()
         spelled = tuple(name if isinstance(name, str) else getattr(name, "__name__", "?") for name in given)
@@ -273,7 +272,7 @@ class Recipe:
             )
 
     def ignoring(self, patterns: Iterable[str] | str) -> Recipe:
-        """Return the recipe that keeps what patterns name, before any of its rules decides.
+        """Return the recipe with patterns kept, before any rule decides.
 
         Args:
             patterns: globs, or ``re:`` and a regular expression, or one of them.
@@ -287,7 +286,7 @@ class Recipe:
         return replace(self, rules=(*keep, *self.rules))
 
     def with_method(self, method: str | None) -> Recipe:
-        """Return the recipe with ``method`` for the weights of all rules that name none themselves.
+        """Return the recipe with ``method`` for rules that name none.
 
         Args:
             method: for rules that name none; a quality picks one for the scheme of each.

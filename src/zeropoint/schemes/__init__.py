@@ -1,4 +1,4 @@
-"""How a tensor is quantized: value objects and their text form. Nothing here touches a tensor."""
+"""Quantization schemes as values, and their text form, without tensors."""
 
 from .dialects import DIALECTS, Arithmetic, Dialect, Scaling, TensorScale, ZeroPointPlace, get_dialect
 from .granularity import Granularity

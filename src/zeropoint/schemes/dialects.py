@@ -1,4 +1,4 @@
-"""The small choices on which implementations of one format differ, under the names of those implementations.
+"""Dialects: numerical details in which implementations of a format differ.
 
 A scheme names one dialect; operators read its fields and never its name.
 """
@@ -41,7 +41,7 @@ class ZeroPointPlace(enum.Enum):
 
 
 class ZeroPointFormula(enum.Enum):
-    """How an integer zero point follows from the smallest number of a block and its scale."""
+    """Formula of an integer zero point from a block's minimum and scale."""
 
     NEAREST = "nearest"
     """``round(qmin - minimum / scale)``"""
@@ -53,11 +53,11 @@ class ZeroPointFormula(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroPoints:
-    """How integer zero points come about, and when they are added.
+    """Formula and placement of integer zero points.
 
     formula: from the smallest number of a block.
-    of_empty_range: whether that of a block whose range is zero follows from the formula, too, which gives the
-        smallest code; otherwise it is 0.
+    of_empty_range: whether the formula also applies to a block whose range is zero, where it gives the
+        smallest code; otherwise its zero point is 0.
     place: whether it is added before or after rounding.
     """
 
@@ -68,15 +68,15 @@ class ZeroPoints:
 
 @dataclass(frozen=True, kw_only=True)
 class SmallScales:
-    """Linear scales where a block holds zeros, or hardly more.
+    """Linear scales of blocks that hold zeros or tiny numbers.
 
     of_zeros: the scale of a block whose range is zero; None means the machine epsilon of the input's dtype.
-        Where it is 0, so are scales too small for their format.
+        Where it is 0, scales too small for their format are 0, too.
     least: the smallest scale, where its format reaches it; the least normal float32 keeps reciprocals finite
         and results independent of flush-to-zero modes.
-    finest: the finest of several levels where it would be zero; 0 keeps the zero.
-    finest_of_zeros: the same where it was zero before it was rounded, as that of zeros is; None means
-        ``finest``.
+    finest: replaces a zero scale of the finest of several levels; 0 keeps the zero.
+    finest_of_zeros: the same for a scale that was zero before it was rounded, as in a block of zeros; None
+        means ``finest``.
     """
 
     of_zeros: float | None = 1.0
@@ -86,7 +86,7 @@ class SmallScales:
 
 
 class FinestQuotient(enum.Enum):
-    """In which order the finest of several linear scales is computed from ``amax`` and the coarser scale."""
+    """Order of operations for the finest of several linear scales."""
 
     OF_IDEAL = "of_ideal"
     """``(amax / divisor) / scale_2``, or times its reciprocal where that is kept."""
@@ -105,20 +105,20 @@ class TensorScale(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """One implementation's small choices; the defaults are zeropoint's own.
+    """One implementation's numerical details; the defaults are zeropoint's own.
 
     Args:
         name: as text forms spell it.
         arithmetic: precision of intermediates.
         scaling: division, or multiplication by a reciprocal.
-        zero_points: how integer zero points come about, and when they are added.
-        small_scales: linear scales where a block holds zeros, or hardly more.
+        zero_points: formula and placement of integer zero points.
+        small_scales: linear scales of blocks that hold zeros or tiny numbers.
         rounding: the rounding of elements when the scheme does not say.
-        even_mantissa_bits: mantissa width to which the even scale rule rounds; None means that of the
-            elements.
-        even_own_bits: float elements of this many bits take their own mantissa width there all the same.
+        even_mantissa_bits: mantissa width to which the even scale rule rounds; None means the elements'
+            width.
+        even_own_bits: width of float elements that take their own mantissa width there all the same.
         tensor_scale: whether the coarsest of several levels is kept as itself or as its reciprocal.
-        finest_quotient: in which order the finest of several linear scales is computed.
+        finest_quotient: order of operations for the finest of several linear scales.
         positive_zero_bits: float elements of at most this many bits write a negative zero as code 0.
         table_steps: scales that are stored as codes of a table are rounded to so many steps from -1 to 1
             first; 0 means that they are not.
@@ -178,7 +178,7 @@ _DIALECTS = (
     _COMPRESSED_TENSORS,
     # As oneshot calls it: it adds a zero point of 0 before the cast to FP8 too, which makes -0.0 positive.
     replace(_COMPRESSED_TENSORS, name="compressed-tensors-oneshot", positive_zero_bits=8),
-    # NVFP4QTensor and MXFP8QTensor of nvidia-modelopt 0.47. The sign of FP4 is that of ``x < 0``, which -0.0
+    # NVFP4QTensor and MXFP8QTensor of nvidia-modelopt 0.47. FP4 has the sign bit of ``x < 0``, which -0.0
     # does not have.
     Dialect(
         name="modelopt",

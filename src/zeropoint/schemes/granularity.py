@@ -1,4 +1,4 @@
-"""Which elements of a tensor share parameters: blocks of one shape, aligned to the first or the last axes."""
+"""Granularity: blocks of elements that share parameters."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Anchor(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Granularity:
-    """A block shape: ``extents`` cover the first or last axes, ``rest`` every other; 0 means a whole axis.
+    """Block shape: extents along the first or last axes.
 
-    The last block along an axis may be short: it is a block like any other, with parameters of its own.
+    ``rest`` is the extent along every other axis. The last block along an axis may be short: it is a block
+    like any other, with parameters of its own.
 
     Args:
         extents: lengths of a block along the anchored axes; 0 for a whole axis.
@@ -93,7 +94,7 @@ class Granularity:
 
     @classmethod
     def along(cls, axis: int, size: int) -> Granularity:
-        """Return blocks of ``size`` consecutive elements of any axis; 0 means the whole axis.
+        """Return blocks of ``size`` elements along an axis, or the whole axis.
 
         Args:
             axis: along which the blocks run.
@@ -123,7 +124,7 @@ class Granularity:
         return cls(extents=shape, rest=1)
 
     def block_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the extent of a full block along each axis of a tensor of ``shape``.
+        """Return the extent of a full block along each axis.
 
         Args:
             shape: extents of the axes; of the blocks, whole axes take theirs from it.
@@ -142,7 +143,7 @@ class Granularity:
         )
 
     def grid(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how many blocks lie along each axis of a tensor of ``shape``; an empty axis has none.
+        """Return the number of blocks along each axis.
 
         Args:
             shape: extents of the axes; a partial last block counts as one.
@@ -173,7 +174,7 @@ class Granularity:
 
     @property
     def channel_axis(self) -> int | None:
-        """The axis each index of which is a block, as :meth:`channel` takes it, or None."""
+        """The axis of :meth:`channel` blocks, one per index, or None."""
         first = self.anchor is Anchor.FIRST
         position = len(self.extents) - 1 if first else 0
         axis = position if first else -len(self.extents)

@@ -1,4 +1,4 @@
-"""The levels of a scheme together: which go with each other, and their words in its text form.
+"""Levels of scales and offsets: valid combinations, and their text form.
 
     scale  = scale_1 * scale_2 * ... + center          offset = offset_1 * offset_2 * ...
 
@@ -31,16 +31,16 @@ _DEFAULTS = {"scale": LINEAR, "offset": MINIMUM, "center": MEAN}
 
 
 def chained(scheme: Scheme) -> str | None:
-    """Return what ``scheme`` has beyond positive scales in formats of floats, or None."""
+    """Return the name of a feature beyond positive float scales, or None."""
     found = _beyond(scheme, signed=False)
     plain = found is None and scheme.zero_point.value == "none" and _one_linear(scheme)
     return "scales of zero" if plain and scheme.dialect.small_scales.of_zeros == 0.0 else found
 
 
 def beyond_factors(scheme: Scheme) -> str | None:
-    """Return what there is beyond codes, less their zero points, times scales in formats of floats, or None.
+    """Return the name of a feature beyond signed float scales, or None.
 
-    Signed scales are factors, too.
+    A plain scheme decodes as codes, less their zero points, times scales in float formats.
     """
     return _beyond(scheme, signed=True)
 
@@ -71,7 +71,7 @@ def _one_linear(scheme: Scheme) -> bool:
 
 
 def check_levels(scheme: Scheme) -> None:
-    """Raise SchemeError for levels that do not go with each other, or with the rest of the scheme."""
+    """Raise SchemeError for incompatible levels."""
     for name, levels in (("scales", scheme.scales), ("offsets", scheme.offsets)):
         if len(levels) > MAX_LEVELS:
             raise SchemeError(f"{name} ({len(levels)} levels) must number at most {MAX_LEVELS}")
@@ -127,7 +127,7 @@ def _check_limit(scheme: Scheme, level: ScaleLevel) -> None:
 
 
 def _check_tables(scheme: Scheme) -> None:
-    """Raise SchemeError where the scales of elements that point into them are no plain numbers."""
+    """Raise SchemeError for table elements whose scales are not plain float tables."""
     if scheme.element.per_scale == 1:
         return
     plain = len(scheme.scales) == 1 and not scheme.offsets and scheme.center is None
@@ -145,7 +145,7 @@ _SEARCHED_BITS = 8
 
 
 def _check_search(scheme: Scheme) -> None:
-    """Raise SchemeError for rules that compare errors where there is nothing that they could compare."""
+    """Raise SchemeError for search rules without an error to compare."""
     for level in scheme.levels[1:]:
         if isinstance(level.rule, Search):
             raise SchemeError(
@@ -182,7 +182,7 @@ def _negative(level: ScaleLevel) -> bool:
 
 
 def _check_signs(scheme: Scheme) -> None:
-    """Raise SchemeError for a level that may be negative in a format that is not."""
+    """Raise SchemeError for signed rules in unsigned formats."""
     for level in scheme.levels:
         if (level.picks(Pick.SIGNED) or level.picks(Pick.EDGE)) and not _negative(level):
             raise SchemeError(f"rule {level.rule.text} needs a format with negative numbers, got {level}")
@@ -243,7 +243,7 @@ def joined_levels(scheme: Scheme) -> dict[str, str]:
 def read_levels(
     parts: Mapping[str, str], granularity: Granularity, *, cast: bool
 ) -> dict[str, tuple[ScaleLevel, ...]]:
-    """Return the levels that words name, by ``scale``, ``offset`` and ``center``; a cast has no scales."""
+    """Return levels by ``scale``, ``offset`` and ``center``; a cast has no scales."""
     read: dict[str, tuple[ScaleLevel, ...]] = {"scale": (), "offset": (), "center": ()}
     for name in () if cast else ("scale", "offset"):
         text = parts.get(name, "float32" if name == "scale" else None)

@@ -1,7 +1,7 @@
-"""Presets: schemes, and pairs of schemes for a linear layer, that have a name. One line each, one meaning.
+"""Presets: named schemes, and named combinations for a linear layer.
 
-A name gives the same codes and scales wherever it stands: ``zp.quantize``, ``quantize_model``, recipes and
-``zeropoint quantize --to``. Names of the engines' world follow its arithmetic, dialect compressed-tensors.
+A name gives the same codes and scales everywhere: in ``zp.quantize``, ``quantize_model``, recipes and
+``zeropoint quantize --to``. Names from serving engines follow their arithmetic, dialect compressed-tensors.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """The text forms of a weight's scheme, and of a linear layer's input and output where these have one.
+    """Text forms of the weight, input and output schemes of a layer.
 
     Args:
         weight: the text form of the weight's scheme.
-        input, output: None leaves them alone.
-        static: whether their scales come from calibration data; otherwise they are computed from each tensor
-            at run time.
+        input, output: None keeps them in floating point.
+        static: whether activation scales come from calibration data; otherwise they are computed from each
+            tensor at run time.
         without_data: of a static preset, the closest one that needs no data.
     """
 

@@ -1,14 +1,14 @@
-"""Rules that pick a number for each block: a scale, an offset, or the mean of scales. Each is a value.
+"""Rules for the scale, offset or center of a block, as values.
 
     linear, signed, edge, minimum, mean a number of the block over a divisor:  Linear
     floor, even, ceil, rceil            a power of two:                        PowerOfTwo
-    ceil<LIMIT>                         the same, from a limit of one's own:   Ceiling
+    ceil<LIMIT>                         the same, from a given limit:          Ceiling
     search, search<P>                   the scale of least error:              Search
     four_over_six                       the better one of two:                 Search
 
-A linear rule may end in ``_up`` or ``_late``, which say how its number is stored. This module owns which
-rules there are and their names; :mod:`zeropoint.params` computes them, and :mod:`zeropoint.ops.scale_search`
-those that compare errors.
+A linear rule may end in ``_up`` or ``_late``, which say how its number is stored. This module owns the rules
+and their names; :mod:`zeropoint.params` computes them, and :mod:`zeropoint.ops.scale_search` computes the
+rules that compare errors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Store(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A number of the block over a divisor: that of the elements, and the largest values of finer levels.
+    """A number of the block over the elements' and finer levels' maxima.
 
     Args:
         pick: which number of the block.
@@ -77,10 +77,10 @@ class Linear:
 
 
 class Exponent(enum.Enum):
-    """How the exponent of a power of two follows from the largest magnitude ``amax``.
+    """Exponent of a power-of-two scale from the largest magnitude ``amax``.
 
-    ``emax`` and ``max`` are those of the element format; exponents come from the bits of ``amax``, never from
-    a float log2.
+    ``emax`` and ``max`` belong to the element format; exponents come from the bits of ``amax``, never from a
+    float log2.
     """
 
     FLOOR = "floor"
@@ -144,14 +144,14 @@ FLOOR, EVEN, CEIL, RCEIL = map(PowerOfTwo, Exponent)
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The scale under which the codes of a block have the least error: a sum of powers of magnitudes.
+    """Scale of least error: a sum of powers of magnitudes.
 
         argmin over s of  sum_i |x_i - dequantize(quantize(x_i; s))| ** power
 
     Args:
         start: the rule whose scale wins ties, and which parameters from ranges alone follow.
         power: from 1 to 8; it counts in steps of 2 ** -10.
-        factor: of the start, that is tried besides it; 0 means every scale of the format.
+        factor: multiple of the start that is the other candidate; 0 means every scale of the format.
     """
 
     start: Linear | PowerOfTwo = LINEAR
@@ -164,7 +164,7 @@ class Search:
 
     @property
     def power_of_two(self) -> bool:
-        """Whether the start is a power of two, as all scales of its format are."""
+        """Whether the start is a power of two, like all its candidates."""
         return self.start.power_of_two
 
     @property
@@ -208,7 +208,7 @@ _NUMBERED: tuple[tuple[str, Callable[[float], ScaleRule]], ...] = (
 
 
 def rule_named(text: str) -> ScaleRule | None:
-    """Return the rule that ``text`` names, or None; raises SchemeError for a number that it cannot have.
+    """Return a rule by text, or None; SchemeError for bad numbers.
 
     >>> rule_named("ceil7.25"), rule_named("highest")
     (Ceiling(limit=7.25), None)
@@ -223,7 +223,7 @@ def rule_named(text: str) -> ScaleRule | None:
 
 
 def any_format(text: str) -> bool:
-    """Return whether ``text`` names a rule for scales of any format, and none: that of a default is kept.
+    """Return whether a rule keeps the format of the scales it replaces.
 
     >>> any_format("search2.4"), any_format("signed"), any_format("search/float32"), any_format("even")
     (True, True, False, False)
@@ -232,7 +232,7 @@ def any_format(text: str) -> bool:
 
 
 def signs(text: str) -> bool:
-    """Return whether ``text``, of a level, names a rule whose scales have a sign.
+    """Return whether the text of a level names a signed rule.
 
     >>> signs("signed"), signs("signed/float16"), signs("float16")
     (True, True, False)

@@ -1,4 +1,4 @@
-"""One level of scales or offsets: which elements share one, which numbers it may be, and its rule."""
+"""One level of scales or offsets: its blocks, format and rule."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .scale_rules import FLOOR, LINEAR, RULES, Linear, Pick, ScaleRule, Search, 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleLevel:
-    """One factor of a number that each block has: of its scale, of its offset; or the center of scales.
+    """One factor of each block's scale or offset, or the center.
 
     Args:
         granularity: which elements share it.
-        format: the numbers it may be, of any kind; None means those of the quantized tensor's own dtype.
+        format: the numbers it may be, of any kind; None means the quantized tensor's own dtype.
         rule: how it follows from the data.
 
     Raises:
         SchemeError: when the rule yields powers of two that the format cannot hold exactly, and for formats
-            that levels cannot be kept in: those of more than a byte but the four of IEEE, and those past
+            that levels cannot be kept in: more than a byte but for the four of IEEE, and formats past
             float32.
     """
 
@@ -59,7 +59,7 @@ class ScaleLevel:
             raise SchemeError(f"scale format {format_name(fmt)} has values outside float32; move its bias")
 
     def format_for(self, input_format: Format) -> Format:
-        """Return the format of the scales of a tensor whose own numbers are of ``input_format``.
+        """Return the format of the scales for an input format.
 
         Args:
             input_format: the format of the tensor.
@@ -89,7 +89,7 @@ class ScaleLevel:
 
     @property
     def bits(self) -> int:
-        """Bits that one takes: whole bytes of a float, else those of a code; 16 of the input's own."""
+        """Stored bits of a number; 16 in the input's own format."""
         if self.format is None:
             return 16
         return self.format.level_bits
@@ -114,7 +114,7 @@ def _format(text: str, rules: Iterable[str] = ()) -> Format | None:
 
 
 def choice_text(level: ScaleLevel, default: ScaleRule = LINEAR) -> str:
-    """Return the text form of a level without its blocks: ``float32``, ``floor``, ``linear_up/bfloat16``.
+    """Return the text form of a level without its blocks, like ``linear_up/bfloat16``.
 
     default: the rule that a format alone means.
     """

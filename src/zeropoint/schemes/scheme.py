@@ -1,4 +1,4 @@
-"""How a tensor is quantized, as one value: element format, scales, zero point, range, rounding, dialect."""
+"""The scheme value: element format, scales, zero point, range, rounding, dialect."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ class Scheme:
     Args:
         element: the format of the codes.
         scales: the levels whose product is the scale, finest first; empty means that codes are the values.
-        zero_point: none, integer or real; blocks are those of the finest level.
+        zero_point: none, integer or real; blocks are the finest level's.
         range_rule: full or narrow codes of a signed integer format.
         rounding, overflow: what happens between codes and past the largest.
         dialect: whose small choices are followed.
-        offsets: the levels whose product is the offset, finest first, on blocks like those of scales; empty
+        offsets: the levels whose product is the offset, finest first, on blocks as for scales; empty
             means 0.
         center: a number that is added to the product of the scales, such as their mean; None means 0.
 
@@ -183,7 +183,7 @@ class Scheme:
 
     @property
     def structure(self) -> tuple[object, ...]:
-        """What codes and numbers of levels there are, whatever rule, rounding or dialect picks them."""
+        """Codes and levels, independent of the rule, rounding or dialect."""
         scales, offsets = (
             tuple((level.granularity, level.format) for level in levels)
             for levels in (self.scales, self.offsets)
@@ -203,7 +203,7 @@ class Scheme:
 
     @cached_property
     def start(self) -> Scheme:
-        """The scheme whose rule gives the scales that a search starts from; itself where there is none."""
+        """The scheme that gives a search its starting scales, else itself."""
         if self.search is None:
             return self
         finest, *coarser = self.scales
@@ -211,12 +211,12 @@ class Scheme:
 
     @cached_property
     def unseeded(self) -> Scheme:
-        """The scheme with seed 0, which kernels are prepared for: each step of training may have its own."""
+        """The scheme with seed 0, shared by all training steps."""
         return replace(self, rounding=replace(self.rounding, seed=0)) if self.rounding.seed else self
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest value of the codes in use, in units of the scale."""
+        """Smallest and largest value of the codes, in units of the scale."""
         low, high = self.element.ends(narrow=self.range_rule is RangeRule.NARROW)
         return float(low), float(high)
 
@@ -243,7 +243,7 @@ class Scheme:
 
     @cached_property
     def divisor(self) -> float:
-        """What the largest magnitude of a block is divided by to give its symmetric scale.
+        """Divisor of a block's amax that gives its symmetric scale.
 
         Exact in float64, and in float32 for elements of at most 24 bits.
         """
@@ -251,7 +251,7 @@ class Scheme:
 
     @property
     def even_bits(self) -> int:
-        """The mantissa width to which the even rule rounds the largest magnitude of a block."""
+        """Mantissa width to which the even rule rounds amax."""
         width = self.dialect.even_mantissa_bits
         if width is None or self.bits == self.dialect.even_own_bits:
             return self.element.mantissa_bits
@@ -259,7 +259,7 @@ class Scheme:
 
     @property
     def widens_to_zero(self) -> bool:
-        """Whether the range of an affine scheme is widened to contain 0, as integer zero points need."""
+        """Whether affine ranges include 0, as integer zero points need."""
         return self.zero_point is not ZeroPoint.REAL
 
     @property
@@ -270,7 +270,7 @@ class Scheme:
 
     @property
     def formula_zero_point(self) -> bool:
-        """Whether the zero point of a block whose range is a point follows from the formula, or is 0."""
+        """Whether an empty range takes the formula's zero point, not 0."""
         return self.dialect.zero_points.of_empty_range or self.zero_point is ZeroPoint.REAL
 
     @property
@@ -279,9 +279,10 @@ class Scheme:
         return self.element.bits
 
     def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the codes of a tensor: its own, unless a code represents several neighbors.
+        """Return the shape of the codes of a tensor.
 
-        Codes do not reach into the next block, so that the last one of a block may represent fewer.
+        It is the tensor's own, unless a code represents several neighbors. Codes do not reach into the next
+        block, so that the last one of a block may represent fewer.
 
         Args:
             shape: of the tensor to be quantized.
@@ -294,7 +295,7 @@ class Scheme:
         return (*lead, blocks * -(-self.row_block(shape) // per) - (-rest // per))
 
     def row_block(self, shape: tuple[int, ...]) -> int:
-        """Return how many neighbors along the last axis of a tensor lie in one of the finest blocks.
+        """Return the length of a finest block along the last axis.
 
         Args:
             shape: of the tensor to be quantized.
@@ -302,9 +303,9 @@ class Scheme:
         return self.granularity.block_shape(shape)[-1] if shape else 1
 
     def bits_per_value(self, shape: tuple[int, ...]) -> float:
-        """Return the average bits of an element of a tensor of ``shape``, scales and zero points counted.
+        """Return the average bits of an element, with scales and zero points.
 
-        Levels in formats of floats take whole bytes, others are packed like codes; those of the input's own
+        Levels in formats of floats take whole bytes, others are packed like codes; levels in the input's own
         format count 16 bits. An empty tensor has 0.
 
         Args:
@@ -322,9 +323,9 @@ class Scheme:
 
     @staticmethod
     def parse(text: str | Scheme) -> Scheme:
-        """Return the scheme that ``text`` spells: ``ELEMENT[:GRANULARITY][:OPTION...]``, or a preset's name.
+        """Return the scheme of a text or preset: ``ELEMENT[:GRANULARITY][:OPTION...]``.
 
-        The grammar is that of :mod:`zeropoint.schemes.text`.
+        :mod:`zeropoint.schemes.text` has the grammar.
 
         Args:
             text: a text form or preset such as ``"int4:g128"``; a scheme is returned as it is.
@@ -340,7 +341,7 @@ class Scheme:
         return text if isinstance(text, Scheme) else _parse(text)
 
     def __lt__(self, other: object) -> bool:
-        """Order schemes as their text forms: a total order, in which equal schemes are equal.
+        """Order schemes by text form: a total order consistent with equality.
 
         >>> [str(scheme) for scheme in sorted(map(Scheme.parse, ("int8:channel", "int4")))]
         ['int4:tensor', 'int8:channel']
@@ -389,7 +390,7 @@ class Scheme:
         return join(parts)
 
     def with_dialect(self, dialect: Dialect) -> Scheme:
-        """Return the scheme in another dialect, with its rounding unless this one's was special.
+        """Return the scheme in another dialect, with its rounding unless set explicitly.
 
         Args:
             dialect: one of :data:`~zeropoint.schemes.DIALECTS` or a value of one's own.

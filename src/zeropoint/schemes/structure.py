@@ -1,4 +1,4 @@
-"""What the stored numbers of a scheme mean, without the rules by which they were chosen."""
+"""Storage structure of a scheme, without the rules that choose its numbers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .scheme import Scheme
 
 
 def stored_numbers(scheme: Scheme, dtype: torch.dtype = torch.float32) -> tuple[object, ...]:
-    """Return what tells the codes and parameters of a scheme from those of others.
+    """Return the key under which schemes store the same codes and parameters.
 
-    Schemes for which it is equal give the same values to the same codes and parameters.
+    Schemes of equal keys give the same values to the same codes and parameters.
 
     Args:
         scheme: of a tensor.
-        dtype: of the tensor, which is that of scales under ``scale=input``.
+        dtype: of the tensor, and of its scales under ``scale=input``.
 
     Returns:
         Elements, scales, offsets, zero points and center; the last item says whether the scale of the tensor

@@ -1,4 +1,4 @@
-"""The text form of schemes, as words: what a spelling names, before anything is made of it.
+"""The text form of schemes, as words.
 
     ELEMENT[:GRANULARITY][:OPTION...]      or      PRESET[:GRANULARITY][:OPTION...]
 
@@ -12,7 +12,7 @@ ELEMENT is a format (``int4``, ``float8_e4m3fn``, ``e3m4``). GRANULARITY is ``te
                                 number of largest magnitude, ``linear_up``, ``linear_late`` and
                                 ``signed_late`` say how the scale is rounded: up, or once elements were
                                 encoded without, ``search`` takes the scale of least squared error,
-                                ``search2.4`` that of another power, and ``four_over_six`` the better one of
+                                ``search2.4`` under another power, and ``four_over_six`` the better one of
                                 two; ``signed`` and these three alone keep the format that an earlier option
                                 or preset gave
     scale2=CHOICE@GRANULARITY   a coarser level; then scale3
@@ -54,7 +54,7 @@ _SWITCHES = {"asym": "integer", "cast": "yes", "narrow": "yes"}
 
 
 def words(text: str) -> dict[str, str]:
-    """Return the parts of a scheme's text: ``element``, ``granularity`` and options, presets expanded.
+    """Return the parts of a scheme's text, with presets expanded.
 
     Raises SchemeError for an empty text, an unknown option, or an option without its value.
 
@@ -86,7 +86,7 @@ def words(text: str) -> dict[str, str]:
 
 
 def overridden(text: str, options: str) -> str:
-    """Return a scheme's text with ``options``, separated by colons, in the place of its own.
+    """Return a scheme's text with some options replaced.
 
     >>> overridden("int4:g128:scale=input", "g64")
     'int4:g64:scale=input'
@@ -99,7 +99,7 @@ def overridden(text: str, options: str) -> str:
 
 
 def _lay_over(parts: dict[str, str], options: Sequence[str], text: str) -> None:
-    """Set options; with signed scales, a dialect of earlier ones that does not define them goes."""
+    """Override options; signed scales drop an earlier dialect that lacks them."""
     read = [_option(option, text) for option in options]
     signed = any(key == "scale" and signs(value) for key, value in read)
     dialect = DIALECTS.get(parts.get("dialect", ""))
@@ -140,7 +140,7 @@ def _option(part: str, text: str) -> tuple[str, str]:
 
 
 def join(parts: Mapping[str, str]) -> str:
-    """Return the text of ``words``: the inverse of :func:`words` for parts without presets."""
+    """Return the text of parts: the inverse of :func:`words` without presets."""
     options = [parts["element"]]
     if "granularity" in parts:
         options.append(parts["granularity"])

@@ -1,7 +1,8 @@
-"""Which format each layer gets under a budget: errors of all candidates in one pass, then the best choice.
+"""Search of formats per layer under a budget: measure, then choose.
 
-This package knows plans, codecs and tiles of a checkpoint through the rooms of ``checkpoint/``; what it finds
-is a recipe, which ``quantize`` takes like any other. It writes no weights.
+Errors of all candidates are measured in one pass. This package knows plans, codecs and tiles of a checkpoint
+through the rooms of ``checkpoint/``; its result is a recipe, which ``quantize`` takes like any other. It
+writes no weights.
 """
 
 from .budgets import Budget

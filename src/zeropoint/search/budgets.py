@@ -17,9 +17,9 @@ _LEAST = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What the weights may take: ``bits`` for each on average, or ``nbytes`` of all files; one of them.
+    """A budget of weights: average ``bits``, or ``nbytes`` of all files.
 
-    Scales and zero points count. Bits are those of the weights that the search decides about.
+    Scales and zero points count. Bits belong to the weights that the search decides about.
 
     Raises:
         RangeError: unless exactly one is given, and it is positive.
@@ -36,7 +36,9 @@ class Budget:
 
     @staticmethod
     def parse(text: str) -> Budget:
-        """Return the budget that a text spells: ``4.5bpw``, or bytes with K, M, G or T, powers of 1024.
+        """Return the budget of a text: ``4.5bpw``, or bytes like ``3.2G``.
+
+        K, M, G and T are powers of 1024.
 
         Args:
             text: the text form.

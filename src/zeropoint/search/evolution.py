@@ -1,4 +1,4 @@
-"""Evolution of a choice by the measured KL divergence of the whole model.
+"""Evolution of a choice by the whole model's measured KL divergence.
 
 A generation has some offspring of the best choice known: in each, some layers get a scheme of a level more or
 less, so that the budget is kept. The best of parent and offspring is the next parent. This finds what a sum
@@ -26,7 +26,7 @@ from ..progress import Bar, Progress
 from .measuring import decoded
 from .offers import KEEP, Choices
 from .search_state import SearchState
-from .searching import Improve, Improved, Table
+from .searching import Refinement, Refiner, Table
 from .weighing import Text, decided_by, meter_of, name_in, windows_of
 
 OFFSPRING = 4
@@ -42,7 +42,7 @@ Options = Sequence[Sequence[tuple[str, int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolved:
-    """The best choice after some generations: text of each layer, its divergence, and that of the first."""
+    """An evolved choice: layers' texts, its divergence, and the first one's."""
 
     chosen: tuple[str, ...]
     divergence: float
@@ -51,14 +51,14 @@ class Evolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a choice must keep to: options of layers, and the bytes that they may take together."""
+    """Constraints of a choice: options of layers, and bytes in all."""
 
     options: Options
     budget: int
 
 
 def mutated(chosen: Sequence[str], terms: Terms, dice: random.Random) -> tuple[str, ...] | None:
-    """Return a choice of which some layers have more bits and others fewer, or None where none is found.
+    """Return a choice with bits moved between layers, or None.
 
     >>> terms = Terms(options=[[("a", 1), ("b", 2)]] * 2, budget=3)
     >>> mutated(("a", "b"), terms, random.Random(0))
@@ -86,7 +86,7 @@ def mutated(chosen: Sequence[str], terms: Terms, dice: random.Random) -> tuple[s
 
 
 def uniform(terms: Terms) -> list[tuple[str, ...]]:
-    """Return the choices of one option for all layers that keep to the budget.
+    """Return the uniform choices within the budget.
 
     >>> uniform(Terms(options=[[("a", 1), ("b", 2)]] * 2, budget=3))
     [('a', 'a')]
@@ -97,14 +97,14 @@ def uniform(terms: Terms) -> list[tuple[str, ...]]:
 
 
 class Fitness:
-    """The divergence of choices, of decoded weights that are kept while there is room."""
+    """Divergence of choices, with cached decoded weights."""
 
     def __init__(self, meter: DivergenceMeter, found: Choices) -> None:
         self._meter, self._found, self._limits = meter, found, found.plans[0].limits
         self._weights: dict[tuple[str, str], torch.Tensor] = {}
 
     def __call__(self, chosen: Sequence[str]) -> float:
-        """Return the mean KL divergence of a choice, the text of each layer."""
+        """Return the mean KL divergence of a choice, texts by layer."""
         weights = {}
         for layer, text in zip(self._found.layers, chosen, strict=True):
             for weight in layer.weights if text != KEEP else ():
@@ -125,11 +125,11 @@ def evolved(
     fitness: Callable[[Sequence[str]], float], chosen: Sequence[str], terms: Terms, *, generations: int,
     known: tuple[SearchState, str], on_progress: Progress | None = None,
 ) -> Evolved:  # fmt: skip
-    """Return what becomes of a choice in some generations, or of one option for all layers that is better.
+    """Return the best choice after some generations.
 
-    fitness: the divergence of a choice. known: a state, and what divergences follow from besides the choice,
-    such as tokens; each generation is kept under that, so that an interrupted evolution resumes and a longer
-    one continues.
+    It may start from one option for all layers where that is better. fitness: the divergence of a choice.
+    known: a state, and the further inputs of divergences, such as tokens; each generation is kept under
+    these, so that an interrupted evolution resumes and a longer one continues.
     """
     state, kind = known
     parse = functools.partial(_parsed, options=terms.options)
@@ -159,10 +159,12 @@ def evolved(
     return Evolved(chosen=best[0], divergence=best[1], first=first)
 
 
-def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
-    """Return what refines a choice by some generations on a text, see :func:`~.weighing.windows_of`."""
+def by_evolution(given: Text, limits: Limits, generations: int) -> Refiner:
+    """Return a refinement by generations on a text, see :func:`~.weighing.windows_of`."""
 
-    def improve(table: Table, chosen: Sequence[str], allowed: int, state: SearchState, bar: Bar) -> Improved:
+    def improve(
+        table: Table, chosen: Sequence[str], allowed: int, state: SearchState, bar: Bar
+    ) -> Refinement:
         found = table.choices
         windows = windows_of(found.source, given)
         kind = f"{decided_by(found, table.mark, windows)}{limits.mark}"
@@ -176,13 +178,13 @@ def by_evolution(given: Text, limits: Limits, generations: int) -> Improve:
             f"refined in {_generations(generations)}: KL divergence {best.first:.6g} -> "
             f"{best.divergence:.6g} on {windows.given.numel()} tokens"
         )
-        return Improved(chosen=best.chosen, note=note)
+        return Refinement(chosen=best.chosen, note=note)
 
     return improve
 
 
 def levels(table: Table) -> Options:
-    """Return the options of each layer by rising size, those that lose less than all smaller ones."""
+    """Return each layer's undominated options by rising size."""
     every = []
     for own in table.options:
         kept: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""The mean squares of the inputs of weights, by which squared errors of columns count in a search.
+"""Mean squares of weights' inputs, as importance of columns in search.
 
 An importance matrix of llama.cpp or a file of statistics has them, or the model runs on data. They are taken
 once, weigh the errors of all candidates, and go to the methods that take importance.
@@ -32,10 +32,11 @@ from .offers import Choices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What is known of the inputs of weights.
+    """Input statistics of weights, and their origin.
 
-    name: where it is from. statistics: of modules. columns: their mean squares. mark: tells these numbers
-    from others. without: modules of which nothing is known.
+    name: where it is from. statistics: of modules. columns: their mean squares. mark: identifies these
+        numbers.
+    without: modules without statistics.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Inputs:
 
     @staticmethod
     def of(name: str, statistics: StatisticsOfModules, modules: Iterable[str]) -> Inputs:
-        """Return what statistics say of modules."""
+        """Return the inputs of modules from statistics."""
         columns = {module: _means(needs) for module, needs in statistics.items()}
         digest = hashlib.sha256(b"".join(columns[module].tobytes() for module in sorted(columns))).hexdigest()
         return Inputs(
@@ -62,7 +63,7 @@ class Inputs:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence about modules of which nothing is known, if there are any."""
+        """A sentence about modules without statistics, if there are any."""
         if not self.without:
             return ()
         return (
@@ -85,10 +86,10 @@ def inputs_by(
     calibration: Given | None, limits: Limits, *, imatrix: Path | str | None = None,
     statistics: Sequence[Path] = (), progress: bool = False,
 ) -> TakeInputs | None:  # fmt: skip
-    """Return what finds out about inputs as users ask for it, by one of three, or None where they do not.
+    """Return the requested source of inputs, one of three, or None.
 
-    calibration: what the model runs on. imatrix: a file of llama.cpp. statistics: files of a run. progress:
-    whether to show a bar.
+    calibration: data that the model runs on. imatrix: a file of llama.cpp. statistics: files of a run.
+    progress: whether to show a bar.
     """
     if imatrix is not None:
         return of_imatrix(imatrix)
@@ -98,9 +99,9 @@ def inputs_by(
 
 
 def of_imatrix(path: Path | str) -> TakeInputs:
-    """Return what reads an importance matrix of llama.cpp.
+    """Return a reader of llama.cpp's importance matrix.
 
-    What it returns raises CheckpointError for a file that is none, CalibrationError where it names no weight.
+    It raises CheckpointError for another file, CalibrationError where it names no weight.
     """
 
     def take(found: Choices) -> Inputs:
@@ -112,7 +113,7 @@ def of_imatrix(path: Path | str) -> TakeInputs:
 
 
 def of_statistics(files: Sequence[Path]) -> TakeInputs:
-    """Return what reads files of statistics, and raises what :class:`.SavedStatistics` raises."""
+    """Return a reader of statistics files; raises like :class:`.SavedStatistics`."""
 
     def take(found: Choices) -> Inputs:
         modules = [weight.module for _, weight in _weights(found)]
@@ -124,7 +125,7 @@ def of_statistics(files: Sequence[Path]) -> TakeInputs:
 
 
 def of_calibration(given: Given, limits: Limits, *, progress: bool = False) -> TakeInputs:
-    """Return what runs the model on data, and raises what :func:`~..calibration.calibrated` raises."""
+    """Return a run on data; raises like :func:`~..calibration.calibrated`."""
 
     def take(found: Choices) -> Inputs:
         for plan in found.plans:
@@ -137,7 +138,7 @@ def of_calibration(given: Given, limits: Limits, *, progress: bool = False) -> T
 
 
 def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Placement]]:
-    """Yield all weights that are decided about, with the plan of the first candidate that each can have."""
+    """Yield all searched weights, with their first candidate's plan."""
     for layer in found.layers:
         for weight in layer.weights:
             text = next(iter(weight.numbers))
@@ -147,5 +148,5 @@ def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Placement]]:
 
 
 def with_ranges(plan: CheckpointPlan, given: Given | None, *, progress: bool = False) -> CheckpointPlan:
-    """Return the plan of a search with the scales of static inputs, if it has such, from calibration data."""
+    """Return the plan with calibrated scales of static inputs, if any."""
     return calibrated(plan, given, progress=progress) if given is not None and static_inputs(plan) else plan

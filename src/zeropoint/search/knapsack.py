@@ -1,4 +1,4 @@
-"""The multiple-choice knapsack, solved exactly: one option of each group, the least loss within a size.
+"""Exact solver of the multiple-choice knapsack: one option per group.
 
     minimize  sum_g loss[g][c_g]    subject to  sum_g size[g][c_g] <= budget
 
@@ -7,8 +7,8 @@ For any multiplier m >= 0, ``sum_g min_c (loss + m size) - m budget`` bounds eve
 that exceed the gap to the best allocation known are ruled out. Few are left where there are many groups,
 and a dynamic program over these, without dominated states, finds the best and proves it.
 
-Losses are compared as integers: each is rounded to 2**-61 of the sum of the largest ones. The multiplier is
-that of the continuous relaxation (Sinha and Zoltners, "The multiple-choice knapsack problem", 1979); the
+Losses are compared as integers: each is rounded to 2**-61 of the sum of the largest ones. The multiplier
+comes from the continuous relaxation (Sinha and Zoltners, "The multiple-choice knapsack problem", 1979); the
 order in which groups are taken in is Pisinger's core ("A minimal algorithm for the multiple-choice knapsack
 problem", 1995). This module knows sizes and losses alone.
 """
@@ -60,7 +60,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The options of a group that no other one dominates, by rising size and falling loss."""
+    """Undominated options of a group, by rising size and falling loss."""
 
     index: _Ints
     size: _Ints
@@ -68,7 +68,7 @@ class _Group:
 
 
 def solve(groups: Groups, budget: int) -> Allocation:
-    """Return the allocation of least loss whose size is at most ``budget``; of equals, one.
+    """Return the allocation of least loss within ``budget``; ties: any one.
 
     Raises RangeError where no allocation is so small, for a group without options, a negative size and a loss
     that is negative or not finite.
@@ -91,9 +91,9 @@ def solve(groups: Groups, budget: int) -> Allocation:
 
 
 def frontier(groups: Groups) -> list[tuple[int, float]]:
-    """Return allocations of falling loss and rising size, each the best of its size: (size, loss) of each.
+    """Return optimal allocations by rising size: (size, loss) of each.
 
-    They are those that the continuous relaxation passes; between two of them others may be best.
+    They are the vertices of the continuous relaxation; between two of them others may be best.
 
     >>> frontier([[(4, 1.0), (8, 0.0)], [(4, 3.0), (8, 0.5)]])
     [(8, 4.0), (12, 1.5), (16, 0.5)]
@@ -146,7 +146,7 @@ def _allocation(groups: Groups, chosen: list[int], bound: float | None) -> Alloc
 
 
 def _hull(group: _Group) -> list[int]:
-    """Return the options on the lower convex hull of loss over size, by rising size."""
+    """Return the lower convex hull of loss over size."""
     hull: list[int] = []
     size, loss = group.size.tolist(), group.loss.tolist()
     for at in range(len(size)):
@@ -161,7 +161,7 @@ def _hull(group: _Group) -> list[int]:
 
 
 def _steps(table: Sequence[_Group]) -> list[tuple[float, int, int, int]]:
-    """Return the steps along all hulls, steepest first: minus loss per byte, group, option before, after."""
+    """Return all hull steps, steepest first: slope, group, before, after."""
     found = []
     for number, group in enumerate(table):
         for before, after in pairwise(_hull(group)):
@@ -173,7 +173,7 @@ def _steps(table: Sequence[_Group]) -> list[tuple[float, int, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """The other options of a group that is not settled: what each changes of the base, and its excess."""
+    """Alternative options of an open group, with changes and excess."""
 
     number: int
     at: _Ints
@@ -195,9 +195,9 @@ class _Core:
 
 
 def _spread(bounds: _Floats, width: int) -> _Ints:
-    """Return the numbers of ``width`` states of low bounds; of nearly equal ones, some of all sizes.
+    """Return ``width`` state numbers of low bounds, spread among ties.
 
-    States lie by size, so that sums of what is kept stay close to each other.
+    States lie by size, so that kept sums are close to each other.
     """
     cut = float(np.partition(bounds, width)[width])
     below, even = np.flatnonzero(bounds < cut - _SLACK), np.flatnonzero(np.abs(bounds - cut) <= _SLACK)
@@ -207,11 +207,13 @@ def _spread(bounds: _Floats, width: int) -> _Ints:
 
 @dataclass(slots=True)
 class _Search:
-    """The search over all groups; the base is the option of least ``loss + multiplier size`` of each.
+    """Search over all groups, from the Lagrangian choice of each.
 
-    table, budget: the problem. slope, multiplier: Lagrange's, exact and rounded. base: option of each group.
+    The choice is the option of least ``loss + multiplier size``. table, budget: the problem. slope,
+    multiplier: Lagrange's, exact and rounded. base: option of each group.
     slack: bytes that the base leaves of the budget, negative where it exceeds it.
-    bound: that of Lagrange. core: groups with other options. best: options of the best allocation known.
+    bound: Lagrange's lower bound. core: groups with other options. best: options of the best allocation
+        known.
     total: its loss.
     """
 
@@ -230,7 +232,7 @@ class _Search:
 
     @staticmethod
     def of(table: Sequence[_Group], budget: int) -> _Search:
-        """Return the search with the multiplier of the relaxation, and an allocation that it begins with."""
+        """Return a search with the relaxation's multiplier and first allocation."""
         at, size = [0] * len(table), sum(int(group.size[0]) for group in table)
         slope, blocked = Fraction(0), [False] * len(table)
         for _, number, before, after in _steps(table):
@@ -262,7 +264,7 @@ class _Search:
         )  # fmt: skip
 
     def run(self, width: int) -> float | None:
-        """Improve the best allocation; return None where it is proven, else a bound of all allocations.
+        """Improve the best allocation; return None if proven, else a bound.
 
         width: most states that are kept after a group.
         """
@@ -306,7 +308,7 @@ class _Search:
         return self.total - self.bound + _SLACK
 
     def _later(self) -> tuple[list[float], list[float]]:
-        """Return, from each group on, the least excess of a byte more and of a byte less."""
+        """Return the least excess per byte up and down, by group."""
         up, down = [self.multiplier], [math.inf]
         for group in reversed(self.core):
             up.append(min(up[-1], group.up))
@@ -316,7 +318,7 @@ class _Search:
     def _extend(
         self, group: _Core, options: _Ints, rates: tuple[float, float], gap: float
     ) -> tuple[_Ints, _Ints, _Floats]:
-        """Take in a group; return which state each new one comes from, its option (-1: the base), its bound.
+        """Add a group; return new states' origins, options (-1: base), bounds.
 
         rates: least excess of a byte more, and less, in groups to come.
         """
@@ -345,7 +347,7 @@ class _Search:
         return kept % len(sizes), of[kept // len(sizes)], bound[kept]
 
     def _better(self, step: int) -> tuple[int, int] | None:
-        """Return the place of a state within the budget that is better than the best known, or None."""
+        """Return the place of a better state within the budget, or None."""
         sizes, losses, _ = self._states
         fits = np.flatnonzero(sizes <= self.slack)
         if not len(fits):

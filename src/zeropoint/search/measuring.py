@@ -1,9 +1,8 @@
-"""One pass over the weights of a checkpoint: the error of each under every candidate, a tile at a time.
+"""Errors of each weight under every candidate, in one tiled pass.
 
 A tile is read once and quantized by all candidates while it is in memory. Errors are sums without rounding
-(checkpoint/measure/tensor_error.py), so that neither tiles nor threads change a digit, and those of a
-weight in memory are the same. Where a scale is one for the whole tensor, its extremes are found in a pass
-before.
+(checkpoint/measure/tensor_error.py), so that neither tiles nor threads change a digit, and a weight in memory
+gives the same. Where a scale is one for the whole tensor, its extremes are found in a pass before.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _BATCH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A way to measure a weight: under which key, what it becomes, and with which statistics."""
+    """A measurement of a weight: key, placement, plan and statistics."""
 
     key: str
     to: Placement
@@ -55,7 +54,7 @@ def measure_all(
     found: Choices, state: SearchState, limits: Limits, *, importance: Importance | None = None,
     mark: str = "", on_progress: Progress | None = None,
 ) -> None:  # fmt: skip
-    """Measure what ``state`` lacks of the weights of all layers, and keep it there.
+    """Measure missing errors of all layers' weights, and store them.
 
     importance: of the columns of weights, whose squared errors are weighted by it. mark: names it in keys.
     Raises NonFiniteError, naming the tensor; RangeError when a scale fits no format; CheckpointError where a
@@ -187,7 +186,7 @@ class _Measure(_Reading):
 
 
 def weighted(error: TensorError, x: torch.Tensor, q: QuantizedTensor, importance: Weights) -> TensorError:
-    """Return the error with sums of squares in which each column counts as ``importance`` says."""
+    """Return the error with squares weighted by column importance."""
     wide = x.double().numpy()
     off = wide - q.dequantize(torch.float64).numpy()
     # Sums along rows, each by itself, so that they are the same in any tile.
@@ -199,14 +198,14 @@ def weighted(error: TensorError, x: torch.Tensor, q: QuantizedTensor, importance
 
 
 def _alignment(to: Placement) -> int:
-    """Return the rows of which a part that is quantized alone must hold a multiple."""
+    """Return the row multiple of parts that are quantized alone."""
     scope = method_named(to.method).scope(to.layer.weight)
     rows = blocks(to.layer.weight)[0]
     return max(1, to.shape[0]) if not rows or scope not in (Scope.BLOCKS, Scope.ROWS) else rows
 
 
 def decoded(found: Choices, weight: SearchedWeight, text: str, limits: Limits) -> torch.Tensor:
-    """Return a weight as a candidate gives it back, (rows, columns) float32, all of it in memory."""
+    """Return a weight decoded from a candidate, (rows, columns) float32, in memory."""
     to, plan = found.placement(weight, text), found.candidates[text].plan
     assert plan is not None
     way = Measured(key="", to=to, plan=plan)
@@ -225,7 +224,7 @@ def decoded(found: Choices, weight: SearchedWeight, text: str, limits: Limits) -
 
 
 class _Extremes:
-    """The extremes of weights whose scheme has a scale for the whole tensor, and of sets that share one.
+    """Extremes of weights with a tensor scale, and of sharing sets.
 
     sets: members by plan and name. weights: what is scanned.
     """
@@ -237,7 +236,7 @@ class _Extremes:
 
     @staticmethod
     def of(todo: Iterable[Measured], found: Choices) -> _Extremes:
-        """Return those that ``todo`` needs, of all members of its sets, whether they are measured or not."""
+        """Return the extremes that ``todo`` needs, of whole sets."""
         needed = {_set(way.plan, way.to) for way in todo if needs_extremes(way.to.layer.weight)}
         sets: dict[tuple[int, str], list[Placement]] = {}
         for weight in (weight for layer in found.layers for weight in layer.weights) if needed else ():
@@ -252,7 +251,7 @@ class _Extremes:
         self._found[scan.name] = scan.found
 
     def found(self, way: Measured) -> tuple[float, float] | None:
-        """Return those that a weight is quantized under, or None where its scheme needs none."""
+        """Return a weight's extremes, or None where its scheme needs none."""
         if not needs_extremes(way.to.layer.weight):
             return None
         return widest(self._found[module] for module in self._sets[_set(way.plan, way.to)])

@@ -1,8 +1,8 @@
-"""What a search chooses between: candidates, each a plan for the checkpoint, and layers decided together.
+"""Candidates of a search, and layers that are decided together.
 
-The plan of a candidate says which weights its layout holds and what they take in the files, so that a layer
-has as options those candidates that all of its weights can have. Layers that engines run as one, weights that
-lie in one tensor and heads that are tied to their embedding have one choice.
+Each candidate is a plan for the checkpoint, which says which weights its layout holds and their bytes in the
+files, so that a layer has as options the candidates that all of its weights can have. Layers that engines run
+as one, weights that lie in one tensor and heads that are tied to their embedding have one choice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Candidate:
     method: str | None = None
 
     def key(self, weight: Placement, extra: str = "") -> str:
-        """Return under which name errors of a weight are kept; ``extra``: what else they follow from."""
+        """Return the key of a weight's errors; ``extra``: further inputs."""
         parts = (weight.layer.codec.name, str(weight.layer.weight), weight.method, extra)
         return " ".join(filter(None, parts))
 
@@ -52,7 +52,7 @@ class Candidate:
 class SearchedWeight:
     """A weight that some candidate can hold.
 
-    module: its name. tensor: that of the tensor which holds it, as rules name it. values: how many numbers.
+    module: its name. tensor: the name of the tensor which holds it, for rules. values: how many numbers.
     kept: bytes that it takes as it is. numbers: by candidate, its number among the weights of that plan.
     nbytes: by candidate, what its tensors take.
     """
@@ -114,7 +114,7 @@ class Choices:
 
     @property
     def other_bytes(self) -> int:
-        """Bytes of all files but the weights that are decided about, of the largest plan."""
+        """Bytes of all files without the searched weights, by the largest plan."""
         searched = [weight for layer in self.layers for weight in layer.weights]
         return max(
             candidate.plan.output_bytes - sum(w.nbytes.get(candidate.text, w.kept) for w in searched)
@@ -123,7 +123,7 @@ class Choices:
         )
 
     def placement(self, weight: SearchedWeight, candidate: str) -> Placement:
-        """Return what a candidate makes of a weight."""
+        """Return a weight's placement under a candidate."""
         plan = self.candidates[candidate].plan
         assert plan is not None, candidate
         return plan.weights[weight.numbers[candidate]]
@@ -133,7 +133,7 @@ def choices(
     source: Source, texts: Sequence[str], codec: Codec, *, method: str | None = None,
     selection: Selection | None = None, limits: Limits | None = None,
 ) -> Choices:  # fmt: skip
-    """Return what the candidates ``texts`` offer for the weights of ``source``.
+    """Return the candidates' choices for the weights of ``source``.
 
     method: which quantizes all of them. Raises RecipeError for no candidate and for one that is named twice;
     what :func:`make_plan` raises, with the candidate's name.
@@ -179,7 +179,7 @@ def _plan(
 
 
 def _weights(candidates: Mapping[str, Candidate]) -> dict[str, SearchedWeight]:
-    """Return the weights of all plans by module, in the order of the first plan that has each."""
+    """Return the weights of all plans by module, in plan order."""
     found: dict[str, tuple[str, int, int, dict[str, int], dict[str, int]]] = {}
     for candidate in candidates.values():
         for number, weight in enumerate(() if candidate.plan is None else candidate.plan.weights):
@@ -208,7 +208,7 @@ def _layer(members: Sequence[SearchedWeight], candidates: Mapping[str, Candidate
 def _together(
     source: Source, candidates: Mapping[str, Candidate], weights: Mapping[str, SearchedWeight], codec: Codec
 ) -> Iterator[list[SearchedWeight]]:
-    """Yield the weights that are decided together, in the order of the first of each."""
+    """Yield weights that are decided together, by first appearance."""
     merges = not MERGING.isdisjoint(codec.usual)
     ties = tied_copies(source)
     owner: dict[str, str] = {}
@@ -231,7 +231,7 @@ def _together(
 
 
 def _keys(module: str, weight: Placement, ties: Mapping[str, str], *, merges: bool) -> Iterable[str]:
-    """Yield what a weight has in common with those that are decided with it."""
+    """Yield the keys of a weight that joint decisions share."""
     yield f"tensor {weight.source.name}"
     fused = fused_set(module)
     if merges and fused is not None:

@@ -1,4 +1,4 @@
-"""Pipelines of diffusers: folders with checkpoints, most of them quantized, and other files."""
+"""Diffusers pipelines: folders of checkpoints and other files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _AUTOENCODER = "Autoencoder"
 def quantize_pipeline(
     source: Path | str, out: Path | str, to: Recipe | Path | str | None = None, **options: Any
 ) -> dict[str, RunResult]:
-    """Quantize the parts of a pipeline of diffusers, and copy the rest: autoencoder, scheduler, tokenizers.
+    """Quantize the models of a diffusers pipeline, and copy the rest.
 
-    This is ``zeropoint quantize`` of such a folder. Its index is written last, so that an output is a
-    pipeline when it is complete. Repeat an interrupted call to resume it.
+    Autoencoder, scheduler and tokenizers are copied. This is ``zeropoint quantize`` of such a folder. Its
+    index is written last, so that an output is a pipeline when it is complete. Repeat an interrupted call to
+    resume it.
 
     Args:
         source: the folder, with model_index.json.
@@ -64,7 +65,7 @@ def quantize_pipeline(
 def each_part(
     source: Path, out: Path, quantize: Callable[[str, str], RunResult], *, overwrite: bool
 ) -> dict[str, RunResult]:
-    """Quantize parts of a pipeline by a function of source and output; copy the rest, the index last.
+    """Quantize pipeline parts by a function; copy the rest, index last.
 
     Raises CheckpointError where nothing is quantized, or another file would be written over.
     """
@@ -85,7 +86,7 @@ def each_part(
 
 
 def _quantized(source: Path) -> Iterator[str]:
-    """Yield the names of the parts that are quantized: models with weights, but autoencoders."""
+    """Yield the quantized parts: models with weights, without autoencoders."""
     path = source / PIPELINE_INDEX
     with reading(f"{shown(path)} is no index of a pipeline", "download it again"):
         index = dict(json.loads(read_small(path, limit=MAX_JSON_BYTES)[0]))
@@ -97,7 +98,7 @@ def _quantized(source: Path) -> Iterator[str]:
 
 
 def _copy(path: Path, target: Path, *, overwrite: bool) -> None:
-    """Copy a file, on disk under its name when this returns; one that is there already stays."""
+    """Copy a file durably; an equal existing one stays."""
     if target.exists() and filecmp.cmp(path, target, shallow=False):
         return
     if os.path.lexists(target) and not overwrite:

@@ -1,4 +1,4 @@
-"""Recipes in YAML from the choice of each layer: a rule for each scheme and kind of layer."""
+"""YAML recipes of choices: a rule per scheme and layer kind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def recipe_of(
 
 
 def _patterns(names: Mapping[str, str | None]) -> dict[tuple[str | None, str], str]:
-    """Return a regular expression for each choice and kind of name, in the order of the first of each."""
+    """Return a regular expression per choice and kind of name."""
     numbers: dict[tuple[str | None, str], dict[str, None]] = {}
     for name, preset in names.items():
         # All experts of a layer have one choice.

@@ -1,4 +1,4 @@
-"""The result of a search as a document: the choice of each layer and its cost, in values of JSON."""
+"""Search results as JSON documents: each layer's choice and cost."""
 
 from __future__ import annotations
 

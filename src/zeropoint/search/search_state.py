@@ -1,4 +1,4 @@
-"""The state of a search: the errors of each layer, kept in a file as soon as they are known.
+"""State of a search: errors of layers, stored as soon as known.
 
 The file is a journal (checkpoint/run/journal.py) behind a line that names it: its first record says of which
 source, and each later one what was found about a weight. Both are there from the first moment on, so that a
@@ -35,7 +35,7 @@ Fact = TypeVar("Fact")
 
 
 def source_fields(plan: CheckpointPlan) -> dict[str, str]:
-    """Return what the errors of weights follow from besides schemes: the source, by header, size and time.
+    """Return the source's fingerprint for errors: header, size and time.
 
     plan: of any candidate. Its files are not read but for their headers; one that was written since has
     another time of modification.
@@ -55,7 +55,7 @@ def source_fields(plan: CheckpointPlan) -> dict[str, str]:
 
 
 class SearchState:
-    """What is known of weights, in a file or, without one, in memory alone.
+    """Known errors of weights, in a file or in memory.
 
     Use it in a ``with`` statement. Raises CheckpointError for the state of another source, for a file that is
     none, and where another search has it open.
@@ -91,7 +91,7 @@ class SearchState:
         self.close()
 
     def close(self) -> None:
-        """Close the file, for another search to open it; safe to call twice."""
+        """Close the file for other searches; safe to call twice."""
         if self._journal is not None:
             self._journal.close()
         if self._held >= 0:
@@ -99,7 +99,7 @@ class SearchState:
         self._journal, self._held = None, -1
 
     def errors(self, module: str) -> Mapping[str, TensorError]:
-        """Return the errors of a weight that are known, by the key of the candidate."""
+        """Return a weight's known errors, by candidate key."""
         return self._errors.get(module, {})
 
     def add_errors(self, found: Iterable[tuple[str, Mapping[str, TensorError]]]) -> None:
@@ -181,7 +181,7 @@ class SearchState:
 
 
 def _begin(file: OwnFile, fields: Mapping[str, str]) -> None:
-    """Write a state that knows nothing where there is no file, or an empty one; refuse what is no state."""
+    """Write an empty state where none is, and refuse other files."""
     path = file.path
     if not os.path.lexists(path) or (not path.is_symlink() and os.stat(path).st_size == 0):
         file.write([journal_bytes(_HEAD, {"fields": dict(fields)})], overwrite=os.path.lexists(path))
@@ -231,7 +231,7 @@ def numbers_in(found: object) -> dict[str, float] | None:
 
 
 def _is_measured(sums: Iterable[Sequence[object]], counts: Iterable[float]) -> bool:
-    """Return whether sums of squares, in parts, and counts can be those of an error."""
+    """Return whether sums of squares and counts can form an error."""
     for parts in sums:
         numbers = [part for part in parts if isinstance(part, float) and abs(part) < _LARGE]
         if len(numbers) < len(parts) or math.fsum(numbers) < 0:

@@ -1,4 +1,4 @@
-"""From a budget to a recipe: measure, weigh, solve, and plan what comes out of it."""
+"""From a budget to a recipe: measure, weigh, solve, and plan."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LayerChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """A size of all weights that are decided about, with its loss; name: of a candidate for all of them."""
+    """A size of searched weights and its loss; name: a uniform candidate."""
 
     nbytes: int
     loss: float
@@ -104,7 +104,7 @@ class SearchResult(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SearchRequest:
     """What is searched for.
 
     candidates: presets, schemes and ``keep``. method: which quantizes all of them. inputs: finds the mean
@@ -120,11 +120,11 @@ class Asked:
     inputs: TakeInputs | None = None
 
 
-def asked(
+def search_request(
     budget: Budget | str, candidates: str | Iterable[str] | None, codec: Codec, *, method: str | None = None,
     selection: Selection | None = None, limits: Limits | None = None,
-) -> Asked:  # fmt: skip
-    """Return what is searched for, with the usual candidates of a codec where none are given.
+) -> SearchRequest:  # fmt: skip
+    """Return a search request, with the codec's usual candidates by default.
 
     candidates: texts, or one with commas between them. Raises RangeError for a budget that is none,
     UnsupportedError where a codec has no usual candidates.
@@ -138,14 +138,14 @@ def asked(
                 f"format {codec.name} has no usual candidates; name some of its presets, "
                 f"{', '.join(codec.presets)}"
             )
-    return Asked(
+    return SearchRequest(
         budget=budget if isinstance(budget, Budget) else Budget.parse(budget), candidates=tuple(candidates),
         codec=codec, method=method, selection=selection or Selection(), limits=limits,
     )  # fmt: skip
 
 
 def split_candidates(text: str) -> tuple[str, ...]:
-    """Return candidates by themselves; a comma inside of brackets belongs to a scheme.
+    """Return comma-separated candidates; commas in brackets belong to schemes.
 
     >>> split_candidates("w4a16, codebook[-1.0,1.0]:g32")
     ('w4a16', 'codebook[-1.0,1.0]:g32')
@@ -153,16 +153,16 @@ def split_candidates(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip())
 
 
-Weigh = Callable[[Choices, "Inputs | None", SearchState, Bar], "Weighing"]
+WeighingRule = Callable[[Choices, "Inputs | None", SearchState, Bar], "Weighing"]
 """How much layers matter whose errors count by these inputs, if any; may ask the state, and add to it."""
 Losses = Callable[[SearchedLayer, Mapping[str, float]], Mapping[str, float]]
-"""What a layer loses under candidates, of which the mean errors are given."""
-Improve = Callable[["Table", Sequence[str], int, SearchState, Bar], "Improved"]
+"""Losses of a layer under candidates, from their mean errors."""
+Refiner = Callable[["Table", Sequence[str], int, SearchState, Bar], "Refinement"]
 """Takes options, the text of each layer, the size that is allowed, and what is known."""
 
 
 def by_matrices(layer: SearchedLayer, errors: Mapping[str, float]) -> dict[str, float]:
-    """Let every matrix count the same, the experts of a layer together as one; see :data:`Losses`."""
+    """Return losses by equal matrices, experts as one; see :data:`Losses`."""
     matrices = len({_EXPERT.sub("*", weight.module) for weight in layer.weights})
     return {text: matrices * error for text, error in errors.items()}
 
@@ -180,7 +180,7 @@ class Weighing:
     inputs: Inputs | None = None
 
     def by(self, inputs: Inputs) -> Weighing:
-        """Return the same with errors of columns that count by the mean squares of inputs."""
+        """Return the weighing with columns that count by their inputs."""
         name = inputs.name if self.name == EQUAL else f"{self.name}, {inputs.name}"
         return replace(self, name=name, inputs=inputs)
 
@@ -191,7 +191,7 @@ class Weighing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Improved:
+class Refinement:
     """Another choice: the text of each layer, and a sentence about it."""
 
     chosen: tuple[str, ...]
@@ -201,13 +201,13 @@ class Improved:
 def equal(
     found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar  # noqa: ARG001 (a way to weigh)
 ) -> Weighing:  # fmt: skip
-    """Let every matrix count the same, see :func:`by_matrices`; a :data:`Weigh`."""
+    """Let every matrix count the same, see :func:`by_matrices`; a :data:`WeighingRule`."""
     return Weighing()
 
 
 def search(
-    source: Source, asked: Asked, *, state: Path | None = None, weigh: Weigh = equal,
-    improve: Improve | None = None, bar: Bar = silent,
+    source: Source, request: SearchRequest, *, state: Path | None = None, weigh: WeighingRule = equal,
+    improve: Refiner | None = None, bar: Bar = silent,
 ) -> SearchResult:  # fmt: skip
     """Return the recipe of least loss within a budget.
 
@@ -216,25 +216,24 @@ def search(
     the choice. bar: shows progress.
 
     Raises RangeError for a budget that no choice meets, RecipeError for candidates that make no sense,
-    CheckpointError for a state of another source, CalibrationError for a method that needs to know the inputs
-    of a weight of which nothing is known, and what ``weigh``, :func:`make_plan` and what finds these
-    inputs raise.
+    CheckpointError for a state of another source, CalibrationError for a method that needs inputs of a weight
+    without statistics, and the errors of ``weigh``, :func:`make_plan` and the reader of inputs.
     """
     found = choices(
-        source, asked.candidates, asked.codec, method=asked.method, selection=asked.selection,
-        limits=asked.limits,
+        source, request.candidates, request.codec, method=request.method, selection=request.selection,
+        limits=request.limits,
     )  # fmt: skip
     require_choice(found)
-    method = None if asked.method is None else method_named(asked.method)
+    method = None if request.method is None else method_named(request.method)
     if method is not None and (in_order(method) or rotation_of(method) is not None):
         how = "solves weights in the order in which they run" if in_order(method) else "rotates the model"
         raise UnsupportedError(
-            f"method {asked.method} {how}, and a search tries weights alone; search by mse_weighted, and "
-            f"quantize by its recipe with {option('method', asked.method)}"
+            f"method {request.method} {how}, and a search tries weights alone; search by mse_weighted, and "
+            f"quantize by its recipe with {option('method', request.method)}"
         )
     kept = None if state is None else OwnFile(state, STATE, source.places)
     with SearchState(kept, source_fields(found.plans[0])) as known:
-        seen = None if asked.inputs is None else asked.inputs(found)
+        seen = None if request.inputs is None else request.inputs(found)
         found = found if seen is None else _knowing(found, seen)
         for plan in found.plans:
             require_statistics_of_methods(plan)
@@ -246,11 +245,11 @@ def search(
                 mark=weighing.mark, on_progress=on_progress,
             )  # fmt: skip
         table = Table.of(found, known, weighing)
-        decision = decide(asked, table, weighing)
+        decision = decide(request, table, weighing)
         if improve is not None:
             better = improve(table, decision.chosen, decision.allowed, known, bar)
-            decision = decision.changed(asked, table, weighing, better)
-        return _result(asked, table, weighing, decision)
+            decision = decision.changed(request, table, weighing, better)
+        return _result(request, table, weighing, decision)
 
 
 def _knowing(found: Choices, seen: Inputs) -> Choices:
@@ -264,9 +263,9 @@ def _knowing(found: Choices, seen: Inputs) -> Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The options of all layers: by layer, their candidates, and of each its size, error and loss.
+    """Options of all layers: each candidate's size, error and loss.
 
-    mark: what errors follow from besides candidates, see :class:`Weighing`.
+    mark: the further inputs of errors, see :class:`Weighing`.
     """
 
     choices: Choices
@@ -308,7 +307,7 @@ class Table:
         return [next(o for o in own if o[0] == text) for own, text in zip(self.options, texts, strict=True)]
 
     def only(self, texts: Iterable[str]) -> Table | None:
-        """Return the table of some candidates alone, or None where a layer has none of them."""
+        """Return the table of some candidates, None where a layer has none."""
         wanted = set(texts)
         options = tuple(tuple(o for o in own if o[0] in wanted) for own in self.options)
         return replace(self, options=options) if all(options) else None
@@ -325,7 +324,7 @@ class Table:
 
 
 def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: str, mark: str) -> float:
-    """Return the mean over a layer's weights of the squared error over the squared values."""
+    """Return a layer's mean relative squared error over its weights."""
     if text == KEEP:
         return 0.0
     errors = []
@@ -336,8 +335,8 @@ def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """The choice for a budget: the text of each layer, what it loses, and what comes out of it.
+class Solution:
+    """The choice for a budget: layers' texts, loss, recipe and plan.
 
     allowed: bytes that weights may take.
     """
@@ -349,43 +348,43 @@ class Settled:
     plan: CheckpointPlan
     notes: tuple[str, ...] = ()
 
-    def changed(self, asked: Asked, table: Table, weighing: Weighing, better: Improved) -> Settled:
-        """Return the decision for another choice, or this one with a note where that exceeds the budget."""
-        plan, recipe = _planned(asked, table.choices, better.chosen, weighing)
-        if asked.budget.nbytes is not None and plan.output_bytes > asked.budget.nbytes:
+    def changed(self, request: SearchRequest, table: Table, weighing: Weighing, new: Refinement) -> Solution:
+        """Return the solution for another choice, or itself with a note."""
+        plan, recipe = _planned(request, table.choices, new.chosen, weighing)
+        if request.budget.nbytes is not None and plan.output_bytes > request.budget.nbytes:
             return replace(self, notes=(*self.notes, "a refined choice exceeds the budget and is not taken"))
-        options = table.chosen(better.chosen)
+        options = table.chosen(new.chosen)
         allocation = Allocation(
             choice=tuple(
                 [text for text, *_ in own].index(one)
-                for own, one in zip(table.options, better.chosen, strict=True)
+                for own, one in zip(table.options, new.chosen, strict=True)
             ),
             size=sum(size for _, size, _, _ in options), loss=math.fsum(loss for *_, loss in options),
             bound=self.allocation.bound,
         )  # fmt: skip
         return replace(
-            self, chosen=better.chosen, allocation=allocation, plan=plan, recipe=recipe,
-            notes=(*self.notes, better.note),
+            self, chosen=new.chosen, allocation=allocation, plan=plan, recipe=recipe,
+            notes=(*self.notes, new.note),
         )  # fmt: skip
 
 
-def decide(asked: Asked, table: Table, weighing: Weighing) -> Settled:
-    """Return the choice of least loss within the budget; raises RangeError where there is none."""
-    found, budget = table.choices, asked.budget
+def decide(request: SearchRequest, table: Table, weighing: Weighing) -> Solution:
+    """Return the choice of least loss within budget, or RangeError."""
+    found, budget = table.choices, request.budget
     if budget.bits is not None:
         allowed = math.floor(budget.bits * found.values / 8)
     else:
         assert budget.nbytes is not None
         allowed = budget.nbytes - found.other_bytes
-    decision = _solved(asked, table, allowed, weighing)
+    decision = _solved(request, table, allowed, weighing)
     while budget.nbytes is not None and decision.plan.output_bytes > budget.nbytes:
-        # Headers and the configuration of a mixture take more than those of one scheme.
+        # Headers and the configuration of a mixture take more than a single scheme's.
         allowed -= decision.plan.output_bytes - budget.nbytes
-        decision = _solved(asked, table, allowed, weighing)
+        decision = _solved(request, table, allowed, weighing)
     return decision
 
 
-def _result(asked: Asked, table: Table, weighing: Weighing, decision: Settled) -> SearchResult:
+def _result(request: SearchRequest, table: Table, weighing: Weighing, decision: Solution) -> SearchResult:
     found, notes = table.choices, [*(weighing.inputs.notes if weighing.inputs else ())]
     inputs = [text for text, c in found.candidates.items() if c.plan and any(x.input for x in c.plan.layers)]
     if inputs:
@@ -396,7 +395,7 @@ def _result(asked: Asked, table: Table, weighing: Weighing, decision: Settled) -
             f"one with it, such as {found.without[0]}"
         )
     return SearchResult(
-        choices=found, budget=asked.budget, importance=weighing.name, allocation=decision.allocation,
+        choices=found, budget=request.budget, importance=weighing.name, allocation=decision.allocation,
         recipe=decision.recipe, plan=decision.plan,
         chosen=tuple(
             LayerChoice(layer=layer, candidate=text, nbytes=size, relative=math.sqrt(error), loss=loss)
@@ -425,12 +424,12 @@ def _require_feasible(table: Table, budget: Budget, allowed: int) -> None:
     )
 
 
-def _solved(asked: Asked, table: Table, allowed: int, weighing: Weighing) -> Settled:
-    """Return the best choice that the layout can hold: one scheme for all where it mixes none."""
-    _require_feasible(table, asked.budget, allowed)
+def _solved(request: SearchRequest, table: Table, allowed: int, weighing: Weighing) -> Solution:
+    """Return the best choice that the layout holds, uniform if needed."""
+    _require_feasible(table, request.budget, allowed)
     whole = _best(table, allowed)
     try:
-        return _decision(asked, table, whole, allowed, weighing)
+        return _decision(request, table, whole, allowed, weighing)
     except CheckpointError as error:
         if len(set(whole[0]) - {KEEP}) < 2:
             raise
@@ -442,46 +441,47 @@ def _solved(asked: Asked, table: Table, allowed: int, weighing: Weighing) -> Set
             tries.append(_best(only, allowed))
     for one in sorted(tries, key=lambda found: found[1].loss):
         try:
-            decision = _decision(asked, table, one, allowed, weighing)
+            decision = _decision(request, table, one, allowed, weighing)
         except ZeropointError as error:
             problem = error
             continue
-        note = f"{asked.codec.title} has one scheme in a checkpoint: the best for all layers"
+        note = f"{request.codec.title} has one scheme in a checkpoint: the best for all layers"
         return replace(decision, notes=(note,))
     raise problem
 
 
-def _best(table: Table, allowed: int) -> tuple[tuple[str, ...], Allocation]:
+_Best = tuple[tuple[str, ...], Allocation]
+
+
+def _best(table: Table, allowed: int) -> _Best:
     allocation = solve(table.groups, allowed)
     chosen = (own[at][0] for own, at in zip(table.options, allocation.choice, strict=True))
     return tuple(chosen), allocation
 
 
-def _decision(
-    asked: Asked, table: Table, one: tuple[tuple[str, ...], Allocation], allowed: int, weighing: Weighing
-) -> Settled:
-    plan, recipe = _planned(asked, table.choices, one[0], weighing)
-    return Settled(chosen=one[0], allocation=one[1], allowed=allowed, recipe=recipe, plan=plan)
+def _decision(request: SearchRequest, table: Table, one: _Best, allowed: int, weighing: Weighing) -> Solution:
+    plan, recipe = _planned(request, table.choices, one[0], weighing)
+    return Solution(chosen=one[0], allocation=one[1], allowed=allowed, recipe=recipe, plan=plan)
 
 
 def _planned(
-    asked: Asked, found: Choices, chosen: Sequence[str], weighing: Weighing
+    request: SearchRequest, found: Choices, chosen: Sequence[str], weighing: Weighing
 ) -> tuple[CheckpointPlan, RecipeText]:
     if set(chosen) == {KEEP}:
         raise CheckpointError(
-            f"budget {asked.budget} holds all weights as they are; nothing needs to be quantized"
+            f"budget {request.budget} holds all weights as they are; nothing needs to be quantized"
         )
     names = {}
     for layer, text in zip(found.layers, chosen, strict=True):
         for weight in layer.weights:
             names[weight.tensor] = text
     comment = (
-        f"zeropoint search: budget {asked.budget}, importance {weighing.name}",
+        f"zeropoint search: budget {request.budget}, importance {weighing.name}",
         f"candidates {', '.join(found.candidates)}",
     )
-    text = recipe_of(names, method=asked.method, without=found.without, comment=comment)
-    recipe = RecipeText(text=text, name="search")
-    plan = make_plan(found.source, recipe, selection=asked.selection, limits=asked.limits, codec=asked.codec)
+    text = recipe_of(names, method=request.method, without=found.without, comment=comment)
+    recipe, limits = RecipeText(text=text, name="search"), request.limits
+    plan = make_plan(found.source, recipe, selection=request.selection, limits=limits, codec=request.codec)
     return plan if weighing.inputs is None else weighing.inputs.to_plan(plan), recipe
 
 

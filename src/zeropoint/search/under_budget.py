@@ -1,4 +1,4 @@
-"""What the commands ``search`` and ``quantize`` do, as functions with the same options."""
+"""The commands ``search`` and ``quantize`` as functions with equal options."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from ..signatures import by_signature
 from .budgets import Budget
 from .evolution import by_evolution
 from .inputs import inputs_by, with_ranges
-from .searching import EQUAL, RECIPE, SearchResult, asked, search
+from .searching import EQUAL, RECIPE, SearchResult, search, search_request
 from .weighing import weigh_by
 
 __all__ = ["quantize_checkpoint", "search_checkpoint"]
@@ -61,7 +61,7 @@ __all__ = ["quantize_checkpoint", "search_checkpoint"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Budgeted:
-    """The options of a search under a budget; those of :func:`quantize_checkpoint` begin as they are here."""
+    """Options of a search under a budget, with common defaults."""
 
     budget: Budget | str | None = None
     candidates: Iterable[str] | str | None = None
@@ -92,7 +92,7 @@ class _Budgeted:
         return self.importance != EQUAL or self.refine > 0
 
     def state_of(self, out: Path | None) -> Path:
-        """Return the file of the state: it lies next to an output unless it has a place of its own."""
+        """Return the state's file, next to the output by default."""
         if self.state is not None:
             return Path(self.state)
         assert out is not None
@@ -109,7 +109,7 @@ class _Budgeted:
         out: where the state lies next to, unless it has a place of its own. page: takes the report.
         """
         assert self.budget is not None
-        wanted = asked(
+        wanted = search_request(
             self.budget, self.candidates, codec_for(format), method=method, selection=selection,
             limits=limits,
         )  # fmt: skip
@@ -140,7 +140,7 @@ def search_checkpoint(
     device: torch.device | str | None = None, overwrite: bool = False,
     plot: Path | str | None = None, report: bool = True, progress: Shown = False,
 ) -> SearchResult:  # fmt: skip
-    """Choose a scheme for each layer, so that the least is lost within a budget.
+    """Choose a scheme for each layer, of least loss within a budget.
 
     This is ``zeropoint search``. One pass over the weights measures each layer under every candidate; the
     choice has the least loss of all within the budget.
@@ -247,7 +247,7 @@ def quantize_checkpoint(
     address: str | None = None,
     spool: Path | str | None = None, report: bool = True, progress: Shown = False,
 ) -> RunResult:  # fmt: skip
-    """Quantize a checkpoint into ``out``, a directory or URL, as ``zeropoint quantize`` does.
+    """Quantize a checkpoint into ``out``, as ``zeropoint quantize`` does.
 
     Args:
         source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
@@ -283,7 +283,7 @@ def quantize_checkpoint(
         fit: give weights whose inputs are no multiple of the group a smaller one, half or a quarter of it.
         force: write it even if no engine is known to load the result.
         dequantize_first: dequantize layers that are quantized already, then quantize them.
-        dequantize_kept: write those of them that are not requantized as floats, too.
+        dequantize_kept: write quantized layers that are not requantized as floats, too.
         workers: threads; one for each core if None.
         max_memory: most memory of the process, as bytes or a text such as ``"1G"``; 2 GiB if None.
         device: where weights are quantized, and the model runs on ``calibration``: the processor if None, or
@@ -370,7 +370,7 @@ def quantize_checkpoint(
 
 
 def _page_of_search(what: _Budgeted, target: Place) -> OwnFile | None:
-    """Return the page next to the state of a search, or None for a search that keeps none."""
+    """Return the report page next to a search's state, or None."""
     if not isinstance(target, Path) and what.state is None:
         return None
     state = what.state_of(target if isinstance(target, Path) else None)
@@ -391,7 +391,7 @@ def _require_one_source(data: Windows | None, imatrix: Path | str | None, files:
 def _by_statistics(
     plan: CheckpointPlan, files: Iterable[Path], out: Place | str, writing: Writing
 ) -> RunResult:
-    """Write a plan by files of statistics; weights are solved where its methods take Gram matrices."""
+    """Write a plan by statistics, solving weights where methods ask."""
     target, progress = writing.require_target(out), writing.progress is True
     with SavedStatistics(files, plan.source) as saved:
         made = with_mean_squares(plan, saved)
@@ -407,7 +407,7 @@ def _by_statistics(
 
 
 def _finished_before(plan: CheckpointPlan, out: Place | str, writing: Writing) -> RunResult | None:
-    """Return the result of an earlier run that is to be left as it is, or None, before weights are solved.
+    """Return an earlier result to keep, or None, before solving.
 
     Raises CheckpointError where the output is not free.
     """
@@ -431,7 +431,7 @@ def _require_local(writing: Writing, plan: CheckpointPlan) -> None:
 
 
 def _important(plan: CheckpointPlan, path: Path | str) -> CheckpointPlan:
-    """Return a plan with importance from a file of llama.cpp; a note says which weights have none."""
+    """Return a plan with importance, and a note on weights without."""
     made, missing = with_importance(plan, path)
     if not missing:
         return made

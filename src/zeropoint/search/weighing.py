@@ -1,4 +1,4 @@
-"""How much layers matter: equally, by noise in one layer at a time, or by trying each candidate in each.
+"""Importance of layers: equal, by noise, or by trying each candidate.
 
 By the linearity theorem, for small errors that are unbiased
 
@@ -6,8 +6,8 @@ By the linearity theorem, for small errors that are unbiased
 
 with numbers alpha_l that do not depend on how a layer is quantized. Each is measured once, with noise of
 relative norm t in one layer, Gaussian: alpha_l = KL / t^2. Random tokens serve where there is no text. Where
-squares of errors and of W_l count by the mean squares of inputs, so do those of the noise: what reaches the
-outputs of a layer is what counts, and noise is spread over its inputs otherwise than errors are.
+squares of errors and of W_l count by the mean squares of inputs, squares of the noise do, too: the effect on
+the outputs of a layer counts, and noise is spread over its inputs otherwise than errors are.
 
 Errors of codes are no noise, so that a layer may lose twice what this says, and candidates of equal errors
 differ. Where every candidate is tried in every layer, alone, no theorem is needed but that small losses of
@@ -43,12 +43,12 @@ from .inputs import Inputs
 from .measuring import Importance, Weights, decoded
 from .offers import KEEP, Choices, SearchedLayer
 from .search_state import SearchState, number_in, numbers_in
-from .searching import EQUAL, Weigh, Weighing, equal
+from .searching import EQUAL, Weighing, WeighingRule, equal
 
 LINEARITY, DIVERGENCE = "linearity", "divergence"
 """Besides EQUAL, how much layers matter, as users write it."""
 NOISE = 0.1
-"""Relative norm of the noise: that of errors of 4 bits, where the theorem holds well."""
+"""Relative norm of the noise, as of 4-bit errors, where the theorem holds well."""
 WINDOWS, CONTEXT = 4, 128
 """Windows, and tokens of each, of which half are scored."""
 Text = Path | str | None
@@ -74,19 +74,19 @@ def windows_of(source: Source, given: Text) -> TextWindows:
 
 
 def digest_of(windows: TextWindows) -> str:
-    """Return what tells the tokens of windows from others."""
+    """Return a digest of windows' tokens."""
     return hashlib.sha256(windows.given.numpy().tobytes()).hexdigest()[:16]
 
 
 @contextmanager
 def meter_of(found: Choices, windows: TextWindows, limits: Limits) -> Iterator[DivergenceMeter]:
-    """Return a context in which the model of a search runs on windows, all of it in memory."""
+    """Return a context with a search's model on windows, in memory."""
     with divergence_meter(found.source, WindowProbe(windows), limits=limits) as meter:
         yield meter
 
 
 def decided_by(found: Choices, mark: str, windows: TextWindows) -> str:
-    """Return what the divergence of a choice follows from: tokens, and how codes are chosen.
+    """Return the key of a choice's divergence: tokens and methods.
 
     mark: names the inputs that methods know, see :attr:`~.searching.Weighing.mark`.
     """
@@ -95,7 +95,7 @@ def decided_by(found: Choices, mark: str, windows: TextWindows) -> str:
 
 
 def name_in(meter: DivergenceMeter, source: Source, module: str) -> str:
-    """Return the name by which a meter knows the weight of a module of the files.
+    """Return a meter's name of a file's module.
 
     An embedding is known by the head that is tied to it. Raises UnsupportedError for other embeddings.
     """
@@ -111,7 +111,7 @@ def name_in(meter: DivergenceMeter, source: Source, module: str) -> str:
 
 
 def noisy(weight: torch.Tensor, size: float, seed: int) -> torch.Tensor:
-    """Return a weight with Gaussian noise whose norm is ``size`` times that of the weight, on average.
+    """Return a weight with Gaussian noise of relative norm ``size``.
 
     >>> w = torch.ones(64, 64)
     >>> 0.09 < float((noisy(w, 0.1, 0) - w).norm() / w.norm()) < 0.11
@@ -123,7 +123,7 @@ def noisy(weight: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     )
 
 
-def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
+def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> WeighingRule:
     """Return the way to weigh layers by the linearity theorem.
 
     given: see :func:`windows_of`. What it returns raises what :func:`windows_of` and :func:`meter_of` raise,
@@ -158,8 +158,8 @@ def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> Weigh:
     return weigh
 
 
-def by_divergence(given: Text, limits: Limits) -> Weigh:
-    """Return the way to weigh layers by the divergence of the model with each candidate in one layer alone.
+def by_divergence(given: Text, limits: Limits) -> WeighingRule:
+    """Return a weighing by the divergence of each candidate alone.
 
     given: see :func:`windows_of`. What it returns raises what :func:`windows_of` and :func:`meter_of` raise.
     """
@@ -194,7 +194,7 @@ def by_divergence(given: Text, limits: Limits) -> Weigh:
 def _tried(
     meter: DivergenceMeter, found: Choices, layer: SearchedLayer, text: str, limits: Limits
 ) -> float:  # fmt: skip
-    """Return the divergence of the model with the weights of a layer as a candidate gives them back."""
+    """Return the divergence with one layer decoded from a candidate."""
     weights = {
         name_in(meter, found.source, weight.module): decoded(found, weight, text, limits)
         for weight in layer.weights
@@ -211,7 +211,7 @@ def layers_of(number: int) -> str:
 def _slope(
     meter: DivergenceMeter, found: Choices, layer: SearchedLayer, noise: float, columns: Importance
 ) -> float:
-    """Return the divergence over the mean squared size of noise; columns: how much those of weights count."""
+    """Return divergence over mean squared noise; columns: their importance."""
     weights, sizes = {}, []
     for weight in layer.weights:
         name = name_in(meter, found.source, weight.module)
@@ -222,14 +222,14 @@ def _slope(
 
 
 def _size(noise: torch.Tensor, weight: torch.Tensor, counts: Weights) -> float:
-    """Return the squares of ``noise`` over those of ``weight``, in which columns count as ``counts`` says."""
+    """Return relative squares of ``noise``, with columns weighted by ``counts``."""
     own, other = (
         float((x.double().cpu().square() @ torch.from_numpy(counts)).sum()) for x in (noise, weight)
     )
     return own / other if other else 1.0
 
 
-def weigh_by(importance: str, text: Text, limits: Limits) -> Weigh:
+def weigh_by(importance: str, text: Text, limits: Limits) -> WeighingRule:
     """Return the way to weigh layers that users ask for.
 
     importance: EQUAL, LINEARITY or DIVERGENCE. text: see :func:`windows_of`. Raises RecipeError for another

@@ -1,4 +1,4 @@
-"""What we learn from data: statistics that merge across batches and processes, and the ranges they give."""
+"""Calibration statistics that merge across batches and processes, and their ranges."""
 
 from .absolute_mean import AbsoluteMean
 from .accumulator import Accumulator, State, Statistics

@@ -1,4 +1,4 @@
-"""The mean of ``|x|``, summed without rounding: as an integer of 320 bits."""
+"""The mean of ``|x|``, from an exact 320-bit integer sum."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class AbsoluteMean(Statistic, batch_free=True):
-    """The running mean of ``|x|`` over the finite numbers of each block; the range is +-``factor`` of it.
+    """Running mean of ``|x|`` over each block's finite numbers.
 
-    A sum is an integer, in units of the smallest subnormal float32, in limbs of 32 bits: exact, so that
-    batches, orders and processes give the same one. Numbers of float64 are rounded to float32 first.
+    The range is +-``factor`` of the mean. A sum is an integer, in units of the smallest subnormal float32, in
+    limbs of 32 bits: exact, so that batches, orders and processes give the same one. Numbers of float64 are
+    rounded to float32 first.
 
     Args:
         factor: 1 for BitNet's absmean weights (arXiv:2402.17764, equation 3: the scale of ternary codes is
@@ -56,7 +57,7 @@ class AbsoluteMean(Statistic, batch_free=True):
         }
 
     def scan(self, x: torch.Tensor) -> tuple[Extremes, State | None]:
-        """Return extremes and sums of one batch, from one read where there is a kernel."""
+        """Return extremes and sums of one batch, if possible in one read."""
         runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
         if runs is None or counter is None:
             return super().scan(x)
@@ -88,7 +89,7 @@ class AbsoluteMean(Statistic, batch_free=True):
         return {"limbs": carried(a["limbs"] + b["limbs"]), "counts": a["counts"] + b["counts"]}
 
     def mean(self, state: State) -> torch.Tensor:
-        """Return the mean of ``|x|`` of each block, float64 on the grid: the exact sum, then one division.
+        """Return each block's mean of ``|x|``, float64: exact sum, one division.
 
         Args:
             state: a state of this accumulator.
@@ -106,7 +107,7 @@ class AbsoluteMean(Statistic, batch_free=True):
 
 
 def _limbs_of(bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return, of magnitudes given by their bits, the number of the limb, and what it and the next one take.
+    """Return the limb index of magnitude bits, and two limb summands.
 
     A magnitude is ``mantissa << (field - 1)``; subnormal numbers have no leading one, and the exponent of the
     smallest normal ones.
@@ -120,5 +121,5 @@ def _limbs_of(bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def _exact(limbs: list[int]) -> int:
-    """Return a sum in units of the smallest subnormal number, as Python's unbounded integer."""
+    """Return a sum in subnormal units, as Python's unbounded integer."""
     return sum(limb << LIMB_BITS * i for i, limb in enumerate(limbs))

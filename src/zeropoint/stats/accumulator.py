@@ -1,4 +1,4 @@
-"""What an accumulator is: a value that says how data are summed up, and pure functions on states of tensors.
+"""The accumulator protocol: pure functions on states of tensors.
 
     state_0 = start()          state_n = fold(state_{n-1}, measure(x_n))          merge(state_a, state_b)
 
@@ -35,7 +35,7 @@ def on_device(device: torch.device, state: State) -> State:
 
 
 class Accumulator(ABC):
-    """How batches of data are summed up. States that are passed in are never modified.
+    """Rule for summing up batches; states are never modified.
 
     Every state has ``seen`` and ``left_out``, int64: values taken in, and those left out as not finite.
     """
@@ -46,7 +46,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def measure(self, x: torch.Tensor) -> State:
-        """Return the state of one batch alone; values that are not finite are counted and left out.
+        """Return the state of one batch; non-finite values are only counted.
 
         Args:
             x: float64, float32, float16 or bfloat16; any stride; may be empty.
@@ -66,7 +66,7 @@ class Accumulator(ABC):
         return {name: a[name] + b[name] for name in a}
 
     def fold(self, state: State, batch: State) -> State:
-        """Return ``state`` after one more batch, as :meth:`measure` gave it: merged, unless order matters.
+        """Return ``state`` merged with one more batch, a result of :meth:`measure`.
 
         Args:
             state: a state of this accumulator.
@@ -75,7 +75,7 @@ class Accumulator(ABC):
         return self.merge(state, batch)
 
     def merge_batches(self, a: State, b: State) -> State:
-        """Return the measures of two parts of one batch as that of the whole batch.
+        """Return the merged measures of two parts of one batch.
 
         Args:
             a: the earlier state.
@@ -93,7 +93,7 @@ class Accumulator(ABC):
         return self.fold(state, self.measure(x))
 
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
-        """Return ``state`` after several batches, in order: faster than one by one where they are small.
+        """Return ``state`` after several batches, in order; faster for small batches.
 
         Args:
             state: a state of this accumulator.
@@ -138,7 +138,7 @@ class Accumulator(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Statistics:
-    """What an accumulator has seen: its state, and for messages the ``name`` of what was observed.
+    """The state of an accumulator, and the name of the observed layer.
 
     Args:
         accumulator: how data were summed up.
@@ -169,7 +169,7 @@ class Statistics:
 
 
 def no_data(name: str, state: State, where: str = "") -> str:
-    """Return the sentence for what has seen no finite value; ``where`` names a block."""
+    """Return the sentence for missing finite data; ``where`` names a block."""
     left_out = int(state["left_out"])
     found = f"finite number ({left_out:,} non-finite left out)" if left_out else "calibration data"
     return f"{name} received no {found}{where}; run calibration data through it before asking for parameters"

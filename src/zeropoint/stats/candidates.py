@@ -1,4 +1,4 @@
-"""Ranges to try for one block under one scheme, and what the scheme makes of numbers in each of them."""
+"""Candidate ranges of one block, and the quantized numbers in each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def magnitudes(scheme: Scheme, amax: float) -> NDArray[np.float64]:
 
 
 def ends(block: HistogramCounts, reach: Ends, scheme: Scheme) -> tuple[Ends, Ends]:
-    """Return the ranges that clip at each magnitude, minimum and maximum, without parts that hold no number.
+    """Return the range that clips at each magnitude, trimmed to the data.
 
     Powers of two are kept whole: cut to the extremes, they would give other scales.
     """
@@ -53,7 +53,7 @@ def ends(block: HistogramCounts, reach: Ends, scheme: Scheme) -> tuple[Ends, End
 
 @lru_cache(maxsize=64)
 def in_rows(scheme: Scheme) -> Scheme:
-    """Return the scheme with one block a row and saturating: to try one range in each row."""
+    """Return the scheme with one saturating block a row, a candidate each."""
     rows = Granularity.channel(0)
     levels = tuple(replace(level, granularity=rows) for level in scheme.scales)
     return replace(scheme, scales=levels, overflow=Overflow.SATURATE)
@@ -62,7 +62,7 @@ def in_rows(scheme: Scheme) -> Scheme:
 def quantized(
     points: NDArray[np.float32], low: NDArray[np.float64], high: NDArray[np.float64], scheme: Scheme
 ) -> NDArray[np.float64]:
-    """Return what ``scheme`` makes of ``points`` in each range, (ranges, points), float64.
+    """Return ``points`` quantized in each range, (ranges, points), float64.
 
     points: (points,) for every range, or (ranges, points). Ranges so small that their scale does not fit its
     format are left out from the end; raises RangeError when that leaves none.
@@ -88,7 +88,7 @@ def quantized(
 def _params(
     rows: Scheme, low: NDArray[np.float64], high: NDArray[np.float64], width: int
 ) -> QuantizationParams | None:
-    """Return parameters of the longest beginning (halved until it fits) whose scales fit their format."""
+    """Return parameters of the longest prefix, halving until scales fit."""
     count = len(low)
     while count:
         try:

@@ -1,4 +1,4 @@
-"""Ranges from counts alone: all of the data, or all but the tails."""
+"""Ranges from counts: all of the data, or without the tails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The range that loses the least information: Kullback-Leibler divergence of clipped and quantized data."""
+"""The range of least Kullback-Leibler divergence between clipped and quantized data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Rows = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class LeastDivergence:
-    """Choose the threshold T on ``|x|`` whose quantized distribution tells the most about the data.
+    """Threshold on ``|x|`` whose quantized distribution diverges least.
 
-        P(T)  magnitudes below T in 2048 cells; those above T are added to the last cell
-        Q(T)  the same without those above T, each code's share spread evenly over its cells that hold any
+        P(T)  magnitudes below T in 2048 cells; larger ones are added to the last cell
+        Q(T)  the same without larger ones, each code's share spread evenly over its nonempty cells
         minimize  KL(P || Q) = sum P * log(P / Q),  both normalized
 
     Args:
@@ -57,7 +57,7 @@ class LeastDivergence:
 def divergences(
     block: HistogramCounts, thresholds: NDArray[np.float64], scheme: Scheme
 ) -> NDArray[np.float64]:
-    """Return KL(P || Q) of each threshold, in nats; infinite where Q has nothing and P has.
+    """Return KL divergences in nats, infinite where only P is positive.
 
     Thresholds too small for their scale's format are left out from the end.
     """
@@ -85,7 +85,7 @@ def _divergences(
 
 
 def _cumulative(block: HistogramCounts, at: Rows) -> tuple[Rows, float]:
-    """Return how many magnitudes lie below each number, interpolated within bins, and how many there are."""
+    """Return the interpolated count of magnitudes below each number, and the total."""
     counts = (block.positive + block.negative).astype(np.float64)
     used = int(np.flatnonzero(counts)[-1]) + 1
     edges = block.edges[: used + 1].copy()
@@ -96,7 +96,7 @@ def _cumulative(block: HistogramCounts, at: Rows) -> tuple[Rows, float]:
 
 
 def _shared(inside: Rows, values: Rows) -> Rows:
-    """Return each row with the total of the cells of one value spread evenly over those that hold any."""
+    """Return rows whose totals per code are spread over nonempty cells."""
     rows, cells = inside.shape
     fresh = np.ones((rows, cells), dtype=np.int64)
     fresh[:, 1:] = values[:, 1:] != values[:, :-1]
@@ -120,6 +120,6 @@ def _kullback_leibler(p: Rows, q: Rows) -> NDArray[np.float64]:
 
 
 def _side(block: HistogramCounts, scheme: Scheme) -> np.float32:
-    """Return the sign of the numbers that reach the largest magnitude, which the range holds whole."""
+    """Return the sign of the numbers with the largest magnitude."""
     below = scheme.element.signed or scheme.zero_point is not ZeroPoint.NONE
     return np.float32(-1 if below and -block.minimum > block.maximum else 1)

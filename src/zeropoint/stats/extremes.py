@@ -1,4 +1,4 @@
-"""Ranges from the extremes of the data: over all of it, or averaged from batch to batch."""
+"""Ranges from extremes: over all data, or averaged across batches."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class MinMax(Statistic, batch_free=True):
 
 @dataclass(frozen=True, kw_only=True)
 class MovingAverage(Statistic):
-    """Extremes of each batch, averaged with weights that fade: ``average += rate * (extreme - average)``.
+    """Moving average of batch extremes: ``average += rate * (extreme - average)``.
 
-    The first batch of a block starts its average; a batch without finite numbers leaves it alone. The result
-    depends on the order of the batches. Parts of one batch merge exactly (their extremes do), so that several
-    processes that share each batch agree with one. The averages of separate runs merge with the counts of
-    their batches as weights: neither run is the later one, so no order of their batches is more right, and
-    this is commutative and keeps a common average.
+    The first batch of a block starts its average; a batch without finite numbers does not change it. The
+    result depends on the order of the batches. Parts of one batch merge exactly (their extremes do), so that
+    several processes that share each batch agree with one. The averages of separate runs merge with the
+    counts of their batches as weights: neither run is the later one, so no order of their batches is more
+    right, and this is commutative and keeps a common average.
 
     Args:
         rate: weight of the newest batch, in (0, 1]; torch's MovingAverageMinMaxObserver has 0.01 too.
@@ -106,7 +106,7 @@ class MovingAverage(Statistic):
         }
 
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
-        """Return the averages after several batches; of whole tensors, without tensors for each step."""
+        """Return the averages after several batches, on floats for whole tensors."""
         self.check_all(batches)
         if self.granularity != TENSOR or len(batches) < 2 or not all(x.numel() for x in batches):
             return super().update_all(state, batches)
@@ -148,5 +148,5 @@ class MovingAverage(Statistic):
 
 
 def _toward(old: Any, new: Any, weight: Any) -> Any:
-    """Return an average after one more number: three operations of float64, on floats as on tensors."""
+    """Return an updated average: three float64 operations, on floats or tensors."""
     return old + weight * (new - old)

@@ -1,4 +1,4 @@
-"""The bits of float32, from which statistics read exponents and bins; never a floating-point logarithm."""
+"""Float32 bit patterns, from which statistics read exponents and bins exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMBS = 10
 
 
 def as_float32(x: torch.Tensor) -> torch.Tensor:
-    """Return finite ``x`` in float32; numbers of float64 past its ends become its largest."""
+    """Return finite ``x`` as float32, clamped to its largest."""
     if x.dtype == torch.float64:
         top = torch.finfo(torch.float32).max
         x = x.clamp(-top, top)
@@ -27,14 +27,15 @@ def signed_bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def magnitude_bits(x: torch.Tensor) -> torch.Tensor:
-    """Return the bits of ``|x|`` as float32, int32; they order as the magnitudes do."""
+    """Return the int32 bits of float32 ``|x|``, ordered as magnitudes."""
     return signed_bits(x) & 0x7FFFFFFF
 
 
 def carried(limbs: torch.Tensor) -> torch.Tensor:
-    """Return the same sums, one in the last axis each, with all limbs but the last below 2**32.
+    """Return sums with carries propagated, each limb but the last below 2**32.
 
-    limbs: int64, not negative, the one of the lowest value first. Equal sums then have equal limbs.
+    limbs: int64, not negative, one sum along the last axis, least significant first. Equal sums then have
+    equal limbs.
     """
     if limbs.numel() == LIMBS:
         return torch.tensor(_carried(limbs.reshape(-1).tolist()), device=limbs.device).reshape(limbs.shape)
@@ -48,7 +49,7 @@ def carried(limbs: torch.Tensor) -> torch.Tensor:
 
 
 def _carried(limbs: list[int]) -> list[int]:
-    """Return one sum's limbs, in integers of Python: faster than ten numbers are as a tensor."""
+    """Return one sum's carried limbs, as Python integers, which are faster."""
     over, result = 0, []
     for limb in limbs[:-1]:
         total = limb + over

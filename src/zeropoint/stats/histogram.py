@@ -1,4 +1,4 @@
-"""Histograms whose bins are read from the bits of float32: fixed, so that they merge by adding integers.
+"""Mergeable histograms with fixed bins, read from the bits of float32.
 
     bin of x = sign, exponent and the first ``mantissa_bits`` bits of the mantissa
 
@@ -50,7 +50,7 @@ class ClipRule(Protocol):
 
 @lru_cache(maxsize=16)
 def bin_edges(mantissa_bits: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the float64 edges of the bins of positive numbers: ``edges[k] <= x < edges[k + 1]``.
+    """Return the float64 edges of positive bins: ``edges[k] <= x < edges[k+1]``.
 
     >>> bool((bin_edges(5)[127 * 32 : 127 * 32 + 2] == (1.0, 1 + 1 / 32)).all())
     True
@@ -64,7 +64,7 @@ def bin_edges(mantissa_bits: int) -> np.ndarray[tuple[int], np.dtype[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(Statistic, batch_free=True):
-    """Counts of the finite numbers of each block in bins of fixed edges, and the exact extremes.
+    """Counts of each block's finite numbers in fixed bins, and extremes.
 
     Numbers of float64 are rounded to float32 to find their bin.
 
@@ -104,11 +104,11 @@ class Histogram(Statistic, batch_free=True):
         return EXPONENTS << self.mantissa_bits
 
     def empty(self) -> State:
-        """Return counts of nothing, int64 of shape (grid, 2, bins): positive numbers, then negative ones."""
+        """Return int64 zeros of shape (grid, 2, bins): positive, then negative."""
         return {"counts": torch.zeros((*self.grid, 2, self.bins), dtype=torch.int64)}
 
     def scan(self, x: torch.Tensor) -> tuple[Extremes, State | None]:
-        """Return extremes and counts of one batch, from one read where there is a kernel."""
+        """Return extremes and counts of one batch, if possible in one read."""
         runs, counter = runs_of(self.granularity, tuple(x.shape)), counter_for(x)
         if runs is None or counter is None:
             return super().scan(x)

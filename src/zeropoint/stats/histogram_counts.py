@@ -1,4 +1,4 @@
-"""The histogram of one block, as the rules that pick a range read it."""
+"""One block's histogram, as input of the clipping rules."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _SWEEPS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LeastError:
-    """Choose the range with the least mean squared error of the scheme itself, its rounding and clipping.
+    """Range with the scheme's least mean squared error, rounding and clipping included.
 
         minimize  sum_k count_k * (fake_quantize(x_k; range) - x_k) ** 2
 
@@ -76,7 +76,7 @@ class LeastError:
 
 
 def squared_errors(block: HistogramCounts, low: Ends, high: Ends, scheme: Scheme) -> NDArray[np.float64]:
-    """Return the mean squared error of each range; ranges too small for their scale's format are left out."""
+    """Return each range's mean squared error; too small ranges are omitted."""
     points, weights = block.points(_PER_OCTAVE)
     error = quantized(points, low, high, scheme) - points
     # Squared in units of the largest magnitude, whose own square could leave float64.

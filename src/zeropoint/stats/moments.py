@@ -1,4 +1,4 @@
-"""Moments of a layer's inputs: the Gram matrix, which GPTQ needs, its diagonal, and moments of pairs."""
+"""Moments of a layer's inputs: Gram matrix, its diagonal, pair moments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .accumulator import Accumulator, State, on_device
 
 @dataclass(frozen=True, kw_only=True)
 class _OfFeatures(Accumulator):
-    """An accumulator of vectors of ``features`` numbers, which lie along the last axis."""
+    """Base of accumulators of feature vectors along the last axis."""
 
     features: int
 
@@ -32,7 +32,7 @@ class _OfFeatures(Accumulator):
             )
 
     def vectors(self, x: torch.Tensor) -> tuple[torch.Tensor, State]:
-        """Return the finite vectors of ``x``, (vectors, features) of its dtype, and the counts of a state."""
+        """Return the finite vectors of ``x``, (vectors, features), and state counts."""
         self.check(x)
         rows = x.detach().reshape(-1, self.features)
         kept = rows if _is_finite(rows) else rows[torch.isfinite(rows).all(1)]
@@ -49,7 +49,7 @@ def _is_finite(rows: torch.Tensor) -> bool:
 
 
 def _counts_of(kept: torch.Tensor, x: torch.Tensor) -> State:
-    """Return the counts of a state that took in the vectors ``kept`` of ``x``."""
+    """Return a state's counts for the kept vectors of ``x``."""
     return {
         "vectors": torch.tensor(len(kept), device=x.device),
         "seen": torch.tensor(kept.numel(), device=x.device),
@@ -58,19 +58,19 @@ def _counts_of(kept: torch.Tensor, x: torch.Tensor) -> State:
 
 
 def _joined(state: State, name: str, found: torch.Tensor, counts: State) -> State:
-    """Return a state whose sums are ``found``, and whose counts grow by ``counts``."""
+    """Return a state with sums ``found`` and counts grown by ``counts``."""
     return {name: found, **{key: state[key] + more for key, more in counts.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GramMatrix(_OfFeatures):
-    """``X^T X`` over all input vectors, float64: the Hessian of a layer's squared output error, halved.
+    """``X^T X`` over all input vectors, float64, for GPTQ.
 
-    Numbers are rounded to 12 significant bits, and 64 vectors are summed in float32; see
-    :func:`zeropoint.ops.feedback.gram`. One update with many vectors and several with multiples of 64 of
-    them, all finite, give the same bytes. A vector with a value that is not finite is left out as a whole.
-    State: ``gram`` (features, features) float64 and ``vectors``, the number of them. Source: GPTQ
-    (arXiv:2210.17323), section 2.
+    Half the Hessian of a layer's squared output error. Numbers are rounded to 12 significant bits, and 64
+    vectors are summed in float32; see :func:`zeropoint.ops.feedback.gram`. One update with many vectors and
+    several with multiples of 64 of them, all finite, give the same bytes. A vector with a value that is not
+    finite is left out as a whole. State: ``gram`` (features, features) float64 and ``vectors``, the number of
+    them. Source: GPTQ (arXiv:2210.17323), section 2.
 
     Args:
         features: of an input vector.
@@ -87,12 +87,12 @@ class GramMatrix(_OfFeatures):
         return {"gram": torch.zeros(self.features, self.features, dtype=torch.float64), **self.counts()}
 
     def measure(self, x: torch.Tensor) -> State:
-        """Return the Gram matrix of one batch; raises ShapeError for another number of features."""
+        """Return one batch's Gram matrix; ShapeError for other features."""
         rows, counts = self.vectors(x)
         return {"gram": gram(rows), **counts}
 
     def update(self, state: State, x: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, whose sums are added to its own in order.
+        """Return ``state`` after one more batch, added in order.
 
         Args:
             state: a state of this accumulator, which is not changed, on any device.
@@ -105,7 +105,7 @@ class GramMatrix(_OfFeatures):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanSquare(_OfFeatures):
-    """The mean of ``x^2`` of each feature, the diagonal of the Gram matrix: llama.cpp's importance matrix.
+    """Mean of ``x^2`` per feature: llama.cpp's importance matrix, the Gram diagonal.
 
     Squares are added in float64 in the order of vectors, so that batches of any size give the same bytes. A
     vector with a value that is not finite is left out as a whole. State: ``squares`` (features,) float64 and
@@ -125,12 +125,12 @@ class MeanSquare(_OfFeatures):
         return {"squares": torch.zeros(self.features, dtype=torch.float64), **self.counts()}
 
     def measure(self, x: torch.Tensor) -> State:
-        """Return the sums of one batch; raises ShapeError for another number of features."""
+        """Return the sums of one batch; ShapeError for other features."""
         rows, counts = self.vectors(x)
         return {"squares": squares(rows), **counts}
 
     def update(self, state: State, x: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, whose squares are added to its own in order.
+        """Return ``state`` after one more batch, added in order.
 
         Args:
             state: a state of this accumulator, which is not changed, on any device.
@@ -151,7 +151,7 @@ class MeanSquare(_OfFeatures):
 
 @dataclass(frozen=True, kw_only=True)
 class _OfPairs(_OfFeatures):
-    """An accumulator of pairs of vectors: inputs in the float model, and after quantized layers."""
+    """Base of accumulators over pairs of float and quantized-model inputs."""
 
     def measure(self, x: torch.Tensor) -> State:
         """Raise UnsupportedError: one batch is half of a pair."""
@@ -174,10 +174,10 @@ class _OfPairs(_OfFeatures):
 
     @abstractmethod
     def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, whose sums are added to its own in order."""
+        """Return ``state`` after one more batch, added in order."""
 
     def pairs(self, float_inputs: torch.Tensor, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return float32 differences and inputs of finite pairs; raises ShapeError for other shapes."""
+        """Return float32 differences and inputs of finite pairs, or raise ShapeError."""
         self.check(float_inputs)
         self.check(inputs)
         if float_inputs.shape != inputs.shape:
@@ -196,11 +196,12 @@ class _OfPairs(_OfFeatures):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossGram(_OfPairs):
-    """``(X - X~)^T X~`` of the inputs X of a layer and X~ of the same layer after quantized ones, float64.
+    """Cross moments ``(X - X~)^T X~`` of a layer's inputs, float64.
 
-    The difference is rounded to float32; sums are those of :class:`GramMatrix`. A pair of vectors with a
-    value that is not finite is left out as a whole. State: ``cross`` (features, features) float64 and
-    ``vectors``, the number of pairs. Source: QEP (arXiv:2504.09629), section 4.
+    X are the inputs in the float model, X~ after quantized layers. The difference is rounded to float32; sums
+    follow :class:`GramMatrix`. A pair of vectors with a value that is not finite is left out as a whole.
+    State: ``cross`` (features, features) float64 and ``vectors``, the number of pairs. Source: QEP
+    (arXiv:2504.09629), section 4.
 
     Args:
         features: of an input vector.
@@ -217,7 +218,7 @@ class CrossGram(_OfPairs):
         return {"cross": torch.zeros(self.features, self.features, dtype=torch.float64), **self.counts()}
 
     def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, whose sums are added to its own in order.
+        """Return ``state`` after one more batch, added in order.
 
         Args:
             state: a state of this accumulator, which is not changed.
@@ -234,11 +235,12 @@ class CrossGram(_OfPairs):
 
 @dataclass(frozen=True, kw_only=True)
 class PairSums(_OfPairs):
-    """The sums of the inputs X~ of a layer after quantized ones, and of X - X~, for means; float64.
+    """Float64 sums of X~ and of X - X~, for their means.
 
-    The difference is rounded to float32; sums are those of :class:`GramMatrix`, with vectors of ones. A pair
-    of vectors with a value that is not finite is left out as a whole. State: ``difference`` and ``inputs``,
-    (features,) float64, and ``vectors``, the number of pairs.
+    X~ are a layer's inputs after quantized layers. The difference is rounded to float32; sums follow
+    :class:`GramMatrix`, with vectors of ones. A pair of vectors with a value that is not finite is left out
+    as a whole. State: ``difference`` and ``inputs``, (features,) float64, and ``vectors``, the number of
+    pairs.
 
     Args:
         features: of an input vector.
@@ -256,7 +258,7 @@ class PairSums(_OfPairs):
         return {"difference": zeros, "inputs": zeros.clone(), **self.counts()}
 
     def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, whose sums are added to its own in order.
+        """Return ``state`` after one more batch, added in order.
 
         Args:
             state: a state of this accumulator, which is not changed.

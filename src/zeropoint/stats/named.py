@@ -57,12 +57,12 @@ _NUMBERS = {"moving_average": "RATE", "absolute_mean": "FACTOR", "percentile": "
 
 
 def statistic_named(name: str | StatisticFor) -> StatisticFor:
-    """Return how the statistic called ``name`` is made for a scheme and a shape; a function is itself.
+    """Return a statistic's factory by name; functions are returned as they are.
 
     Args:
         name: ``minmax``, ``moving_average`` or ``moving_average:RATE``, ``absolute_mean`` or
             ``absolute_mean:FACTOR``, ``percentile:PERCENT``, ``mse`` (least squared error of the scheme), or
-            ``entropy`` (least Kullback-Leibler divergence).
+            ``entropy`` (least Kullback-Leibler divergence); or a function of a scheme and a shape.
 
     Raises:
         CalibrationError: for anything else, another name, or a number that is missing or too many.

@@ -1,4 +1,4 @@
-"""Observer: an accumulator with its state, as a module that returns its input unchanged."""
+"""Observer: an identity module that accumulates its inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .statistic import Statistic
 
 
 class Observer(nn.Module):
-    """Return the input as it is, and while enabled take it into an accumulator.
+    """Identity module that, while enabled, takes its input into an accumulator.
 
     The state lies in buffers, complete from the start: state_dict, deepcopy and pickle carry it, and casts of
     the model (``model.half()``) leave its dtypes alone.
@@ -82,7 +82,7 @@ class Observer(nn.Module):
             self.take(self.measure(x))
 
     def update_all(self, batches: Sequence[torch.Tensor]) -> None:
-        """Take several batches into the state, in order: faster than one by one where they are small.
+        """Take several batches into the state; faster for small batches.
 
         Args:
             batches: tensors, in order.
@@ -97,7 +97,7 @@ class Observer(nn.Module):
             _set(own, self.statistic.update_all(on_device(batches[0].device, own), batches))
 
     def measure(self, x: torch.Tensor) -> State:
-        """Return the state of one batch alone, of the parts of all processes where they share it.
+        """Return one batch's state, joined over processes that share it.
 
         Args:
             x: a float tensor of any shape.
@@ -121,7 +121,7 @@ class Observer(nn.Module):
             _set(own, self.statistic.fold(own, batch))
 
     def merge(self, other: Observer) -> None:
-        """Take in the state of an observer with the same statistic; the other one stays as it is.
+        """Merge the state of another observer with the same statistic.
 
         Args:
             other: an observer of the same statistic.
@@ -131,10 +131,10 @@ class Observer(nn.Module):
             _set(own, self.statistic.merge(own, on_device(own["seen"].device, other.state())))
 
     def gathered(self) -> Observer:
-        """Return a copy with the states of all processes merged; every process must call it.
+        """Return a copy merged over all processes, each of which must call.
 
         Raises:
-            UnsupportedError: for a shared observer, whose state is that of all processes already.
+            UnsupportedError: for a shared observer, whose state covers all processes already.
         """
         if self.shared:
             raise UnsupportedError(
@@ -146,11 +146,11 @@ class Observer(nn.Module):
         return whole
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the range that follows from the data so far, float64, one number a block."""
+        """Return the range of the data, float64, one number a block."""
         return self._ranged().range(self.state())
 
     def params(self, scheme: str | Scheme, *, dtype: torch.dtype = torch.float32) -> QuantizationParams:
-        """Return the parameters that follow from the data so far; raises CalibrationError without data.
+        """Return parameters from the data; raises CalibrationError without data.
 
         Args:
             scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
@@ -159,7 +159,7 @@ class Observer(nn.Module):
         return self._ranged().params(self.state(), scheme, dtype=dtype, name=self.name)
 
     def statistics(self) -> Statistics:
-        """Return what was seen so far, apart from what is seen later."""
+        """Return a snapshot of the statistics."""
         state = {key: tensor.clone() for key, tensor in self.state().items()}
         return Statistics(accumulator=self.statistic, state=state, name=self.name or "")
 
@@ -197,7 +197,7 @@ class Observer(nn.Module):
 
 
 def update_together(observers: Sequence[Observer], batches: Sequence[torch.Tensor]) -> None:
-    """Take the same batches into several observers of one statistic: once, where their states are equal."""
+    """Update several observers with the same batches, sharing equal states."""
     first, *others = observers
     before = {key: tensor.clone() for key, tensor in first.state().items()} if others else {}
     first.update_all(batches)
@@ -234,7 +234,7 @@ def _add(state: State, batch: State) -> None:
 
 
 def name_observers(model: nn.Module) -> dict[str, Observer]:
-    """Name every observer of ``model`` that has no name after its place in it, and return all by place.
+    """Name a model's unnamed observers after their module path.
 
     Args:
         model: any module; its places are dotted names.
@@ -256,7 +256,7 @@ def name_observers(model: nn.Module) -> dict[str, Observer]:
 
 @traced_as_constant
 def _leave_graphs() -> bool:
-    """Make compiled models call :meth:`Observer.update` outside their graphs; runs while one is traced.
+    """Exclude :meth:`Observer.update` from compiled graphs; runs while tracing.
 
     Whether data are finite decides what is computed, which no graph can hold. Decorating the method where it
     is defined would import all of dynamo, 2 seconds, for those who do not compile too.

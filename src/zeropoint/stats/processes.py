@@ -1,4 +1,4 @@
-"""The states of several processes as one: gathered over torch.distributed, merged in the order of ranks."""
+"""States of several processes, gathered by torch.distributed and merged by rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shares_work() -> bool:
 
 
 def gathered(state: State, merge: Merge) -> State:
-    """Return the states of all processes merged, the same on each; every process must call it.
+    """Return the merged states of all processes, each of which must call.
 
     Gathers rather than reduces, so that any merge works, and all processes compute the same one.
     """

@@ -1,4 +1,4 @@
-"""Statistics from which a range follows: for each block the smallest and the largest value to quantize.
+"""Statistics with a range: minimum and maximum to quantize, per block.
 
     (low, high) = range(state)
 
@@ -59,7 +59,7 @@ def calibrated_shape(granularity: Granularity, shape: tuple[int, ...]) -> tuple[
 def block_extremes(
     lows: torch.Tensor, highs: torch.Tensor, granularity: Granularity
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the smallest of ``lows`` and the largest of ``highs``, of one shape, in each block, on the grid.
+    """Return per-block minima of ``lows`` and maxima of ``highs``, on the grid.
 
     Both are taken of one piece before the next, so that data that are both are read from memory once.
     """
@@ -82,12 +82,12 @@ def block_extremes(
 
 @lru_cache(maxsize=256)
 def _number(value: int, device: torch.device) -> torch.Tensor:
-    """Return a count as a tensor, the same for all states, which nobody modifies."""
+    """Return a count as an immutable tensor, shared by all states."""
     return torch.full((), value, dtype=torch.int64, device=device)
 
 
 def merged_extremes(a: State, b: State) -> State:
-    """Return the tensors that all statistics have, for two sets of data together."""
+    """Return the merged common tensors of two statistics."""
     return {
         "minimum": torch.minimum(a["minimum"], b["minimum"]),
         "maximum": torch.maximum(a["maximum"], b["maximum"]),
@@ -128,7 +128,7 @@ class Batch:
         return spread.reshape(-1) if self.finite is None else spread[self.finite]
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum over each block of ``values`` (one for each of :meth:`values`), on the grid.
+        """Return the sum over each block of ``values``, on the grid.
 
         Exact, and therefore independent of order, for integers below 2**53.
 
@@ -144,7 +144,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic(Accumulator):
-    """How data are summed up, a block of ``granularity`` at a time, and which range follows.
+    """Rule for summing up data per block, with a range.
 
     Tensors of a state that hold a number for each block are shaped like the grid.
 
@@ -152,7 +152,7 @@ class Statistic(Accumulator):
     :meth:`join`. Everything is a pure function: states that are passed in are never modified.
 
     Args:
-        granularity: which elements share parameters: that of the schemes to come.
+        granularity: which elements share parameters, as in the schemes to come.
         shape: a shape of the data; only axes that are cut into blocks matter, so that per tensor any will do.
     """
 
@@ -161,7 +161,7 @@ class Statistic(Accumulator):
     batch_free: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, batch_free: bool = False) -> None:
-        """Say of a new kind whether it makes no difference how data are cut into batches; not inherited."""
+        """Declare whether a subclass is independent of batch boundaries; not inherited."""
         super().__init_subclass__()
         cls.batch_free = batch_free
 
@@ -179,7 +179,7 @@ class Statistic(Accumulator):
         return {}
 
     def take(self, batch: Batch) -> State:  # noqa: ARG002 - a statistic of extremes alone takes nothing more
-        """Return the statistic's own tensors for one batch that holds at least one finite number.
+        """Return the statistic's own tensors for one batch with finite numbers.
 
         Args:
             batch: one tensor, with its extremes.
@@ -187,7 +187,7 @@ class Statistic(Accumulator):
         return {}
 
     def join(self, a: State, b: State) -> State:
-        """Return the statistic's own tensors for two sets of data together: their sums, unless overridden.
+        """Return the statistic's own tensors, joined: sums unless overridden.
 
         Args:
             a: the earlier state.
@@ -197,7 +197,7 @@ class Statistic(Accumulator):
 
     @abstractmethod
     def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the range to quantize, minimum and maximum of each block, float64 on the grid.
+        """Return the range to quantize, float64 minima and maxima on the grid.
 
         Args:
             state: a state of this accumulator.
@@ -214,7 +214,7 @@ class Statistic(Accumulator):
         }
 
     def measure(self, x: torch.Tensor) -> State:
-        """Return the state of one batch alone; numbers that are not finite are counted and left out.
+        """Return the state of one batch; non-finite numbers are only counted.
 
         x: float64, float32, float16 or bfloat16; any stride; may be empty.
         Raises DtypeError for other tensors, ShapeError when an axis that is cut into blocks has another
@@ -251,7 +251,7 @@ class Statistic(Accumulator):
         }
 
     def scan(self, x: torch.Tensor) -> tuple[Extremes, State | None]:
-        """Return the extremes of each block, and the statistic's own tensors if found on the way.
+        """Return each block's extremes, and the statistic's own tensors if found.
 
         NaN and Inf show in the extremes, and are left out of all else. Where the tensors are None,
         :meth:`take` is asked for them.
@@ -274,7 +274,7 @@ class Statistic(Accumulator):
         return {**merged_extremes(a, b), **self.join(a, b)}
 
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
-        """Return ``state`` after several batches, in order: faster than one by one where they are small.
+        """Return ``state`` after several batches, in order; faster for small batches.
 
         Raises what :meth:`measure` raises for one of them, DtypeError for what is no sequence of tensors.
         """
@@ -291,7 +291,7 @@ class Statistic(Accumulator):
         dtype: torch.dtype = torch.float32,
         name: str | None = None,
     ) -> QuantizationParams:
-        """Return the parameters that the range of ``state`` gives under ``scheme``.
+        """Return parameters from a state's range under a scheme.
 
         Args:
             state: a state of this accumulator.
@@ -301,7 +301,7 @@ class Statistic(Accumulator):
 
         Raises:
             CalibrationError: when a block has seen no finite number.
-            SchemeError: when the blocks of the scheme are not those of the statistic.
+            SchemeError: when the scheme's blocks differ from the statistic's.
         """
         parsed = Scheme.parse(scheme)
         if parsed.scales and parsed.granularity != self.granularity:

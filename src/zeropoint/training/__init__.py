@@ -1,4 +1,4 @@
-"""Quantizers for training: modules whose forward is what is deployed, with straight-through gradients.
+"""Quantizers for training: deployed forward, straight-through gradients.
 
 They hold parameters and call the operators; how codes come about is not known here.
 """

@@ -1,4 +1,4 @@
-"""FakeQuantize: a quantizer whose parameters are given, or taken from each input, and not learned."""
+"""FakeQuantize: a quantizer with given or dynamic, unlearned parameters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeQuantize(Quantizer):
         forward    y = dequantize(quantize(x))
         backward   dx = dy   where the rounded x lies within the codes, ends included,   else 0
 
-    The straight-through estimator is that of Bengio et al., arXiv:1308.3432, with the mask of
+    The straight-through estimator follows Bengio et al., arXiv:1308.3432, with the mask of
     ``torch.fake_quantize_per_tensor_affine``.
 
     Args:
@@ -120,7 +120,7 @@ class FakeQuantize(Quantizer):
 
     @classmethod
     def from_tensor(cls, x: torch.Tensor, scheme: str | Scheme) -> FakeQuantize:
-        """Return a quantizer with the parameters that ``x`` gives; raises what ``choose_params`` raises.
+        """Return a quantizer with parameters from ``choose_params``, errors included.
 
         Args:
             x: a tensor from which the parameters are chosen.
@@ -164,7 +164,7 @@ class FakeQuantize(Quantizer):
     def update_params(
         self, scale: float | torch.Tensor | QuantizationParams, zero_point: int | torch.Tensor = 0
     ) -> None:
-        """Replace the parameters, for example by those of an observer; buffers are written in place.
+        """Replace the parameters, written in place, for example by an observer's.
 
         After an error nothing has changed.
 
@@ -208,7 +208,7 @@ class FakeQuantize(Quantizer):
         )
 
     def extra_repr(self) -> str:
-        """Return what ``print`` shows of the module: the scheme, and the numbers of its parameters."""
+        """Return the printed form: scheme and numbers of parameters."""
         text, numbers = super().extra_repr(), self.params.numbers
         head, comma, tail = text.partition(", ")
         return f"{head}, {numbers}{comma}{tail}" if numbers else text
@@ -230,7 +230,7 @@ def _params_of_bits(bits: int, symmetric: bool, scale: float, zero_point: int) -
 
 
 def _numbers(what: str, value: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return ``value``, one number or one a block, in float64 on the grid of ``like``."""
+    """Return one number or one a block as float64 on a grid."""
     numbers = torch.as_tensor(value, dtype=torch.float64, device=like.device)
     if numbers.numel() not in (1, like.numel()):
         raise ShapeError(

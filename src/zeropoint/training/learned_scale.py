@@ -1,4 +1,4 @@
-"""LearnedScale: the scale of each block is trained, with or without an offset (LSQ and LSQ+)."""
+"""LearnedScale: trained scales of blocks, with or without offset (LSQ, LSQ+)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .straight_through import (
 
 
 class LearnedScale(Quantizer):
-    """Fake quantization whose scales are parameters: LSQ, and LSQ+ for schemes with a zero point.
+    """Fake quantization with learned scales: LSQ, and LSQ+ with zero points.
 
     With v = (x - beta) / s and m = 1 where round(v) lies within the codes, ends included, else 0:
 
@@ -40,13 +40,13 @@ class LearnedScale(Quantizer):
     1) s, and codes outside count as qmin - z and qmax - z in ds. A float element takes its largest value for
     qmax.
 
-    A scale that the optimizer drives to zero or below acts as the smallest positive one; its gradient is that
-    of this smallest scale, so that it can return, and ``guarded_count`` tells of it.
+    A scale that the optimizer drives to zero or below acts as the smallest positive one, with its gradient,
+    so that it can return, and ``guarded_count`` tells of it.
 
     Args:
         params: where the parameters start; one scale level of any granularity, with a linear rule. Scales
             that the format cannot hold (``scale=bfloat16``) are rounded to it, straight through.
-        count: elements that share a scale, those of a block of ``params.shape`` unless given. For activations
+        count: elements that share a scale, a block of ``params.shape`` unless given. For activations
             the paper counts the features of one sample: ``params`` of a batch need ``count``.
         enabled: whether it quantizes; otherwise ``x`` is returned as it is.
 
@@ -56,8 +56,9 @@ class LearnedScale(Quantizer):
         DtypeError: on the forward, for a 16-bit ``x`` in a dialect that rounds intermediates to the input's
             dtype.
 
-    Sources: LSQ, arXiv:1902.08153, section 2; LSQ+, arXiv:2004.09576, section 3. Codes outside include those
-    that round past the ends, where the papers compare v itself: the mask is that of the other quantizers.
+    Sources: LSQ, arXiv:1902.08153, section 2; LSQ+, arXiv:2004.09576, section 3. Codes outside include
+    numbers that round past the ends, where the papers compare v itself: the mask agrees with the other
+    quantizers.
 
     Example:
         >>> quantizer = LearnedScale(QuantizationParams.new(0.5, 0, "int2"))
@@ -91,7 +92,7 @@ class LearnedScale(Quantizer):
 
     @classmethod
     def from_tensor(cls, x: torch.Tensor, scheme: str | Scheme, *, count: int | None = None) -> LearnedScale:
-        """Return a quantizer that starts at LSQ's ``s = 2 mean|x| / sqrt(qmax)``, a block.
+        """Return a quantizer that starts at LSQ's ``2 mean|x| / sqrt(qmax)``.
 
         A block of zeros, and any block of an affine scheme, starts at the scale and zero point of its range.
 
@@ -117,13 +118,13 @@ class LearnedScale(Quantizer):
 
     @property
     def least_scale(self) -> float:
-        """The smallest scale that is used: the dialect's (2**-126, in torch 2**-23), or the format's."""
+        """Smallest usable scale: the dialect's (2**-126, torch: 2**-23), or the format's."""
         fmt = self.scheme.scales[0].format_for(format_of(self.dtype))
         return max(self.scheme.dialect.small_scales.least, LEAST_NORMAL, float(fmt.smallest))
 
     @property
     def guarded_count(self) -> int:
-        """How many scales lie below the smallest one, which is used in their place."""
+        """Number of scales below the smallest, which replaces them."""
         return int((self.scale.detach() < self.least_scale).sum())
 
     @property
@@ -137,7 +138,7 @@ class LearnedScale(Quantizer):
         )
 
     def _factors(self, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return scale and zero point, or offset, on the grid of a tensor of ``shape``."""
+        """Return scale and zero point, or offset, on the grid."""
         granularity = self.scheme.granularity
         scale = on_grid(at_least(self.scale, self.least_scale), granularity, shape)
         shift = self.zero_point if self.offset is None else self.offset

@@ -1,4 +1,4 @@
-"""LearnedThreshold: the logarithm of the clipping threshold is trained, scales are powers of two (TQT)."""
+"""LearnedThreshold: trained log thresholds with power-of-two scales (TQT)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ exponent bits hold."""
 
 
 class LearnedThreshold(Quantizer):
-    """Fake quantization to integers whose power-of-two scale follows a trained log2 threshold (TQT).
+    """Integer fake quantization with trained log2 thresholds (TQT).
 
         s         = 2 ** ceil(log2 t) / 2 ** (bits - 1)      signed;   / 2 ** bits   unsigned
         y         = s * clamp(round(x / s), qmin, qmax)
@@ -44,7 +44,7 @@ class LearnedThreshold(Quantizer):
         scheme: symmetric integers with one scale level of any granularity, in a format that holds powers of
             two: ``int8:tensor``, ``int8:channel:scale=ceil``. The rule of the level is not used.
         thresholds: t of each block, or one number for all; 0 means no data and starts at scale 1.
-        shape, dtype: those of the tensor whose grid of blocks the thresholds have.
+        shape, dtype: of the tensor whose grid of blocks the thresholds have.
         enabled: whether it quantizes; otherwise ``x`` is returned as it is.
 
     Raises:
@@ -121,7 +121,7 @@ class LearnedThreshold(Quantizer):
 
 
 def log2_exact(values: torch.Tensor, fallback: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``log2(values)`` in ``dtype``, its ceiling that of the exact logarithm.
+    """Return ``log2(values)`` in ``dtype``, with an exact ceiling.
 
     The exponent comes from the bits, so that a power of two has a whole logarithm, and no other has one. 0
     gives ``fallback``.

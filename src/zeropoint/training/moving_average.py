@@ -1,4 +1,4 @@
-"""MovingAverageFakeQuantize: the range of an activation follows the data while the model trains."""
+"""MovingAverageFakeQuantize: activation ranges that follow training data."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .fake_quantize import FakeQuantize
 
 
 class MovingAverageFakeQuantize(FakeQuantize):
-    """Fake quantization under the moving average of the extremes that it sees in training mode.
+    """Fake quantization under moving averages of extremes seen in training.
 
-        low += rate (min x - low),    high += rate (max x - high),    params = those of low..high
+        low += rate (min x - low),    high += rate (max x - high),    params = parameters of low..high
 
     A :class:`~zeropoint.training.FakeQuantize` with an observer. In evaluation mode the parameters stay.
-    Processes of torch.distributed see one range, that of all their data. A batch without finite numbers
+    Processes of torch.distributed share one range over all their data. A batch without finite numbers
     changes nothing.
 
     Args:

@@ -17,7 +17,7 @@ from .straight_through import at_least, clip_learned, on_grid, settled, settled_
 
 
 class Pact(Quantizer):
-    """Clip to 0..alpha and quantize to unsigned integers, in place of a ReLU; alpha is trained (PACT).
+    """Quantized ReLU with a trained upper end alpha (PACT).
 
         y        = s clamp(round(x / s), 0, qmax),    s = alpha / qmax
         dx       = dy   where 0 <= x < alpha,   else 0
@@ -73,7 +73,7 @@ class Pact(Quantizer):
         return QuantizationParams(scheme=self.scheme, shape=(1,), scales=(stored,), dtype=self.dtype)
 
     def _end(self) -> torch.Tensor:
-        """Return alpha, at least so large that its scale is a normal number."""
+        """Return alpha, floored so that its scale is normal."""
         return at_least(self.alpha, LEAST_NORMAL * self.quant_range()[1])
 
     def _stored(self, end: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Quantizing and dequantizing, each alone, in training: the numbers of codes as a tensor with a gradient."""
+"""Differentiable quantize and dequantize steps, with code numbers as a tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..params import QuantizationParams
 
 
 def quantize_ste(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
-    """Return the numbers that the codes of ``x`` represent, before zero point and scale, in the wide dtype.
+    """Return the codes' numbers of ``x``, unscaled, in wide dtype.
 
     For integers these are the codes. Rounding passes gradients straight through: to ``x``, and to scales and
     real zero points that require one; see :mod:`zeropoint.ops.straight_through`.
@@ -40,7 +40,7 @@ def dequantize_ste(
     Args:
         numbers: as :func:`quantize_ste` gives them, float32 or float64.
         params: scales and zero points of tensors of this shape.
-        dtype: of the result, that of the parameters unless given.
+        dtype: of the result, the parameters' dtype unless given.
 
     Example:
         >>> dequantize_ste(torch.tensor([2.0, 127.0]), QuantizationParams.new(0.5))

@@ -1,4 +1,4 @@
-"""What every quantizer for training is: a module with a scheme, a switch, ranges, noise and a strict state.
+"""The quantizer base: scheme, switch, ranges, noise and strict state.
 
 This module knows nothing of how parameters are learned.
 """
@@ -29,7 +29,7 @@ from ..schemes import Scheme, ZeroPoint
 
 
 class Quantizer(torch.nn.Module, ABC):
-    """A module that maps a tensor to what its quantized form would give back, bit for bit.
+    """A module that quantizes and dequantizes a tensor, bit-exactly.
 
     Scales, zero points and learned parameters keep their dtype whatever ``module.half()`` or
     ``module.to(dtype)`` asks, so that a model in bfloat16 has the parameters it was given. ``state_dict``
@@ -53,7 +53,7 @@ class Quantizer(torch.nn.Module, ABC):
     @property
     @abstractmethod
     def params(self) -> QuantizationParams:
-        """The parameters that the forward uses now; with them ``quantize`` gives the codes to deploy."""
+        """The forward pass's current parameters, which give the deployed codes."""
 
     @abstractmethod
     def simulate(self, x: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ class Quantizer(torch.nn.Module, ABC):
         return self.scheme.zero_point is ZeroPoint.NONE
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x`` quantized and dequantized, or ``x`` itself when empty or not enabled.
+        """Return ``x`` fake-quantized, or itself when empty or disabled.
 
         Args:
             x: a float tensor of any shape.
@@ -87,7 +87,7 @@ class Quantizer(torch.nn.Module, ABC):
         return self.simulate(x) if self.enabled and x.numel() > 0 else x
 
     def backward(self, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the gradient for ``x``, given that of the result: what autograd computes.
+        """Return the gradient for ``x`` from the result's, as autograd does.
 
         ``grad`` where the rounded ``x`` lies within the codes, ends included, else 0; all of ``grad`` when
         not enabled.
@@ -110,7 +110,7 @@ class Quantizer(torch.nn.Module, ABC):
         return gradient
 
     def quant_range(self) -> tuple[float, float]:
-        """Return the smallest and the largest number that codes represent, before zero point and scale.
+        """Return the smallest and largest unscaled number of the codes.
 
         For integer formats without fraction bits these are the smallest and largest code in use, integers.
         """
@@ -119,9 +119,10 @@ class Quantizer(torch.nn.Module, ABC):
         return self.scheme.ends
 
     def float_range(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the smallest and the largest value of each finest block, ``(q - zero_point) * scale``.
+        """Return each finest block's smallest and largest value.
 
-        Shaped like the grid of blocks, in the wide dtype; values outside are clipped to these.
+        ``(q - zero_point) * scale``, shaped like the grid of blocks, in the wide dtype; values outside are
+        clipped.
         """
         return self.range_of(self.params)
 
@@ -144,7 +145,7 @@ class Quantizer(torch.nn.Module, ABC):
         return (low - zero).to(wide) * factor, (high - zero).to(wide) * factor
 
     def quantization_noise(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean squared error of quantizing ``x`` under the present parameters, a float64 scalar.
+        """Return the mean squared error of quantizing ``x``, a float64 scalar.
 
         It is computed whether the quantizer is enabled or not. An empty tensor has 0.
 
@@ -157,7 +158,7 @@ class Quantizer(torch.nn.Module, ABC):
             return (fake_quantize(x, self.params).double() - x.double()).square().mean()
 
     def reseed(self, seed: int) -> None:
-        """Give stochastic rounding another seed: once a step, or each step rounds alike.
+        """Reseed stochastic rounding, as each training step needs.
 
         Args:
             seed: of the random numbers.
@@ -170,15 +171,15 @@ class Quantizer(torch.nn.Module, ABC):
         self.scheme = replace(self.scheme, rounding=replace(self.scheme.rounding, seed=seed))
 
     def extra_repr(self) -> str:
-        """Return what ``print`` shows of the module."""
+        """Return the module's printed form."""
         return str(self.scheme) + ("" if self.enabled else ", not enabled")
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the scheme's text as bytes, uint8: a tensor, so that any file of tensors can hold it."""
+        """Return the scheme's text as a uint8 tensor, for files of tensors."""
         return described(self.scheme)
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Take the seed of stochastic rounding from a state whose scheme is known to fit.
+        """Take the seed of stochastic rounding from a checked state.
 
         Args:
             state: as :meth:`get_extra_state` gives it.
@@ -186,12 +187,12 @@ class Quantizer(torch.nn.Module, ABC):
         self.scheme = scheme_described(state)
 
     def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise a ZeropointError when ``tensors``, by their names in this module, cannot be loaded.
+        """Raise a ZeropointError when ``tensors`` cannot be loaded.
 
         Here: when a dtype differs, which loading would silently cast.
 
         Args:
-            tensors: the buffers and parameters, by name.
+            tensors: the buffers and parameters, by their names in this module.
         """
         check_dtypes(self, tensors)
 

@@ -1,4 +1,4 @@
-"""SlopeMeans: running means of gradients and of their squares, for steps in the manner of Adam."""
+"""SlopeMeans: running means of gradients and squares, as in Adam."""
 
 from __future__ import annotations
 

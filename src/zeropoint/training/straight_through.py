@@ -1,4 +1,4 @@
-"""Gradients that pass through rounding: autograd functions in plain torch, with their formulas.
+"""Straight-through autograd functions in plain torch, with their formulas.
 
 With v = x / s, z the zero point, Q the codes and m the mask (1 where round(v) + z lies in qmin..qmax, ends
 included, else 0), fake quantization and the straight-through estimator are
@@ -38,7 +38,7 @@ from ..schemes import Granularity, Scheme, ZeroPoint
 
 
 def on_grid(values: torch.Tensor, granularity: Granularity, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return ``values``, one a block, shaped like the grid of blocks of a tensor of ``shape``.
+    """Return block values on the grid of a tensor of ``shape``.
 
     One value serves any shape. Raises ShapeError when the grids differ in more than axes of length 1.
     """
@@ -54,7 +54,7 @@ def on_grid(values: torch.Tensor, granularity: Granularity, shape: tuple[int, ..
 
 
 class AtLeast(torch.autograd.Function):
-    """``max(x, least)`` with the gradient of ``x``: a value below can come back, and NaN stays NaN."""
+    """``max(x, least)`` with the gradient of ``x``, so values can recover."""
 
     @staticmethod
     def forward(_ctx: Any, x: torch.Tensor, least: float) -> torch.Tensor:
@@ -68,9 +68,10 @@ class AtLeast(torch.autograd.Function):
 
 
 class PowerOfTwoScale(torch.autograd.Function):
-    """``s = 2 ** (ceil(e) - shift)``, exact, with ``ds / de = s ln 2``: the ceiling is straight through.
+    """Exact powers of two with a straight-through ceiling.
 
-    Exponents are limited to ``lowest..highest``, which changes no gradient.
+    ``s = 2 ** (ceil(e) - shift)``, ``ds / de = s ln 2``. Exponents are limited to ``lowest..highest``, which
+    changes no gradient.
     """
 
     @staticmethod
@@ -91,7 +92,7 @@ class PowerOfTwoScale(torch.autograd.Function):
 
 
 def settled(scheme: Scheme, dtype: torch.dtype) -> Scheme:
-    """Return the scheme with its one scale format named, where it is that of the input's ``dtype``."""
+    """Return the scheme with an ``input`` scale format resolved."""
     (level,) = scheme.scales
     return replace(scheme, scales=(replace(level, format=level.format_for(format_of(dtype))),))
 
@@ -115,7 +116,7 @@ def _scheme_of(text: str) -> Scheme:
 def stored_params(
     scheme: Scheme, scale: torch.Tensor, shift: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return scale and zero point as they are deployed: in the scale's format, integer where it must be.
+    """Return deployed scale and zero point: rounded to format and integer.
 
     scheme: one whose scale format is named, see :func:`settled`.
     shift: the zero point, or the offset beta = -z s of a scheme with a real one.
@@ -135,11 +136,12 @@ def stored_params(
 
 
 class FakeQuantizeLearned(torch.autograd.Function):
-    """Fake quantization that is differentiable in scale and zero point; the module gives the formulas.
+    """Fake quantization, differentiable in scale and zero point.
 
-    The scale is rounded to its format and an integer zero point to a code, both straight through. Gradients
-    of scale and zero point are multiplied by ``factor``; they are computed in the wide dtype of ``x``. NaN
-    and Inf in ``x`` are clipped, so that they have no gradient and that of the scale stays finite.
+    The module gives the formulas. The scale is rounded to its format and an integer zero point to a code,
+    both straight through. Gradients of scale and zero point are multiplied by ``factor``; they are computed
+    in the wide dtype of ``x``. NaN and Inf in ``x`` are clipped, so that they have no gradient and the
+    scale's stays finite.
     """
 
     @staticmethod
@@ -151,7 +153,7 @@ class FakeQuantizeLearned(torch.autograd.Function):
         text: str,
         factor: float,
     ) -> torch.Tensor:
-        """Return the values of ``x`` in its own dtype; scale and shift lie on the grid of blocks."""
+        """Return fake-quantized ``x``; scale and shift lie on the grid."""
         stored, zeros = stored_params(_scheme_of(text), scale, shift)
         params = [stored] if zeros is None else [stored, zeros]
         ctx.text, ctx.factor = text, factor
@@ -187,14 +189,14 @@ class FakeQuantizeLearned(torch.autograd.Function):
 def _clipped_steps(
     x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, scheme: Scheme
 ) -> torch.Tensor:
-    """Return the end to which each clipped ``x`` goes, ``s qmin`` or ``s qmax``, without its offset."""
+    """Return the end of each clipped ``x``, without offset."""
     factor, origin = (spread_blocks(t, scheme.granularity, tuple(x.shape)) for t in (scale, offset))
     unit = float(scheme.element_step)
     return torch.where(x > origin, scheme.qmax * unit, scheme.qmin * unit) * factor
 
 
 class ClipLearned(torch.autograd.Function):
-    """Fake quantization to unsigned codes with a learned end alpha, and PACT's gradients.
+    """Fake quantization with a learned end alpha, and PACT's gradients.
 
         y = s clamp(round(x / s), 0, qmax),  s = alpha / qmax;   dx = dy [0 <= x < alpha];
         d alpha = sum dy [x >= alpha]
@@ -206,7 +208,7 @@ class ClipLearned(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, alpha: torch.Tensor, scale: torch.Tensor, text: str
     ) -> torch.Tensor:
-        """Return the values of ``x``; ``alpha`` holds one number, ``scale`` lies on the grid of ``x``."""
+        """Return fake-quantized ``x``; ``alpha`` is scalar, ``scale`` on the grid."""
         ctx.save_for_backward(x, alpha)
         result: torch.Tensor = library.fake_quantize(x.detach(), [scale.detach()], text)
         return result

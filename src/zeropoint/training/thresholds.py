@@ -1,4 +1,4 @@
-"""Where a trained threshold starts: the largest magnitude, three standard deviations, or the KL-J search.
+"""Initial thresholds: largest magnitude, three standard deviations, or KL-J search.
 
 Table 2 of TQT (arXiv:1903.08066) takes the second for weights and the third for activations.
 """
@@ -16,7 +16,7 @@ from ..schemes import Granularity, Scheme
 
 
 class ThresholdRule(enum.Enum):
-    """How the first threshold of a block follows from its data; Quark's names are read too.
+    """The rule of a block's first threshold, under Quark's names too.
 
     Example:
         >>> ThresholdRule("_3SD")
@@ -36,7 +36,7 @@ class ThresholdRule(enum.Enum):
 
 
 def threshold(x: torch.Tensor, scheme: Scheme, rule: ThresholdRule) -> torch.Tensor:
-    """Return the first threshold of each block of ``x``, float64, on the grid of the finest blocks.
+    """Return each block's first threshold, float64, on the grid.
 
     A block of zeros has threshold 0. Raises SchemeError for the KL-J search of more than one block, or for a
     rule that is no ThresholdRule; RangeError for an empty tensor.
@@ -74,7 +74,7 @@ def _three_sd(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
 
 
 def kl_j_threshold(x: torch.Tensor, levels: int) -> float:
-    """Return the threshold that minimizes the J-distance between ``|x|`` and its quantized form.
+    """Return the threshold of least J-distance after quantizing ``|x|``.
 
     |x| is counted in k equal bins over 0..max|x|, of width at most (max|x| - min|x|) / sqrt(numel), which
     gives a cumulative distribution P_1..P_k. A candidate threshold at bin i (levels < i <= k) saturates:
@@ -112,7 +112,7 @@ def _distance(reference: torch.Tensor, length: int, levels: int) -> float:
 
 
 def _resample(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return ``values``, equally spaced over 0..1, interpolated linearly at ``count`` points of 0..1."""
+    """Return ``values`` interpolated linearly at ``count`` points of 0..1."""
     shape = (1, 1, -1)
     return torch.nn.functional.interpolate(
         values.reshape(shape), size=count, mode="linear", align_corners=True

@@ -224,7 +224,7 @@ def test_a_layer_whose_values_are_all_zero_is_named_and_nothing_is_written(
     ],
 )
 def test_scales_that_data_do_not_give_are_refused(largest: float | None, message: str) -> None:
-    watch = door.CacheWatch(torch.nn.Module())
+    watch = door.KvCacheObserver(torch.nn.Module())
     if largest is not None:
         watch.keys["a"] = torch.tensor(largest)
     cache = get_codec("fp8-block").cache

@@ -13,7 +13,7 @@ from ...codecs.known import CACHE_SCALES, cache_scheme
 from ...codecs.protocol import Codec
 from ...codecs.registry import CODECS, claiming
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable
-from ...models.cache_watch import CacheWatch
+from ...models.cache_watch import KvCacheObserver
 from ...models.sequential import observe_blocks
 from ..plan.additions import plan_with, with_cache
 from ..plan.checkpoint_plan import CheckpointPlan
@@ -53,7 +53,7 @@ def with_cache_scales(
     texts, place = with_cache(source, codec), codec.cache
     assert place is not None
     with running(source, given, limits, remedy=_REMEDY) as model:
-        watch = CacheWatch(model.root)
+        watch = KvCacheObserver(model.root)
         layers = _layers(model, watch)
         try:
             observe_blocks(model.root, model.batches, watch, model.steps, progress=progress)
@@ -101,7 +101,7 @@ def _codec(source: Source) -> Codec:
     return codec
 
 
-def _layers(model: RunningModel, watch: CacheWatch) -> dict[str, tuple[str, TensorEntry]]:
+def _layers(model: RunningModel, watch: KvCacheObserver) -> dict[str, tuple[str, TensorEntry]]:
     """Return each attention layer's name in the files, and a weight there.
 
     Raises UnsupportedError for layers whose scales loaders do not find.
@@ -127,7 +127,7 @@ def _layers(model: RunningModel, watch: CacheWatch) -> dict[str, tuple[str, Tens
 
 
 def _learned(
-    layers: Mapping[str, tuple[str, TensorEntry]], watch: CacheWatch, place: CacheScales
+    layers: Mapping[str, tuple[str, TensorEntry]], watch: KvCacheObserver, place: CacheScales
 ) -> Iterator[NewTensor]:
     """Yield the scales of all layers; raises CalibrationError for a missing one."""
     for name, (own, near) in layers.items():

@@ -1,4 +1,4 @@
-"""Fake quantization of activations in operators of ONNX that give the same numbers, as functions to trace.
+"""Bit-equal fake quantization of activations in ONNX operators, for tracing.
 
 Fixed parameters become QuantizeLinear and DequantizeLinear. Parameters that follow the data become a formula
 in float32; DynamicQuantizeLinear has other rules. Exponents come from a table of powers of two, since ONNX
@@ -25,7 +25,7 @@ _CASTS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def require_plain(scheme: Scheme) -> None:
-    """Raise UnsupportedError for rounding or a dialect that operators of ONNX do not follow."""
+    """Raise UnsupportedError for rounding or dialects that ONNX lacks."""
     if scheme.rounding.mode is not RoundingMode.HALF_EVEN or scheme.overflow is not Overflow.SATURATE:
         raise UnsupportedError("ONNX rounds half to even and saturates")
     if scheme.dialect != ZEROPOINT:
@@ -35,7 +35,7 @@ def require_plain(scheme: Scheme) -> None:
 
 
 def axis_of(granularity: Granularity) -> int | None:
-    """Return the axis along which each index has its own parameters, or None for one block in all.
+    """Return the axis with per-index parameters, or None per tensor.
 
     Raises UnsupportedError for other blocks.
     """
@@ -49,7 +49,7 @@ def axis_of(granularity: Granularity) -> int | None:
 
 
 def static_type(scheme: Scheme) -> CodeType:
-    """Return the type that QuantizeLinear writes: the narrowest with whole bytes that holds all codes.
+    """Return QuantizeLinear's narrowest whole-byte type for all codes.
 
     Raises UnsupportedError for a float format that is not the type's own, to which QuantizeLinear would round
     otherwise.
@@ -74,10 +74,10 @@ def static(
     ends: tuple[torch.Tensor, torch.Tensor] | None,
     axis: int | None,
 ) -> torch.Tensor:
-    """Return ``x`` through QuantizeLinear and DequantizeLinear, or casts to 8-bit floats, in its own dtype.
+    """Return ``x`` through QuantizeLinear and DequantizeLinear, or 8-bit float casts.
 
-    ends: what the smallest and largest code in use represent, broadcasting against ``x``, where the type has
-    more codes than the scheme; the values they clip would round to them.
+    In its own dtype. ends: values of the smallest and largest code in use, broadcasting against ``x``, where
+    the type has more codes than the scheme; the values they clip would round to them.
     """
     wide = x.to(torch.float32)
     if zero_point.is_floating_point():
@@ -101,7 +101,7 @@ def static(
 
 
 def _along(scale: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
-    """Return one number an index of ``axis`` so that it broadcasts against a tensor of ``rank`` axes."""
+    """Return numbers along an axis, broadcastable to ``rank`` axes."""
     sides = [1] * rank
     sides[axis] = -1
     return scale.reshape(sides)
@@ -119,7 +119,7 @@ def dynamic(x: torch.Tensor, text: str) -> torch.Tensor:
 
 
 def require_dynamic(x: torch.Tensor, scheme: Scheme) -> None:
-    """Raise UnsupportedError where :func:`dynamic` has no formula for the scheme on such a tensor."""
+    """Raise UnsupportedError where :func:`dynamic` has no formula."""
     require_plain(scheme)
     if len(scheme.scales) != 1:
         raise UnsupportedError(f"scales of {len(scheme.scales)} levels do not follow the data in ONNX")
@@ -139,7 +139,7 @@ def require_dynamic(x: torch.Tensor, scheme: Scheme) -> None:
 
 
 def group_size(scheme: Scheme, x: torch.Tensor) -> int | None:
-    """Return how many consecutive elements of the last axis share a scale; None for all, or all of ``x``."""
+    """Return scales' group size along the last axis, None for all."""
     if scheme.granularity in (Granularity.tensor(), Granularity.token()):
         return None
     (size, *more), length = scheme.granularity.extents or (0,), x.shape[-1]
@@ -163,7 +163,7 @@ def _dequantized(blocks: torch.Tensor, scheme: Scheme, axes: tuple[int, ...]) ->
 
 
 def _linear(ideal: torch.Tensor, scheme: Scheme, dtype: torch.dtype) -> torch.Tensor:
-    """Return the scale of an ideal one: at least the dialect's smallest, in the level's format."""
+    """Return a stored scale: at least the dialect's smallest, rounded."""
     fmt = scheme.scales[0].format_for(format_of(dtype))
     small = scheme.dialect.small_scales
     least = small.least if small.least >= float(fmt.smallest) else 0.0
@@ -189,7 +189,7 @@ def _affine(blocks: torch.Tensor, scheme: Scheme, low: torch.Tensor, high: torch
 
 
 def _rounded(ratio: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Return the value of the format that is nearest to each number, ties to even codes."""
+    """Return the nearest format value of each number, ties to even."""
     element = scheme.element
     if element.is_integer:
         unit = float(element.step)
@@ -200,7 +200,7 @@ def _rounded(ratio: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     native = dtype_of(element)
     if native in _CASTS:
         return ratio.clamp(-top, top).to(native).to(torch.float32)
-    # The exponent of the spacing; below the normal numbers it stays that of the smallest of them.
+    # The exponent of the spacing; below the normal numbers it is the smallest normal one's.
     quantum = _exponent(ratio.abs()).clamp(min=element.emin) - element.mantissa_bits
     step = _powers()[quantum - _LEAST_EXPONENT]
     return (torch.round(ratio / step) * step).clamp(-top if element.signed else 0.0, top)
@@ -212,7 +212,7 @@ def _powers() -> torch.Tensor:
 
 
 def _exponent(magnitude: torch.Tensor) -> torch.Tensor:
-    """Return the exponent of the largest power of two up to ``magnitude``, int64; of 0 the least."""
+    """Return the int64 floor of log2, the least exponent for 0."""
     powers = _powers()
     near = torch.log2(magnitude).floor().clamp(_LEAST_EXPONENT, _LARGEST_EXPONENT).to(torch.int64)
     power = powers[near - _LEAST_EXPONENT]
@@ -222,7 +222,7 @@ def _exponent(magnitude: torch.Tensor) -> torch.Tensor:
 
 
 def _power(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Return the power-of-two scale of each largest magnitude, by the rule of the level."""
+    """Return the power-of-two scale of each amax, by the rule."""
     (level,), element = scheme.scales, scheme.element
     fmt = level.format_for(format_of(amax.dtype))
     assert isinstance(fmt, FloatFormat)
@@ -242,7 +242,7 @@ def _power(amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 def ends(
     scheme: Scheme, kind: CodeType, scale: torch.Tensor, zero_point: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return what the smallest and largest code in use represent; None where the type has no others."""
+    """Return values of the end codes, None if the type is full."""
     if not scheme.element.is_integer:
         return None
     full = IntFormat(bits=kind.bits, signed=scheme.element.signed)

@@ -1,4 +1,4 @@
-"""What an exported graph says of its quantized tensors: which are constants, and of which layer."""
+"""Quantized tensors of an exported graph: constants, and their layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PICKING = (aten.index_select.default, aten.index.Tensor)
 
 
 def is_constant(node: object) -> bool:
-    """Whether ``node`` reads a tensor of the module, or follows from such alone."""
+    """Whether ``node`` reads module tensors, or depends on them alone."""
     if not isinstance(node, fx.Node) or node.op == "get_attr":
         return isinstance(node, fx.Node)
     known = node.op == "call_function" and node.all_input_nodes and node.target not in QUANTIZING
@@ -46,7 +46,7 @@ def params_at(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> QuantizationParams:
-    """Return constant parameters for a tensor of ``shape`` that was ``dtype``; bytes become their dtype."""
+    """Return constant parameters; bytes are viewed as their dtype."""
     stored = [
         constant(module, node).view(kind).reshape(grid)
         for node, (grid, kind) in zip(given, parameter_tensors(scheme, shape, dtype), strict=True)
@@ -63,7 +63,7 @@ def quantized_at(module: fx.GraphModule, node: fx.Node) -> QuantizedTensor:
 
 
 def maker_of(data: fx.Node) -> fx.Node | None:
-    """Return the node that computes codes from values, or None where they are not computed so."""
+    """Return the node that computes codes from values, or None."""
     if data.target is operator.getitem:
         source = data.args[0]
         return source if isinstance(source, fx.Node) and source.target in QUANTIZING else None
@@ -71,7 +71,7 @@ def maker_of(data: fx.Node) -> fx.Node | None:
 
 
 def picked_rows(node: object) -> tuple[Any, fx.Node | None]:
-    """Return the table whose rows ``node`` picks by their numbers, and the numbers; or the node and None."""
+    """Return a picked table and row numbers, or the node and None."""
     if not isinstance(node, fx.Node) or node.target not in PICKING:
         return node, None
     if node.target is aten.index_select.default:
@@ -83,10 +83,10 @@ def picked_rows(node: object) -> tuple[Any, fx.Node | None]:
 
 
 def layer_name(node: fx.Node) -> str:
-    """Return the dotted path of the layer that ``node`` belongs to; that of the model itself is empty.
+    """Return the dotted path of a node's layer, empty for the model.
 
-    That is the module that called it; in graphs without modules, the place of its constants, or of those of
-    the first layer that uses it.
+    It is the module that called the node; in graphs without modules, the place of its constants, or of the
+    first layer that uses it.
     """
     stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if path]
     if stack:

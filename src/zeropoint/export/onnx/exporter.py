@@ -1,4 +1,4 @@
-"""Models on quantized weights as ONNX files that keep the codes, in QuantizeLinear and DequantizeLinear.
+"""ONNX export of quantized models, with codes in QuantizeLinear and DequantizeLinear.
 
 Layout of a weight: see :mod:`zeropoint.export.onnx.types`. A weight whose scheme has more scale levels than
 ONNX can say has their product. Inputs and outputs with fixed parameters pass QuantizeLinear and
@@ -43,7 +43,7 @@ def export_onnx(
     opset: int = LEAST_OPSET,
     allow_float: bool = False,
 ) -> Path:
-    """Write a converted model to an ONNX file and return its path; the file is complete or absent.
+    """Atomically write a converted model to an ONNX file; return its path.
 
     model: a result of ``quantize_model``, ``quantize_graph`` or ``convert_graph``, or such a program. args:
     example inputs, positional or by name; None for a program, which has its own. dynamic_shapes: which axes
@@ -86,7 +86,7 @@ def _exported(
     args: tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | None,
     dynamic_shapes: Any,
 ) -> ExportedProgram:
-    """Return ``model`` as a program; one that is a program has example inputs and shapes of its own."""
+    """Return ``model`` as an exported program; programs as they are."""
     if isinstance(model, ExportedProgram):
         if args is not None or dynamic_shapes is not None:
             raise UnsupportedError("args and dynamic_shapes must be None for a program, which has its own")
@@ -107,7 +107,7 @@ def _exported(
 
 
 def exported(model: Any, *args: Any, **options: Any) -> Any:
-    """Return the ONNX program that torch makes of a model, without what it warns of on the way.
+    """Return torch's ONNX program of a model, without its warnings.
 
     Args:
         model: a module or an exported program.
@@ -132,17 +132,17 @@ def exported(model: Any, *args: Any, **options: Any) -> Any:
 
 
 def _proto(program: ExportedProgram, opset: int) -> Any:
-    """Return torch's translation of a program; raises UnsupportedError where a package is missing."""
+    """Return torch's translation, or UnsupportedError for a missing package."""
     made = exported(program, opset_version=opset)
     (written,) = (each.version for each in made.model_proto.opset_import if each.domain in ("", "ai.onnx"))
     if written != opset:
-        # Without a word torch keeps to its own operator set where it cannot convert to another (torch 2.13).
+        # torch silently keeps its own operator set where it cannot convert to another (torch 2.13).
         raise UnsupportedError(f"opset (={opset}) is not one that this torch writes; take {LEAST_OPSET}")
     return made.model_proto
 
 
 def _pack(initializer: Any, kind: CodeType) -> None:
-    """Give an initializer of one code a byte its own type, several codes a byte."""
+    """Pack an initializer of one code a byte into its type."""
     dtype = torch.int8 if kind.carrier is torch.int8 else torch.uint8
     codes = torch.frombuffer(bytearray(initializer.raw_data), dtype=dtype)
     initializer.data_type = initializer.DataType.Value(kind.name)
@@ -150,7 +150,7 @@ def _pack(initializer: Any, kind: CodeType) -> None:
 
 
 def _write(proto: Any, path: Path) -> Path:
-    """Check the model and write it under its name once it is whole."""
+    """Check the model, then write it atomically."""
     import onnx
 
     if proto.ByteSize() > _LIMIT:

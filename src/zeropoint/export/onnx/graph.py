@@ -1,4 +1,4 @@
-"""Operators of zeropoint in an exported graph, replaced by what ONNX has: constants and formulas.
+"""zeropoint operators of an exported graph, replaced by ONNX constants and formulas.
 
 A weight is a ``zeropoint.dequantize`` whose codes and parameters are constants; an activation is a
 ``zeropoint.fake_quantize``, or a ``quantize`` or ``quantize_dynamic`` whose codes are dequantized. This
@@ -39,10 +39,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """Constants of a weight: paths of codes, scale and zero point, or of the values where no attributes are.
+    """Constants of a weight: paths of codes, scale and zero point.
 
-    codes: our packed ones, held so that their address stays theirs. shape: of the codes in the file. count:
-    how many nodes that reshape the weight they represent.
+    Or the path of its values where ``attributes`` is None. codes: our packed ones, held so that their address
+    stays theirs. shape: of the codes in the file. count: how many nodes that reshape the weight they
+    represent.
     """
 
     codes: torch.Tensor
@@ -85,7 +86,7 @@ class Rewriter:
                     ) from error
 
     def _open(self, node: fx.Node) -> None:
-        """Write a linear layer on integer codes as the float product of what its codes represent."""
+        """Write an integer linear layer as the float product of its values."""
         x, params, weight, weight_params, bias, text, weight_text, dtype = args_of(node)
         value = x.meta["val"]
         shape = [constant(self.module, weight).shape[0], value.shape[-1]]
@@ -156,7 +157,7 @@ class Rewriter:
         return self._call(activations.static, (source, *read, bounds, axis))
 
     def _weight(self, node: fx.Node) -> None:
-        """Write a weight; where its codes can stand in the shape it is used in, without the reshaping."""
+        """Write a weight, with codes in their final shape if possible."""
         chain = [node]
         while len(chain[-1].users) == 1 and next(iter(chain[-1].users)).target in SHAPING:
             chain.append(next(iter(chain[-1].users)))
@@ -165,7 +166,7 @@ class Rewriter:
         self._swap(chain[done], result)
 
     def _values(self, node: fx.Node, chain: Sequence[fx.Node]) -> tuple[fx.Node, int]:
-        """Return the node of a weight's values, and how many of the nodes that reshape them it replaces."""
+        """Return the node of a weight's values, and the replaced reshapes."""
         q = quantized_at(self.module, node)
         moves = [(str(each.target), each.args[1:]) for each in chain]
         key = str((q.data.data_ptr(), q.data.shape, str(q.scheme), q.shape, node.args[4], moves))
@@ -205,7 +206,7 @@ class Rewriter:
         )
 
     def _rows(self, node: fx.Node) -> None:
-        """Write a table whose rows are gathered and dequantized: a whole one, and the choice of rows."""
+        """Write a gathered, dequantized table as a whole and a gather."""
         table, index = picked_rows(node.args[0])
         if index is None or not is_constant(table):
             raise UnsupportedError("its codes are computed in the graph")
@@ -241,7 +242,7 @@ def dequantize_linear(
     shape: list[int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return what DequantizeLinear gives, in ``dtype``; a function to trace."""
+    """Return DequantizeLinear's result in ``dtype``; a function to trace."""
     inputs = (codes, scale) if zero_point is None else (codes, scale, zero_point)
     values = torch.onnx.ops.symbolic(
         "DequantizeLinear", inputs, dict(attributes), dtype=torch.float32, shape=shape
@@ -250,7 +251,7 @@ def dequantize_linear(
 
 
 def _moved(weight: StoredWeight, chain: Sequence[fx.Node]) -> StoredWeight | None:
-    """Return the weight with its codes where ``chain`` moves them; None where blocks would break up."""
+    """Return the weight with moved codes, or None for broken blocks."""
     if not chain or weight.block_size is not None:
         return None
 

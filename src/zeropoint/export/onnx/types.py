@@ -1,4 +1,4 @@
-"""Which ONNX type holds the codes of a format, and how scales of blocks are laid out for DequantizeLinear.
+"""ONNX types of codes, and scale layouts of DequantizeLinear.
 
 Layout of a weight in an ONNX file:
 
@@ -32,7 +32,7 @@ from ...tensor import QuantizedTensor
 class CodeType:
     """A type of ONNX for codes.
 
-    name: that of ``TensorProto``. opset: the first in which DequantizeLinear takes it. carrier: the dtype in
+    name: in ``TensorProto``. opset: the first in which DequantizeLinear takes it. carrier: the dtype in
     which torch holds one code. bits: of a code in the file.
     """
 
@@ -67,7 +67,7 @@ FLOAT_TYPES = (
 
 
 def code_type(element: Format, opset: int) -> CodeType:
-    """Return the narrowest type that holds every value of ``element``, its own type first.
+    """Return the narrowest type for every value, the element's own first.
 
     Raises UnsupportedError when there is none.
 
@@ -98,7 +98,7 @@ def _is_own(kind: CodeType, element: Format) -> bool:
 
 
 def _holds(kind: CodeType, element: Format) -> bool:
-    """Whether every number of ``element`` is one of the type, and nothing of it is special."""
+    """Whether the type represents every number of ``element``, none of it special."""
     if kind.is_packed or element.bits > 8:
         return False
     values = decode(torch.arange(element.code_count, dtype=torch.uint8), element, torch.float32)
@@ -128,7 +128,7 @@ class StoredWeight:
 
 
 def stored(q: QuantizedTensor, opset: int) -> StoredWeight:
-    """Return what ONNX holds for a quantized tensor; dequantized there, it has the same bits.
+    """Return a quantized tensor's ONNX weight; it dequantizes bit-equally.
 
     Raises UnsupportedError for a scheme that DequantizeLinear cannot say.
     """
@@ -152,7 +152,7 @@ def stored(q: QuantizedTensor, opset: int) -> StoredWeight:
 
 
 def _factor(q: QuantizedTensor) -> torch.Tensor:
-    """Return the one factor of each finest block, with the step of a fixed point, float32 on the grid."""
+    """Return each finest block's factor, float32, with fixed-point step."""
     scheme = q.scheme
     factor = effective_scale(scheme, q.scales, q.shape, q.dtype)
     factor = torch.ones(scheme.granularity.grid(q.shape)) if factor is None else factor.contiguous()
@@ -164,7 +164,7 @@ def _factor(q: QuantizedTensor) -> torch.Tensor:
 
 
 def _codes(q: QuantizedTensor, kind: CodeType) -> torch.Tensor:
-    """Return the codes in the type's carrier: the same numbers, in the same bits where it is their own."""
+    """Return the codes in the type's carrier, same numbers."""
     if q.scheme.element.is_integer:
         return q.codes.to(kind.carrier)
     element = q.scheme.element
@@ -176,7 +176,7 @@ def _codes(q: QuantizedTensor, kind: CodeType) -> torch.Tensor:
 def _layout(
     grid: torch.Tensor, scheme: Scheme, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, int | None, int | None]:
-    """Return one number a block as a scalar, along an axis, or in blocks along an axis, with these two.
+    """Return block numbers as scalar, axis or blocks, with axis and size.
 
     Blocks over several axes are repeated along all but the last of them.
     """
@@ -196,7 +196,7 @@ def _layout(
 
 
 def packed_bytes(codes: torch.Tensor, kind: CodeType) -> bytes:
-    """Return the bytes of codes in a file: all in one row, low bits first.
+    """Return a file's code bytes: one row, low bits first.
 
     >>> packed_bytes(torch.tensor([[1, -2, 3]], dtype=torch.int8), INTEGER_TYPES[2]).hex()
     'e103'

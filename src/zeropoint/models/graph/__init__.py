@@ -1,4 +1,4 @@
-"""Graph mode: exported programs quantized by a recipe, as graphs of registered operators."""
+"""Graph mode: exported programs quantized by a recipe."""
 
 from .calibrate import calibrate_graph
 from .convert import convert_graph, quantize_graph

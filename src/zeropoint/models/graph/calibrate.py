@@ -1,4 +1,4 @@
-"""Calibration of graphs: observers where a recipe fixes parameters, and data through them."""
+"""Calibration of graphs: observers of static inputs and outputs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def calibrate_graph(
     run: Callable[[nn.Module, Any], Any] = run_model,
     progress: bool = False,
 ) -> Calibration:
-    """Return parameters for every static input and output of ``recipe``, learned from ``data``.
+    """Return parameters of static inputs and outputs, learned from data.
 
-    What ``calibrate`` does for a model, done for a graph in evaluation mode, with the same result; the
-    arguments are those of ``calibrate``. Where one layer takes several tensors (``Add``, ``Concatenate``),
-    they share their parameters.
+    The counterpart of ``calibrate`` for a graph in evaluation mode, with the same result and arguments. Where
+    one layer takes several tensors (``Add``, ``Concatenate``), they share their parameters.
 
     Args:
         program: an exported program, or its module.

@@ -38,11 +38,11 @@ aten = torch.ops.aten
 def quantize_graph(
     program: ExportedProgram | fx.GraphModule, recipe: Recipe | str, *, calibration: Calibration | None = None
 ) -> Conversion:
-    """Return ``program`` with the layers that ``recipe`` names on packed weights, and a record of each.
+    """Return ``program`` with packed weights in the layers of ``recipe``.
 
     It computes what ``quantize_model`` gives for the model that was exported, where that dequantizes. The
-    result is a graph module; :func:`to_program` exports it again. Arguments and errors are those of
-    :func:`prepare_graph`.
+    result is a graph module with a record of each layer; :func:`to_program` exports it again. Arguments and
+    errors are as for :func:`prepare_graph`.
 
     Args:
         program: an exported program, or its module.
@@ -58,11 +58,11 @@ def quantize_graph(
 
 
 def convert_graph(prepared: fx.GraphModule) -> Conversion:
-    """Return a prepared graph on packed weights, in evaluation mode; ``prepared`` stays as it is.
+    """Return a prepared graph on packed weights, in evaluation mode.
 
     Each weight becomes packed codes and ``zeropoint.dequantize``; each input or output
     ``zeropoint.fake_quantize`` with fixed parameters, or ``zeropoint.quantize_dynamic`` and
-    ``zeropoint.dequantize``. The results are those of ``prepared`` in evaluation, bit for bit.
+    ``zeropoint.dequantize``. The results equal ``prepared`` in evaluation, bit for bit; it is not changed.
 
     Args:
         prepared: a module of :func:`prepare_graph`.
@@ -135,7 +135,7 @@ def _pack(module: fx.GraphModule, node: fx.Node, quantizer: torch.nn.Module, dec
 
 
 def _matrix(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
-    """Return the weight that ``node`` reads, in the form that it is quantized in."""
+    """Return the weight that ``node`` reads, as the quantized matrix."""
     if node.op == "get_attr":
         return tensor_at(module, str(node.target)).detach()
     source, *rest = args_of(node)
@@ -173,7 +173,7 @@ def _layer_record(planned: Planned, packed: dict[str, _Packed]) -> Converted:
 
 
 def _rows_are_apart(q: QuantizedTensor) -> bool:
-    """Whether each row has parameters of its own, but for those of the whole table."""
+    """Whether each row has its own parameters, tensor-wide ones aside."""
     grids = [blocks.grid(q.shape) for blocks in granularities(q.scheme)]
     return all(grid[0] == q.shape[0] or grid == (1, 1) for grid in grids)
 
@@ -186,10 +186,10 @@ class _Writer:
     kept: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def weight(self, node: fx.Node, path: str, q: QuantizedTensor) -> None:
-        """Write the weight's codes and parameters as constants, and what brings them back for each user.
+        """Write a weight's codes and parameters, dequantized before each user.
 
-        That stands right before the user, or all weights would be floats at once. A table of rows dequantizes
-        the rows that are asked for.
+        Dequantizing earlier would hold all weights as floats at once. A table of rows dequantizes the rows
+        that are asked for.
         """
         stem = path.removesuffix("_quantizer")
         for user in list(node.users):
@@ -205,7 +205,7 @@ class _Writer:
         self.module.graph.erase_node(node)
 
     def _rows(self, user: fx.Node, data: fx.Node, params: list[fx.Node], q: QuantizedTensor) -> fx.Node:
-        """Write a table look-up: rows of codes and parameters by their numbers, dequantized."""
+        """Write a table look-up: rows of codes and parameters, dequantized."""
         index = user.args[1]
         assert isinstance(index, fx.Node)
         numbers = self._call(aten.reshape.default, (index, [-1]))
@@ -244,7 +244,7 @@ class _Writer:
         return self._call(ops.dequantize.default, written)
 
     def _size(self, source: fx.Node, axis: int) -> fx.Node | int:
-        """Return the length of an axis: a number, or a node where it is dynamic."""
+        """Return an axis length: a number, or a node if dynamic."""
         size: int | torch.SymInt = source.meta["val"].shape[axis]
         return self._call(aten.sym_size.int, (source, axis)) if isinstance(size, torch.SymInt) else size
 

@@ -1,10 +1,10 @@
-"""Batch normalization folded into the product before it.
+"""Batch normalization folded into the product before it, in graphs.
 
     y = (W x + b - mean) g / sqrt(var + eps) + beta  =  W' x + b'
     W' = W g / sqrt(var + eps),     b' = (b - mean) g / sqrt(var + eps) + beta
 
 g and beta are the normalization's weight and bias, mean and var its running statistics; all are numbers a
-channel of the output. The arithmetic is that of :mod:`torch.nn.utils.fusion`.
+channel of the output. The arithmetic follows :mod:`torch.nn.utils.fusion`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _BIAS = 2
 
 
 def fold(module: fx.GraphModule, layers: Iterable[Layer]) -> None:
-    """Fold the batch normalization after each of ``layers`` into its weight and bias, where there is one.
+    """Fold batch normalizations into the weight and bias of ``layers``.
 
-    It stays where it is when its product is used elsewhere, is called more than once or shares its weight.
-    The weights become new parameters; those of the caller's module are not touched.
+    A normalization stays when its product is used elsewhere, is called more than once or shares its weight.
+    The weights become new parameters; the caller's module keeps its own.
     """
     for layer in layers:
         if len(layer.nodes) == 1 and layer.weight is not None:
@@ -44,7 +44,7 @@ def fold(module: fx.GraphModule, layers: Iterable[Layer]) -> None:
 
 
 def _following(node: fx.Node) -> fx.Node | None:
-    """Return the normalization that alone uses ``node`` and has running statistics, along its channels."""
+    """Return the foldable normalization that alone uses ``node``, if any."""
     users = list(node.users)
     if len(users) != 1 or users[0].target not in _NORMALIZATIONS or users[0].args[0] is not node:
         return None
@@ -100,7 +100,7 @@ def _is_transposed(node: fx.Node) -> bool:
 def _replace(
     module: fx.GraphModule, node: fx.Node, path: str, made: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    """Let ``node`` read the new weight and bias; the weight keeps its place, as its layer has its name."""
+    """Replace a node's weight and bias; the weight keeps its path."""
     owner, _, leaf = path.rpartition(".")
     holder = module.get_submodule(owner)
     delattr(holder, leaf)
@@ -113,7 +113,7 @@ def _replace(
 
 
 def _drop(module: fx.GraphModule, norm: fx.Node, node: fx.Node) -> None:
-    """Take the normalization out of the graph; its other results are for training alone."""
+    """Remove the normalization from the graph; other results serve training alone."""
     if norm.target is aten.batch_norm.default:
         norm.replace_all_uses_with(node)
     else:

@@ -1,8 +1,8 @@
-"""Which nodes of a graph are layers, what they are called, and what a recipe decides for each.
+"""Layers of a graph: their nodes, names, and recipe decisions.
 
-A layer is a product with a parameter, a table of rows, or a recurrent layer. Its name is that of the module
-that called it, as the graph recorded it; tensors that meet (``Add``, ``Concatenate``) are layers where a rule
-names their type.
+A layer is a product with a parameter, a table of rows, or a recurrent layer. Its name comes from the module
+that called it, as the graph recorded it; operators whose inputs share a scale (``Add``, ``Concatenate``) are
+layers where a rule names their type.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ CONVOLUTIONS = frozenset({
     *(target for target, (kind, _) in PRODUCTS.items() if kind.startswith("Conv")),
 })  # fmt: skip
 _WEIGHTED = frozenset(PRODUCTS) - {aten.matmul.default, aten.mm.default, aten.addmm.default}
-"""Operators of which one argument is called a weight; the others multiply activations, too."""
+"""Operators with an argument called weight; the others multiply activations, too."""
 _CONVERTED = frozenset(kind.__name__ for kind in LAYER_TYPES) - {kind for kind, _ in PRODUCTS.values()}
-"""Types of which not every operator has a quantized form: recurrent layers on packed sequences, and bags."""
-MEETINGS: dict[object, str] = {
+"""Types with unquantizable operators: recurrent layers on packed sequences, and bags."""
+SHARED_SCALE_OPS: dict[object, str] = {
     aten.add.Tensor: "Add",
     aten.add_.Tensor: "Add",
     aten.mul.Tensor: "Multiply",
     aten.cat.default: "Concatenate",
 }
 """Operator to the type under which a rule names it."""
-TURNS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
+TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
 """Operators that transpose a matrix."""
 _GROUPS: dict[object, int] = {
     aten.conv_transpose1d.default: 6, aten.conv_transpose2d.input: 6, aten.conv_transpose3d.input: 6,
@@ -81,10 +81,10 @@ _GROUPS: dict[object, int] = {
 class Layer:
     """One layer of a graph.
 
-    name, type, shape: what rules see; the shape is that of the weight, empty where there is none.
+    name, type, shape: what rules see; the shape is the weight's, empty where there is none.
     nodes: where it is called; more than one for a module that is used again.
-    weight: the node that reads the parameter, or None. form: how it becomes the matrix that is quantized.
-    further: those that read the other weights of a recurrent layer, matrices as they are.
+    weight: the node that reads the parameter, or None. form: its conversion to the quantized matrix.
+    further: nodes that read the other weights of a recurrent layer, matrices as they are.
     reads: the parameters of a layer without a quantized form. left: why it has none.
     """
 
@@ -111,8 +111,8 @@ class Layer:
 
 
 def inputs_of(node: fx.Node) -> list[fx.Node]:
-    """Return the tensors that a layer's node takes besides its weight and bias."""
-    if node.target in MEETINGS:
+    """Return a layer node's tensor inputs besides weight and bias."""
+    if node.target in SHARED_SCALE_OPS:
         first = node.args[0]
         given = first if isinstance(first, (list, tuple)) else node.args[:2]
         return [arg for arg in given if isinstance(arg, fx.Node)]
@@ -124,7 +124,7 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
 
 
 def output_of(node: fx.Node) -> fx.Node:
-    """Return the node of a layer's first result, which is written where nothing reads it yet."""
+    """Return the node of a layer's first result, made if missing."""
     results = node.meta["val"]
     if isinstance(results, torch.Tensor):
         return node
@@ -147,7 +147,7 @@ def layers_of(module: fx.GraphModule, recipe: Recipe) -> list[Layer]:
     used: Counter[str] = Counter()
     sizes = Counter(_call(node) for node in module.graph.nodes)
     for node in module.graph.nodes:
-        layer = _product(module, node) or _recurrent(module, node) or _meeting(node, named, used)
+        layer = _product(module, node) or _recurrent(module, node) or _shared_scale_layer(node, named, used)
         layer = layer or _unnamed(node, named, sizes) or _other(module, node)
         if layer is None:
             continue
@@ -159,12 +159,12 @@ def layers_of(module: fx.GraphModule, recipe: Recipe) -> list[Layer]:
 
 
 def _call(node: fx.Node) -> str:
-    """Return the path of the module that called ``node``, which tells one call from the next."""
+    """Return the path of the calling module, unique per call."""
     return next((str(path) for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values()))), "")
 
 
 def _unnamed(node: fx.Node, named: set[str], sizes: Counter[str]) -> Layer | None:
-    """Return the layer of a module of a type that a rule names, if it is this one operator on floats."""
+    """Return a named type's layer, if it is one float operator."""
     caller, kind = _stack(node)
     if kind is None or kind not in named or sizes[_call(node)] != 1 or node.op != "call_function":
         return None
@@ -180,7 +180,7 @@ def _is_float(node: fx.Node) -> bool:
 
 
 def _other(module: fx.GraphModule, node: fx.Node) -> Layer | None:
-    """Return the layer of a node that has parameters, or a weight, in some other way, to be listed."""
+    """Return a layer without quantized form, for the list, or None."""
     caller, kind = _stack(node)
     reads = tuple(
         arg for arg in node.all_input_nodes
@@ -192,7 +192,7 @@ def _other(module: fx.GraphModule, node: fx.Node) -> Layer | None:
 
 
 def _left(node: fx.Node, kind: str, reads: Sequence[fx.Node]) -> str:
-    """Return why a node that has parameters, or a weight, has no quantized form."""
+    """Return the reason why a node has no quantized form."""
     product = _kind(node)
     if product is not None:
         weight = args_of(node)[product[1]]
@@ -209,7 +209,7 @@ def _left(node: fx.Node, kind: str, reads: Sequence[fx.Node]) -> str:
 
 
 def _identity(module: fx.GraphModule, layer: Layer) -> tuple[object, ...]:
-    """Return what two calls of one module have in common: its weight and bias, or its name where they lack.
+    """Return the key of one module's calls: weight and bias, or name.
 
     A module that stands in its model under two names is called under both.
     """
@@ -276,19 +276,19 @@ def _kind(node: fx.Node) -> tuple[str, int] | None:
 
 
 def _parameter(arg: object) -> tuple[fx.Node | None, bool]:
-    """Return the node that reads the parameter behind ``arg``, and whether it is transposed on the way."""
+    """Return the parameter's node behind ``arg``, and whether it is transposed."""
     if not isinstance(arg, fx.Node):
         return None, False
     if arg.op == "get_attr":
         return arg, False
-    if arg.target in TURNS and len(arg.meta["val"].shape) == 2:
+    if arg.target in TRANSPOSES and len(arg.meta["val"].shape) == 2:
         read, transposed = _parameter(arg.args[0])
         return read, not transposed
     return None, False
 
 
 def _called(node: fx.Node, path: str, kind: str) -> tuple[str, str]:
-    """Return name and type of a layer from the module that called it and the path of its weight.
+    """Return name and type of a layer, from caller and weight path.
 
     A module that computes with a parameter of a module inside it (attention with its output projection)
     gives the name of the inner one; a parameter that is not called ``weight`` gives its own name.
@@ -303,16 +303,16 @@ def _called(node: fx.Node, path: str, kind: str) -> tuple[str, str]:
 
 
 def _stack(node: fx.Node) -> tuple[str, str | None]:
-    """Return name and class of the innermost module that called ``node``; a second call has a mark."""
+    """Return name and class of the innermost calling module."""
     for path, kind in reversed(list(node.meta.get("nn_module_stack", {}).values())):
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
         return str(path).partition("@")[0], "Linear" if name == CONV1D else name.rpartition(".")[2]
     return "", None
 
 
-def _meeting(node: fx.Node, named: set[str], used: Counter[str]) -> Layer | None:
-    """Return the layer of a node where two or more tensors of floats meet, if a rule names it."""
-    kind = MEETINGS.get(node.target) if node.op == "call_function" else None
+def _shared_scale_layer(node: fx.Node, named: set[str], used: Counter[str]) -> Layer | None:
+    """Return the layer of a shared-scale operator on floats, if named."""
+    kind = SHARED_SCALE_OPS.get(node.target) if node.op == "call_function" else None
     if kind not in named or kind is None:
         return None
     parts = inputs_of(node)
@@ -330,9 +330,10 @@ def _meeting(node: fx.Node, named: set[str], used: Counter[str]) -> Layer | None
 def decided(
     module: fx.GraphModule, layers: Sequence[Layer], recipe: Recipe
 ) -> Iterator[tuple[Layer, Decision]]:
-    """Yield each layer with what the recipe decides; the default is for Linear layers, and tied ones agree.
+    """Yield each layer with its decision; tied layers agree.
 
-    Raises RecipeError when a rule matches nothing or tied layers would differ.
+    The default of a recipe is for Linear layers. Raises RecipeError when a rule matches nothing or tied
+    layers would differ.
     """
     decisions = [
         _narrowed(layer, decision, recipe)
@@ -361,7 +362,7 @@ def _narrowed(layer: Layer, decision: Decision, recipe: Recipe) -> Decision:
 
 
 def _agree(layers: Sequence[Layer], decisions: list[Decision], positions: list[int]) -> None:
-    """Keep layers whose weight is tied to one that is kept; two schemes for one weight are an error."""
+    """Keep layers tied to a kept one; different schemes are an error."""
     given = [decisions[p].gives for p in positions]
     if len({gives.weight for gives in given if gives is not None}) > 1:
         names = " and ".join(layers[p].name for p in positions)

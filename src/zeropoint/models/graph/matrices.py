@@ -1,7 +1,7 @@
-"""Weights as the matrices that are quantized: one row for each output channel, as in eager mode.
+"""Weights as quantized matrices: one row per output channel.
 
-The way there and back is a few operators that change no number, so that it can be computed on a tensor and
-written into a graph.
+As in eager mode. The way there and back is a few operators that change no number, so that it can be computed
+on a tensor and written into a graph.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def transposed_product() -> Form:
 
 
 def flat(shape: tuple[int, ...]) -> Form:
-    """Return the form of a convolution's weight: (out, in / groups * kernel)."""
+    """Return a convolution weight's matrix form, (out, in / groups * kernel)."""
     if len(shape) == 2:
         return AS_IT_IS
     size = [shape[0], math.prod(shape[1:])]
@@ -61,7 +61,10 @@ def flat(shape: tuple[int, ...]) -> Form:
 
 
 def transposed(shape: tuple[int, ...], groups: int) -> Form:
-    """Return the form of a weight (in, out / groups, *kernel): (out, in / groups * kernel)."""
+    """Return a transposed convolution weight's matrix form.
+
+    (in, out / groups, *kernel) becomes (out, in / groups * kernel).
+    """
     share, out, *kernel = shape[0] // groups, *shape[1:]
     return Form(
         there=(
@@ -78,14 +81,14 @@ def transposed(shape: tuple[int, ...], groups: int) -> Form:
 
 
 def computed(tensor: torch.Tensor, steps: tuple[Step, ...]) -> torch.Tensor:
-    """Return what the steps make of a tensor."""
+    """Return a tensor after the steps."""
     for operator, rest in steps:
         tensor = operator(tensor, *rest)
     return tensor
 
 
 def written(node: fx.Node, steps: tuple[Step, ...]) -> fx.Node:
-    """Write the steps into the graph right after ``node`` and return the last node."""
+    """Write the steps after ``node``, and return the last node."""
     for operator, rest in steps:
         with node.graph.inserting_after(node):
             following = node.graph.call_function(operator, (node, *rest))
@@ -95,7 +98,7 @@ def written(node: fx.Node, steps: tuple[Step, ...]) -> fx.Node:
 
 
 def moved_to_user(node: fx.Node) -> fx.Node:
-    """Move ``node``, if it only moves numbers, and what follows it, to where its result is needed; return it.
+    """Move ``node`` and following shape operators to their user; return it.
 
     Dequantized values would otherwise all live from the beginning of the graph on.
     """

@@ -1,4 +1,4 @@
-"""Graphs in which the layers that a recipe names have quantizers, ready to be trained or converted."""
+"""Graphs with quantizers in a recipe's layers, for training or conversion."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PLAN = "zeropoint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What was decided for a layer, by names alone, so that copies of a graph keep it.
+    """A layer's decision, by names alone, which survives graph copies.
 
-    quantizers: paths of the modules that quantize its weights. nbytes: of these.
+    quantizers: paths of the modules that quantize its weights. nbytes: bytes of these weights.
     """
 
     decision: Decision
@@ -49,7 +49,7 @@ def prepare_graph(
     calibration: Calibration | None = None,
     qat: str | QATConfig = "minmax",
 ) -> fx.GraphModule:
-    """Return a copy of ``program`` whose layers compute with quantized values, and can be trained.
+    """Return a copy of ``program`` with trainable quantized layers.
 
     Args:
         program: an exported program, or its module.
@@ -91,7 +91,7 @@ def unprepared(program: ExportedProgram | fx.GraphModule) -> fx.GraphModule:
 
 
 def _own_parameters(module: fx.GraphModule) -> None:
-    """Give the graph tensors of its own, so that training does not change the model it was exported from."""
+    """Give the graph its own tensors, apart from the exported model's."""
     known: dict[int, torch.Tensor] = {}
     for owner in module.modules():
         stores: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
@@ -102,7 +102,7 @@ def _own_parameters(module: fx.GraphModule) -> None:
 
 
 def annotated(module: fx.GraphModule, recipe: Recipe | str) -> list[tuple[Layer, Decision]]:
-    """Return the layers with what the recipe decides, after folding the normalization behind those it names.
+    """Return layers and decisions, after folding normalizations behind them.
 
     Raises RecipeError when a rule matches nothing or tied layers would differ.
     """
@@ -169,14 +169,14 @@ def _check(layer: Layer, gives: Assignment) -> None:
 
 @dataclass(slots=True)
 class _Weights:
-    """The quantizers of weights, one for each tensor under whatever names it is read."""
+    """Quantizers of weights, one per tensor under any name."""
 
     module: fx.GraphModule
     qat: QATConfig
     made: dict[int, str] = field(default_factory=dict)
 
     def insert(self, layer: Layer, scheme: Scheme) -> tuple[str, ...]:
-        """Let everything that reads the layer's weights read them quantized; return the quantizers' paths."""
+        """Quantize a layer's weights for all readers; return quantizer paths."""
         return tuple(self._quantized(read, layer.form, scheme) for read in layer.weights)
 
     def _quantized(self, weight: fx.Node, form: Form, scheme: Scheme) -> str:
@@ -204,7 +204,7 @@ def _quantize_read(read: fx.Node, path: str, form: Form) -> None:
 
 @dataclass(slots=True)
 class _Sides:
-    """Quantizers of what goes into and comes out of layers; equal dynamic ones of one tensor are one."""
+    """Quantizers of inputs and outputs; equal dynamic ones are shared."""
 
     module: fx.GraphModule
     qat: QATConfig
@@ -213,7 +213,7 @@ class _Sides:
     def insert(
         self, layer: Layer, side: str, activation: Activation, params: QuantizationParams | None
     ) -> None:
-        """Quantize one side of a layer, at each of its calls, by one module; with given parameters or not."""
+        """Quantize one side of a layer in each call, by one module."""
         row = row_of(layer, side)
         made = DynamicQuantize(activation) if params is None else self.qat.activation(params, math.prod(row))
         path = put(self.module, f"{layer.name}.{side}_quantizer".lstrip("."), made)
@@ -226,7 +226,7 @@ class _Sides:
 
 
 def row_of(layer: Layer, side: str) -> tuple[int, ...]:
-    """Return the shape of one sample on one side of a layer, as eager mode has it.
+    """Return a sample's shape on one side, as in eager mode.
 
     The axis of channels has its length: the second of a convolution, the last of any other layer.
     """
@@ -239,9 +239,10 @@ def row_of(layer: Layer, side: str) -> tuple[int, ...]:
 
 
 def insert_call(source: fx.Node, path: str, user: fx.Node | None, known: fx.Node | None = None) -> fx.Node:
-    """Put a call of the module at ``path`` between ``source`` and ``user``, or all users; return the call.
+    """Insert a module call between ``source`` and its users; return it.
 
-    known: an earlier call on ``source`` that serves as well.
+    path: of the module. user: the only one that reads the call; all if None. known: an earlier call on
+    ``source`` that serves as well.
     """
     graph, users = source.graph, list(source.users) if user is None else [user]
     with graph.inserting_after(source):

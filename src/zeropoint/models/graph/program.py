@@ -1,4 +1,4 @@
-"""Exported programs as graphs to change, and back: copies that share tensors with what they were made of.
+"""Exported programs as mutable graphs, and back, sharing tensors.
 
 This module knows nothing of quantization.
 """
@@ -20,9 +20,9 @@ _EVALUATION = {"train": False, "training": False, "dropout_p": 0.0}
 
 
 def graph_of(program: ExportedProgram | fx.GraphModule) -> fx.GraphModule:
-    """Return the graph of ``program`` with parameters in place, to be changed freely; tensors are shared.
+    """Return a mutable graph of ``program``, sharing its tensors.
 
-    program: what ``torch.export.export`` returns, or the module of one.
+    program: a result of ``torch.export.export``, or the module of one.
     Raises UnsupportedError for anything else, such as a graph of ``torch.fx.symbolic_trace``: it calls
     modules and says no shapes, both of which exporting it mends.
 
@@ -62,12 +62,12 @@ def _lacks_shape(node: fx.Node) -> bool:
 
 
 def args_of(node: fx.Node) -> tuple[Any, ...]:
-    """Return the positional arguments of a node, whose types its operator knows and torch does not say."""
+    """Return a node's positional arguments, typed as Any."""
     return node.args
 
 
 def operator_of(node: fx.Node) -> Callable[..., Any]:
-    """Return what a node calls."""
+    """Return a node's callable."""
     assert callable(node.target)
     return node.target
 
@@ -80,13 +80,13 @@ def tensor_at(module: torch.nn.Module, path: str) -> torch.Tensor:
 
 
 def attribute(module: torch.nn.Module, path: str) -> object:
-    """Return what stands at a dotted path: a parameter, a buffer, or a graph that an operator calls."""
+    """Return the attribute at a dotted path."""
     owner, _, leaf = path.rpartition(".")
     return getattr(module.get_submodule(owner), leaf)
 
 
 def put(module: fx.GraphModule, path: str, value: torch.Tensor | torch.nn.Module) -> str:
-    """Keep a buffer, parameter or module at a dotted path and return it, numbered where it is taken."""
+    """Store a tensor or module at a free dotted path; return it."""
     owner_path, _, leaf = path.rpartition(".")
     owner, name, number = _owner(module, owner_path), leaf, 0
     while hasattr(owner, name):
@@ -110,7 +110,7 @@ def _owner(module: torch.nn.Module, path: str) -> torch.nn.Module:
 
 
 def cleaned(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the graph without what nothing uses, holding only the tensors it reads."""
+    """Return the graph without dead code and unread tensors."""
     module.graph.eliminate_dead_code()
     module.graph.lint()
     result = fx.GraphModule(module, module.graph)
@@ -119,7 +119,7 @@ def cleaned(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def evaluate(module: fx.GraphModule) -> None:
-    """Make operators that differ in training behave as in evaluation: dropout, normalization over batches.
+    """Switch operators to evaluation mode: dropout, batch normalization.
 
     Counters of batches, which training alone reads, are no longer written.
     """
@@ -145,11 +145,11 @@ def _is_counter(node: object) -> bool:
 
 
 def to_program(module: fx.GraphModule, like: ExportedProgram) -> ExportedProgram:
-    """Return ``module`` as a program for the inputs of ``like``, with the same dynamic axes.
+    """Return ``module`` as a program with ``like``'s inputs and dynamic axes.
 
     Args:
         module: a prepared or converted graph.
-        like: the program that ``module`` was made of, which knows example inputs and which axes may vary.
+        like: the source program, which knows example inputs and which axes may vary.
 
     Raises:
         UnsupportedError: for anything else, and for a program that was saved without its inputs.

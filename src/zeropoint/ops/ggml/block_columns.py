@@ -1,4 +1,4 @@
-"""Rows of blocks as columns and back, and the weights of squared errors that importance gives.
+"""Rows of blocks as columns and back, and importance weights.
 
 A function for a type takes rows of whole blocks, float32 (rows, columns), and the importance of columns or
 None, and returns what the type stores: patterns of codes, uint8 (rows, columns), and the numbers of each
@@ -41,7 +41,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 def weighted(
     x: torch.Tensor, importance: torch.Tensor, size: int, run: int, factor: float = 1.0
 ) -> torch.Tensor:
-    """Return ``importance * sqrt(m + x^2)`` of blocks as columns.
+    """Return weights ``importance * sqrt(m + x^2)`` of blocks as columns.
 
     m: the mean square of the ``run`` values of which a block is a part, times ``factor``.
     """

@@ -1,4 +1,4 @@
-"""The types by their schemes, and tensors in the codes that llama.cpp gives them."""
+"""ggml types by their schemes, and quantization to llama.cpp's codes."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ def _by_structure() -> dict[object, str]:
 
 
 def type_of(scheme: Scheme) -> str | None:
-    """Return the scheme of the type that holds codes and scales of ``scheme``, as text, or None."""
+    """Return the scheme text of the type that stores ``scheme``, or None."""
     return _by_structure().get(scheme.structure)
 
 
 def rounds_last(scheme: Scheme) -> bool:
-    """Return whether the codes of the type that holds ``scheme`` are the closest under stored scales."""
+    """Return whether a type's codes are closest under its stored scales."""
     name = type_of(scheme)
     return name is not None and _OF[name].rounds_last
 
 
 def refusal(scheme: Scheme, shape: tuple[int, ...]) -> str | None:
-    """Return why llama.cpp has no codes for a tensor of ``shape`` under ``scheme``, or None."""
+    """Return the reason why llama.cpp has no codes, or None."""
     name = type_of(scheme)
     if name is None:
         return f"{scheme} is no type of ggml"
@@ -125,7 +125,7 @@ def search(x: torch.Tensor, scheme: Scheme, importance: Importance = None) -> tu
 
 
 def require_range(x: torch.Tensor, scheme: Scheme) -> None:
-    """Raise RangeError for a number of twice what the type holds, whose block llama.cpp writes as zeros.
+    """Raise RangeError for twice the type's largest number: llama.cpp zeroes such blocks.
 
     Squares of such numbers overflow in its searches; types with scales past float16 hold all of float32.
     """
@@ -152,7 +152,7 @@ def require_finite_scales(params: Params, scheme: Scheme) -> None:
 
 
 def _all_finite(numbers: torch.Tensor) -> bool:
-    """Return whether all numbers are finite; torch takes long to ask that of float16, whose bits say it."""
+    """Return whether all numbers are finite; float16 by its bits, faster."""
     if numbers.dtype is not torch.float16 or not numbers.numel():
         return bool(numbers.float().isfinite().all())
     return int((numbers.view(torch.int16) & _HALF_EXPONENT).max()) < _HALF_EXPONENT

@@ -1,4 +1,4 @@
-"""The steps of ggml's arithmetic that torch has no operator for; each takes and returns float32 columns."""
+"""Steps of ggml's float32 arithmetic without a torch operator, on columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_INTEGER = -(1 << 31)
 
 
 def single(value: float) -> float:
-    """Return a number rounded to float32, as a constant of C with the suffix f is."""
+    """Return a number rounded to float32, like C's suffix f."""
     return float(np.float32(value))
 
 
@@ -24,7 +24,7 @@ def stepped(base: float, step: float, count: int) -> float:
 
 
 def total(terms: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the sum of the rows of ``terms``, added to ``start`` (zero unless given) one after the other."""
+    """Return the sum of rows, added to ``start`` one by one."""
     result = torch.zeros_like(terms[0]) if start is None else start
     for row in terms:
         result = result + row
@@ -32,15 +32,16 @@ def total(terms: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tenso
 
 
 def nearest(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` rounded half to even, int32: exact up to 2**22, and past that what the bits give.
+    """Return ``x`` rounded half to even, int32, by the magic sum.
 
-    Adding 1.5 * 2**23 leaves the integer in the low 23 bits of the sum.
+    Adding 1.5 * 2**23 leaves the integer in the low 23 bits of the sum: exact up to 2**22, and past it
+    whatever the bits give, as in ggml.
     """
     return ((x + _MAGIC).view(torch.int32) & 0x7FFFFF) - 0x400000
 
 
 def truncated(x: torch.Tensor) -> torch.Tensor:
-    """Return the integer part, int64; NaN and what int32 does not hold give -2**31, as on x86-64."""
+    """Return the int64 integer part; overflow and NaN give -2**31 (x86-64)."""
     inside = x.abs() < -_NO_INTEGER  # false for NaN
     return torch.where(inside, x, float(_NO_INTEGER)).to(torch.int64)
 
@@ -52,7 +53,7 @@ def half_away(x: torch.Tensor) -> torch.Tensor:
 
 
 def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest magnitude of each column, and the first value that has it."""
+    """Return each column's largest magnitude, and the first value with it."""
     amax = torch.zeros_like(x[0])
     value = torch.zeros_like(x[0])
     for row in x:
@@ -63,7 +64,7 @@ def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def root(x: torch.Tensor) -> torch.Tensor:
-    """Return the square root rounded to float32; that of torch is off by a bit where MKL computes it."""
+    """Return the correctly rounded float32 square root; torch's MKL one differs."""
     return x.double().sqrt().float()
 
 
@@ -73,7 +74,7 @@ def inverse(x: torch.Tensor) -> torch.Tensor:
 
 
 def extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the smallest and the largest number of each column, the first of zeros of either sign."""
+    """Return each column's smallest and largest number, first of signed zeros."""
     low = high = x[0]
     for row in x[1:]:
         low, high = torch.where(row < low, row, low), torch.where(row > high, row, high)

@@ -1,4 +1,4 @@
-"""Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ2_0 and Q2_0: one scale, and one minimum, in float16 for each block."""
+"""Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ2_0, Q2_0: float16 scale and minimum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = 32
 
 
 def symmetric(x: torch.Tensor, importance: Importance, top: int) -> Stored:
-    """Q4_0 and Q5_0: the value of largest magnitude has the code ``-top``; with importance, a search."""
+    """Q4_0 and Q5_0: largest magnitude has code ``-top``, or a search."""
     blocks = columns(x, BLOCK)
     if importance is None:
         scale = divided(largest(blocks)[1], -top)
@@ -24,7 +24,7 @@ def symmetric(x: torch.Tensor, importance: Importance, top: int) -> Stored:
 
 
 def affine(x: torch.Tensor, importance: Importance, top: int) -> Stored:
-    """Q4_1 and Q5_1: codes from the minimum to the maximum; with importance, a search."""
+    """Q4_1 and Q5_1: codes from minimum to maximum, or a search."""
     blocks = columns(x, BLOCK)
     if importance is None:
         minimum, maximum = extremes(blocks)
@@ -46,7 +46,7 @@ def eight_bits(x: torch.Tensor, _importance: Importance) -> Stored:
 
 
 def ternary(x: torch.Tensor, _importance: Importance, block: int = SUPER) -> Stored:
-    """TQ2_0, and Q2_0 of 64 values: the largest magnitude has the code 1 or -1."""
+    """TQ2_0, and 64-value Q2_0: the largest magnitude has code ±1."""
     blocks = columns(x, block)
     scale = blocks.abs().amax(0)
     codes = half_away(blocks * inverse(scale))

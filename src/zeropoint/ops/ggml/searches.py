@@ -1,4 +1,4 @@
-"""How llama.cpp finds the scale of a block, and its minimum: a line search and least squares.
+"""llama.cpp's search for block scales and minima, by least squares.
 
     make_qx_quants     signed_scale        scale of least weighted error, codes of both signs
     make_q3_quants     three_bit_scale     the same by moving one code at a time
@@ -30,7 +30,7 @@ class Scaled(NamedTuple):
 
 
 def signed_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Scaled:
-    """Return scales and codes from ``-top`` to ``top - 1``; blocks of zeros have codes ``-top``."""
+    """Return scales and codes from ``-top`` to ``top - 1``; zeros: ``-top``."""
     amax, value = largest(x)
 
     def tried(numerator: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -51,7 +51,7 @@ def signed_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Scaled:
 
 
 def three_bit_scale(x: torch.Tensor) -> Scaled:
-    """Return scales and codes from -4 to 3 with the squares of values as weights, as Q3_K has them."""
+    """Return Q3_K's scales and codes from -4 to 3, weighted by squares."""
     amax, value = largest(x)
     w = x * x
     codes = nearest(over(-4.0, value) * x).clamp(-4, 3)
@@ -73,7 +73,7 @@ def three_bit_scale(x: torch.Tensor) -> Scaled:
 
 
 def positive_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Scaled:
-    """Return scales and codes from 0 to ``top`` of scales, or minima, that are not negative."""
+    """Return scales and codes from 0 to ``top`` of nonnegative numbers."""
     high = x.amax(0).clamp(min=0)
 
     def error(inverse: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
@@ -107,11 +107,13 @@ def positive_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Scaled:
 
 
 class Line(NamedTuple):
-    """The inverse scales that :func:`scale_and_minimum` tries: ``(first + step * n + top) / range``.
+    """Inverse scales that :func:`scale_and_minimum` tries.
+
+    They are ``(first + step * n + top) / range``.
 
     Args:
         top: the largest code.
-        first, step: of what is added to it.
+        first, step: coefficients of the summand to it.
         steps: the last ``n``.
         magnitudes: whether errors count by their magnitudes, not their squares.
     """
@@ -128,7 +130,7 @@ IMPORTANT = Line(top=15, first=-0.9, step=0.05, steps=36)
 
 
 class ScaledMinimum(NamedTuple):
-    """A scale and a minimum, negated, for each block, float32, and codes of its values, int32."""
+    """Each block's scale and negated minimum, float32, and int32 codes."""
 
     scale: torch.Tensor
     minimum: torch.Tensor
@@ -136,7 +138,7 @@ class ScaledMinimum(NamedTuple):
 
 
 def scale_and_minimum(x: torch.Tensor, w: torch.Tensor, line: Line) -> ScaledMinimum:
-    """Return scales, minima of at most zero, and codes from 0 to ``line.top``."""
+    """Return scales, nonpositive minima, and codes from 0 to ``line.top``."""
     low, high = extremes(x)
     low = torch.where(low > 0, 0.0, low)
     flat = high <= low

@@ -1,7 +1,7 @@
-"""Q2_K to Q6_K: scales of blocks, and minima, in codes of a few bits under float16 for 256 values.
+"""Q2_K to Q6_K: few-bit block scales and minima under float16.
 
-Codes of elements are chosen last, under the scales as they are stored; where such a scale is zero, those of
-the search of the block's own scale stay.
+A float16 number is shared by 256 values. Codes of elements are chosen last, under the scales as they are
+stored; where such a scale is zero, the codes of the search of the block's own scale stay.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _overlapping(scales: torch.Tensor, minima: torch.Tensor) -> tuple[torch.Tens
 
 
 def _overlaid(codes: torch.Tensor) -> torch.Tensor:
-    """Return codes of 6 bits: the highest two of the last four lie over bits 6 and 7 of the first four."""
+    """Return 6-bit codes: the last four's high bits overlay the first four."""
     first, last = codes[:4], codes[4:]
     return torch.cat([first & 63, (last | (first >> 6 << 4)) & 63])
 
@@ -100,14 +100,14 @@ def _plain_weights(blocks: torch.Tensor, line: Line) -> torch.Tensor:
 
 
 def _by_largest(numbers: torch.Tensor, top: int) -> Scaled:
-    """Return the scale of which the largest number is ``top`` times as large, and codes."""
+    """Return scales that give the largest number ``top``, and codes."""
     high = torch.where(numbers.amax(0) > 0, numbers.amax(0), 0.0)  # not -0
     factor = torch.where(high > 0, over(top, high), 0.0)
     return Scaled(divided(high, top), nearest(factor * numbers).clamp(max=top))
 
 
 def _each(found: Scaled) -> torch.Tensor:
-    """Return a number for each block, from codes and the stored scale of super-blocks."""
+    """Return block numbers from codes and stored super-block scales."""
     return (rounded(found.scale) * found.codes).T.flatten()
 
 
@@ -136,9 +136,9 @@ def six_bits(x: torch.Tensor, importance: Importance) -> Stored:
 
 
 def _by_signed_largest(numbers: torch.Tensor, code: int, least: float) -> Scaled:
-    """Return the scale that gives the number of largest magnitude ``code``, zeros if it is below ``least``.
+    """Return scales that give the largest magnitude ``code``; zeros below ``least``.
 
-    Codes are those of int8, and at most 127.
+    Codes are int8, and at most 127.
     """
     amax, value = largest(numbers)
     factor = over(code, value)
@@ -148,7 +148,7 @@ def _by_signed_largest(numbers: torch.Tensor, code: int, least: float) -> Scaled
 
 
 def _signed(x: torch.Tensor, scales: Scaled, codes: torch.Tensor, top: int, bits: int) -> Stored:
-    """Return codes from ``-top`` to ``top - 1`` under stored scales, whose codes have ``bits`` bits."""
+    """Return codes from ``-top`` to ``top - 1`` under stored ``bits``-bit scales."""
     scale, rows = _each(scales), len(x)
     again = nearest(columns(x, SHORT) / scale).clamp(-top, top - 1)
     codes = torch.where(scale != 0, again, codes)

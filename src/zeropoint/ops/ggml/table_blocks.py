@@ -1,4 +1,4 @@
-"""IQ4_NL, IQ4_XS, MXFP4 and NVFP4: codes are those of the values of a table."""
+"""IQ4_NL, IQ4_XS, MXFP4 and NVFP4: codes into a table of values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRIES = 7
 
 
 def _closest(x: torch.Tensor) -> torch.Tensor:
-    """Return the codes of IQ4 whose values are closest, int32; of two the higher, and 15 for NaN."""
+    """Return the closest IQ4 codes, int32; ties go up, NaN is 15."""
     codes = torch.zeros_like(x, dtype=torch.int32)
     for low, high in itertools.pairwise(LEVELS):
         codes += ~(x < (low + high) / 2)
@@ -29,7 +29,7 @@ def _closest(x: torch.Tensor) -> torch.Tensor:
 
 
 def _table_scale(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Return the scale of least weighted error of each column among those that are tried."""
+    """Return each column's scale of least weighted error among candidates."""
     table = torch.tensor(LEVELS, dtype=torch.float32, device=x.device)
     amax, value = largest(x)
 
@@ -63,7 +63,7 @@ def nonlinear(x: torch.Tensor, importance: Importance) -> Stored:
 
 
 def nonlinear_super(x: torch.Tensor, importance: Importance) -> Stored:
-    """IQ4_XS: 6-bit scales for 32 values under a float16 for 256, with which codes are chosen unrounded."""
+    """IQ4_XS: 6-bit scales under a float16 per 256; codes use unrounded ones."""
     blocks, count = columns(x, BLOCK), SUPER // BLOCK
     scales = columns(_table_scale(blocks, _table_weights(x, importance, SUPER)), count)
     whole = divided(-largest(scales)[1], 32)
@@ -73,7 +73,7 @@ def nonlinear_super(x: torch.Tensor, importance: Importance) -> Stored:
 
 
 def microscaling(x: torch.Tensor, _importance: Importance) -> Stored:
-    """MXFP4: a power of two for 32 values, whose exponent is the float32 logarithm, rounded down."""
+    """MXFP4: power-of-two scale from the rounded-down float32 logarithm."""
     blocks = columns(x, BLOCK)
     amax = blocks.abs().amax(0)
     exponent = truncated(amax.double().log2().float().floor() + 125) & 0xFF
@@ -104,7 +104,10 @@ def _closest_float(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def _unsigned_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` in e4m3 without a sign, int32: ties up, largest from 248 on, subnormal to 7 / 512."""
+    """Return unsigned e4m3 codes of ``x``, int32, as ggml rounds them.
+
+    Ties go up, the largest code starts at 248, and subnormal numbers reach 7 / 512.
+    """
     held = x.clamp(max=float(get_format("ue4m3").max))
     normal = (held.view(torch.int32) + (1 << 19) >> 20) - (120 << 3)
     small = truncated(held * 512 + 0.5).to(torch.int32).clamp(max=7)
