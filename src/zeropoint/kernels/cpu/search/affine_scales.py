@@ -3,7 +3,7 @@
 A lane is a block, or 16 neighbors of one long block fill the lanes, which then agree on all that is of the
 block. Sums without weights are of whole numbers below ``2 ** 53``, those of codes and their squares of 128
 numbers below ``2 ** 24``: exact in any order, whether or not the machine fuses products with sums. Sums with
-weights are added pairwise, as those of errors are, for short blocks eight terms at a time in registers.
+weights are added pairwise, like errors, for short blocks eight terms at a time in registers.
 """
 
 from typing import Any, NamedTuple

@@ -86,7 +86,7 @@ def rounded_to(number, step, inverse, noise, k: tl.constexpr):
     """Round numbers, below 2**22 steps, to power-of-two steps, not half-even.
 
     inverse: of steps. noise: see :func:`noise_of`, for stochastic rounding, which goes up where what is above
-    the multiple below is more than noise. As signed numbers, noise is that of going up from the nearest
+    the multiple below is more than noise. As signed numbers, it is the noise of going up from the nearest
     multiple, or of going down if negative; ``part`` is less than a half, and is compared as an integer.
     """
     lift = step * _WHOLE

@@ -29,7 +29,7 @@ def _better(product, square, numbers, inverse, f: tl.constexpr):
     """
     steps = numbers.to(tl.float32) * inverse[:, None]
     steps = tl.minimum(tl.maximum(steps, f.low * 1.0), f.high * 1.0)
-    # Bits of the sum are those of its constant, and the code more.
+    # Bits of the sum are its constant's bits, and the code more.
     codes = (steps + _WHOLE).to(tl.int32, bitcast=True) - 0x4B400000
     new = tl.sum(numbers * codes, axis=1).to(tl.float64)
     own = tl.sum(codes * codes, axis=1).to(tl.float64)

@@ -2,7 +2,7 @@
 
 Block after block lies in memory without gaps, whatever the shape. A thread has ``vectors`` pieces of eight
 elements that follow each other, of one block; ``lanes`` threads share a block. Scales and quotients of a
-thread are those of few blocks, so that few of them are computed more than once.
+thread belong to few blocks, so that few of them are computed more than once.
 """
 
 import triton
