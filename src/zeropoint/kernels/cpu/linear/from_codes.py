@@ -75,11 +75,7 @@ class Matrix(NamedTuple):
 
 
 class Slots(NamedTuple):
-<<<<<<< HEAD
-    """Rows of a layer and tile in per-thread slots; along: input rows."""
-=======
     """Partition of a layer into thread slots; along: by rows of input."""
->>>>>>> kern
 
     input_rows: UInt64
     weight_rows: UInt64
