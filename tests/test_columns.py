@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from zeropoint import columns
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
-from zeropoint.columns import Blobs, Kinds, Made, Names, ordered
+from zeropoint.columns import Interned, LazySequence, PackedBytes, StringTable, ordered
 
 
 @given(st.lists(st.text(max_size=6), max_size=200))
 def test_names_have_the_numbers_that_a_dict_would_give_them(texts: list[str]) -> None:
-    names, expected = Names(), dict[str, int]()
+    names, expected = StringTable(), dict[str, int]()
     for text in texts:
         new = text not in expected
         expected.setdefault(text, len(expected))
@@ -26,7 +26,7 @@ def test_names_have_the_numbers_that_a_dict_would_give_them(texts: list[str]) ->
 
 
 def test_ten_thousand_names_are_found_among_ten_thousand() -> None:
-    names = Names()
+    names = StringTable()
     texts = [f"model.layers.{n % 61}.mlp.experts.{n}.up_proj.weight" for n in range(10_000)]
     for text in texts:
         names.add(text)
@@ -35,7 +35,7 @@ def test_ten_thousand_names_are_found_among_ten_thousand() -> None:
 
 
 def test_made_items_are_a_sequence_that_equals_its_own_tuple() -> None:
-    made = Made(5, str)
+    made = LazySequence(5, str)
     assert made == ("0", "1", "2", "3", "4")
     assert made != ("0", "1")
     assert (made[-1], made[1:3], "3" in made, made.index("2")) == ("4", ("1", "2"), True, 2)
@@ -55,13 +55,13 @@ def test_blobs_are_what_they_were_wherever_buffers_end(
     sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "_PIECE", 8)
-    blobs, expected = Blobs(len(sizes)), {n: bytes([n]) * size for n, size in enumerate(sizes)}
+    blobs, expected = PackedBytes(len(sizes)), {n: bytes([n]) * size for n, size in enumerate(sizes)}
     blobs.update(expected)
     assert dict(blobs) == expected
 
 
 def test_equal_kinds_share_a_number() -> None:
-    kinds = Kinds()
+    kinds = Interned()
     assert [kinds.number(value) for value in ("a", ("b", 1), "a")] == [0, 1, 0]
     assert (len(kinds), kinds[1]) == (2, ("b", 1))
 

@@ -15,10 +15,10 @@ from typing import Any, TypeVar, overload
 T = TypeVar("T")
 
 
-class Made(Sequence[T]):
+class LazySequence(Sequence[T]):
     """A lazy sequence of ``count`` items, built by ``make`` on access.
 
-    >>> squares = Made(4, lambda n: n * n)
+    >>> squares = LazySequence(4, lambda n: n * n)
     >>> list(squares), squares[-1], squares[1:3]
     ([0, 1, 4, 9], 9, (1, 4))
     """
@@ -56,10 +56,10 @@ class Made(Sequence[T]):
         return f"<{len(self)} items, such as {self[0]!r}>" if len(self) else "<no items>"
 
 
-class Names(Sequence[str]):
+class StringTable(Sequence[str]):
     """A table of numbered unique texts, about 30 extra bytes each.
 
-    >>> names = Names()
+    >>> names = StringTable()
     >>> names.add("a"), names.add("b"), names.add("a"), names.number("b"), names.number("c"), names[1]
     (0, 1, None, 1, None, 'b')
     """
@@ -112,7 +112,7 @@ class Names(Sequence[str]):
             return None
         return self._put(slot, text, hashed)
 
-    def extend(self, others: Names) -> list[int]:
+    def extend(self, others: StringTable) -> list[int]:
         """Add other texts; return the numbers of known ones, left out."""
         if not len(self):
             self._text, self._ends = others._text[:], others._ends[:]
@@ -159,15 +159,15 @@ class Names(Sequence[str]):
 
 
 _PIECE = 1 << 18
-"""Bytes in one buffer of :class:`Blobs`; a single growing buffer would be copied, and held twice."""
+"""Bytes in one buffer of :class:`PackedBytes`; a single growing buffer would be copied, and held twice."""
 
 
-class Blobs(MutableMapping[int, bytes]):
+class PackedBytes(MutableMapping[int, bytes]):
     """Packed bytes by number below ``count``, with 12 bytes of overhead.
 
     What is replaced or removed is forgotten, but its memory is not used again.
 
-    >>> blobs = Blobs(3)
+    >>> blobs = PackedBytes(3)
     >>> blobs[2] = b"abc"
     >>> list(blobs), blobs[2], 1 in blobs
     ([2], b'abc', False)
@@ -230,10 +230,10 @@ def ordered(numbers: Iterable[int], key: Callable[[int], Any]) -> array[int]:
     return runs[0] if len(runs) == 1 else array("I", heapq.merge(*runs, key=key))
 
 
-class Kinds:
+class Interned:
     """Interned values, each with a number.
 
-    >>> kinds = Kinds()
+    >>> kinds = Interned()
     >>> kinds.number("x"), kinds.number("y"), kinds.number("x"), kinds[1]
     (0, 1, 0, 'y')
     """

@@ -30,7 +30,7 @@ from ..checkpoint.verify.inspection import Inspection
 from ..checkpoint.verify.proofs import LayerProof
 from ..checkpoint.verify.verification import Verification
 from ..codecs.engines import DIFFUSERS, Loads
-from ..columns import Made
+from ..columns import LazySequence
 from ..errors import all_of, count, size_of
 from ..methods import NEAREST
 from .table_layout import Plain, plain
@@ -274,7 +274,7 @@ def _grouped(items: Sequence[T], keys: Iterable[K]) -> list[tuple[K, Sequence[T]
     found: dict[K, array[int]] = {}
     for number, key in enumerate(keys):
         found.setdefault(key, array("I")).append(number)
-    return [(key, Made(len(numbers), _picked(items, numbers))) for key, numbers in found.items()]
+    return [(key, LazySequence(len(numbers), _picked(items, numbers))) for key, numbers in found.items()]
 
 
 _LINES, _OTHERS = 1000, "(other names: --all lists them)"
@@ -297,7 +297,10 @@ def folded(
         return line
 
     if everything:
-        return [(name(label(item)), Made(1, _picked(items, array("I", [n])))) for n, item in enumerate(items)]
+        return [
+            (name(label(item)), LazySequence(1, _picked(items, array("I", [n]))))
+            for n, item in enumerate(items)
+        ]
     groups = _grouped(items, map(key, items))
     return [(name(label(group[0]) if len(group) == 1 else text), group) for (text, _), group in groups]
 

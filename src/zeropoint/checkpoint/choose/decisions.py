@@ -15,7 +15,7 @@ from ...codecs.block_extents import no_matrix, partial_group
 from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of
 from ...codecs.protocol import Codec, LayerScheme
-from ...columns import Kinds, Made
+from ...columns import Interned, LazySequence
 from ...errors import CheckpointError, RecipeError, count, option, printable
 from ...methods import NEAREST
 from ...recipes import Assignment, Quality, Recipe, Rule, Subject, picked, without_inputs
@@ -149,7 +149,7 @@ def _kept_by(rule: Rule, *, kept: bool) -> str:
 
 def compact(entries: Entries, decisions: Iterable[TensorDecision]) -> Sequence[TensorDecision]:
     """Return decisions about ``entries``, in their order, in columns."""
-    of, kinds = array("I"), Kinds()
+    of, kinds = array("I"), Interned()
     for decision in decisions:
         d = decision
         of.append(kinds.number((d.layer, d.method, d.why, d.reason, d.fitted)))
@@ -160,7 +160,7 @@ def compact(entries: Entries, decisions: Iterable[TensorDecision]) -> Sequence[T
             entry=entries.at(number), layer=layer, method=method, why=why, reason=reason, fitted=fitted
         )
 
-    return Made(len(of), made)
+    return LazySequence(len(of), made)
 
 
 class _Uses:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...codecs.protocol import Codec, LayerScheme
-from ...columns import Made
+from ...columns import LazySequence
 from ...errors import CheckpointError, option, printable
 from ..choose.decisions import TensorDecision, compact, describe, nothing_selected
 from ..choose.expert_matrices import matrices
@@ -79,7 +79,7 @@ class Actions:
             floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
             added=more.added,
             restored=tuple(origins[d.entry.name] for d in restored),
-            kept=Made(
+            kept=LazySequence(
                 len(plain) + len(codes),
                 lambda n: entries.at(plain[n]) if n < len(plain) else codes[n - len(plain)],
             ),
@@ -103,7 +103,7 @@ class Actions:
         kept = array("I", (n for n, entry in enumerate(entries.values()) if entry.name not in new))
         return Actions(
             floats=floats, decisions=compact(entries, said), staying=(), restored=(), copies={},
-            kept=Made(len(kept), lambda n: entries.at(kept[n])), added=tuple(added),
+            kept=LazySequence(len(kept), lambda n: entries.at(kept[n])), added=tuple(added),
         )  # fmt: skip
 
     @property

@@ -23,7 +23,7 @@ from ...codecs.model_format import FileTensor
 from ...codecs.protocol import Codec, LayerScheme, TensorSpec
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import StoredForm
-from ...columns import Kinds, Made, Names, ordered
+from ...columns import Interned, LazySequence, StringTable, ordered
 from ...errors import CheckpointError, printable
 from ..choose.expert_matrices import WeightMatrix, matrices
 from ..choose.selection import WEIGHT, is_fused_experts, module_of
@@ -59,20 +59,22 @@ class Placements:
         )
         # Of each weight: its tensor, which matrix of that (-1: all of it), scheme, method, set and outputs.
         self._entry, self._matrix, self._layer = array("I"), array("i"), array("I")
-        self._methods, self._method = Names(), array("I")
+        self._methods, self._method = StringTable(), array("I")
         self._shares, self._first = array("b"), array("q")
         # Of each output tensor: what it is, its file, and where it begins there.
-        self._specs, self._kind, self._file = Kinds(), array("I"), array("I")
+        self._specs, self._kind, self._file = Interned(), array("I"), array("I")
         self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
         self._begins = array("q", [0]) * len(self._kind)
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
         kept, self._base = len(actions.kept), len(actions.kept) + len(self._origins)
         renamed = self._gather()
-        self.all: Sequence[Placement] = Made(self._base + len(self._entry), self._placement)
-        self.kept: Sequence[Placement] = Made(kept, self._written)
-        self.restored: Sequence[Placement] = Made(len(actions.restored), lambda n: self._written(kept + n))
+        self.all: Sequence[Placement] = LazySequence(self._base + len(self._entry), self._placement)
+        self.kept: Sequence[Placement] = LazySequence(kept, self._written)
+        self.restored: Sequence[Placement] = LazySequence(
+            len(actions.restored), lambda n: self._written(kept + n)
+        )
         self.added = actions.added
-        self.weights: Sequence[Placement] = Made(len(self._entry), self._weight)
+        self.weights: Sequence[Placement] = LazySequence(len(self._entry), self._weight)
         self._order = ordered(range(len(self._kind)), self._name)
         self._require_unique()
         metadata = {
@@ -88,7 +90,7 @@ class Placements:
             if file in renamed
         }
         self.shards = tuple(self._lay_out(metadata))
-        self.by_name: Sequence[Placed] = Made(len(self._kind), lambda n: self.at(self._order[n]))
+        self.by_name: Sequence[Placed] = LazySequence(len(self._kind), lambda n: self.at(self._order[n]))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Placements):
@@ -115,7 +117,7 @@ class Placements:
     @property
     def of_weights(self) -> Sequence[Placed]:
         """The output tensors of all weights."""
-        return Made(len(self._kind) - self._base, lambda n: self.at(self._base + n))
+        return LazySequence(len(self._kind) - self._base, lambda n: self.at(self._base + n))
 
     def at(self, number: int) -> Placed:
         """Return the output tensor of a number."""
@@ -154,7 +156,7 @@ class Placements:
             # Its dtype may be one that torch has not.
             self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
         numbers = {layer: n for n, layer in enumerate(self.layers)}
-        sets, members = Names(), array("i")
+        sets, members = StringTable(), array("i")
         for entry, layer, method in actions.quantized:
             self._methods.add(method)
             whole = not is_fused_experts(entry) or layer.codec.fuses(layer)
@@ -304,7 +306,7 @@ class Placements:
         return FiledTensor(form=form, dtype=spec.dtype, shape=spec.shape, nbytes=self._sizes[kind])
 
 
-def _numbered(names: Names, name: str) -> int:
+def _numbered(names: StringTable, name: str) -> int:
     """Return the index of a name, added if it is missing."""
     added = names.add(name)
     return names.numbered(name) if added is None else added

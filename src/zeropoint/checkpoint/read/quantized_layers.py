@@ -22,7 +22,7 @@ from ...codecs.known import CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.records import Entry, Known, Reader, Record
 from ...codecs.registry import CODECS, claiming, methods
-from ...columns import Kinds, Made, Names
+from ...columns import Interned, LazySequence, StringTable
 from ...errors import CheckpointError, ZeropointError, printable
 from ...libraries import reading
 from ...schemes import Scheme
@@ -103,7 +103,7 @@ class StoredLayers:
     """
 
     layers: Sequence[StoredLayer]
-    modules: Names
+    modules: StringTable
     others: Sequence[TensorEntry]
     unread: Sequence[TensorEntry]
     reader: Reader
@@ -125,9 +125,9 @@ class StoredLayers:
         others = array("I", (n for n in range(len(entries)) if not layers.taken[n]))
         unread = layers.unread()
         return StoredLayers(
-            layers=Made(len(layers.modules), layers.at), modules=layers.modules, reader=reader,
-            others=Made(len(others), lambda n: entries.at(others[n])),
-            unread=Made(len(unread), lambda n: entries.at(unread[n])), problems=tuple(problems),
+            layers=LazySequence(len(layers.modules), layers.at), modules=layers.modules, reader=reader,
+            others=LazySequence(len(others), lambda n: entries.at(others[n])),
+            unread=LazySequence(len(unread), lambda n: entries.at(unread[n])), problems=tuple(problems),
         )  # fmt: skip
 
 
@@ -138,10 +138,10 @@ class _Layers:
     """
 
     def __init__(self, entries: Entries) -> None:
-        self.modules = Names()
+        self.modules = StringTable()
         self.taken = bytearray(len(entries))
         self._entries = entries
-        self._kinds, self._of = Kinds(), array("I")
+        self._kinds, self._of = Interned(), array("I")
         self._begins, self._tensors = array("q"), array("I")
 
     def unread(self) -> array[int]:
@@ -314,7 +314,7 @@ def _by_weight(
 
     Tensors that are surely a codec's come first, and others join them; all of them are marked as taken.
     """
-    keys = Names()
+    keys = StringTable()
     columns: dict[str, array[int]] = {}
     for own in (True, False):
         for number, entry in enumerate(entries.values()):

@@ -13,7 +13,7 @@ from typing import NamedTuple, overload
 from zeropoint.checkpoint.read.storage import Place
 from zeropoint.codecs.containers.protocol import Use
 from zeropoint.codecs.stored_forms import StoredForm
-from zeropoint.columns import Kinds, Names, ordered
+from zeropoint.columns import Interned, StringTable, ordered
 
 
 class Stack(NamedTuple):
@@ -86,9 +86,9 @@ class Entries(Mapping[str, TensorEntry]):
     __slots__ = ("_begins", "_columns", "_kinds", "_names", "_of", "_sizes", "_stacks")
 
     def __init__(self, entries: Iterable[TensorEntry] = ()) -> None:
-        self._names = Names()
+        self._names = StringTable()
         self._begins, self._sizes, self._of = array("q"), array("q"), array("I")
-        self._kinds = Kinds()
+        self._kinds = Interned()
         self._stacks: tuple[int, dict[tuple[str, str], str]] = 0, {}
         self._columns: tuple[tuple[int, re.Pattern[str] | None], Counter[int]] = (0, None), Counter()
         for entry in entries:

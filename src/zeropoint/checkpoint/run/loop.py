@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...columns import Blobs, Made
+from ...columns import LazySequence, PackedBytes
 from ...errors import CheckpointError, count
 from ...progress import Progress
 from ...results import Result
@@ -224,7 +224,9 @@ def outcomes(plan: CheckpointPlan, all_units: Units, done: Mapping[int, UnitResu
 
     Only the errors are kept: the digests take most of the memory, and the manifest has them by now.
     """
-    errors, weights = Blobs(len(plan.weights)), plan.weights
+    errors, weights = PackedBytes(len(plan.weights)), plan.weights
     for number in range(len(weights)):
         errors[number] = error_of(number, all_units, done).pack()
-    return Made(len(weights), lambda n: Outcome(weight=weights[n], error=TensorError.unpack(errors[n])))
+    return LazySequence(
+        len(weights), lambda n: Outcome(weight=weights[n], error=TensorError.unpack(errors[n]))
+    )

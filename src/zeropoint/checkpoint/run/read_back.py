@@ -6,7 +6,7 @@ import contextlib
 from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from ...columns import Made
+from ...columns import LazySequence
 from ..measure.tiles import Scratch
 from ..measure.workers import Task, done_tasks
 from ..plan.checkpoint_plan import CheckpointPlan
@@ -37,7 +37,7 @@ def read_back(
             if not holds(path, shard.head.pieces(), size=shard.size):
                 raise ReadBackError(f"{shown(path)} has not the header that was written; {_CHECK}")
     left = array("I", (at for at, unit in enumerate(all_units) if unit.file not in published))
-    waiting = Made(len(left), lambda n: all_units[left[n]])
+    waiting = LazySequence(len(left), lambda n: all_units[left[n]])
     wrong = unproven(done, waiting, plan, where=lambda file: directory.path / partial_name(file))
     if wrong:
         span = wrong[0].spans[0]

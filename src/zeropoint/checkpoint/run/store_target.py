@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...columns import Made
+from ...columns import LazySequence
 from ...errors import CheckpointError, option
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
@@ -110,7 +110,7 @@ def _files(plan: CheckpointPlan, all_units: Units) -> tuple[_File, ...]:
 
     def of_file(name: str) -> Sequence[Unit]:
         numbers = by_name.get(name, array("I"))
-        return Made(len(numbers), lambda n: all_units[numbers[n]])
+        return LazySequence(len(numbers), lambda n: all_units[numbers[n]])
 
     found = [(shard.name, shard.size, shard.head) for shard in plan.shards]
     found += [(str(path), size, Text.of("")) for path, size in plan.companions.items()]

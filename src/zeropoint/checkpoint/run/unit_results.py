@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from ...columns import Blobs
+from ...columns import PackedBytes
 from ...errors import (
     CheckpointError,
     printable,
@@ -129,7 +129,7 @@ class UnitResults(MutableMapping[int, UnitResult]):
     """Results of units by number, packed into few bytes each."""
 
     def __init__(self, count: int, found: Mapping[int, UnitResult] | None = None) -> None:
-        self._packed = Blobs(count)
+        self._packed = PackedBytes(count)
         self.update(found or {})
 
     def __getitem__(self, number: int) -> UnitResult:

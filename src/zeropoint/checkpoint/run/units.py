@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from ...columns import Made, Names, ordered
+from ...columns import LazySequence, StringTable, ordered
 from ..measure.tiles import needs_extremes
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.cuts import unit_lines
@@ -180,7 +180,7 @@ class Groups(Mapping[str, tuple[Unit, ...]]):
 
     def __init__(self, all_units: Sequence[Unit]) -> None:
         self._units = all_units
-        self._names = Names()
+        self._names = StringTable()
         self._heads, tails = array("I"), array("I")
         self._next = array("i", [-1]) * len(all_units)
         for unit in all_units:
@@ -215,4 +215,4 @@ def groups(all_units: Sequence[Unit]) -> Groups:
 def left_of(all_units: Sequence[Unit], done: Collection[int]) -> Sequence[Unit]:
     """Return the units that are not done, in their order."""
     left = array("I", (number for number in range(len(all_units)) if number not in done))
-    return Made(len(left), lambda n: all_units[left[n]])
+    return LazySequence(len(left), lambda n: all_units[left[n]])

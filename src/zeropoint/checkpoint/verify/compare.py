@@ -14,7 +14,7 @@ from typing import Any, overload
 
 import torch
 
-from ...columns import Blobs
+from ...columns import PackedBytes
 from ...errors import CheckpointError, count, printable
 from ...progress import Progress
 from ...results import PROBLEMS, Result
@@ -65,7 +65,7 @@ class AllCompared(Sequence[Compared]):
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
-        self._packed = Blobs(len(pairs))
+        self._packed = PackedBytes(len(pairs))
 
     def keep(self, number: int, equality: Equality, error: TensorError) -> None:
         """Keep what was found of the pair of a number."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...columns import Names
+from ...columns import StringTable
 from ...errors import CheckpointError, printable
 from ...libraries import reading
 from ...methods import NEAREST
@@ -74,8 +74,8 @@ class Manifest:
         self._first = array("q", [-1]) * len(source.entries)
         self._count = array("I", [0]) * len(source.entries)
         self._begins, self._sizes, self._digests = array("q"), array("q"), bytearray()
-        self._surplus = Names()
-        self._modules: dict[str, Names] = {}
+        self._surplus = StringTable()
+        self._modules: dict[str, StringTable] = {}
         self.outputs: dict[str, OutputError] = {}
 
     def add(self, name: str, record: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Manifest:
 
     def add_weight(self, module: str, record: Mapping[str, Any]) -> None:
         """Take in what the manifest says of the weight of a module."""
-        self._modules.setdefault(_text(record.get("method", NEAREST)), Names()).add(module)
+        self._modules.setdefault(_text(record.get("method", NEAREST)), StringTable()).add(module)
         if "outputs" in record:
             self.outputs[module] = _outputs(record["outputs"])
 

@@ -18,7 +18,7 @@ from typing import overload
 import torch
 
 from ...codecs.protocol import ROWS
-from ...columns import Blobs
+from ...columns import PackedBytes
 from ...errors import ZeropointError
 from ...layout.blocks import reduce_blocks, spread_blocks
 from ...methods import Bound
@@ -58,7 +58,7 @@ class Proofs(Sequence[LayerProof]):
 
     def __init__(self, layers: Sequence[StoredLayer]) -> None:
         self._layers = layers
-        self._errors = Blobs(len(layers))
+        self._errors = PackedBytes(len(layers))
         self._of_bound = array("d", [0.0]) * len(layers)
 
     def keep(self, number: int, proof: LayerProof) -> None:

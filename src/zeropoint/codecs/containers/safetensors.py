@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 
-from ...columns import Names
+from ...columns import StringTable
 from ...errors import CheckpointError, near_misses, printable
 from .protocol import Container, Head, Metadata, Row
 
@@ -136,7 +136,7 @@ def header_bytes(
     >>> header_bytes([("w", "BF16", (2, 2), 8)], {})[8:]
     b'{"w":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}}       '
     """
-    names, begin = Names(), 0
+    names, begin = StringTable(), 0
     text = bytearray(b"{")
     if metadata:
         checked = dict(check_metadata(dict(metadata), Path("output")))
