@@ -31,6 +31,7 @@ from docs.make_tables import (
     preset_table,
     rounding_table,
     step_table,
+    tour_table,
 )
 
 FOLDER = Path(__file__).parent
@@ -45,6 +46,7 @@ MAKERS: Mapping[str, Callable[..., str]] = {
     "steps": step_table,
     "method": part,
     "layers": layer_table,
+    "tour": tour_table,
     "layouts": layout_table,
     "layout": layout_page,
     "engines": engine_matrix,

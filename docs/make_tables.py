@@ -121,6 +121,29 @@ def part(name: str) -> str:
     return f"- Computes: {code(found.formula)}\n- Statistics: {needs}\n- Source: {found.source}\n"
 
 
+TOUR = (
+    "formats/spec.py", "schemes/presets.py", "schemes/scheme.py", "params/arithmetic.py", "ops/reference.py",
+    "functional.py", "methods/mse.py", "codecs/awq.py", "checkpoint/plan/checkpoint_plan.py",
+    "checkpoint/run/loop.py", "checkpoint/run/work.py", "kernels/cpu/encode/rows.py",
+)  # fmt: skip
+"""Modules that show the library, in the order to read them."""
+
+
+def title_of(module: Path) -> str:
+    """Return the first line of a module's docstring, without roles."""
+    said = (ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    return re.sub(r":\w+:(`[^`]+`)", r"\1", said)
+
+
+def tour_table() -> str:
+    """Return the modules of the tour, with what their docstrings say."""
+    rows = [
+        (str(number), f"[`{name}`](../src/zeropoint/{name})", title_of(SOURCE / name))
+        for number, name in enumerate(TOUR, 1)
+    ]
+    return table(("", "File", "Owns"), rows)
+
+
 def layer_table() -> str:
     """Return the layers of the library in the order of imports, with what their docstrings say."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
@@ -129,8 +152,5 @@ def layer_table() -> str:
     for name in re.findall(r"\w+", " ".join(layers)):
         folder = SOURCE / name
         module = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-        said = (ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-        rows.append(
-            (code(f"{name}/" if folder.is_dir() else f"{name}.py"), re.sub(r":\w+:(`[^`]+`)", r"\1", said))
-        )
+        rows.append((code(f"{name}/" if folder.is_dir() else f"{name}.py"), title_of(module)))
     return table(("Layer", "Owns"), rows)
