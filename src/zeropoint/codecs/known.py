@@ -44,7 +44,7 @@ ACTIVATION_SCALES = tuple(
 CACHE_SCALES = frozenset(
     f"{what}_{kind}" for what in "qkv" for kind in ("scale", "zero_point", "global_scale")
 )
-"""Scales of a quantized cache of keys and values, which belong to the attention and not to a linear layer."""
+"""Scales of a quantized KV cache; they belong to attention, not to a linear layer."""
 
 CACHE_PAIR = frozenset(("k_scale", "v_scale"))
 """Those that each attention layer has of a cache in float8."""

@@ -182,11 +182,12 @@ class Onnx(Codec):
     title = "the layout of ONNX"
     container = "onnx"
     presets = MappingProxyType(
-        {name: PRESETS[name] for name in ("w4a16", "w4a16_asym", "w8a16", "w8a8_static")}
+        {name: PRESETS[name] for name in ("w4a16", "w4a16_asym", "w8a16")}
         | {
+            "w8a8_static": replace(PRESETS["w8a8_static"], without_data="w8a16"),
             "nvfp4a16": Preset(
                 weight="float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect=modelopt"
-            )
+            ),
         }
     )
     defaults = MappingProxyType({"scale": "input"})

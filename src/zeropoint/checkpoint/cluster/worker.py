@@ -38,7 +38,7 @@ from ..run.units import Unit, units
 from ..run.work import buffer_bytes, process, scan
 
 TOKEN_FILE = partial_name(MANIFEST)
-"""File of the driver's token: the hidden file of this run that is written last of all."""
+"""Hidden file with the driver's token, the last file that a run writes."""
 _GLANCE_SECONDS = 0.5
 
 

@@ -55,7 +55,7 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
     if plan.source.graph:
-        found = input_params(plan.source, wanted.values(), Windows.of(given), progress=progress)
+        found = input_params(plan.source, wanted.values(), Windows.of(given), plan.limits, progress=progress)
         return with_added(plan, map(as_weight, _scales_of_inputs((wanted[n], found[n]) for n in found)))
     require_text(plan, given)
     # Ranges of inputs are observed before biases are corrected.

@@ -46,20 +46,28 @@ def read_ids(path: Path | str, *, what: str = "token ids", remedy: str) -> torch
 
     The arguments are as for read_text. Raises CalibrationError for what is no such file.
     """
+    found = read_tensors(path, what=what, most=_IDS_BYTES, remedy=remedy)
+    if len(found) != 1:
+        raise CalibrationError(f"{shown(path)} holds {len(found)} tensors; store the token ids alone")
+    (ids,) = found.values()
+    return as_ids(ids, shown(path))
+
+
+def read_tensors(path: Path | str, *, what: str, most: int, remedy: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file of at most ``most`` bytes, by name.
+
+    The other arguments are as for read_text. Raises CalibrationError for what is no such file.
+    """
     try:
-        header = parse_header(Path(path))
-        if len(header.table) != 1:
+        table = parse_header(Path(path)).table
+        nbytes = sum(entry.nbytes for entry in table.values())
+        if nbytes > most:
             raise CalibrationError(
-                f"{shown(path)} holds {len(header.table)} tensors; store the token ids alone"
-            )
-        (entry,) = header.table.values()
-        if entry.nbytes > _IDS_BYTES:
-            raise CalibrationError(
-                f"{shown(path)} holds {size_of(entry.nbytes)} of token ids, above the limit of "
-                f"{size_of(_IDS_BYTES)}; store fewer"
+                f"{shown(path)} holds {size_of(nbytes)} of {what}, above the limit of {size_of(most)}; "
+                "store fewer"
             )
         with Files() as files:
-            return as_ids(read_tensor(entry, files), shown(path))
+            return {name: read_tensor(entry, files) for name, entry in table.items()}
     except CheckpointError as error:
         raise CalibrationError(f"{what} {shown(path)} cannot be read: {error}; {remedy}") from error
 

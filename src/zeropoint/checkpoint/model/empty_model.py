@@ -29,7 +29,7 @@ from ..read.source import Source
 from ..read.storage import shown
 
 _MODULES, _FEW_MODULES = 16, 1024
-"""Modules for each tensor in the files, most of which have a parameter or two, and a model's own."""
+"""Most modules of a model: for each tensor in its files, and beyond these."""
 _SLACK = 1 << 20
 
 

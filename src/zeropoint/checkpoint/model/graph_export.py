@@ -20,7 +20,7 @@ from torch import nn
 
 from ...codecs.containers import CONTAINERS
 from ...codecs.protocol import Codec
-from ...errors import CalibrationError, CheckpointError, UnsupportedError, option, size_of
+from ...errors import CalibrationError, UnsupportedError, option
 from ...export.onnx.exporter import exported
 from ...libraries import reading
 from ..plan.limits import Limits
@@ -86,13 +86,7 @@ def _export(source: Source, path: Path, limits: Limits) -> None:
     what = f"torch {torch.__version__} does not export the model of {shown(source.root)}"
     with reading(what, _REMEDY, UnsupportedError):
         nbytes = 4 * sum(math.prod(entry.shape) for entry in source.entries.values())
-        taken = int(_COPIES * nbytes)
-        missing = taken - (limits.max_memory - limits.base_memory)
-        if missing > 0:
-            raise CheckpointError(
-                f"exporting {shown(source.given)} takes about {size_of(taken)}, "
-                f"{size_of(missing)} {limits.short_of(missing)}, or {_REMEDY}"
-            )
+        limits.require(int(_COPIES * nbytes), f"exporting {shown(source.given)}", _REMEDY)
         model: Any = whole_model(source, limits, _REMEDY, torch.float32)
         model.config.use_cache = False
         program = _program(model, batch)

@@ -106,6 +106,15 @@ class Limits:
         enough = f"{-(-(self.max_memory + missing) >> 20)}M"
         return f"more than the process may take{what}; use {option('max_memory', enough)}"
 
+    def require(self, nbytes: int, what: str, remedy: str) -> None:
+        """Raise CheckpointError where ``what`` takes more memory than the limit leaves."""
+        missing = nbytes - (self.max_memory - self.base_memory)
+        if missing > 0:
+            raise CheckpointError(
+                f"{what} takes about {size_of(nbytes)}, {size_of(missing)} {self.short_of(missing)}, "
+                f"or {remedy}"
+            )
+
     def require_model(self, *, runs: bool) -> None:
         """Raise OptionError for a GPU where the command runs no model."""
         if self.on_gpu and not runs:

@@ -245,7 +245,7 @@ def _schemes(stored: StoredLayers, manifest: Manifest | None) -> tuple[SchemeSum
 
 
 _LAYERS, _BYTES = 16, 1 << 26
-"""Layers whose scales are looked at, and most bytes of these; layers that share one lie close together."""
+"""Most layers with inspected scales, and most bytes of these scales; layers that share one are neighbors."""
 _ROOM = FOUR_OVER_SIX.factor
 _USUAL = torch.finfo(torch.float8_e4m3fn).max
 _LEAST = 2.0 ** math.floor(math.log2(_USUAL / _ROOM))
