@@ -54,9 +54,10 @@ def read_ids(path: Path | str, *, what: str = "token ids", remedy: str) -> torch
 
 
 def read_tensors(path: Path | str, *, what: str, most: int, remedy: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file of at most ``most`` bytes, by name.
+    """Return the tensors of a safetensors file by name.
 
-    The other arguments are as for read_text. Raises CalibrationError for what is no such file.
+    most: bytes of all tensors. The other arguments are as for read_text. Raises CalibrationError for what is
+    no such file.
     """
     try:
         table = parse_header(Path(path)).table
