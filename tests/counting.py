@@ -1,7 +1,5 @@
 """Work counted in calls of functions, which a busy machine does not change."""
 
-from __future__ import annotations
-
 import cProfile
 import pstats
 from collections.abc import Callable

@@ -7,8 +7,6 @@ writes ``durations.csv``: a row for each file of tests, and one for each item of
 Seconds are those of a worker, with fixtures; an item that is the first to need a shared fixture pays for it.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import defaultdict
 from pathlib import Path

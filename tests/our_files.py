@@ -1,7 +1,5 @@
 """Files of the tree, without what environments, caches and other hidden folders hold."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Packages that take long to import, which collection need not wait for: a test imports them at first use."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from functools import cached_property

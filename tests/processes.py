@@ -4,8 +4,6 @@ Neither has used a thread or compiled a kernel there, so that a child may still 
 starts, of what an import loads or of memory starts a Python of its own.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

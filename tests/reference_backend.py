@@ -1,7 +1,5 @@
 """A fixture that leaves the reference alone as the backend of each test of a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

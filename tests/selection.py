@@ -13,8 +13,6 @@ quick runs take a fifth by the hash of the commit, and with ``--every-turn`` all
 The others are slow: ``pytest -m slow`` runs all of them, and ``pytest -m ""`` runs a case by its name.
 """
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import zlib

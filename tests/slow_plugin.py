@@ -1,7 +1,5 @@
 """Shards of the slow suite for pytest, and pieces that should run again, named after runs of the suite."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

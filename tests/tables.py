@@ -1,7 +1,5 @@
 """Checks of constant tables: one item runs all rows and lists those that fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random tensors of a seed, and tensors compared byte for byte."""
 
-from __future__ import annotations
-
 import torch
 
 

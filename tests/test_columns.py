@@ -1,7 +1,5 @@
 """Columns hold what objects would, in a fraction of their memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The door to libraries: what becomes of each kind of failure."""
 
-from __future__ import annotations
-
 import pytest
 
 from zeropoint.errors import CheckpointError, ShapeError, UnsupportedError

@@ -1,7 +1,5 @@
 """Files that are written whole: what they replace, what they leave behind, and what a failure leaves."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Patterns from files: they match as ``re.match`` does, or are refused before they cost anything."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

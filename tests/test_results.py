@@ -1,7 +1,5 @@
 """Results of calls: a screen of text, and documents that any reader of JSON takes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Wrong types in calls about checkpoints: one sentence about the argument, whatever the function."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernels are compiled once on a machine: this is said, and can be done ahead of time."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

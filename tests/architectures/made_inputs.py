@@ -1,7 +1,5 @@
 """Inputs for the forward of any model, by the names of its parameters and the sizes of its configuration."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Callable, Iterator

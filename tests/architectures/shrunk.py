@@ -1,7 +1,5 @@
 """Configurations of transformers made tiny by what their fields are called and how they hang together."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sizes of architectures whose defaults do not shrink by the names of their fields alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _MAP = {"vocabulary_map": {"<image>": 4, "<|extra_200|>": 5, "IMGIMGBS127Z": 6}}

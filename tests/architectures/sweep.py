@@ -1,7 +1,5 @@
 """Every architecture of transformers, made tiny, quantized, loaded and compared: a row each."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What the table of architectures says is what transformers does, and our names are those that it gives."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every architecture of transformers: the recorded table, the plan, and what was mended for all of a kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One model under one scheme: written, loaded by transformers, and compared with what its codes represent."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Tiny models of many architectures with random weights, and what goes into their forward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

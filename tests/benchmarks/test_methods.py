@@ -1,7 +1,5 @@
 """Tables of methods that learn from data: rows, pairs, what is unknown, and runs that resume."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

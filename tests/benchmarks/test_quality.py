@@ -1,7 +1,5 @@
 """The tables of quality: peers' models, what is paired with what, and runs that resume."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace

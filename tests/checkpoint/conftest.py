@@ -1,7 +1,5 @@
 """What tests of checkpoints share: models in shards, small units, interrupted runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

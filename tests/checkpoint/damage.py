@@ -1,7 +1,5 @@
 """Outputs as llm-compressor writes them, in shards, and ways to damage one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that are ended on purpose, and what they leave."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

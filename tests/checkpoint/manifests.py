@@ -1,7 +1,5 @@
 """The manifest of an output, made by hashlib: what a run's own must agree with."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

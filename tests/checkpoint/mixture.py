@@ -3,8 +3,6 @@
 Writes files without tensors, so that 100,000 weights take seconds.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

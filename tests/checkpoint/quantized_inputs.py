@@ -1,7 +1,5 @@
 """Checkpoints that are quantized already, and the tools that dequantize them: those of compressed-tensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

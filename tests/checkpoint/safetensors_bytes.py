@@ -1,7 +1,5 @@
 """Build the bytes of safetensors files by hand, well formed or not."""
 
-from __future__ import annotations
-
 import json
 
 

@@ -1,21 +1,22 @@
 """Checkpoints written on the spot, and what their files hold."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from zeropoint.checkpoint.choose.recipe import KEEP
+from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
 from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import RunResult, run
+from zeropoint.codecs.protocol import Codec
+from zeropoint.codecs.registry import DEFAULT
 
 LINEAR = "model.layers.0.mlp.up_proj.weight"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
@@ -44,9 +45,18 @@ def save(
     return folder
 
 
-def quantize(source: Path, out: Path, to: str = "int8:channel", **selection: tuple[str, ...]) -> RunResult:
-    """Quantize a checkpoint on one thread."""
-    return run(make_plan(open_source(source), to, selection=Selection(**selection), limits=ONE), out)
+def quantize(
+    source: Path | str,
+    out: Path | str,
+    to: str | RecipeText = "int8:channel",
+    *,
+    codec: Codec = DEFAULT,
+    limits: Limits = ONE,
+    **selection: Any,
+) -> RunResult:
+    """Quantize a checkpoint, on one thread without other limits."""
+    plan = make_plan(open_source(source), to, codec=codec, limits=limits, selection=Selection(**selection))
+    return run(plan, out)
 
 
 def dequantized(source: Path, out: Path, floats: str | None = None) -> dict[str, torch.Tensor]:

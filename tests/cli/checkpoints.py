@@ -1,7 +1,5 @@
 """A small Llama on disk, for tests that need a whole checkpoint."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

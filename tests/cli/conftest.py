@@ -1,7 +1,5 @@
 """What the tests of the command line share: a checkpoint, and a way to call the command."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes and schemes on the command line mean what they say."""
 
-from __future__ import annotations
-
 import pytest
 import typer
 

@@ -1,7 +1,5 @@
 """``zeropoint quantize --budget``: a search and its recipe in one command, and from Python."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each command does what its help says, in words and as JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``zeropoint compare`` on the command line: its table, its document, its exit status."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

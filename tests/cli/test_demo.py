@@ -1,7 +1,5 @@
 """The demonstration: it uses what users import, and says how many schemes there are."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

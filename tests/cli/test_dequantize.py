@@ -1,7 +1,5 @@
 """Quantized checkpoints as inputs of the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line and Python are two doors to one thing: each option of a command is one of its function."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

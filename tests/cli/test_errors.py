@@ -1,7 +1,5 @@
 """A wrong input gives one line that says what to do, an exit status, and no traceback."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import signal

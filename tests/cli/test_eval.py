@@ -1,7 +1,5 @@
 """``zeropoint eval`` on the command line: its table, its document, its mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

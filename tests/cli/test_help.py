@@ -1,7 +1,5 @@
 """Help has options and commands in groups, and each of them in one."""
 
-from __future__ import annotations
-
 import typer
 from tests.cli.conftest import Call
 

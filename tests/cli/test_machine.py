@@ -1,7 +1,5 @@
 """What the command says of this machine: versions, kernels, and their speeds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

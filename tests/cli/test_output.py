@@ -1,7 +1,5 @@
 """What a terminal sees while a run works, and what stands in a log."""
 
-from __future__ import annotations
-
 import io
 import re
 import time

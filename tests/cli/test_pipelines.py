@@ -1,7 +1,5 @@
 """A pipeline of diffusers in one call: parts are quantized, the autoencoder and other files are copied."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

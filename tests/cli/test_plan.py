@@ -1,7 +1,5 @@
 """``zeropoint plan`` says beforehand what quantize does, and writes nothing but its file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

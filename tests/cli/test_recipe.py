@@ -1,7 +1,5 @@
 """Recipes on the command line: one of --to and --recipe, and every mistake in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

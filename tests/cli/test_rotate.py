@@ -1,7 +1,5 @@
 """The command ``zeropoint rotate``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command ``zeropoint search``: its recipe, report, documents, picture and errors."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several sources in one command: each goes into OUT under its name, and one that fails stops no other."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a command loads before it does anything: only what it may need."""
 
-from __future__ import annotations
-
 import operator
 import os
 import signal

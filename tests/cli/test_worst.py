@@ -1,7 +1,5 @@
 """The worst weights in every report and document, and one figure for an output in three commands."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

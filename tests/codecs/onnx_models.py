@@ -1,7 +1,5 @@
 """Small ONNX models with weights in every place where they are quantized."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,20 +1,17 @@
 """AWQ files: decoded by AutoAWQ's formula and by compressed-tensors' converter, and a word that is known."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.checkpoint.written import dequantized, save
+from tests.checkpoint.written import dequantized, quantize, save
 from tests.peers import Peer
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs import registry
 from zeropoint.codecs.awq import CODEC, weight_scheme
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -114,7 +111,7 @@ def checkpoint(folder: Path, *, kept: str = "a.down_proj") -> Path:
 
 def test_a_checkpoint_is_written_read_and_verified(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "in")
-    run(make_plan(open_source(source), "w4a16_asym", codec=CODEC), tmp_path / "out")
+    quantize(source, tmp_path / "out", "w4a16_asym", codec=CODEC)
     section = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert section == {
         "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
@@ -125,7 +122,7 @@ def test_a_checkpoint_is_written_read_and_verified(tmp_path: Path) -> None:
 
 def test_files_of_autoawq_have_no_manifest_and_are_read_all_the_same(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "in")
-    run(make_plan(open_source(source), "int4:g32:asym", codec=CODEC), tmp_path / "out")
+    quantize(source, tmp_path / "out", "int4:g32:asym", codec=CODEC)
     (tmp_path / "out" / "zeropoint_manifest.json").unlink()
     found = dequantized(tmp_path / "out", tmp_path / "floats")["a.up_proj.weight"]
     wanted = zp.quantize(weight(*SHAPE), "int4:g32:asym:scale=float16").dequantize(torch.float16)
@@ -140,7 +137,7 @@ def test_a_kept_name_that_is_part_of_a_quantized_one_is_an_error(tmp_path: Path)
 
 def test_damage_is_found(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "in")
-    run(make_plan(open_source(source), "w4a16_asym", codec=CODEC), tmp_path / "out")
+    quantize(source, tmp_path / "out", "w4a16_asym", codec=CODEC)
     path = tmp_path / "out" / "model.safetensors"
     tensors = load_file(path)
     tensors["a.up_proj.scales"] *= 0

@@ -1,7 +1,5 @@
 """Files of bitsandbytes: its bytes and values, recorded and from the package, and files that are wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.checkpoint.written import LLAMA, dequantized, quantize, save
 from tests.oracles import tiny_models
 
 import zeropoint as zp
@@ -21,7 +19,6 @@ from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.bitsandbytes import CODEC
 from zeropoint.codecs.bitsandbytes_state import StateForm
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -102,7 +99,7 @@ def test_the_bytes_are_those_of_bitsandbytes_but_for_absmax_of_zeros(
     text: str, codes: str, tmp_path: Path
 ) -> None:
     source = original(tmp_path / "in", x())
-    run(make_plan(open_source(source), text, codec=CODEC), tmp_path / "out")
+    quantize(source, tmp_path / "out", text, codec=CODEC)
     found = load_file(tmp_path / "out" / "model.safetensors")
     kind = text.partition("_")[0]
     state = STATE.removesuffix("nf4") + kind
@@ -117,7 +114,7 @@ def test_the_bytes_are_those_of_bitsandbytes_but_for_absmax_of_zeros(
 
 def test_the_configuration_is_that_of_transformers(tmp_path: Path) -> None:
     source = original(tmp_path / "in", x(), **{"a.down_proj.weight": torch.ones(64, 100)})
-    run(make_plan(open_source(source), "nf4", codec=CODEC), tmp_path / "out")
+    quantize(source, tmp_path / "out", "nf4", codec=CODEC)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"] == {
         "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
         "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False,
@@ -231,7 +228,7 @@ def double(given: torch.Tensor, folder: Path, **limits: Any) -> tuple[Tensors, P
     """Return what is written of a weight with double quantization."""
     source = original(folder / "in", given)
     limit = Limits(workers=2, **limits)
-    run(make_plan(open_source(source), "nf4_double", codec=CODEC, limits=limit), folder / "out")
+    quantize(source, folder / "out", "nf4_double", codec=CODEC, limits=limit)
     return load_file(folder / "out" / "model.safetensors"), source
 
 
@@ -285,7 +282,7 @@ def test_transformers_loads_what_is_written_with_our_values(text: str, tmp_path:
     functional = pytest.importorskip("bitsandbytes.functional")
     transformers = pytest.importorskip("transformers")
     tiny_models.llama(seed=3, hidden_size=192, intermediate_size=320).save_pretrained(tmp_path / "in")
-    run(make_plan(open_source(tmp_path / "in"), text, codec=CODEC), tmp_path / "out")
+    quantize(tmp_path / "in", tmp_path / "out", text, codec=CODEC)
     dequantized(tmp_path / "out", tmp_path / "floats")
     load = transformers.AutoModelForCausalLM.from_pretrained
     found, wanted = (load(tmp_path / name, dtype=torch.float32) for name in ("out", "floats"))

@@ -1,7 +1,5 @@
 """The bytes are those of compressed-tensors' own compressors, on the weights of a real model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

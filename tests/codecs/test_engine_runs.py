@@ -1,7 +1,5 @@
 """What `zeropoint plan` says of vLLM is what vLLM did, in every row that was recorded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

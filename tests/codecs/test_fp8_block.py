@@ -1,7 +1,5 @@
 """Files of the fp8 layout, decoded by transformers on a CPU: bit for bit what they decode to here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """GGUF files: read by gguf-py with the same values, and refused where they are not well-formed."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.written import dequantized, save
+from tests.checkpoint.written import dequantized, quantize, save
 from tests.oracles import tiny_tokenizers
 from tokenizers import Tokenizer
 
@@ -51,7 +49,7 @@ def checkpoint(folder: Path) -> dict[str, torch.Tensor]:
 
 def written(tmp_path: Path, to: str) -> tuple[dict[str, torch.Tensor], Path]:
     tensors = checkpoint(tmp_path / "in")
-    run(make_plan(open_source(tmp_path / "in"), to, codec=CODEC), tmp_path / "out")
+    quantize(tmp_path / "in", tmp_path / "out", to, codec=CODEC)
     return tensors, tmp_path / "out" / "model.gguf"
 
 
@@ -245,7 +243,7 @@ def test_a_file_has_the_names_of_llama_cpp_and_comes_back(tmp_path: Path) -> Non
 
 def test_a_gguf_file_is_quantized_again_with_its_tokenizer(tmp_path: Path) -> None:
     gemma(tmp_path / "in")
-    run(make_plan(open_source(tmp_path / "in"), "q8_0", codec=CODEC), tmp_path / "a")
+    quantize(tmp_path / "in", tmp_path / "a", "q8_0", codec=CODEC)
     selection = Selection(dequantize=DequantizePolicy.EVERY, include=("model.embed_tokens",))
     source = open_source(tmp_path / "a" / "model.gguf")
     run(make_plan(source, "q4_0", codec=CODEC, selection=selection), tmp_path / "b")

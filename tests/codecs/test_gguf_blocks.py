@@ -1,7 +1,5 @@
 """Blocks of ggml: any bytes decode to what the gguf package decodes, and are written back as they were."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

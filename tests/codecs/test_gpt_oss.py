@@ -1,7 +1,5 @@
 """Files of gpt-oss: what transformers makes of them, a model that it loads, and files that are wrong."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.checkpoint.written import dequantized, save
+from tests.checkpoint.written import dequantized, quantize, save
 from tests.peers import Peer, transformers
 
 import zeropoint as zp
@@ -66,7 +64,7 @@ def theirs(folder: Path, tensors: Tensors, config: dict[str, Any] = CONFIG) -> P
 
 
 def quantized(source: Path, out: Path, to: str = "mxfp4", limits: Limits | None = None) -> Tensors:
-    run(make_plan(open_source(source), to, codec=CODEC, limits=limits), out)
+    quantize(source, out, to, codec=CODEC, limits=limits)
     return load_file(out / "model.safetensors")
 
 

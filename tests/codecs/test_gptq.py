@@ -1,7 +1,5 @@
 """GPTQ files: decoded as GPTQModel decodes them, by a formula of its own here, and words that are known."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -10,14 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.checkpoint.written import LLAMA, dequantized, quantize, save
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan import cuts
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.gptq import CODEC
 from zeropoint.codecs.gptq_config import GptqSettings
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -287,7 +282,7 @@ def checkpoint(folder: Path) -> Path:
 
 def test_the_configuration_says_what_loaders_ask_for(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "in")
-    run(make_plan(open_source(source), "w4a16", codec=CODEC), tmp_path / "out")
+    quantize(source, tmp_path / "out", "w4a16", codec=CODEC)
     second = json.loads((tmp_path / "out" / "quantize_config.json").read_text())
     assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"] == second
     wanted = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "checkpoint_format": "gptq"}
@@ -305,7 +300,7 @@ def test_the_configuration_says_what_loaders_ask_for(tmp_path: Path) -> None:
 )
 def test_damage_is_found(tmp_path: Path, name: str, change: object, what: str) -> None:
     source = checkpoint(tmp_path / "in")
-    run(make_plan(open_source(source), "w4a16", codec=CODEC), tmp_path / "out")
+    quantize(source, tmp_path / "out", "w4a16", codec=CODEC)
     path = tmp_path / "out" / "model.safetensors"
     tensors = load_file(path)
     tensors[f"a.up_proj.{name}"] = change(tensors[f"a.up_proj.{name}"])  # type: ignore[operator]

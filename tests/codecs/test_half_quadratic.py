@@ -1,7 +1,5 @@
 """Files of HQQ: its packing by its formula, layers that it loads and saves itself, and wrong files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.checkpoint.written import dequantized, save
+from tests.checkpoint.written import dequantized, quantize, save
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.half_quadratic import CODEC, codes_of, words
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.errors import RecipeError, UnsupportedError
@@ -54,7 +49,7 @@ def written(folder: Path, text: str, weight: torch.Tensor, method: str = "neares
     name = str(weight.dtype).removeprefix("torch.")
     save(folder / "in", {f"{M}.weight": weight}, {"model_type": "llama", "dtype": name})
     recipe = RecipeText(text=f"default: '{text}'\nmethod: {method}", name="a recipe")
-    run(make_plan(open_source(folder / "in"), recipe, codec=CODEC), folder / "out")
+    quantize(folder / "in", folder / "out", recipe, codec=CODEC)
     return load_file(folder / "out" / "model.safetensors")
 
 

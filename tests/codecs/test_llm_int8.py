@@ -1,7 +1,5 @@
 """Files of LLM.int8: bitsandbytes' bytes and values, a model that transformers loads, and wrong files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -11,13 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.checkpoint.written import LLAMA, dequantized, quantize, save
 from tests.oracles import tiny_models
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.llm_int8 import CODEC, magnitude_of, scale_of
 from zeropoint.errors import UnsupportedError
@@ -55,7 +50,7 @@ def original(folder: Path, **others: torch.Tensor) -> Path:
 
 def test_the_bytes_are_those_of_bitsandbytes(tmp_path: Path) -> None:
     source = original(tmp_path / "in", **{"a.down_proj.weight": torch.ones(64)})
-    run(make_plan(open_source(source), "llm_int8", codec=CODEC), tmp_path / "out")
+    quantize(source, tmp_path / "out", "llm_int8", codec=CODEC)
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert hashlib.sha256(found[f"{M}.weight"].numpy().tobytes()).hexdigest()[:32] == CODES
     assert found[f"{M}.SCB"].tolist() == MAGNITUDES
@@ -106,7 +101,7 @@ def test_transformers_loads_what_is_written_and_its_files_are_read(tmp_path: Pat
     functional = pytest.importorskip("bitsandbytes.functional")
     transformers = pytest.importorskip("transformers", reason="extra `hf`")
     tiny_models.llama(seed=6).bfloat16().save_pretrained(tmp_path / "in")
-    run(make_plan(open_source(tmp_path / "in"), "llm_int8", codec=CODEC), tmp_path / "ours")
+    quantize(tmp_path / "in", tmp_path / "ours", "llm_int8", codec=CODEC)
     load = transformers.AutoModelForCausalLM.from_pretrained
     eight = transformers.BitsAndBytesConfig(load_in_8bit=True)
     quantized = load(tmp_path / "in", quantization_config=eight, dtype=torch.bfloat16)

@@ -1,7 +1,5 @@
 """Files of MLX: the bytes and values of mx.quantize, a model that mlx-lm runs, and files of others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

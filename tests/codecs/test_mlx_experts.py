@@ -1,7 +1,5 @@
 """Experts in files of mlx-lm: stacked on the way there, apart on the way back, and run by mlx-lm itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

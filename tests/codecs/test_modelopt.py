@@ -1,7 +1,5 @@
 """ModelOpt files: bytes that ModelOpt itself gave, configurations as it writes them, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -11,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.checkpoint.written import LLAMA, dequantized, quantize, save
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.modelopt import CODEC
 from zeropoint.codecs.modelopt_config import ALGORITHMS, PRESETS, settings
@@ -122,7 +119,7 @@ def checkpoint(folder: Path, *, head: str = HEAD) -> Path:
 
 
 def written(top: Path, to: Any = "nvfp4a16") -> Path:
-    run(make_plan(open_source(checkpoint(top / "in")), to, codec=CODEC), top / "out")
+    quantize(checkpoint(top / "in"), top / "out", to, codec=CODEC)
     (top / "out" / "zeropoint_manifest.json").unlink()
     return top / "out"
 

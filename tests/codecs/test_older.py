@@ -1,7 +1,5 @@
 """Files of compressed-tensors that nothing here writes: older packing, g_idx, zero points in bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

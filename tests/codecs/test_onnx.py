@@ -1,7 +1,5 @@
 """ONNX models quantized as streams, run by onnxruntime and by the reference of the standard."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from tests.checkpoint.written import quantize
 from tests.peers import Peer
 
 import zeropoint as zp
@@ -224,7 +223,7 @@ def test_bytes_do_not_depend_on_where_numbers_lie_threads_or_memory(tmp_path: Pa
     for number, (external, limit) in enumerate(((False, None), (True, None), (True, limits[1]))):
         source = save(model(), tmp_path / f"in{number}", external=external)
         out = tmp_path / f"out{number}"
-        run(make_plan(open_source(source), "int4:g32", limits=limit, codec=get_codec("onnx")), out)
+        quantize(source, out, "int4:g32", limits=limit, codec=get_codec("onnx"))
         found.add(((out / "model.onnx").read_bytes(), (out / "model.onnx.data").read_bytes()))
     assert len(found) == 1
 

@@ -1,7 +1,5 @@
 """Quantized ONNX models in the other layout of ONNX, with onnxruntime as judge of their values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +7,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from tests.checkpoint.written import quantize
 from tests.peers import Peer
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan import cuts
-from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import RunResult, run
@@ -51,7 +50,7 @@ def product(rows: int = 256) -> Any:
 def quantized(proto: Any, folder: Path, to: str, layout: str) -> Path:
     source = save(proto, folder / "floats")
     out = folder / "codes"
-    run(make_plan(open_source(source), to, codec=get_codec(layout)), out)
+    quantize(source, out, to, codec=get_codec(layout))
     return out
 
 
@@ -141,7 +140,7 @@ def test_other_sources_are_no_graphs(layout: str, tmp_path: Path) -> None:
 
     (tmp_path / "in").mkdir()
     save_file({"a.weight": torch.randn(64, 64)}, tmp_path / "in" / "model.safetensors")
-    run(make_plan(open_source(tmp_path / "in"), "int4:g32"), tmp_path / "q")
+    quantize(tmp_path / "in", tmp_path / "q", "int4:g32")
     with pytest.raises(UnsupportedError, match="writes ONNX models from ONNX models, and the source is none"):
         plan_of(tmp_path / "q", layout)
 

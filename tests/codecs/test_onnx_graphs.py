@@ -1,7 +1,5 @@
 """Where weights of ONNX models may be: nodes Constant, graphs inside of nodes, several readers and files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Static inputs of ONNX models: onnxruntime runs them on data, and its int8 kernels run the result."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

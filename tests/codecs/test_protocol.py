@@ -1,7 +1,5 @@
 """What a new codec need not say: the defaults of the protocol, and what several codecs share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType

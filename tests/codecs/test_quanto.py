@@ -1,7 +1,5 @@
 """Files of Quanto: its packing by its formula, models that it saves and loads itself, and wrong files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.checkpoint.written import dequantized, save
+from tests.checkpoint.written import dequantized, quantize, save
 from tests.oracles import tiny_models
 from tests.peers import transformers
 
@@ -49,7 +47,7 @@ def test_codes_far_apart_share_a_byte_the_first_in_its_low_bits(bits: int, group
 def written(folder: Path, text: str, weight: torch.Tensor) -> Tensors:
     config = {"model_type": "llama", "dtype": "float32", "hidden_size": weight.shape[1]}
     save(folder / "in", {f"{M}.weight": weight}, config)
-    run(make_plan(open_source(folder / "in"), text, codec=CODEC), folder / "out")
+    quantize(folder / "in", folder / "out", text, codec=CODEC)
     return load_file(folder / "out" / "model.safetensors")
 
 
@@ -133,7 +131,7 @@ def test_whole_models_of_quanto_have_the_logits_of_our_values_both_ways(to: str,
     quanto = pytest.importorskip("optimum.quanto", reason="tests/oracles/more_peers.sh")
     model = tiny_models.llama(layers=2, hidden_size=256, intermediate_size=512, vocab_size=128)
     model.save_pretrained(tmp_path / "in")
-    run(make_plan(open_source(tmp_path / "in"), to, codec=CODEC), tmp_path / "ours")
+    quantize(tmp_path / "in", tmp_path / "ours", to, codec=CODEC)
     own = quanto.QuantizedModelForCausalLM.quantize(model, weights=WIDE[to], exclude="lm_head")
     own.save_pretrained(tmp_path / "theirs")
     ids = torch.arange(60).view(2, 30)

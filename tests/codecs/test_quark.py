@@ -1,7 +1,5 @@
 """Files of AMD Quark: its bytes, recorded, its configuration, and files that are wrong."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.checkpoint.written import save
+from tests.checkpoint.written import quantize, save
 from tests.oracles.quark_models import dtype_of, model
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.amd_quark import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.errors import UnsupportedError
@@ -49,7 +45,7 @@ SCHEMES = {
 @pytest.mark.parametrize("case", SCHEMES)
 def test_the_bytes_are_those_of_quark(case: str, tmp_path: Path) -> None:
     model(dtype_of(case)).save_pretrained(tmp_path / "in")
-    run(make_plan(open_source(tmp_path / "in"), SCHEMES[case], codec=CODEC), tmp_path / "out")
+    quantize(tmp_path / "in", tmp_path / "out", SCHEMES[case], codec=CODEC)
     tensors, digest = load_file(tmp_path / "out" / "model.safetensors"), hashlib.sha256()
     for name in sorted(name for name in tensors if "_proj" in name):
         tensor = tensors[name]

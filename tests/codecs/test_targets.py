@@ -1,7 +1,5 @@
 """Targets name exactly the modules they are for, judged by compressed-tensors' own matching."""
 
-from __future__ import annotations
-
 import pytest
 from tests.peers import Peer
 

@@ -1,7 +1,5 @@
 """Files of torchao: its bytes, recorded, its metadata, and files that are wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -12,13 +10,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.checkpoint.written import LLAMA, dequantized, quantize, save
 from tests.codecs.torchao_files import wrapped, write
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.torchao import CODEC
 from zeropoint.errors import UnsupportedError
@@ -46,7 +41,7 @@ def metadata(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("preset", RECORDED)
 def test_the_bytes_are_those_of_torchao(preset: str, tmp_path: Path) -> None:
     save(tmp_path / "in", {f"{M}.weight": x(), "a.norm.weight": torch.ones(4)}, LLAMA)
-    run(make_plan(open_source(tmp_path / "in"), preset, codec=CODEC), tmp_path / "out")
+    quantize(tmp_path / "in", tmp_path / "out", preset, codec=CODEC)
     found = load_file(tmp_path / "out" / "model.safetensors")
     codes = found[f"{M}._weight_qdata"].view(torch.uint8).numpy().tobytes()
     scales = found[f"{M}._weight_scale"]

@@ -1,7 +1,5 @@
 """Files of torchao with packed codes or scales: its bytes, recorded, int4 by its formula; wrong ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -12,14 +10,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tests.checkpoint.written import LLAMA, dequantized, save
+from tests.checkpoint.written import LLAMA, dequantized, quantize, save
 from tests.codecs.torchao_files import wrapped, write
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.codecs.torchao import CODEC
@@ -53,7 +48,7 @@ def digest(tensor: torch.Tensor) -> str:
 def written(folder: Path, text: str, weight: torch.Tensor) -> Tensors:
     save(folder / "in", {f"{M}.weight": weight}, LLAMA)
     limits = Limits(workers=1, tile_values=1)
-    run(make_plan(open_source(folder / "in"), text, codec=CODEC, limits=limits), folder / "out")
+    quantize(folder / "in", folder / "out", text, codec=CODEC, limits=limits)
     return load_file(folder / "out" / "model.safetensors")
 
 

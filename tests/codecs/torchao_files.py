@@ -1,7 +1,5 @@
 """Checkpoints of torchao with one quantized weight, whose metadata say anything."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

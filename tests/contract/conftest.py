@@ -1,7 +1,5 @@
 """Every backend on every device there is: Triton's interpreter stands in for a GPU on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """One table for all codecs: announced tensors, decoding what was encoded, parts, covered files."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -11,13 +9,10 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from tests.checkpoint.written import save
+from tests.checkpoint.written import quantize, save
 from tests.tensors import same_bytes
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.containers import CONTAINERS
 from zeropoint.codecs.layer_schemes import layer_scheme, preset_layers
 from zeropoint.codecs.protocol import COLUMNS, ROWS, LayerScheme
@@ -194,7 +189,7 @@ def test_every_byte_of_a_result_is_verified_and_one_codec_claims_it(name: str, t
     fused = codec.fuses(layer_of(name, to))
     in_onnx = codec.container == "onnx"
     source = onnx_model(tmp_path / "in") if in_onnx else checkpoint(tmp_path / "in", fused=fused)
-    result = run(make_plan(open_source(source), to, codec=codec), tmp_path / "out")
+    result = quantize(source, tmp_path / "out", to, codec=codec)
     found = zp.verify_checkpoint(tmp_path / "out", source)
     values = (3 if fused else 4) * math.prod(SHAPE)
     assert (found.problems, found.hashed, found.values) == ((), True, values)

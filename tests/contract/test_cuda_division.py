@@ -1,7 +1,5 @@
 """The reference on a host whose torch divides as it does on a GPU: by numbers, with a rounded reciprocal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

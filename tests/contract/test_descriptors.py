@@ -1,7 +1,5 @@
 """What kernels take as records comes out as it went in, field by field."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple, get_type_hints
 

@@ -1,7 +1,5 @@
 """Every backend on every device gives the bytes that the reference gives on the host, or says why not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Cases in which kernels once differed from the reference, one test each."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Presets, and schemes that kernels know in part: compiled, exported, empty, saved, within their bounds."""
 
-from __future__ import annotations
-
 import io
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dense products of error feedback have one result, on every backend and every device there is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Error feedback has the same bytes where its kernels are compiled for another processor."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

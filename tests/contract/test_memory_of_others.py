@@ -4,8 +4,6 @@ Kernels take bare addresses. Each of these calls read or wrote past the end of a
 wrong places, when nobody looked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

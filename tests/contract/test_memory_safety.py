@@ -1,7 +1,5 @@
 """What kernels read and write is the memory of their arguments, however that is laid out, and no other."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A two-level scheme with minima of a user's own: one line, and everything that other schemes have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

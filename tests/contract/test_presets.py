@@ -1,7 +1,5 @@
 """One word, one meaning: a preset gives the same bytes for a tensor, in a model and in a checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

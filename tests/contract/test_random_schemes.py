@@ -1,7 +1,5 @@
 """The kernels on random schemes of the whole grammar: they give what the reference gives, or its error."""
 
-from __future__ import annotations
-
 import random
 import re
 import sys

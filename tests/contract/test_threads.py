@@ -1,7 +1,5 @@
 """Runs of rows over threads: each once, on torch's own team and on threads of Python, whatever fails."""
 
-from __future__ import annotations
-
 import platform
 import sys
 import time

@@ -1,7 +1,5 @@
 """The command lines on pages, and what runs them on a tiny model, with random tokens as the text."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The API reference says what the docstrings say, and each public docstring says what a caller needs."""
 
-from __future__ import annotations
-
 import re
 
 from docs.make_api_reference import MODULES, body, pages

@@ -1,7 +1,5 @@
 """What the table for people of other tools says to type is what commands and functions take."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import re

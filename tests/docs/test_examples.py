@@ -1,7 +1,5 @@
 """Pages show what really happens: their Python runs, and their commands print what is shown."""
 
-from __future__ import annotations
-
 import doctest
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The page of formats says what the catalog says."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

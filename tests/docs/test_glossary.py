@@ -1,7 +1,5 @@
 """The glossary is a table in order, with one meaning a term."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

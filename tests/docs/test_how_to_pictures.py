@@ -1,7 +1,5 @@
 """The pictures on pages: the chart shows its figures, and screenshots come from the commands shown."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Pages for people of other tools: commands and functions there are taken, and what is named exists."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The commands on the pages of model families, run on tiny models, whose results transformers loads."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pages say what the code says, are short, and hold no fact twice."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import Counter

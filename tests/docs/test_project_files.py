@@ -1,7 +1,5 @@
 """Files for people who find the project: they say what is so, and forms ask for what helps."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """The site builds strictly: every page is in it, every link leads somewhere, and nothing is fetched."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tour: twelve modules that there are, in little time, and each after what it needs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights of a model that are replaced: what comes out is what a model with these weights gives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluations of tiny models against what transformers and numpy make of the same weights."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path

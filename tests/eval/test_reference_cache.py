@@ -1,7 +1,5 @@
 """The cache of a reference: what of a file is believed, and what stays of files of others."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

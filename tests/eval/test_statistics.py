@@ -1,7 +1,5 @@
 """The statistics against others: llama.cpp's written anew in numpy, scipy, and numpy itself."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Windows of a text: cut, begun and scored as llama-perplexity does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

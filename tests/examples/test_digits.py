@@ -1,7 +1,5 @@
 """The example on digits: what it ships is what it says, and its accuracies are those that the page shows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The notebooks show what their cells give: they are executed, and compared with what is checked in."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

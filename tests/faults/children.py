@@ -1,7 +1,5 @@
 """Children of the server: start a command line, let it go, wait for its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

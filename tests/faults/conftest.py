@@ -1,7 +1,5 @@
 """What the fault suites share: a server of children, a stage, and the counts at the end."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from collections.abc import Iterator

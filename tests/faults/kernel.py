@@ -3,8 +3,6 @@
 It is the independent witness: it knows nothing of Python or of the layer of calls.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Bugs, each planted on purpose: a suite that does not fail with its bug proves nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

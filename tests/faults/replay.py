@@ -5,8 +5,6 @@ Equal" (OSDI 2014): bytes of a file are durable after fsync or fdatasync of the 
 its directory. Before that each write and each change of a name may be there or not, independently.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

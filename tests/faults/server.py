@@ -5,8 +5,6 @@ and replies are lines of JSON, on stdin and stdout. A child waits until it is re
 take hold of it.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

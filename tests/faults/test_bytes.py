@@ -1,7 +1,5 @@
 """Killed behind any byte that it writes: the disk as of that byte, and the same command again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """Several processes on one output: one proceeds, the others say so; no reader sees a part of a file."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What holds of quantizing holds of `convert`, `rotate` and `kv-scales`, of GGUF and of ONNX."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """A source that is cut, flipped or shrinks while it is read: an error with the file, and nothing written."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The system refuses one call, or all of a kind from one on; then it recovers, and the same command again."""
 
-from __future__ import annotations
-
 import errno
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A journal that is cut, flipped, forged or from elsewhere: believed only as far as bytes prove it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The same faults put in the way by the kernel itself, through strace, which knows nothing of our layer."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kill -9 at each call that changes a file, and in the middle of each write; then the same command again."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

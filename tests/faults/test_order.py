@@ -1,7 +1,5 @@
 """Neither the number of threads, nor their pace, nor the size of units and tiles changes a byte."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

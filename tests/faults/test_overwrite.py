@@ -1,7 +1,5 @@
 """A checkpoint is written over another one: at any moment a loader sees the old one, the new one, or none."""
 
-from __future__ import annotations
-
 import random
 import signal
 from dataclasses import replace

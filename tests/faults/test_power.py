@@ -1,7 +1,5 @@
 """The power goes: what was not made durable may be lost, in any combination; then the same command again."""
 
-from __future__ import annotations
-
 import errno
 import random
 from collections.abc import Iterator, Sequence

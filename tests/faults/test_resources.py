@@ -1,7 +1,5 @@
 """Little of everything: descriptors, sizes of files, memory, stdout, temporary files, umasks."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Signals at any moment: a clean stop, and the same command resumes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

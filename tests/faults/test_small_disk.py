@@ -1,7 +1,5 @@
 """A disk too small by a byte, a page or a half: said before anything is written; and a disk that fills up."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

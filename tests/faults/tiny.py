@@ -4,8 +4,6 @@ The q, k and v projections, and gate and up, share one tensor scale each, and li
 them needs several units. Norm, embedding and head are kept, and two companions copied.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """What formats answer about themselves is what decoding every code says."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 

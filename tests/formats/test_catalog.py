@@ -1,7 +1,5 @@
 """Names: catalog, aliases, spellings of formats without a name, and errors for names that mean nothing."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

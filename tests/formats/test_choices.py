@@ -1,7 +1,5 @@
 """Elements whose grid the sign of the scale chooses: IF4, against a computation of its own."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 

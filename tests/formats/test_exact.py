@@ -1,7 +1,5 @@
 """Codes and exact numbers, by hand: the tables of the standards, ties, saturation, and the errors."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Grids for pairs of normal numbers: exact integrals, numbers that are drawn, and transformers' grids."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

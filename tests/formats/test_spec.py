@@ -1,7 +1,5 @@
 """Facts that follow from a definition, against the tables of the standards; contradictory definitions."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

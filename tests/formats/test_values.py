@@ -1,7 +1,5 @@
 """The values of a format are those of its codes, decoded."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Codes that represent several values: tables of vectors, and digits of one number."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

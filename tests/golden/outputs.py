@@ -4,8 +4,6 @@
 changelog says so in bold, and why.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

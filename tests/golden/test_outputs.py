@@ -1,7 +1,5 @@
 """Every byte as it was: outputs.json holds hashes; what changes one is in bold in the changelog."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 

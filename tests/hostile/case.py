@@ -1,7 +1,5 @@
 """One hostile file or directory: what to write to disk, and what must be said of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

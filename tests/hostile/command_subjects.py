@@ -1,7 +1,5 @@
 """What commands are fuzzed with: checkpoints and other files, one of which is changed, and command lines."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The parsers of files that are no safetensors and are fuzzed: GGUF, importance matrices, ONNX models."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path

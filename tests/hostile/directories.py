@@ -1,7 +1,5 @@
 """Checkpoint directories, hostile, damaged or odd, and what must be said of each."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Iterator, Mapping

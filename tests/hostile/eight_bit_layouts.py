@@ -1,7 +1,5 @@
 """Directories of torchao and of LLM.int8 that say wrongly how they are quantized, or hold wrong tensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType

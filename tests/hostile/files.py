@@ -1,7 +1,5 @@
 """Single safetensors files, hostile or damaged, and what must be said of each."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

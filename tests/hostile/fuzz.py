@@ -8,8 +8,6 @@ that the library does not but for the documented list, when one input takes more
 time, or when all together take more memory than `limited.limit` allows.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

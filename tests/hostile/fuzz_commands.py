@@ -8,8 +8,6 @@ more than MORE_BYTES of memory. The files of failures are kept, the first of eac
 the results, of the files so far after Ctrl-C. The exit status is 1 where anything failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """GGUF files that are damaged or lie, each of a few bytes: heads, values, directories and data."""
 
-from __future__ import annotations
-
 import struct
 
 from tests.hostile.case import Case

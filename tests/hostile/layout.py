@@ -1,7 +1,5 @@
 """What checkpoints of a layout of other tools are made of, and how cases change them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

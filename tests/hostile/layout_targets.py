@@ -1,7 +1,5 @@
 """The parsers of layouts in safetensors files that are fuzzed: each decodes a checkpoint for each input."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

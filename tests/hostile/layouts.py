@@ -1,7 +1,5 @@
 """Directories in layouts of other tools that say wrongly how they are quantized, or hold wrong tensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

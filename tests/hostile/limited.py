@@ -6,8 +6,6 @@ The operating system sets the limits: a case that allocates or computes more tha
 or raises MemoryError, and the test that starts this script fails.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Change ONNX files at random as what they are, messages in messages: fields, numbers, lengths, names."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Directories in the layout of MLX that say wrongly how they are quantized, or hold wrong tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

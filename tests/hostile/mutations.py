@@ -1,7 +1,5 @@
 """Change bytes at random, from a seed: bits, pieces, lengths, numbers, and tokens of JSON for others."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Directories that say of themselves that they are quantized, and say it wrongly: for inspect and verify."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

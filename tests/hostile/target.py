@@ -1,7 +1,5 @@
 """What is fuzzed: a parser, inputs to begin with, and how they are changed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 ``inspect`` and ``verify`` must both say it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every hostile directory: what is said of it, and what each command does with it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every hostile file: what is said of it, whether safetensors says the same, and what each command does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A few seconds of fuzzing; the script tests/hostile/fuzz.py does it for as long as one likes."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A second of fuzzing by commands; tests/hostile/fuzz_commands.py does it for as long as one likes."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The whole corpus, decided by processes that the operating system keeps small."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

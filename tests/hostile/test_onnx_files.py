@@ -1,7 +1,5 @@
 """ONNX files that are damaged, lie, or lead elsewhere: each gives one sentence, and nothing is written."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 For sources of quantize, tests/faults has the same.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

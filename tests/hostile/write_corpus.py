@@ -6,8 +6,6 @@ FOLDER/00000 and so on hold a case each; FOLDER/expected.json says of each its t
 the path to pass to a command, and words of the refusal, or null for what must be accepted.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packing against streams of bits kept as one big Python integer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Lines of words against the codes themselves, one by one, and the kernel against plain torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

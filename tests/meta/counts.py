@@ -5,8 +5,6 @@ a count of STATIC rises. Three calls are traced: a warm quantization of a tensor
 ``zeropoint quantize`` of a checkpoint of two layers with one worker.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

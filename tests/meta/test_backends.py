@@ -3,8 +3,6 @@
 Each rule is a function from source text to the lines that break it, tested on planted ones and on the tree.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Only codecs know file layouts: the stream, its reports and the command line find them in the registry."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

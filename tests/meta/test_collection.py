@@ -3,8 +3,6 @@
 `tests/peers.py` has what imports them at first use.
 """
 
-from __future__ import annotations
-
 import ast
 
 import pytest

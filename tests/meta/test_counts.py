@@ -1,7 +1,5 @@
 """Counts of the sources that may only fall: long parameter lists, unformatted lines, long first lines."""
 
-from __future__ import annotations
-
 import pytest
 from tests.meta.counts import STATIC, read_sources, recorded, static_counts
 

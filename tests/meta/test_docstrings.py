@@ -4,8 +4,6 @@ As Google's guide has it, a docstring that begins with "Return" or "Yield" says 
 that overrides one of a base of ours takes its docstring's sections from there, and a property needs none.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The quick suite stays quick: no item and no file takes long, but for named exceptions."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Each rule is a pure function from source text to a list of violations. Each is t
 which shows that it can fail, on a clean text, which shows that it can hold, and on the tree.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -4,8 +4,6 @@ The rule reads names of files, identifiers split at underscores and capitals, do
 and pages. Like every rule of the house it is tested on a planted violation and on the tree.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

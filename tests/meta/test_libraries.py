@@ -1,7 +1,5 @@
 """Calls into libraries that read files of others stand behind one door (libraries.py)."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

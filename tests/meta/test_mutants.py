@@ -1,7 +1,5 @@
 """The planted bugs still fit the sources: each text is there once, each test exists, each room has a bug."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 

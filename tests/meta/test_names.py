@@ -4,8 +4,6 @@ A reader who finds ``Plan`` or ``decisions.py`` in a search must know which one 
 underscore where they matter to one file only; these may repeat.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Helpers are compared by their bodies: names of functions, docstrings, annotation
 A body of one statement may stand in three files, since an import is hardly shorter.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Quick runs take covers of crossed tests, a tenth of their other cases, and a fifth of rotating tests."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Every test file is in one piece of the slow suite, and what a run counts is what the table shows."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A check of a table fails where a row fails, and says which."""
 
-from __future__ import annotations
-
 import pytest
 from tests.tables import each
 

@@ -1,7 +1,5 @@
 """Corrections of biases: the formula, where they stand in a chain, and models in memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What every method promises, for every kind of scheme."""
 
-from __future__ import annotations
-
 import ast
 import pkgutil
 import random

@@ -1,7 +1,5 @@
 """Blocks of the method ``ggml`` against hashes of what llama.cpp writes, and against gguf-py and libgguf."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rotated weights: codes of other methods, layers that rotate their inputs, and weights rotated back."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """HQQ: the published iteration block by block, the best zero point that it meets, and where it is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

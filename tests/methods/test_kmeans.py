@@ -1,7 +1,5 @@
 """Tables of least error: all partitions, scikit-learn's k-means, and the normal distribution as oracles."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, pairwise
 from pathlib import Path

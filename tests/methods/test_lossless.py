@@ -1,7 +1,5 @@
 """Codes that become other codes: their values stay what they were, or the conversion is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Two narrow matrices next to codes: what they keep, states, what has no place for them."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

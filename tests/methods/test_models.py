@@ -1,7 +1,5 @@
 """Methods in models: named by recipes and calls, given statistics by calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Least squared error weighted by the mean square of inputs: what is minimized, and where it is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Methods on single tensors: the codes that a model's layer of this weight gets, from the same data."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

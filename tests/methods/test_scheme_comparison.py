@@ -1,7 +1,5 @@
 """Schemes on one tensor: the table has what each tensor says of itself."""
 
-from __future__ import annotations
-
 import json
 import math
 

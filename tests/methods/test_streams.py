@@ -1,7 +1,5 @@
 """Methods in the stream: identical bytes however a weight is cut, named by plan, report and manifest."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.interrupted import stop_after
-from tests.checkpoint.written import digests
+from tests.checkpoint.written import digests, quantize
 from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
@@ -63,7 +61,7 @@ def test_a_written_weight_is_what_the_method_makes_of_the_whole(source: Path, tm
     for suffix, tensor in weight.layer.codec.encode(weight.layer, q).items():
         name = f"{weight.module}.{suffix}"
         assert torch.equal(next(tensors[name] for tensors in written if name in tensors), tensor)
-    plain = run(make_plan(open_source(source), "w4a16"), tmp_path / "plain")
+    plain = quantize(source, tmp_path / "plain", "w4a16")
     assert result.error.relative < plain.error.relative
 
 
@@ -84,7 +82,7 @@ def test_plan_report_and_manifest_name_the_method(source: Path, tmp_path: Path) 
 def test_a_run_is_not_resumed_by_another_method(source: Path, tmp_path: Path) -> None:
     stop_after(plan_of(source, "w4a16"), tmp_path / "out", 2)
     with pytest.raises(CheckpointError, match="recipe"):
-        run(make_plan(open_source(source), "w4a16"), tmp_path / "out")
+        quantize(source, tmp_path / "out", "w4a16")
     ours, plain = identity(plan_of(source, "w4a16")), identity(make_plan(open_source(source), "w4a16"))
     assert ours["output"] != plain["output"]
 
@@ -177,6 +175,6 @@ def test_a_layout_that_is_cut_along_inputs_takes_methods_too(
             open_source(source), RecipeText.of("int4:g128").by("mse"), codec=get_codec("gptq"), limits=limits
         )
         found.append(run(plan, tmp_path / name).error.relative)
-    plain = run(make_plan(open_source(source), "int4:g128", codec=get_codec("gptq")), tmp_path / "plain")
+    plain = quantize(source, tmp_path / "plain", "int4:g128", codec=get_codec("gptq"))
     assert digests(tmp_path / "small") == digests(tmp_path / "large")
     assert found[0] == found[1] < plain.error.relative

@@ -1,7 +1,5 @@
 """What each of two processes runs in test_calibrate_processes.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

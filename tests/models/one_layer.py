@@ -1,7 +1,5 @@
 """Recipes for one kind of layers, and arguments with which converted layers multiply floats."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Scales that are trained while codes stay."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.methods.test_gptq import weights

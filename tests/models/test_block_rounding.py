@@ -1,7 +1,5 @@
 """Weights of a block that are rounded together: their two values, the steps, and what is kept of them."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from pathlib import Path

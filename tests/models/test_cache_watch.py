@@ -1,7 +1,5 @@
 """The largest keys and values are those that the caches of transformers hold, in several families."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Two processes that share each batch learn the parameters of one, exactly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

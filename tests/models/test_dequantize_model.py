@@ -1,7 +1,5 @@
 """Prepared models are still the models they were, and converted ones can become them again."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """The quantized cache against attention that keeps no cache, transformers' own cache, and plain torch."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

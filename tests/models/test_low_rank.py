@@ -1,7 +1,5 @@
 """Low-rank weights that train around a quantized layer, as peft wraps one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Channels that are rescaled: what absorbs them, and that models stay what they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Block by block, a model is calibrated as it is as a whole, in memory that neither depth nor data fill."""
 
-from __future__ import annotations
-
 import copy
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Sites, and weights that are solved in the order in which they run."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Modules of transformers that multiply with their weights themselves: GPT-2's Conv1D and fused experts."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A prepared model trained in one process, or in each of several."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

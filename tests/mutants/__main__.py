@@ -3,8 +3,6 @@
 ``python -m tests.mutants`` runs all; it ends with an error where a test sees a bug not, or fails without it.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import contextlib

@@ -7,8 +7,6 @@ new    the text in its place
 tests  folders, files or tests of the quick suite that see it, the nearest first
 """
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from dataclasses import dataclass

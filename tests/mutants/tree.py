@@ -1,7 +1,5 @@
 """A temporary copy of the tree, in which one bug at a time is planted and tested."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

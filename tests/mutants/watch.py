@@ -4,8 +4,6 @@ The runner says in ``MUTANTS_REPORT`` where to write. Where ``MUTANTS_ONLY`` nam
 JSON, no others run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

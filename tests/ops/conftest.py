@@ -1,7 +1,5 @@
 """Tests of this folder judge the reference, but for those that compare other backends with it."""
 
-from __future__ import annotations
-
 import pytest
 from tests.reference_backend import reference_only
 

@@ -1,7 +1,5 @@
 """Fits of scales and zero points: all codes of small blocks, dense sweeps and other orders as oracles."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Elements whose scale is a table of their block, against loops over blocks and all partitions of numbers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Codes of the reference against the exact scalar specification, input by input."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """What operators promise: any shape and stride, nothing modified, torch's operator checks, clear errors."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """Names of devices, and the settings under which a GPU computes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Dense products of error feedback: kernels equal the reference, which equals NumPy within its rounding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

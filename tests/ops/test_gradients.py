@@ -1,7 +1,5 @@
 """The gradient mask of fake_quantize against the definition: 1 where the rounded value needs no clipping."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Scales that fit integer codes: against the best real scale, exact arithmetic, and kernels."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Constants that kernels of every backend compute with, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import torch
 
 from zeropoint.ops.lowering import (

@@ -1,7 +1,5 @@
 """Dialect onnx-reference against the node tests of ONNX and its evaluator, operator set by operator set."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import warnings

@@ -4,8 +4,6 @@ Saturation is stated: our codes saturate, also at Inf; ml_dtypes and torch overf
 formats, so their input is clamped to the largest finite value first, which no rounding can pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import ml_dtypes

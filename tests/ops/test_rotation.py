@@ -1,7 +1,5 @@
 """Block Hadamard rotations: scipy's matrix, compressed-tensors' transforms and plain loops as oracles."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

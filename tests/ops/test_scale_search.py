@@ -1,7 +1,5 @@
 """Scales of least error: against all scales that there are, tried one by one in NumPy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction

@@ -6,8 +6,6 @@ the mask, so that a masked negative gradient is -0.0 there and 0.0 here. For flo
 float32 scale and rounds each value to float32; zeropoint computes in float64, so only the codes agree.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Dialects compared with the programs whose bytes they promise, on random and adversarial tensors."""
 
-from __future__ import annotations
-
 import functools
 import random
 from typing import Any

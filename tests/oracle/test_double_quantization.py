@@ -5,8 +5,6 @@ Codes come from absmax itself; absmax less its mean is then stored through the 8
 is all but 2 of 700 stored absmax, because the mean is exact here and summed in float32 there.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -15,8 +15,6 @@ What each oracle can say, and where it is known to deviate:
 - onnx 1.22 takes its element types from ml_dtypes, so that only its unpacking and its saturation are its own.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

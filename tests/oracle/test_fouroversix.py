@@ -8,8 +8,6 @@ Every byte is the same but where a reason is named here:
 - two candidates of nearly equal error, which it sums in float32.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ gguf computes in float32 as we do: ``d * q``, ``d * q + m`` and ``(d * sc) * q -
 operation in that order. Its K-quants are decoded only; ours are rounded to nearest, without a search.
 """
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import numpy.typing as npt

@@ -3,8 +3,6 @@
 GPTQModel 7.7 is in an environment of its own (tests/oracles/more_peers.sh); without it, these tests skip.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The oracle of methods that feed errors back, against the textbook and against brute force."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

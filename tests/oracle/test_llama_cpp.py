@@ -5,14 +5,13 @@ be equal within rounding: with weights in fewer bits, llama.cpp also rounds inpu
 makes the environment.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.checkpoint.written import quantize
 from tests.oracles import tiny_models, tiny_tokenizers
 from tests.oracles.real_gguf import real_file
 from tests.peers import transformers
@@ -50,7 +49,7 @@ NAMES = ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3", "bert", *WITH
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_and_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     tiny_models.write(tmp_path / "in", name, dtype=torch.float32)
-    run(make_plan(open_source(tmp_path / "in"), "q8_0", codec=GGUF), tmp_path / "out")
+    quantize(tmp_path / "in", tmp_path / "out", "q8_0", codec=GGUF)
     assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").problems == ()
     path = tmp_path / "out" / "model.gguf"
     floats = decoded(path, tmp_path / "floats", GGUF) / "model.gguf"

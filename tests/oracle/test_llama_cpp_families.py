@@ -1,7 +1,5 @@
 """Every family against llama.cpp: its converter's tensors, its logits, its quantizer's types, and back."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.checkpoint.written import quantize
 from tests.oracles import converted, tiny_families
 from tests.peers import transformers
 
@@ -94,7 +93,7 @@ def test_types_of_a_mixture_are_those_of_llama_cpp(model: tuple[str, Path], tmp_
         parameters.ftype, parameters.nthread = FILE_TYPES[mixture], 1
         made, source = str(tmp_path / "theirs.gguf").encode(), str(folder / "out" / "model.gguf").encode()
         assert llama_cpp.llama_model_quantize(source, made, ctypes.byref(parameters)) == 0
-        run(make_plan(open_source(folder / "in"), mixture, codec=GGUF), tmp_path / mixture)
+        quantize(folder / "in", tmp_path / mixture, mixture, codec=GGUF)
         assert zp.verify_checkpoint(tmp_path / mixture, folder / "in").problems == ()
         ours, theirs = tensors(tmp_path / mixture / "model.gguf"), tensors(tmp_path / "theirs.gguf")
         converted.logits_of(tmp_path / mixture / "model.gguf")  # it loads and runs

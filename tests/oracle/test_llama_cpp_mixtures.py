@@ -1,7 +1,5 @@
 """Mixtures against llama.cpp's own quantizer: the type of each tensor, and the bytes of all of them."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import struct
@@ -11,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.checkpoint.written import quantize
 from tests.oracles import tiny_models
 
 from zeropoint.checkpoint.model.importance import with_importance
@@ -48,7 +47,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     patch.setattr(tiny_models, "DECODER", {**tiny_models.DECODER, **sizes})
     tiny_models.write(folder / "first", request.param, dtype=torch.float32)
     patch.undo()
-    run(make_plan(open_source(folder / "first"), "q8_0", codec=GGUF), folder / "q8_0")
+    quantize(folder / "first", folder / "q8_0", "q8_0", codec=GGUF)
     path = folder / "q8_0" / "model.gguf"
     floats = decoded(path, folder / "floats", GGUF) / "model.gguf"
     return decoded(path, folder / "in", get_codec("compressed-tensors")), floats

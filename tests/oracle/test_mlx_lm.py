@@ -1,7 +1,5 @@
 """What mlx-lm itself makes of layouts that are not its own: which it runs, and which it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

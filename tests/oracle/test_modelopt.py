@@ -13,8 +13,6 @@ reason is named:
 Candidates are tried by a kernel for GPUs there; here its formula stands in, with its own scales and codes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from types import SimpleNamespace
 from typing import Any

@@ -3,8 +3,6 @@
 Their weights are those of the standard where scales come from extremes alone; MatMulNBits is in tests/codecs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from tests.checkpoint.written import quantize
 from tests.peers import Peer
 
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.registry import get_codec
 
 from ..codecs.onnx_models import save, values
@@ -65,7 +61,7 @@ def held(proto: Any) -> dict[str, Any]:
 
 def ours(source: Path, out: Path, to: str) -> tuple[Any, Any, Any]:
     """Return codes, scales and zero points of the weight."""
-    run(make_plan(open_source(source), to, codec=get_codec("onnx")), out)
+    quantize(source, out, to, codec=get_codec("onnx"))
     proto = onnx.load(out / "model.onnx")
     (node,) = (node for node in proto.graph.node if node.op_type == "DequantizeLinear")
     found = held(proto)

@@ -1,7 +1,5 @@
 """OpenVINO runs quantized ONNX models: what it computes is what the decoded weights give in floats."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

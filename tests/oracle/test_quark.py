@@ -1,18 +1,16 @@
 """Files of AMD Quark, made by amd-quark itself: its bytes, its values, and a model that loads ours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.checkpoint.written import dequantized
+from tests.checkpoint.written import dequantized, quantize
 from tests.oracles.quark_models import CASES, dtype_of, export, model, section
 from tests.peers import transformers
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.amd_quark import CODEC
@@ -37,7 +35,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     export(found, tmp_path / "theirs")
     model(dtype_of(found)).save_pretrained(tmp_path / "in")
     text = SCHEMES[found].replace("fp8_weights", FP8.format(found.rpartition("_")[2]))
-    run(make_plan(open_source(tmp_path / "in"), text, codec=CODEC), tmp_path / "ours")
+    quantize(tmp_path / "in", tmp_path / "ours", text, codec=CODEC)
     return found
 
 
@@ -82,10 +80,10 @@ def test_bytes_values_and_logits_are_those_of_quark(case: str, tmp_path: Path) -
 def test_negative_scales_are_decoded_by_quark(text: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model(dtype).save_pretrained(tmp_path / "in")
     if text == "q4_0":
-        run(make_plan(open_source(tmp_path / "in"), text, codec=get_codec("gguf")), tmp_path / "gguf")
+        quantize(tmp_path / "in", tmp_path / "gguf", text, codec=get_codec("gguf"))
         run(conversion_plan(open_source(tmp_path / "gguf"), None, CODEC), tmp_path / "ours")
     else:
-        run(make_plan(open_source(tmp_path / "in"), f"{text}:scale=signed", codec=CODEC), tmp_path / "ours")
+        quantize(tmp_path / "in", tmp_path / "ours", f"{text}:scale=signed", codec=CODEC)
     stored = load_file(tmp_path / "ours" / "model.safetensors")
     scales = [tensor for name, tensor in stored.items() if name.endswith("weight_scale")]
     assert len(scales) == 7

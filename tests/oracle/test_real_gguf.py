@@ -3,8 +3,6 @@
 What llama.cpp computes with them, test_llama_cpp.py compares.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 from collections import Counter

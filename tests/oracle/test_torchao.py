@@ -1,7 +1,5 @@
 """Files of torchao, made by transformers with torchao: its bytes, its values, and models that load ours."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,12 +8,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tests.checkpoint.written import dequantized
+from tests.checkpoint.written import dequantized, quantize
 from tests.oracles import tiny_models
 from tests.peers import transformers
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.registry import get_codec
@@ -69,7 +67,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     load(tmp_path / "in", quantization_config=given, dtype=torch.bfloat16).save_pretrained(
         tmp_path / "theirs"
     )
-    run(make_plan(open_source(tmp_path / "in"), SCHEMES[found], codec=CODEC), tmp_path / "ours")
+    quantize(tmp_path / "in", tmp_path / "ours", SCHEMES[found], codec=CODEC)
     return found
 
 
@@ -119,10 +117,10 @@ def test_both_are_read_with_the_values_of_torchao_and_ours_is_loaded(case: str, 
 def test_negative_scales_are_decoded_by_torchao(text: str, tmp_path: Path) -> None:
     plain(tmp_path / "in")
     if text == "q4_0":
-        run(make_plan(open_source(tmp_path / "in"), text, codec=get_codec("gguf")), tmp_path / "gguf")
+        quantize(tmp_path / "in", tmp_path / "gguf", text, codec=get_codec("gguf"))
         run(conversion_plan(open_source(tmp_path / "gguf"), None, CODEC), tmp_path / "ours")
     else:
-        run(make_plan(open_source(tmp_path / "in"), f"{text}:scale=signed", codec=CODEC), tmp_path / "ours")
+        quantize(tmp_path / "in", tmp_path / "ours", f"{text}:scale=signed", codec=CODEC)
     assert not zp.verify_checkpoint(tmp_path / "ours").problems
     values = dequantized(tmp_path / "ours", tmp_path / "decoded")
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.bfloat16)

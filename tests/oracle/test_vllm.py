@@ -4,8 +4,6 @@ Rows of benchmarks/vllm_runs.py, which runs vLLM in processes of their own. benc
 environment.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

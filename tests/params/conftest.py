@@ -1,7 +1,5 @@
 """Every test of this folder judges the reference; other backends are compared with it elsewhere."""
 
-from __future__ import annotations
-
 from tests.reference_backend import reference_only
 
 __all__ = ["reference_only"]

@@ -1,7 +1,5 @@
 """MX9, MX6, MX4, BFP16 and NVFP4 against plain NumPy programs of their definitions."""
 
-from __future__ import annotations
-
 import math
 
 import ml_dtypes

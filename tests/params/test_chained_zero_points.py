@@ -1,7 +1,5 @@
 """Zero points under several levels, and powers of two within chains, against scalars of NumPy float32."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

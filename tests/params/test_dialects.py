@@ -1,7 +1,5 @@
 """Parameters of the dialects against their own formulas and observers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Parameters from given numbers and vectors, and those that serve tensors of any shape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

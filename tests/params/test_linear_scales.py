@@ -1,7 +1,5 @@
 """Linear scales: narrow storage, overflow and underflow, degenerate ranges, zero points at the ends."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from fractions import Fraction
 

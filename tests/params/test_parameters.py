@@ -1,7 +1,5 @@
 """The contract of QuantizationParams: constructors, validation with its messages, what it counts."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

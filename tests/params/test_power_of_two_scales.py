@@ -1,7 +1,5 @@
 """Power-of-two scales over every exponent of float32, against fractions and against published vectors."""
 
-from __future__ import annotations
-
 import functools
 import struct
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Data on which scales once clipped, vanished or had a bound that was too small, one test each."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

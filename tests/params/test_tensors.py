@@ -1,7 +1,5 @@
 """The one list of tensors in which operators take parameters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

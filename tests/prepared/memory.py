@@ -1,7 +1,5 @@
 """How much memory a call takes, as torch's allocator and Python's see it."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable

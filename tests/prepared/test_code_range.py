@@ -1,7 +1,5 @@
 """Codes stay in the range that the caller chose, forward and backward, at every width, on every backend."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

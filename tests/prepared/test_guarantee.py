@@ -1,7 +1,5 @@
 """What a plan guarantees is true: bytes, whatever the threads and the backend, and the arithmetic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

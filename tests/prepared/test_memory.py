@@ -4,8 +4,6 @@ What is counted: every request to torch's allocator, by the profiler, and the ri
 memory, by tracemalloc, in all threads. Neither sees the stacks of threads, where kernels keep their tiles.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ the grammar. ``any_scheme(rng)`` draws every word of the grammar, as ``words_of`
 elements moved onto midpoints between codes, ends of ranges and their neighbors.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ tensor, the same parameters given for other numbers, and those with the numbers 
 refuses must be one of its own errors.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Properties that hold for any scheme and data, both drawn by hypothesis."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

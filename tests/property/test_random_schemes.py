@@ -1,7 +1,5 @@
 """The generator itself: it is repeatable, and most of what it draws is a scheme that quantizes something."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """As much of JSON Schema (draft 2020-12) as our schemas use; a keyword that is not known is an error."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

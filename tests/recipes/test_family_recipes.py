@@ -1,7 +1,5 @@
 """Recipes of families: models of each, quantized, loaded by transformers and compared with their floats."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A quality picks a method for each scheme, from one table."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The published schema takes what the parser takes and refuses what it refuses, as far as it can tell."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from typing import Any

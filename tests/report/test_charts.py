@@ -1,7 +1,5 @@
 """Charts show sizes as areas, and values where they belong."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What a notebook shows says what the text says, whatever is shown; and pictures are files."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The page about checkpoints: what it says is what its JSON says, whatever tensors are called."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The page in headless Chromium: fast, silent, sortable, at 200 %, printed, and without scripts."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Each run leaves a page next to its manifest, which no other command takes for a part of the checkpoint."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

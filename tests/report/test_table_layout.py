@@ -1,7 +1,5 @@
 """A table looks as rich's own does, at every width, and costs no more than its letters."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables of many tensors stay short."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import string

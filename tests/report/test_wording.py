@@ -1,7 +1,5 @@
 """Numbers and names are written so that a reader gets back what was meant."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

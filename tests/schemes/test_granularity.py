@@ -1,7 +1,5 @@
 """Blocks: their shape and number for every kind of tensor, and the text form of granularities."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

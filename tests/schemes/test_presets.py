@@ -1,7 +1,5 @@
 """Presets: every line parses, means what its source says, and leaves no surprise at run time."""
 
-from __future__ import annotations
-
 import pytest
 from tests.tables import each
 

@@ -1,7 +1,5 @@
 """Rules by name: which names there are, what they mean, and where they have no meaning."""
 
-from __future__ import annotations
-
 import pytest
 
 from zeropoint.codecs.layer_schemes import layer_scheme

@@ -1,7 +1,5 @@
 """Schemes as values: divisors, code ranges, bits, dialects, and the combinations that have no meaning."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

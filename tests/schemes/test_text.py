@@ -1,7 +1,5 @@
 """The text form: every scheme is spelled and read back; what errors say of a wrong text."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from dataclasses import replace

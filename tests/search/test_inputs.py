@@ -1,7 +1,5 @@
 """Mean squares of inputs in a search: of a file, or of the model on data; errors, bytes and mistakes."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from dataclasses import replace

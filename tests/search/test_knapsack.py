@@ -1,7 +1,5 @@
 """The solver against all choices there are, and what it says of its own answers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """States of searches: what is taken for one, and what of it is believed."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

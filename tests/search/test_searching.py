@@ -1,7 +1,5 @@
 """Searches over checkpoints: errors of the pass, layers decided together, budgets, and resumed searches."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

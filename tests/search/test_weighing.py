@@ -1,7 +1,5 @@
 """How much layers matter: noise in the model, importance of inputs, and the evolution of a choice."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 The formula is ``clamp(round(x / scale[c]) + zero_point[c], q_min, q_max)``, ties to even, anew in numpy.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Numbers are compared bit for bit, in the dialect ``burn`` and in ``zeropoint.par
 names. Where burn's scale is 0 or Inf, no tensor can be quantized with it, and only the view has it.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """FakeQuantize of oxicuda-quant: a test for each thing that it names, formulas anew in numpy."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -4,8 +4,6 @@ Where the documentation says no rule, the rule is the one that it cites: OCP MX 
 and mx9, arXiv:1903.08066 and arXiv:1805.07941 for thresholds.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Sequence

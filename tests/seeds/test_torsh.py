@@ -4,8 +4,6 @@ The seven examples of its documentation hold word for word in ``zeropoint.params
 anew in numpy.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """One statistic of each kind, for tests that hold for all of them."""
 
-from __future__ import annotations
-
 from zeropoint import Granularity, Scheme
 from zeropoint.stats import (
     AbsoluteMean,

@@ -1,7 +1,5 @@
 """States of statistics, compared."""
 
-from __future__ import annotations
-
 from tests.tensors import same_bytes
 
 from zeropoint.stats import State

@@ -1,7 +1,5 @@
 """The kernels learn what plain torch learns, bit for bit: any dtype, blocks, length, threads and poison."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Second moments: exact against float64, mergeable, and without what is not finite."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What each of two processes does in the tests of distributed calibration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

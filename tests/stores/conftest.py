@@ -1,7 +1,5 @@
 """One S3 server for the whole session, a bucket for each test, and the environment that leads to them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

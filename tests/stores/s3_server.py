@@ -1,7 +1,5 @@
 """A real S3 server on localhost: moto's, over HTTP, with failures that a test may order."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

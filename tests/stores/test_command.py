@@ -1,7 +1,5 @@
 """The command reads and writes URLs, and a killed command resumes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Checkpoints are read from and written to Google Cloud Storage, over HTTP to an emulator of it."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 import subprocess
@@ -13,7 +11,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from tests.checkpoint.written import digests
+from tests.checkpoint.written import digests, quantize
 from tests.faults.tiny import SCHEME, write_tiny
 
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -105,7 +103,7 @@ def test_a_bucket_gets_the_bytes_of_a_directory_and_nothing_else(
     source = put(store, tiny, folder / "in")
     plan = make_plan(open_source(source), SCHEME, limits=Limits(workers=2))
     run(plan, folder / "out", spool=tmp_path / "spool")
-    golden = run(make_plan(open_source(tiny), SCHEME, limits=Limits(workers=2)), tmp_path / "local")
+    golden = quantize(tiny, tmp_path / "local", SCHEME, limits=Limits(workers=2))
     assert content(store, folder / "out") == local_content(Path(str(golden.path)))
     assert len(golden.outcomes) == len(plan.weights) > 0
 

@@ -1,7 +1,5 @@
 """Keys of a store are whatever somebody put there: none of them leads out of the output."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that run a model take URLs, too, and give what they give for a directory."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

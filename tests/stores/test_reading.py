@@ -1,7 +1,5 @@
 """Checkpoints are read from S3 as from a disk, over real HTTP, and whatever fails there is an error here."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints are written to S3 over real HTTP: whole objects alone are seen, any failure can be resumed."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """QuantizedTensor: what it counts, how it is saved, moved, copied and walked."""
 
-from __future__ import annotations
-
 import copy
 import json
 import zipfile

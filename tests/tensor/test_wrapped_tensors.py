@@ -1,7 +1,5 @@
 """Tensors that are more than memory: those of torch.func, fake ones, with a lazy sign, and trees of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A small training run with quantizers in it, alone or as one of several processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

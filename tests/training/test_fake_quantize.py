@@ -1,7 +1,5 @@
 """FakeQuantize: its parts, its forward, which is what is deployed, and its gradient, which is torch's."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The page on quantizers names all of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from zeropoint import training

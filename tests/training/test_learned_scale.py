@@ -2,8 +2,6 @@
 and against finite differences of a smooth stand-in.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """LearnedThreshold against the equations of TQT in float64, and its starts against numpy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

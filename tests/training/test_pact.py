@@ -1,7 +1,5 @@
 """Pact against the equations of its paper, and as it is deployed."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

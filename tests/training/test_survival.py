@@ -1,7 +1,5 @@
 """Quantizers survive what is done to modules: states, copies, pickling, dtypes, processes, compilers."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The conformance vectors as they are checked in, read with json and safetensors alone."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The conformance vectors: ours to the byte, complete, and consistent by equations that read them alone."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from typing import Any

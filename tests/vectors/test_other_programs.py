@@ -1,7 +1,5 @@
 """The expectations of the conformance vectors, compared with programs that are not ours."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

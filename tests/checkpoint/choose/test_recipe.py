@@ -1,14 +1,12 @@
 """Recipes decide about the tensors of a checkpoint: after the user's patterns, before the default rules."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoint.written import CONFIG, LINEAR, ONE, save, tensors_of, weight
+from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, save, tensors_of, weight
 from tests.oracles import synthetic_llama
 from tests.tables import each
 
@@ -71,7 +69,7 @@ def test_each_weight_has_the_bytes_that_its_scheme_alone_would_give(tmp_path: Pa
     assert len(mixed) == 3
     found, expected = tensors_of(tmp_path / "mixed"), {}
     for scheme, part in (("w8a8", ".self_attn."), ("mxfp4", ".mlp.")):
-        run(make_plan(open_source(source), scheme, limits=ONE), tmp_path / scheme)
+        quantize(source, tmp_path / scheme, scheme, limits=ONE)
         alone = tensors_of(tmp_path / scheme)
         expected |= {name: t for name, t in alone.items() if part in name and "0.mlp.down" not in name}
     assert expected.keys() <= found.keys()
@@ -85,7 +83,7 @@ def test_each_weight_has_the_bytes_that_its_scheme_alone_would_give(tmp_path: Pa
 
 def test_one_scheme_by_recipe_is_the_same_as_by_name(tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
-    run(make_plan(open_source(source), "nvfp4a16", limits=ONE), tmp_path / "a")
+    quantize(source, tmp_path / "a", "nvfp4a16", limits=ONE)
     run(planned(source, "default: nvfp4a16"), tmp_path / "b")
     sums = [
         {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / out).glob("model*")}

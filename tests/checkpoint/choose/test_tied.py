@@ -1,7 +1,5 @@
 """A head that a checkpoint holds next to the embedding that it is tied to."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One Ray cluster for the whole session: a head without CPUs and nodes of one CPU, all on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import warnings

@@ -3,8 +3,6 @@
 A marker is a file that the first to come creates; who finds it there continues as if nothing had happened.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The executor finds its cluster by an address, or says in a sentence why it does not."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """A driver that is killed leaves what any executor continues with, also where nodes go meanwhile."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Units on a Ray cluster give the bytes of one machine, whatever happens to its nodes or to the driver."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

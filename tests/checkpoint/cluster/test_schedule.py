@@ -1,7 +1,5 @@
 """The order in which a cluster is handed its work: everything once, nothing before what it needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a worker gives back of a batch; no cluster is needed to see it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

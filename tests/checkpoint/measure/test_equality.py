@@ -1,7 +1,5 @@
 """Equality and distance of values, against numpy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

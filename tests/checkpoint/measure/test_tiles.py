@@ -1,7 +1,5 @@
 """What is found out about tiles before they are quantized."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

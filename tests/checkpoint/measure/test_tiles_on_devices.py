@@ -1,7 +1,5 @@
 """Tiles that are quantized on a GPU, or on a device that stands in for one, have the bytes of the host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scales of a cache: those of transformers' own caches, in the places of each layout, or none at all."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

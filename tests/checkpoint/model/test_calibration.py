@@ -1,7 +1,5 @@
 """Checkpoints whose methods need data: the bytes of the model in memory, resumed runs, and bad data."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of data that models run on: what is read of them, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that transformers builds from a stranger's config.json: what it is given, and what bounds it."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """A checkpoint that is quantized as ONNX: exported under its own names, and run by onnxruntime."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

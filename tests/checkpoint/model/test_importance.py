@@ -1,7 +1,5 @@
 """Importance matrices of llama.cpp: both layouts, names, and files that are none."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

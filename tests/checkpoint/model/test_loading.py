@@ -1,7 +1,5 @@
 """What was written is loaded by transformers and computes nearly what the original computes."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Several schemes in one checkpoint: transformers finds that of each layer, and decodes what we decode."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping
@@ -9,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoint.written import ONE, tensors_of
+from tests.checkpoint.written import ONE, quantize, tensors_of
 from tests.oracles import synthetic_llama
 from tests.peers import transformers
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
@@ -41,7 +37,7 @@ rules:
 
 def written(recipe: str, folder: Path, *, moe: bool = False) -> Path:
     source = synthetic_llama.write(folder / "in", moe=moe)
-    run(make_plan(open_source(source), RecipeText(text=recipe), limits=ONE), folder / "out")
+    quantize(source, folder / "out", RecipeText(text=recipe), limits=ONE)
     return folder / "out"
 
 

@@ -1,7 +1,5 @@
 """A quality of a checkpoint: its bytes are those of the method, and the report says what it fell back on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

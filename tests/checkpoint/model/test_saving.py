@@ -1,7 +1,5 @@
 """Converted models are written so that transformers loads them, and computes what they computed."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

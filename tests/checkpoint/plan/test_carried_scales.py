@@ -1,7 +1,5 @@
 """Scales of static inputs and of a cache in another layout: the same numbers, under its names and shapes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.written import CONFIG, ONE, save, tensors_of, weight
+from tests.checkpoint.written import CONFIG, ONE, quantize, save, tensors_of, weight
 from tests.peers import Peer, transformers
 from tests.tensors import same_bytes
 
@@ -136,7 +134,7 @@ def test_both_names_of_static_scales_in_fp8_files_are_read(name: str, floats: Pa
 
 def fp8(floats: Path, out: Path, more: Mapping[str, torch.Tensor], to: str = "float8_e4m3fn:tensor") -> Path:
     """Write a checkpoint in the fp8 layout, with more tensors."""
-    run(make_plan(open_source(floats), to, codec=get_codec("fp8-block"), limits=ONE), out)
+    quantize(floats, out, to, codec=get_codec("fp8-block"), limits=ONE)
     save_file({**tensors_of(out), **more}, out / "model.safetensors", metadata={"format": "pt"})
     return out
 
@@ -341,7 +339,7 @@ def test_scales_of_a_cache_take_the_names_and_shapes_of_each_layout(floats: Path
 
 
 def test_scales_of_a_cache_go_to_modelopt_and_back(floats: Path, tmp_path: Path) -> None:
-    run(make_plan(open_source(floats), "fp8_dynamic", limits=ONE), tmp_path / "source")
+    quantize(floats, tmp_path / "source", "fp8_dynamic", limits=ONE)
     said = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
     lists = {name: value[None].bfloat16() for name, value in CACHE.items()}
     source = with_cache(tmp_path / "source", lists, said)

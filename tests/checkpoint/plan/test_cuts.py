@@ -1,7 +1,5 @@
 """How weights are cut into units and tiles: whole blocks and words, and memory, along either axis."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A plan file makes the same plan again, or says what became different."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

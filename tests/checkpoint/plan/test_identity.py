@@ -1,7 +1,5 @@
 """A run that was ended continues only with what it was about, down to the numbers in the source."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

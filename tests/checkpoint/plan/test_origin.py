@@ -4,8 +4,6 @@ The tools that are asked are those that convert whole checkpoints: they find lay
 themselves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Plans of huge checkpoints take time in proportion to their tensors, counted in calls, not in seconds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

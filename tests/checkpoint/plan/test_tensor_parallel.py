@@ -1,7 +1,5 @@
 """Weights can be divided among devices where parts of their tensors are decoded to parts of the weight."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A text that is kept packed comes back to the byte, with its size and digest."""
 
-from __future__ import annotations
-
 import hashlib
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What the table of engines says of transformers is what transformers does; of the others, what was read."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from pathlib import Path

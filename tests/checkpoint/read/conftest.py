@@ -1,7 +1,5 @@
 """What tests of safetensors headers share: writing bytes, and the message with which a file is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

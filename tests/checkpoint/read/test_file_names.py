@@ -1,7 +1,5 @@
 """Names that come from others: refused where they enter, and again where files are made."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

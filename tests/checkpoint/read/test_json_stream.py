@@ -1,7 +1,5 @@
 """The stream reads what json reads, wherever the pieces are cut, and refuses what json refuses."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

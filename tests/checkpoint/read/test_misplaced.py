@@ -1,7 +1,5 @@
 """A path that is no checkpoint is refused with what it most likely is, and what to pass instead."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pieces of a file at equal distances, read in few calls: bytes of each, wherever it lies."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

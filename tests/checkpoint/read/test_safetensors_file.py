@@ -1,7 +1,5 @@
 """Headers of safetensors files, but for refused ones, which tests/hostile has."""
 
-from __future__ import annotations
-
 import os
 import re
 import tracemalloc

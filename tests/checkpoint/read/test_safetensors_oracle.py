@@ -1,7 +1,5 @@
 """The safetensors library as the oracle: it loads what we write, and we accept what it accepts."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

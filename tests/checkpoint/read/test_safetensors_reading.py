@@ -1,7 +1,5 @@
 """How safetensors files are opened and read, and what is none."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import tracemalloc

@@ -1,7 +1,5 @@
 """Results print what they are about, in a few lines, not their fields."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.checkpoint.written import LINEAR, save, weight

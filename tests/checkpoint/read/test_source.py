@@ -1,7 +1,5 @@
 """Checkpoint directories, well formed, incomplete or hostile."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,13 +1,11 @@
 """A scheme that fits a part of a model, or keeps little of it, is no silent success."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.checkpoint.written import save
+from tests.checkpoint.written import quantize, save
 from tests.cli.checkpoints import write_llama
 
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -31,7 +29,7 @@ def with_outliers(folder: Path) -> Path:
 def test_an_output_that_keeps_little_of_the_weights_names_a_scheme_that_keeps_more(
     tmp_path: Path, to: str, finer: str
 ) -> None:
-    result = run(make_plan(open_source(with_outliers(tmp_path / "model")), to), tmp_path / "out")
+    result = quantize(with_outliers(tmp_path / "model"), tmp_path / "out", to)
     (said,) = error_warnings(result)
     assert said.startswith("the relative error of all weights is above 0.5, that of 'model.layers.")
     assert said.endswith(f"to='{finer}' has less error")

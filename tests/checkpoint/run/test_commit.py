@@ -1,7 +1,5 @@
 """Results get into the journal after their bytes are on disk, and never when these may not be."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

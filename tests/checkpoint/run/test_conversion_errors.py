@@ -1,7 +1,5 @@
 """Conversions of files with wrong scales, and to places where no result can be: one sentence each."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

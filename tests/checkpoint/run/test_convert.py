@@ -1,19 +1,17 @@
 """Quantized checkpoints in another file layout: every value stays what it was, or the layer is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf
 import pytest
 import torch
 from tests.checkpoint.interrupted import stop_after
-from tests.checkpoint.written import CONFIG, ONE, digests, save, tensors_of, weight
+from tests.checkpoint.written import CONFIG, ONE, digests, quantize, save, tensors_of, weight
 from tests.oracles import tiny_models
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan import cuts
-from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan
 from zeropoint.checkpoint.plan.cuts import tile_shape
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.limits import Limits
@@ -51,7 +49,7 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quantized(floats: Path, out: Path, to: str, layout: str) -> Path:
-    run(make_plan(open_source(floats), to, codec=get_codec(layout), limits=ONE), out)
+    quantize(floats, out, to, codec=get_codec(layout), limits=ONE)
     return out
 
 

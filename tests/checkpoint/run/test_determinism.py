@@ -1,7 +1,5 @@
 """Neither threads, tiles, memory, delays nor interruptions change a byte of any file."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The output directory: all or nothing, whatever fails, and nothing of others is touched."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -406,7 +404,7 @@ def test_no_path_is_not_the_current_directory(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(CheckpointError, match="the path is empty"):
-        run(make_plan(open_source(model), "w8a8", limits=ONE), "")
+        quantize(model, "", "w8a8", limits=ONE)
     assert main(["quantize", str(model), "", "--to", "w8a8"]) != 0
     assert list(Path().iterdir()) == []
 

@@ -1,7 +1,5 @@
 """The same command once more, on an output that is complete: nothing is written, and nothing is mistaken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Other file layouts in the stream: the same bytes however a run goes, by columns too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

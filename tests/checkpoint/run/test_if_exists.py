@@ -1,7 +1,5 @@
 """An output that a run of the same plan finished is left as it is, by its manifest; any other is not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of others in the output: never removed, never written into, whatever a journal says."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Lines of a journal that say another length than they have end what counts, and what follows is written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,21 +1,16 @@
 """The worst weights, and what keeping them costs: what the same run without them writes and reports."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoint.written import save
+from tests.checkpoint.written import quantize, save
 from tests.cli.checkpoints import write_hard_llama
 
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.measure.tensor_error import worst
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.keeping import keeping_cost
-from zeropoint.checkpoint.run.loop import RunResult, run
+from zeropoint.checkpoint.run.loop import RunResult
 
 ATTENTION = "model.layers.1.self_attn"
 
@@ -26,7 +21,7 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quantized(model: Path, out: Path, **selection: tuple[str, ...]) -> RunResult:
-    return run(make_plan(open_source(model), "w4a16", selection=Selection(**selection)), out)
+    return quantize(model, out, "w4a16", **selection)
 
 
 def test_the_worst_are_those_of_the_largest_relative_error(hard: Path, tmp_path: Path) -> None:
@@ -69,11 +64,11 @@ def test_experts_of_a_layer_are_named_by_one_pattern(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         tensor[:, ::16] *= 8.0 if name.startswith("model.layers.0") else 1.0
     model = save(tmp_path / "model", tensors, {"architectures": ["X"]})
-    found = keeping_cost(run(make_plan(open_source(model), "int4:g64"), tmp_path / "out"))
+    found = keeping_cost(quantize(model, tmp_path / "out", "int4:g64"))
     assert found is not None
     assert (found.patterns, found.weights) == (("model.layers.0.mlp.experts.*",), 9)
 
 
 def test_nothing_is_said_where_no_other_weight_is_left(tmp_path: Path) -> None:
     model = save(tmp_path / "model", {"a.up.weight": torch.randn(64, 128)}, {"architectures": ["X"]})
-    assert keeping_cost(run(make_plan(open_source(model), "w4a16"), tmp_path / "out")) is None
+    assert keeping_cost(quantize(model, tmp_path / "out", "w4a16")) is None

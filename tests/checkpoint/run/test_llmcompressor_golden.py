@@ -1,16 +1,12 @@
 """The files are those of llm-compressor 0.14, tensor by tensor; the hashes were made by tests/oracles."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
+from tests.checkpoint.written import quantize
 from tests.oracles import llmcompressor_golden
 
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 
 pytestmark = pytest.mark.rotating
@@ -23,7 +19,7 @@ def test_every_tensor_is_that_of_llm_compressor(
     preset: str, dtype: str, moe: bool, sources: dict[tuple[str, bool], Path], tmp_path: Path
 ) -> None:
     source = sources[dtype, moe]
-    run(make_plan(open_source(source), preset.lower()), tmp_path / "out")
+    quantize(source, tmp_path / "out", preset.lower())
     golden = GOLDEN[llmcompressor_golden.case_name(preset, dtype, moe)]
     assert llmcompressor_golden.tensors_of(tmp_path / "out") == golden["tensors"]
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -38,7 +34,7 @@ def test_what_was_written_is_proven_against_the_source(
     preset: str, dtype: str, moe: bool, sources: dict[tuple[str, bool], Path], tmp_path: Path
 ) -> None:
     source = sources[dtype, moe]
-    result = run(make_plan(open_source(source), preset.lower()), tmp_path / "out")
+    result = quantize(source, tmp_path / "out", preset.lower())
     verification = verify(tmp_path / "out", source)
     assert verification.problems == ()
     assert verification.error == result.error

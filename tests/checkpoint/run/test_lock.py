@@ -1,7 +1,5 @@
 """One writer at a time, on file systems with locks and without."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

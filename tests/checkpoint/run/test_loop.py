@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import math
 import re
@@ -42,7 +40,7 @@ def test_a_weight_in_tiles_is_the_weight_quantized_whole(to: str, tmp_path: Path
     x = weight(300, 256, dtype=torch.bfloat16)
     folder = save(tmp_path / "in", {LINEAR: x})
     limits = Limits(workers=2, tile_values=128 * 256)
-    run(make_plan(open_source(folder), to, limits=limits), tmp_path / "out")
+    quantize(folder, tmp_path / "out", to, limits=limits)
     layer = layer_scheme(to)
     expected = encode(Layout(layer.layout), zp.quantize(x, layer.weight))
     written = load_file(tmp_path / "out" / "model.safetensors")

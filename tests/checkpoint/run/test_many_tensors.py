@@ -1,7 +1,5 @@
 """Checkpoints of very many tensors: what is kept of each is small, and work grows with their number alone."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import tracemalloc

@@ -1,7 +1,5 @@
 """``--max-memory`` is a bound that the operating system enforces here, whatever the shapes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

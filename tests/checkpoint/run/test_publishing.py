@@ -1,7 +1,5 @@
 """Giving files their names can be ended between any two of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

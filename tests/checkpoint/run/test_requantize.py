@@ -1,7 +1,5 @@
 """Quantizing what is quantized already: as if others had dequantized it first, byte for byte."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import warnings

@@ -1,7 +1,5 @@
 """A run that was ended anywhere continues: identical bytes, nothing believed that the files do not prove."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

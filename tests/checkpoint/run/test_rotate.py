@@ -1,7 +1,5 @@
 """A rotated checkpoint is the same model: by transformers, and by rotations written out as matrices."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

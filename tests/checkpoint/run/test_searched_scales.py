@@ -1,7 +1,5 @@
 """Checkpoints whose scales a rule searched: written, read back, and proven."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

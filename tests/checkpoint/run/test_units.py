@@ -1,7 +1,5 @@
 """Units cover every byte once, whatever the limits; their records are written without loss."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """``compare`` across layouts, against values that other code computes; nothing is skipped in silence."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -63,7 +61,7 @@ def test_each_layout_equals_its_own_floats_and_differs_from_its_source_by_the_me
     codec = CODECS[name]
     first = next(iter(preset_layers(codec)))
     source = save(tmp_path / "experts", gpt_oss(), GPT_OSS) if codec.fuses(first) else llama
-    result = run(make_plan(open_source(source), first.name, codec=codec), tmp_path / "q")
+    result = quantize(source, tmp_path / "q", first.name, codec=codec)
     floats = Selection(dequantize=DequantizePolicy.EVERY, floats="F32")
     run(make_plan(open_source(tmp_path / "q"), KEEP, selection=floats), tmp_path / "floats")
     found = compare(tmp_path / "q", tmp_path / "floats")
@@ -102,7 +100,7 @@ def test_the_error_is_that_of_the_decoded_values(tmp_path: Path) -> None:
 
 def test_neither_threads_nor_memory_nor_tiles_change_a_digit(llama: Path, tmp_path: Path) -> None:
     for codec, to in (("gptq", "w4a16_asym"), ("gguf", "q4_k")):
-        run(make_plan(open_source(llama), to, codec=CODECS[codec]), tmp_path / codec)
+        quantize(llama, tmp_path / codec, to, codec=CODECS[codec])
     found = [
         compare(tmp_path / "gptq", tmp_path / "gguf", limits=Limits(workers=workers, tile_values=values))
         for workers, values in ((1, 1 << 21), (2, 1), (3, 5000))

@@ -1,7 +1,5 @@
 """Outputs of llm-compressor: whole ones have no problem, and each planted damage gives its sentence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

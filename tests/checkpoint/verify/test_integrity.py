@@ -1,7 +1,5 @@
 """Hashes of a manifest: each byte that changed is found, and its tensor or file is named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Verification and comparison within --max-memory, measured by the system in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Block scales of NVFP4 say by which rule they were chosen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``verify`` compares with a source besides tensors, and whether it is the original at all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +9,9 @@ from tests.checkpoint.written import CONFIG, LINEAR, quantize, save, weight
 from tests.oracles import synthetic_llama
 
 from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.problems import Problem
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import Verification, verify
 from zeropoint.errors import CheckpointError
@@ -235,7 +230,7 @@ def test_inspect_names_the_method_that_chose_the_codes(tmp_path: Path) -> None:
     weights = {f"model.layers.0.mlp.{kind}_proj.weight": weight(128, 128) for kind in kinds}
     rules = "rules:\n  - {name: '*.down_proj', weight: int8:g128, method: nearest}\n"
     recipe = RecipeText(text=f"default: w8a16\nmethod: mse\n{rules}", name="recipe")
-    run(make_plan(open_source(save(tmp_path / "in", weights, CONFIG)), recipe), tmp_path / "out")
+    quantize(save(tmp_path / "in", weights, CONFIG), tmp_path / "out", recipe)
     found = inspect_checkpoint(tmp_path / "out")
     assert {(summary.method, summary.layers) for summary in found.schemes} == {("mse", 2), ("nearest", 1)}
     assert len({summary.scheme for summary in found.schemes}) == 1

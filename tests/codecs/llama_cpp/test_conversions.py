@@ -1,7 +1,5 @@
 """Names, shapes and types of the tensors of every family, as llama.cpp's converter gives them."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

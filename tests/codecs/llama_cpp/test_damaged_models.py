@@ -1,7 +1,5 @@
 """Tokenizers, configurations and GGUF files of strangers: a sentence for each, and bounded memory."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from typing import Any

@@ -1,7 +1,5 @@
 """Models with experts as GGUF files: what their tensors hold, and the same model back."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.checkpoint.written import save
+from tests.checkpoint.written import quantize, save
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
@@ -76,7 +74,7 @@ def converted(source: Path, out: Path, **wanted: object) -> Path:
 def test_experts_of_a_layer_are_one_tensor_and_come_back(tmp_path: Path) -> None:
     tensors = model()
     source = checkpoint(tmp_path / "in", tensors)
-    run(make_plan(open_source(source), "q8_0", codec=GGUF), tmp_path / "out")
+    quantize(source, tmp_path / "out", "q8_0", codec=GGUF)
     path = tmp_path / "out" / "model.gguf"
     assert zp.verify_checkpoint(tmp_path / "out", source).problems == ()
     reader = gguf.GGUFReader(path)
@@ -115,7 +113,7 @@ def test_experts_in_one_tensor_of_the_source_give_the_same_file(tmp_path: Path) 
     apart, together = checkpoint(tmp_path / "a", model()), checkpoint(tmp_path / "b", fused(model()))
     files = []
     for source in (apart, together):
-        run(make_plan(open_source(source), "q4_0", codec=GGUF), tmp_path / f"{source.name}-out")
+        quantize(source, tmp_path / f"{source.name}-out", "q4_0", codec=GGUF)
         reader = gguf.GGUFReader(tmp_path / f"{source.name}-out" / "model.gguf")
         files.append({each.name: np.asarray(each.data).tobytes() for each in reader.tensors})
     assert files[0] == files[1]
@@ -128,7 +126,7 @@ def test_experts_in_one_tensor_of_the_source_give_the_same_file(tmp_path: Path) 
 
 
 def test_a_file_with_experts_is_itself_again_and_other_layouts_take_them_apart(tmp_path: Path) -> None:
-    run(make_plan(open_source(checkpoint(tmp_path / "in", model())), "q8_0", codec=GGUF), tmp_path / "out")
+    quantize(checkpoint(tmp_path / "in", model()), tmp_path / "out", "q8_0", codec=GGUF)
     path = tmp_path / "out" / "model.gguf"
     for codec in (GGUF, DEFAULT):
         run(conversion_plan(open_source(path), None, codec), tmp_path / codec.name)

@@ -1,7 +1,5 @@
 """Names and forms of tensors: gguf-py's table of names, llama.cpp's permutation, and back to the model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

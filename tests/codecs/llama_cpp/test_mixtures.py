@@ -1,7 +1,5 @@
 """Mixtures: types by place, fallbacks, and the recipe of a checkpoint; bytes are compared in tests/oracle."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

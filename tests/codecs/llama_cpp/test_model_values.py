@@ -1,7 +1,5 @@
 """Values of a model: to the metadata of a GGUF file, and back to config.json."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokenizers: into the metadata of a GGUF file, and back to files that give the same numbers of tokens."""
 
-from __future__ import annotations
-
 import json
 import struct
 

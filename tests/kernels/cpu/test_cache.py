@@ -1,7 +1,5 @@
 """Kernels on disk: believed when whole and ours, compiled anew otherwise, and never a reason to fail."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

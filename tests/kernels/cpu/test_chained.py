@@ -1,7 +1,5 @@
 """Schemes whose levels follow from each other, rounded to nearest by kernels: the bytes of the reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

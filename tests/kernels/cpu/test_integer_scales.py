@@ -1,7 +1,5 @@
 """Scales that fit integers in short blocks: which are tried, and the bytes of the reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Steps of lanes that no search shows well: numbers that lie halfway between two of a narrower type."""
 
-from __future__ import annotations
-
 import numba
 import numpy as np
 import numpy.typing as npt

@@ -1,7 +1,5 @@
 """Numbers of blocks in two levels, multiplied by a kernel: what plain torch multiplies them to."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest

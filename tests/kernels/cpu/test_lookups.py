@@ -1,7 +1,5 @@
 """Elements that few formats have: kernels give what the reference gives, and run where they should."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.contract.test_random_schemes import by_default, same

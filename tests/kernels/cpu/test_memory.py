@@ -1,7 +1,5 @@
 """Memory of large results: used again once nothing refers to it, never before, and only so much is kept."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

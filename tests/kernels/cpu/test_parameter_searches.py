@@ -1,7 +1,5 @@
 """The compiled searches of parameters against the reference, byte for byte."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

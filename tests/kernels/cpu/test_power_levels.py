@@ -1,7 +1,5 @@
 """Two levels of scales in rows that a kernel takes a few at a time: bytes and errors of the reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Types of llama.cpp rounded by its kernels: the bytes of the reference, also of blocks near zero."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The compiled searches of llama.cpp against the reference, byte for byte, and with their threads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Triton's kernels compiled to machine code of a GPU, on any host, in a process without its interpreter."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The kernels run in Triton's interpreter where there is no GPU."""
 
-from __future__ import annotations
-
 import pytest
 from tests.kernels.triton.interpreter import DEVICE
 

@@ -4,8 +4,6 @@ Triton decides once, where a function is loaded, whether it is interpreted, and 
 The outermost conftest.py imports this first.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 

@@ -1,7 +1,5 @@
 """Triton's kernels where arithmetic goes wrong: ties, subnormals, lost scales, every bfloat16."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

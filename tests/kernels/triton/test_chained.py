@@ -1,7 +1,5 @@
 """Schemes whose levels follow from each other, such as those of llama.cpp, have the reference's bytes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.kernels.triton.interpreter import DEVICE

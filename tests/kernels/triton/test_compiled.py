@@ -1,7 +1,5 @@
 """The kernels compile to machine code of a GPU on any host: wide accesses, nothing flushed or spilled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

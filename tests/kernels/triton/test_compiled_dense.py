@@ -1,7 +1,5 @@
 """The dense products compile to machine code of a GPU: products in float64 are rounded, then added."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kernels of linear layers compile to products of tensor cores, without spills, and flush nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Triton's dense products of error feedback have the bytes of the reference on the host."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Plans on a device write the bytes of the reference, hold what they need, and say later what they met."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 Without a GPU the interpreter runs the same kernels with an ``fma`` of one rounding, which its own has not.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

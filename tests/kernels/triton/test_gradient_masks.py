@@ -1,7 +1,5 @@
 """Gradients of fake quantization on a GPU: those of the reference, bit for bit."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Blocks of llama.cpp and words of GPTQ and AWQ on a GPU: the bytes of plain torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Linear layers on a GPU: sums of codes are exact, those of values within their bound, for every shape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

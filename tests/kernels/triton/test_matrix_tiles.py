@@ -1,7 +1,5 @@
 """Transposed tensors, and blocks that span rows, are quantized where they lie, to the reference's bytes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Every rounding mode on a GPU has the bytes of the reference; seeds are given at run time."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from collections.abc import Callable

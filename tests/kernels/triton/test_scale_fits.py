@@ -1,7 +1,5 @@
 """Scales that fit integer codes, found on a GPU: the bytes of the reference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

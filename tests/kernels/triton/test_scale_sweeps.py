@@ -1,7 +1,5 @@
 """Searches of scales on a GPU: the bytes of the reference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Triton's kernels have the bytes of the reference under all schemes and shapes that they take."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

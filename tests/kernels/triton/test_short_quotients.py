@@ -1,7 +1,5 @@
 """Quotients of two operations differ from IEEE's where the kernels say so, and nowhere else."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

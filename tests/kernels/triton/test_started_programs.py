@@ -1,7 +1,5 @@
 """Programs compile for a GPU as they are started: with the dtypes of the tensors that launches give them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

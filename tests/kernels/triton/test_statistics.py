@@ -1,7 +1,5 @@
 """Statistics and errors on a GPU are those of the reference, sums exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
