@@ -83,9 +83,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_the_first_compilation_is_said_once_and_a_cached_kernel_is_silent(
-    tmp_path: Path,
-) -> None:
+def test_the_first_compilation_is_said_once_and_a_cached_kernel_is_silent(tmp_path: Path) -> None:
     first = run(CALL, NUMBA_CACHE_DIR=str(tmp_path), ZEROPOINT_QUIET="")
     assert first.stderr.startswith("zeropoint: compiling kernels for this machine, once; ")
     assert first.stderr.count("\n") == 1

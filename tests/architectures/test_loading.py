@@ -261,11 +261,7 @@ def test_embeddings_and_routers_load_where_all_weights_are_decoded(
 
 def test_what_loads_nowhere_is_refused_and_what_vllm_loads_is_not(tmp_path: Path) -> None:
     reasons = {}
-    for name, column in (
-        ("GPT-2", "w8a8"),
-        ("Mixtral", "w8a8"),
-        ("Llama", "w8a8"),
-    ):
+    for name, column in (("GPT-2", "w8a8"), ("Mixtral", "w8a8"), ("Llama", "w8a8")):
         animal = BY_NAME[name]
         reasons[name] = refusal(planned(animal, saved(animal, tmp_path / name), column))
     assert reasons["Mixtral"] is reasons["Llama"] is None

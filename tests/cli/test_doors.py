@@ -87,10 +87,7 @@ def both(call: Call, command: str, *words: object, **options: object) -> tuple[A
     ],
 )
 def test_a_command_and_its_function_give_one_document(
-    call: Call,
-    model: Path,
-    command: str,
-    options: dict[str, object],
+    call: Call, model: Path, command: str, options: dict[str, object]
 ) -> None:
     of_command, of_function = both(call, command, model, **options)
     for document in (of_command, of_function):
@@ -112,9 +109,7 @@ RECIPE = "default: w4a16\nrules: [{name: '*.down_proj', preset: w8a16}]\n"
     ],
 )
 def test_a_recipe_is_a_path_a_text_or_an_object(
-    model: Path,
-    tmp_path: Path,
-    given: Callable[[Path], Any],
+    model: Path, tmp_path: Path, given: Callable[[Path], Any]
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     recipe = given(tmp_path)
@@ -150,9 +145,7 @@ def test_errors_name_options_as_the_reader_writes_them(call: Call, model: Path, 
 
 
 def test_progress_is_a_bar_or_a_function(
-    model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[tuple[int, int, str]] = []
     for number, progress in enumerate((lambda *step: seen.append(step), True, False)):

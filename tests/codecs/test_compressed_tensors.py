@@ -328,11 +328,7 @@ def test_narrow_weights_with_quantized_inputs_stand_in_whole_bytes(text: str) ->
     ("given", "read", "arguments"),
     [
         ("int8:token", "int8:token:dialect=compressed-tensors dynamic", ("int", "token", True)),
-        (
-            "uint8:tensor:asym",
-            "int8:tensor:asym:dialect=compressed-tensors static",
-            ("int", "tensor", False),
-        ),
+        ("uint8:tensor:asym", "int8:tensor:asym:dialect=compressed-tensors static", ("int", "tensor", False)),
         (
             "float8_e4m3fn:tensor static",
             "float8_e4m3fn:tensor:dialect=compressed-tensors static",

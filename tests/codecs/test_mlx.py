@@ -220,13 +220,7 @@ def test_configurations_that_contradict_the_tensors_are_said(
 
 
 def test_what_it_cannot_hold_is_refused() -> None:
-    for text in (
-        "int4:g64",
-        "q4_1:g16",
-        "mlx_int4:g256",
-        "uint7:g64:offset=float32",
-        "mxfp6_e2m3",
-    ):
+    for text in ("int4:g64", "q4_1:g16", "mlx_int4:g256", "uint7:g64:offset=float32", "mxfp6_e2m3"):
         with pytest.raises(UnsupportedError, match="is not what MLX stores; use mlx_int2"):
             layer_scheme(text, CODEC)
 

@@ -88,10 +88,7 @@ def test_models_that_onnxruntime_quantized_keep_their_values(
     layout: str, other: str, symmetric: bool, tmp_path: Path
 ) -> None:
     floats = save(product(), tmp_path / "in")
-    source = save(
-        of_runtime(floats, DEFAULT, layout, symmetric=symmetric),
-        tmp_path / "q",
-    )
+    source = save(of_runtime(floats, DEFAULT, layout, symmetric=symmetric), tmp_path / "q")
     converted(source, tmp_path / "out", other)
     np.testing.assert_array_equal(ran(source, EYE)[0], ran(tmp_path / "out" / "model.onnx", EYE)[0])
 

@@ -189,10 +189,7 @@ def test_scales_of_16_bits_raise_the_set_to_that_which_has_them(operators: int, 
 
 
 def resized(operator: str, mode: str) -> list[Any]:
-    return [
-        node("Conv", ["x", "w"], ["h"], pads=[1] * 4),
-        node(operator, ["h", "factors"], ["y"], mode=mode),
-    ]
+    return [node("Conv", ["x", "w"], ["h"], pads=[1] * 4), node(operator, ["h", "factors"], ["y"], mode=mode)]
 
 
 @pytest.mark.parametrize(("operators", "operator"), [(10, "Resize"), (9, "Upsample")])

@@ -139,10 +139,7 @@ def test_tensors_as_the_codec_writes_them_are_a_record() -> None:
     [
         ({"scales": None}, "scales is missing, which short needs"),
         ({"scales": Entry("s", "F16", (8, 2))}, r"scales is F16 of shape \[8, 2\], but must be F32 of"),
-        (
-            {"codes": Entry("c", "I8", (8, 32))},
-            r"codes is I8 of shape \[8, 32\], but must be I8 of",
-        ),
+        ({"codes": Entry("c", "I8", (8, 32))}, r"codes is I8 of shape \[8, 32\], but must be I8 of"),
         ({"more": Entry("m", "I8", (1,))}, "more has no place in short"),
     ],
 )

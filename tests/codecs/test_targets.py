@@ -42,10 +42,7 @@ def test_each_module_is_named_by_its_own_group_alone(split: str) -> None:
 
 def test_numbers_share_an_expression() -> None:
     found = targets(SPLITS["by name"])
-    assert found == [
-        (r"re:.*\blayers\.\d+\.self_attn\.q_proj$",),
-        (r"re:.*\blayers\.\d+\.mlp\.up_proj$",),
-    ]
+    assert found == [(r"re:.*\blayers\.\d+\.self_attn\.q_proj$",), (r"re:.*\blayers\.\d+\.mlp\.up_proj$",)]
     assert len(targets([EXPERTS[:13], EXPERTS[13:]])[0]) == 2
 
 

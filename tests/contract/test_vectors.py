@@ -17,10 +17,7 @@ pytestmark = pytest.mark.rotating
 WIDE = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "e3m4", "e5m2")
 POWERS = ("mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "int4:g64:scale=e8m0")
 V2 = "+cx16,+popcnt,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3"
-MACHINES = {
-    "x86-64-v2": V2,
-    "x86-64-v3": f"{V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe",
-}
+MACHINES = {"x86-64-v2": V2, "x86-64-v3": f"{V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe"}
 """Names of processors, with all their features: those that Numba does not get are the host's."""
 ON_ANOTHER_MACHINE = """
 import sys, torch, zeropoint as zp

@@ -19,9 +19,7 @@ def test_every_scheme_has_the_bytes_that_are_recorded_in_one_dtype(part: int) ->
     "part",
     [pytest.param(outputs.tensors, marks=pytest.mark.slow), outputs.models, outputs.dense, outputs.experts],
 )
-def test_every_output_has_the_bytes_that_are_recorded(
-    part: Callable[[], Iterator[tuple[str, str]]],
-) -> None:
+def test_every_output_has_the_bytes_that_are_recorded(part: Callable[[], Iterator[tuple[str, str]]]) -> None:
     recorded = json.loads(outputs.HASHES.read_text())
     kind = {"tensors": "tensor", "models": "model"}.get(part.__name__, f"checkpoint {part.__name__}")
     expected = {name: digest for name, digest in recorded.items() if name.startswith(f"{kind} ")}

@@ -110,10 +110,7 @@ _TORCHAO_METADATA: Sequence[tuple[str, Mapping[str, str], str]] = (
 )  # fmt: skip
 _LLM_INT8_CONFIGS: Table = (
     (given(llm_int8_skip_modules=5), "llm_int8_skip_modules of quantization_config is 5, but must be"),
-    (
-        given(llm_int8_skip_modules="lm_head"),
-        "llm_int8_skip_modules of quantization_config is 'lm_head'",
-    ),
+    (given(llm_int8_skip_modules="lm_head"), "llm_int8_skip_modules of quantization_config is 'lm_head'"),
     (given(llm_int8_skip_modules=[None]), "llm_int8_skip_modules of quantization_config is [None], but must"),
     (given(llm_int8_skip_modules={"a": 1}), "llm_int8_skip_modules of quantization_config is {'a': 1}, but"),
 )

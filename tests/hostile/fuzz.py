@@ -137,9 +137,7 @@ def recipe_target(folder: Path) -> Target:
         b'default: &a w8a8\nrules:\n- {name: "re:.*", preset: *a}\n',
     ]
     return Target(
-        name="recipe",
-        seeds=seeds,
-        decide=in_directory(folder, "r.yaml", lambda p: load_recipe(p / "r.yaml")),
+        name="recipe", seeds=seeds, decide=in_directory(folder, "r.yaml", lambda p: load_recipe(p / "r.yaml"))
     )
 
 

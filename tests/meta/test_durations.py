@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ITEM, FILE, EXCEPTIONS, SUITE = 3.0, 30.0, 60.0, 450.0
 """Most seconds of an item, of a file, of all exceptions together, and of the suite, for two workers."""
 COMPILES = {
-    "tests/test_warmup.py::test_the_first_compilation_is_said_once_and_a_cached_kernel_is_silent": "a kernel",
+    "tests/test_warmup.py::test_the_first_compilation_is_said_once_and_a_cached_kernel_is_silent": "a kernel"
 }
 """Items that compile in each run, with what."""
 LONG = {

@@ -40,7 +40,7 @@ BANNED: dict[str, str] = {
 """What is not written -> what is written instead. Patterns match whole words."""
 
 EXCUSED: dict[tuple[str, str], str] = {
-    ("src/zeropoint/cli/demonstration.py", "opening"): "a sentence about a surgeon, of the data",
+    ("src/zeropoint/cli/demonstration.py", "opening"): "a sentence about a surgeon, of the data"
 }
 """(path, word) -> why it may stand there. One that excuses nothing is an error."""
 

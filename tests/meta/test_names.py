@@ -35,9 +35,7 @@ FILES = {
     "straight_through.py": "gradients that pass through rounding, of operators and of what is learned",
 }
 """Names of files that mean the same thing in each of their packages, and what."""
-CLASSES = {
-    "QuantizationParams": "params/torsh.py offers the object of ToRSh under its name",
-}
+CLASSES = {"QuantizationParams": "params/torsh.py offers the object of ToRSh under its name"}
 """Names of classes that mean the same thing twice, and what."""
 
 

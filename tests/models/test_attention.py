@@ -9,14 +9,7 @@ from torch import nn
 
 import zeropoint as zp
 from zeropoint.errors import UnsupportedError
-from zeropoint.models import (
-    QuantizedLinear,
-    SplitAttention,
-    calibrate,
-    convert,
-    prepare,
-    quantize_model,
-)
+from zeropoint.models import QuantizedLinear, SplitAttention, calibrate, convert, prepare, quantize_model
 from zeropoint.models.unfuse import unfused
 from zeropoint.recipes import Assignment, Recipe, Rule, model_preset
 

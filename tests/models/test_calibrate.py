@@ -167,14 +167,8 @@ def test_a_recipe_without_static_parts_has_nothing_to_learn() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            torch.ones(8, 16),
-            r"data \(a Tensor\) must be .*would give its rows; pass a list of",
-        ),
-        (
-            {"input": torch.ones(8, 16)},
-            r"data \(a dict\) must be .*would give its keys; pass a list of",
-        ),
+        (torch.ones(8, 16), r"data \(a Tensor\) must be .*would give its rows; pass a list of"),
+        ({"input": torch.ones(8, 16)}, r"data \(a dict\) must be .*would give its keys; pass a list of"),
         (5, r"^data \(a int\) must be an iterable of batches; pass a list of batches$"),
     ],
 )

@@ -226,10 +226,7 @@ def test_a_layer_takes_the_weights_that_it_has_in_their_size() -> None:
     ("name", "reported"),
     [
         ("conv2d", "Conv2d in floats, with weight dequantized as a whole for each call"),
-        (
-            "gru cell",
-            "GRUCell in floats, with weight_ih and weight_hh dequantized as a whole for each call",
-        ),
+        ("gru cell", "GRUCell in floats, with weight_ih and weight_hh dequantized as a whole for each call"),
     ],
 )
 def test_a_layer_says_that_it_dequantizes_its_weights_and_does(

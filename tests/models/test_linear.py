@@ -287,8 +287,7 @@ def test_the_operator_reads_no_further_than_the_weight() -> None:
     weight = zp.quantize(torch.randn(6, 32), "int4:g16")
     for columns in (16, 48):
         with pytest.raises(
-            ShapeError,
-            match=rf"^weight \(.*\) must be bytes that hold {columns} codes of int4:g16",
+            ShapeError, match=rf"^weight \(.*\) must be bytes that hold {columns} codes of int4:g16"
         ):
             torch.ops.zeropoint.linear(
                 torch.randn(3, columns), [], weight.data, list(weight.scales), None,

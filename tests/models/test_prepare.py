@@ -37,7 +37,7 @@ from zeropoint.training import FakeQuantize, LearnedScale, LearnedThreshold, Mov
 
 pytestmark = [
     # torch's own compiler makes one (torch 2.13).
-    pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instan"),
+    pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instan")
 ]
 torch.manual_seed(0)
 INDEX = torch.tensor([[1, 0, 4], [7, 7, 2]])
@@ -332,16 +332,8 @@ def test_a_layer_that_has_no_parameters_yet_is_kept_until_it_has() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (
-            lambda: quantize_model(net(), 5),
-            RecipeError,
-            r"^recipe \(=5\) must be a Recipe, the name",
-        ),
-        (
-            lambda: prepare(net(), None),
-            RecipeError,
-            r"^recipe \(=None\) must be a Recipe, the name",
-        ),
+        (lambda: quantize_model(net(), 5), RecipeError, r"^recipe \(=5\) must be a Recipe, the name"),
+        (lambda: prepare(net(), None), RecipeError, r"^recipe \(=None\) must be a Recipe, the name"),
         (lambda: prepare(net(), "w8a6"), RecipeError, "preset 'w8a6' is unknown; did you mean"),
         (
             lambda: prepare(net(), "w8a8", qat="lqs"),
@@ -386,11 +378,7 @@ def test_a_layer_that_has_no_parameters_yet_is_kept_until_it_has() -> None:
             SchemeError,
             r"^layer 3: scheme \(=.*\) must have one scale level with a linear rule",
         ),
-        (
-            lambda: prepare(net(), "w8a8_static"),
-            CalibrationError,
-            "^layer 3: its input needs calibration",
-        ),
+        (lambda: prepare(net(), "w8a8_static"), CalibrationError, "^layer 3: its input needs calibration"),
         (
             lambda: prepare(nn.Embedding(3, 4, max_norm=1.0), recipe_for(nn.Embedding(1, 1), weight="int8")),
             UnsupportedError,

@@ -174,8 +174,7 @@ def test_experts_next_to_one_that_a_rule_names_own_their_memory() -> None:
     model = made(mixtral)
     expected, place = run(model), "model.layers.0.mlp.experts"
     rules = Recipe(
-        rules=(Rule(name=f"{place}.down_proj.2", gives=model_preset("w8a16")),),
-        default=Rule(gives=None),
+        rules=(Rule(name=f"{place}.down_proj.2", gives=model_preset("w8a16")),), default=Rule(gives=None)
     )
     conversion = quantize_model(model, rules, inplace=True)
     experts = conversion.model.get_submodule(place)

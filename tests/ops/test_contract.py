@@ -227,10 +227,7 @@ BAD = {
         lambda: torch.eye(3).to_sparse(),
         r"x \(layout torch.sparse_coo, torch.float32\) must be a dense",
     ),
-    "quantized": (
-        torch_quantized,
-        r"x \(layout torch.strided, torch.qint8\) must be a dense tensor",
-    ),
+    "quantized": (torch_quantized, r"x \(layout torch.strided, torch.qint8\) must be a dense tensor"),
     "list": (lambda: [1.0, 2.0], r"x \(a list\) must be a torch.Tensor"),
     "array": (lambda: np.ones(3), r"x \(a ndarray\) must be a torch.Tensor"),
     "none": (lambda: None, r"x \(a NoneType\) must be a torch.Tensor"),

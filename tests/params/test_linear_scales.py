@@ -167,8 +167,7 @@ def test_subnormal_data_have_a_normal_scale_and_decode_to_what_is_near(scheme: s
 
 
 @pytest.mark.parametrize(
-    "scheme",
-    ["int8", "uint8:asym", "float8_e4m3fn", "mxfp8_e4m3", "mxfp4", "nvfp4", "nf4:g4", "mx9"],
+    "scheme", ["int8", "uint8:asym", "float8_e4m3fn", "mxfp8_e4m3", "mxfp4", "nvfp4", "nf4:g4", "mx9"]
 )
 def test_the_largest_float32_gives_no_infinity(scheme: str) -> None:
     """Neither ``x * inv`` nor ``max - min`` may overflow."""

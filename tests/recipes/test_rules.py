@@ -6,15 +6,7 @@ import pytest
 from torch import nn
 
 from zeropoint.errors import RecipeError
-from zeropoint.recipes import (
-    Activation,
-    Assignment,
-    Recipe,
-    Rule,
-    Subject,
-    model_preset,
-    parse_recipe,
-)
+from zeropoint.recipes import Activation, Assignment, Recipe, Rule, Subject, model_preset, parse_recipe
 from zeropoint.schemes import PRESETS, Scheme
 
 FOUR, EIGHT = Assignment.of(weight="int4:g128"), Assignment.of(weight="int8:channel")

@@ -220,15 +220,9 @@ def test_a_text_has_one_canonical_form(text: str, canonical: str) -> None:
         ("int4:cast:asym", r"zero_point \(=integer\) needs a scaled integer format, got int4"),
         ("uint4:narrow", r"range \(=narrow\) needs a signed integer format, got uint4"),
         ("int4:scale=floor:asym=real", r"powers of two of int4 take no real zero point; use offset"),
-        (
-            "int4:g32:scale2=float32@tensor:asym=real",
-            "take no real zero point; use offset",
-        ),
+        ("int4:g32:scale2=float32@tensor:asym=real", "take no real zero point; use offset"),
         ("digits5[-1,0,1]:round=floor", r"rounding \(=floor\) has no meaning for a codebook"),
-        (
-            "int4:g32:scale=vector2[higgs16]",
-            "has no codes of single numbers",
-        ),
+        ("int4:g32:scale=vector2[higgs16]", "has no codes of single numbers"),
         ("nf4:round=floor", r"rounding \(=floor\) has no meaning for a codebook"),
         ("int4:g32:overflow=special", r"overflow \(=special\) needs a format with Inf or NaN, got int4"),
         (

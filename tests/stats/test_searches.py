@@ -39,16 +39,7 @@ def counted(x: torch.Tensor, mantissa_bits: int = 5) -> HistogramCounts:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "int8",
-        "int4",
-        "int4:tensor:narrow",
-        "int2",
-        "float8_e4m3fn",
-        "float4_e2m1fn",
-        "nf4:tensor",
-        "int3",
-    ],
+    ["int8", "int4", "int4:tensor:narrow", "int2", "float8_e4m3fn", "float4_e2m1fn", "nf4:tensor", "int3"],
 )
 def test_the_least_error_is_that_of_a_brute_force_search_on_the_data(text: str) -> None:
     x = heavy_tailed()

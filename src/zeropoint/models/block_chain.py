@@ -207,11 +207,7 @@ class BlockStage(nn.Module):
     def __init__(self, block: nn.Module, position: int, act: Callable[..., Any]) -> None:
         super().__init__()
         self.training = block.training
-        self.__dict__["held"] = (
-            block,
-            position,
-            act,
-        )  # not a submodule, which would be replaced in here too
+        self.__dict__["held"] = (block, position, act)  # not a submodule, which would be replaced in here too
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["held"][0], name)

@@ -27,11 +27,7 @@ _MOST = torch.finfo(torch.float32).max
 _SAME = 0x7FFFFFFF
 
 
-_FLOATS = {
-    torch.float32: HeldAs.FLOAT32,
-    torch.bfloat16: HeldAs.BFLOAT16,
-    torch.float16: HeldAs.FLOAT16,
-}
+_FLOATS = {torch.float32: HeldAs.FLOAT32, torch.bfloat16: HeldAs.BFLOAT16, torch.float16: HeldAs.FLOAT16}
 
 
 class Rungs(NamedTuple):

@@ -193,10 +193,7 @@ def _(x: torch.Tensor, *_rest: Any) -> torch.Tensor:
 
 @operator("fake_quantize_backward")
 def fake_quantize_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    params: list[torch.Tensor],
-    scheme: str,
+    grad: torch.Tensor, x: torch.Tensor, params: list[torch.Tensor], scheme: str
 ) -> torch.Tensor:
     """Return ``grad`` where the rounded ``x`` lies within the codes, else zero.
 
@@ -388,11 +385,7 @@ class ValueLayer:
         self._scheme, self._dtype, self._kept = scheme, weight_dtype, Kept()
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        params: list[torch.Tensor],
-        bias: torch.Tensor | None,
+        self, x: torch.Tensor, weight: torch.Tensor, params: list[torch.Tensor], bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the output, as :data:`linear_values` does."""
         if not is_plain(x):

@@ -44,12 +44,7 @@ def code_extent(scheme: Scheme) -> tuple[float, float]:
     return (low + high) / 2, (high - low) / 2 + CLIPPED_STEPS * float(scheme.element.largest_gap)
 
 
-def row_errors(
-    x: torch.Tensor,
-    decoded: torch.Tensor,
-    scheme: Scheme,
-    params: Params,
-) -> RowErrors:
+def row_errors(x: torch.Tensor, decoded: torch.Tensor, scheme: Scheme, params: Params) -> RowErrors:
     """Return the errors of ``decoded`` values against ``x``: the reference, in float64."""
     shape, wide = tuple(x.shape), x.double()
     clipped = _past_tables if scheme.element.per_scale > 1 else _past_codes

@@ -75,14 +75,7 @@ class BlockErrors:
     params: as they are stored.
     """
 
-    def __init__(
-        self,
-        scheme: Scheme,
-        params: Params,
-        *,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, scheme: Scheme, params: Params, *, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.scheme, self.scales, self.shape, self.dtype = scheme, params[: len(scheme.scales)], shape, dtype
         self.wide = UnitRoundoff.of(wide_dtype(dtype))
         self.narrow = UnitRoundoff.of(rounder(scheme, dtype))

@@ -204,8 +204,4 @@ class Granularity:
         return None
 
 
-_NAMED = {
-    "tensor": Granularity.tensor(),
-    "channel": Granularity.channel(0),
-    "token": Granularity.token(),
-}
+_NAMED = {"tensor": Granularity.tensor(), "channel": Granularity.channel(0), "token": Granularity.token()}

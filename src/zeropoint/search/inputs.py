@@ -11,12 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..checkpoint.model.calibration import (
-    StatisticsOfModules,
-    calibrated,
-    mean_squares,
-    require_text,
-)
+from ..checkpoint.model.calibration import StatisticsOfModules, calibrated, mean_squares, require_text
 from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_importance
 from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Given

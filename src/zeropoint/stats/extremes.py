@@ -89,10 +89,7 @@ class MovingAverage(Statistic):
             kept = torch.where(a["batches"] == 0, b[name], total / count.clamp(min=1))
             return torch.where((b["batches"] == 0) | (a[name] == b[name]), a[name], kept)
 
-        return {
-            **{name: mean(name) for name in _AVERAGES},
-            "batches": count,
-        }
+        return {**{name: mean(name) for name in _AVERAGES}, "batches": count}
 
     def fold(self, state: State, batch: State) -> State:
         """Return the averages after one more batch."""

@@ -14,14 +14,7 @@ from ..params import QuantizationParams
 from ..params.stored import LEAST_NORMAL, load_scale
 from ..schemes import Arithmetic, Scheme, ZeroPoint
 from .quantizer import Quantizer
-from .straight_through import (
-    at_least,
-    fake_quantize_learned,
-    on_grid,
-    settled,
-    settled_text,
-    stored_params,
-)
+from .straight_through import at_least, fake_quantize_learned, on_grid, settled, settled_text, stored_params
 
 
 class LearnedScale(Quantizer):

@@ -50,12 +50,7 @@ class Pact(Quantizer):
     """
 
     def __init__(
-        self,
-        scheme: str | Scheme,
-        alpha: float,
-        *,
-        dtype: torch.dtype = torch.float32,
-        enabled: bool = True,
+        self, scheme: str | Scheme, alpha: float, *, dtype: torch.dtype = torch.float32, enabled: bool = True
     ) -> None:
         parsed = Scheme.parse(scheme)
         _check_scheme(parsed)

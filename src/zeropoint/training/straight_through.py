@@ -146,12 +146,7 @@ class FakeQuantizeLearned(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        scale: torch.Tensor,
-        shift: torch.Tensor | None,
-        text: str,
-        factor: float,
+        ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, text: str, factor: float
     ) -> torch.Tensor:
         """Return fake-quantized ``x``; scale and shift lie on the grid."""
         stored, zeros = stored_params(_scheme_of(text), scale, shift)

@@ -92,11 +92,7 @@ def test_the_batch_of_a_worker_that_dies_is_done_again(
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["search", "convert"])
 def test_a_search_and_a_conversion_outlive_a_worker_and_then_a_driver(
-    verb: str,
-    plan: CheckpointPlan,
-    executor: RayExecutor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    verb: str, plan: CheckpointPlan, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = tmp_path / "codes"
     zp.quantize_checkpoint(str(plan.source.given), codes, "int4:g32", workers=1)

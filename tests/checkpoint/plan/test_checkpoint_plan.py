@@ -144,10 +144,7 @@ def test_a_config_keeps_every_byte_and_gains_one_key(tmp_path: Path) -> None:
 def test_an_empty_config_and_a_null_one_are_filled() -> None:
     assert json.loads(insert_config("{}", {"a": 1})) == {"quantization_config": {"a": 1}}
     null = {"b": 2, "quantization_config": None}
-    assert json.loads(insert_config(json.dumps(null), {"a": 1})) == {
-        "b": 2,
-        "quantization_config": {"a": 1},
-    }
+    assert json.loads(insert_config(json.dumps(null), {"a": 1})) == {"b": 2, "quantization_config": {"a": 1}}
 
 
 def test_weights_without_a_config_get_a_file_of_their_own(tmp_path: Path) -> None:

@@ -70,8 +70,7 @@ def other_config(source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
-    [(other_header, "model-00002-of-00003.safetensors"), (other_config, "config.json")],
+    ("change", "field"), [(other_header, "model-00002-of-00003.safetensors"), (other_config, "config.json")]
 )
 def test_another_source_is_refused_with_the_differing_field(change: Any, field: str, tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")

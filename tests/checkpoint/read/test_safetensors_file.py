@@ -15,12 +15,7 @@ from tests.counting import calls
 
 from zeropoint.checkpoint.read.safetensors_file import parse_header
 from zeropoint.checkpoint.read.storage import open_regular, read_into
-from zeropoint.codecs.containers.safetensors import (
-    DTYPE_BITS,
-    MAX_HEADER_BYTES,
-    MAX_NAME_BYTES,
-    header_bytes,
-)
+from zeropoint.codecs.containers.safetensors import DTYPE_BITS, MAX_HEADER_BYTES, MAX_NAME_BYTES, header_bytes
 from zeropoint.errors import CheckpointError
 
 pytestmark = pytest.mark.rotating

@@ -352,11 +352,7 @@ def test_a_source_that_changes_during_a_run_costs_its_own_units_only(source: Pat
     with pytest.raises(
         CheckpointError, match=r"\(.*ctime_ns\) changed since the checkpoint was opened"
     ) as caught:
-        run(
-            plan,
-            tmp_path / "out",
-            on_progress=lambda *_: scaled(own / "model-00003-of-00003.safetensors"),
-        )
+        run(plan, tmp_path / "out", on_progress=lambda *_: scaled(own / "model-00003-of-00003.safetensors"))
     assert "run the same command again to resume" in caught.value.__notes__[0]
     assert all(path.name.startswith(".") for path in (tmp_path / "out").iterdir())
     run(plan_of(own), tmp_path / "expected")

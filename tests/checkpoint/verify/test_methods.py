@@ -25,8 +25,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "scheme",
-    ["w4a16", "w4a16:scale=signed", "w4a16_asym", "nvfp4a16", "mxfp4", "fp8_dynamic", "w8a16"],
+    "scheme", ["w4a16", "w4a16:scale=signed", "w4a16_asym", "nvfp4a16", "mxfp4", "fp8_dynamic", "w8a16"]
 )
 def test_what_is_clipped_is_no_problem(scheme: str, source: Path, tmp_path: Path) -> None:
     zp.quantize_checkpoint(source, tmp_path / "out", scheme, method="mse")

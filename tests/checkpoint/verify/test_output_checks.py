@@ -121,8 +121,7 @@ def weights_of(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("number", "says"),
-    [("loss", "outputs are off by"), ("bound", "outputs have a bound of")],
+    ("number", "says"), [("loss", "outputs are off by"), ("bound", "outputs have a bound of")]
 )
 def test_a_manifest_that_says_something_else_is_wrong(
     llama: Path, tmp_path: Path, gram: Path, number: str, says: str

@@ -7,13 +7,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from zeropoint.errors import RecipeError, UnsupportedError
 from zeropoint.models import quantize_model
-from zeropoint.models.graph import (
-    calibrate_graph,
-    convert_graph,
-    prepare_graph,
-    quantize_graph,
-    to_program,
-)
+from zeropoint.models.graph import calibrate_graph, convert_graph, prepare_graph, quantize_graph, to_program
 from zeropoint.recipes import parse_recipe
 
 NORM = "0.parametrizations.weight.0"

@@ -480,8 +480,7 @@ def test_a_graph_without_static_inputs_has_nothing_to_calibrate() -> None:
         with pytest.raises(CalibrationError, match=r"no layer of this graph .* pass it to quantize_graph or"):
             calibrate_graph(program, recipe, [x])
     one_static = Recipe(
-        rules=(Rule(name="2", gives=model_preset("w8a8_static")),),
-        default=Rule(gives=model_preset("w8a8")),
+        rules=(Rule(name="2", gives=model_preset("w8a8_static")),), default=Rule(gives=model_preset("w8a8"))
     )
     assert calibrate_graph(program, one_static, [x]).params.keys() == {"2.input"}
 

@@ -6,13 +6,7 @@ from torch import nn
 from torch.export import Dim
 
 from zeropoint.models import calibrate, quantize_model
-from zeropoint.models.graph import (
-    calibrate_graph,
-    convert_graph,
-    prepare_graph,
-    quantize_graph,
-    to_program,
-)
+from zeropoint.models.graph import calibrate_graph, convert_graph, prepare_graph, quantize_graph, to_program
 from zeropoint.recipes import Recipe, parse_recipe
 
 pytestmark = [

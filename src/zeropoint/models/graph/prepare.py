@@ -114,10 +114,7 @@ def annotated(module: fx.GraphModule, recipe: Recipe | str) -> list[tuple[Layer,
 
 
 def insert(
-    module: fx.GraphModule,
-    recipe: Recipe | str,
-    calibration: Calibration | None,
-    qat: QATConfig,
+    module: fx.GraphModule, recipe: Recipe | str, calibration: Calibration | None, qat: QATConfig
 ) -> fx.GraphModule:
     """Insert quantizers into ``module`` itself; see :func:`prepare_graph`."""
     plan, weights, sides = [], _Weights(module, qat), _Sides(module, qat)
