@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import LLAMA, dequantized, quantize, save
+from tests.codecs.problems import assert_wrong
 from tests.oracles import tiny_models
 
 import zeropoint as zp
@@ -342,23 +343,13 @@ WRONG: tuple[tuple[Callable[[], Tensors], str], ...] = (
 def test_what_is_wrong_with_a_file_is_one_sentence(
     tensors: Callable[[], Tensors], rule: str, tmp_path: Path
 ) -> None:
-    found = zp.verify_checkpoint(theirs(tmp_path / "in", tensors())).problems
-    assert len(found) == 1
-    assert found[0].where == "a.up_proj"
-    with pytest.raises(AssertionError, match=rule):
-        raise AssertionError(found[0].what)
+    assert_wrong(theirs(tmp_path / "in", tensors()), "a.up_proj", rule)
 
 
 def test_a_configuration_that_names_no_size_is_refused(tmp_path: Path) -> None:
     folder = theirs(tmp_path / "in", {M: torch.zeros(2, 64, dtype=torch.int8)}, load_in_4bit=False)
     with pytest.raises(UnsupportedError, match="has neither load_in_4bit nor load_in_8bit"):
         zp.verify_checkpoint(folder)
-
-
-@pytest.mark.parametrize("text", ["nf4_double:g128", "nf4:g32", "nf4:channel", "int4:g64", "fp4_bnb:token"])
-def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
-    with pytest.raises(UnsupportedError, match="is not what bitsandbytes stores; use nf4 or fp4_bnb"):
-        layer_scheme(text, CODEC)
 
 
 def test_weights_of_partial_blocks_are_refused() -> None:

@@ -24,7 +24,7 @@ from zeropoint.codecs.containers.protocol import Row
 from zeropoint.codecs.gguf import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.llama_cpp.model_values import PlainValues
-from zeropoint.errors import CheckpointError, UnsupportedError
+from zeropoint.errors import CheckpointError
 
 UP, NORM = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
 
@@ -106,14 +106,6 @@ def test_a_byte_that_changed_is_found(tmp_path: Path) -> None:
     path.write_bytes(data)
     problems = zp.verify_checkpoint(tmp_path / "out").problems
     assert any("SHA-256" in str(problem) for problem in problems)
-
-
-@pytest.mark.parametrize(
-    "text", ["int4:g64", "int4:g32:asym", "uint4:g32", "int4:g32:scale=float32", "mxfp4"]
-)
-def test_a_scheme_without_a_type_is_refused(text: str) -> None:
-    with pytest.raises(UnsupportedError, match="has no type in GGUF"):
-        layer_scheme(text, CODEC)
 
 
 def small() -> bytes:

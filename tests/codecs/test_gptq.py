@@ -101,15 +101,6 @@ def test_a_configuration_that_is_not_understood_is_refused(config: dict[str, obj
         GptqSettings(config)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["uint4:g128", "int5:g128", "int4:block32x32", "int4:g128:scale=even", "int4:g128:narrow", "mxfp4"],
-)
-def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
-    with pytest.raises(UnsupportedError, match="GPTQ does not store"):
-        layer_scheme(text, CODEC)
-
-
 def test_a_weight_whose_outputs_fill_no_whole_words_is_kept() -> None:
     layer = layer_scheme("int4:g128", CODEC)
     assert CODEC.refusal(layer, (100, 256)) == "first axis 100 does not fill whole words, of 8 codes"

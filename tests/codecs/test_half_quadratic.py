@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized, quantize, save
+from tests.codecs.problems import assert_wrong
 
 import zeropoint as zp
 from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.codecs.half_quadratic import CODEC, codes_of, words
 from zeropoint.codecs.layer_schemes import layer_scheme
-from zeropoint.errors import RecipeError, UnsupportedError
+from zeropoint.errors import RecipeError
 
 M = "a.up_proj"
 Tensors = dict[str, torch.Tensor]
@@ -183,18 +184,7 @@ WRONG: tuple[tuple[Mapping[str, Any], str], ...] = (
 def test_what_is_wrong_with_a_file_is_one_sentence(
     changes: dict[str, Any], rule: str, tmp_path: Path
 ) -> None:
-    found = zp.verify_checkpoint(hqq_files(tmp_path / "in", stored(**changes))).problems
-    assert {problem.where for problem in found} == {M}
-    with pytest.raises(AssertionError, match=rule):
-        raise AssertionError(found[0].what)
-
-
-@pytest.mark.parametrize(
-    "scheme", ["uint4:g32", "uint4:g32:asym", "int4:g32:asym=real", "uint5:g32:asym=real"]
-)
-def test_a_scheme_that_has_no_place_is_refused(scheme: str) -> None:
-    with pytest.raises(UnsupportedError, match="is not what HQQ stores; use hqq_int4"):
-        layer_scheme(scheme, CODEC)
+    assert_wrong(hqq_files(tmp_path / "in", stored(**changes)), M, rule)
 
 
 def test_groups_that_do_not_fill_bytes_are_refused() -> None:

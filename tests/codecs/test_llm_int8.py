@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import LLAMA, dequantized, quantize, save
+from tests.codecs.problems import assert_wrong
 from tests.oracles import tiny_models
 
 import zeropoint as zp
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.llm_int8 import CODEC, magnitude_of, scale_of
-from zeropoint.errors import UnsupportedError
 
 M = "a.up_proj"
 Tensors = dict[str, torch.Tensor]
@@ -145,13 +145,4 @@ WRONG: tuple[tuple[Callable[[], Tensors], str], ...] = (
 def test_what_is_wrong_with_a_file_is_one_sentence(
     tensors: Callable[[], Tensors], rule: str, tmp_path: Path
 ) -> None:
-    found = zp.verify_checkpoint(theirs(tmp_path / "in", tensors())).problems
-    assert {problem.where for problem in found} == {M}
-    with pytest.raises(AssertionError, match=rule):
-        raise AssertionError(found[0].what)
-
-
-@pytest.mark.parametrize("text", ["w8a16", "int8:channel", "w8a8", "nf4"])
-def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
-    with pytest.raises(UnsupportedError, match=r"is not what LLM\.int8 stores; use llm_int8"):
-        layer_scheme(text, CODEC)
+    assert_wrong(theirs(tmp_path / "in", tensors()), M, rule)

@@ -219,12 +219,6 @@ def test_configurations_that_contradict_the_tensors_are_said(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_it_cannot_hold_is_refused() -> None:
-    for text in ("int4:g64", "q4_1:g16", "mlx_int4:g256", "uint7:g64:offset=float32", "mxfp6_e2m3"):
-        with pytest.raises(UnsupportedError, match="is not what MLX stores; use mlx_int2"):
-            layer_scheme(text, CODEC)
-
-
 def test_a_scale_of_the_tensor_is_refused_in_both_directions(tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedError, match="has a scale of the tensor, which linear layers of MLX lack; use"

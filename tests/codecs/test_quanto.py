@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized, quantize, save
+from tests.codecs.problems import assert_wrong
 from tests.oracles import tiny_models
 from tests.peers import transformers
 
@@ -19,7 +20,6 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.quanto import CODEC, codes_in, group_of, packed_lines
 from zeropoint.codecs.registry import get_codec
-from zeropoint.errors import UnsupportedError
 
 M = "model.layers.0.self_attn.q_proj"
 FILE = "quanto_qmap.json"
@@ -195,16 +195,7 @@ WRONG: tuple[tuple[Mapping[str, Any], Mapping[str, Any], str], ...] = (
 def test_what_is_wrong_with_a_file_is_one_sentence(
     said: dict[str, Any], changes: dict[str, Any], rule: str, tmp_path: Path
 ) -> None:
-    found = zp.verify_checkpoint(quanto_files(tmp_path / "in", stored(**changes), **said)).problems
-    assert {problem.where for problem in found} == {M}
-    with pytest.raises(AssertionError, match=rule):
-        raise AssertionError(found[0].what)
-
-
-@pytest.mark.parametrize("scheme", ["int4:g128", "int8:g128", "uint3:g128:asym", "uint4:g128:asym=real"])
-def test_a_scheme_that_has_no_place_is_refused(scheme: str) -> None:
-    with pytest.raises(UnsupportedError, match="is not what Quanto stores; use quanto_int8"):
-        layer_scheme(scheme, CODEC)
+    assert_wrong(quanto_files(tmp_path / "in", stored(**changes), **said), M, rule)
 
 
 def test_groups_are_those_that_quanto_takes() -> None:

@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import LLAMA, dequantized, quantize, save
+from tests.codecs.problems import assert_wrong
 from tests.codecs.torchao_files import wrapped, write
 
 import zeropoint as zp
-from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.torchao import CODEC
 from zeropoint.errors import UnsupportedError
 
@@ -122,10 +122,7 @@ WRONG: tuple[tuple[Callable[[], Tensors], Mapping[str, Any], str], ...] = (
 def test_what_is_wrong_with_a_file_is_one_sentence(
     tensors: Callable[[], Tensors], changes: dict[str, Any], rule: str, tmp_path: Path
 ) -> None:
-    found = zp.verify_checkpoint(theirs(tmp_path / "in", tensors(), **changes)).problems
-    assert {problem.where for problem in found} == {M}
-    with pytest.raises(AssertionError, match=rule):
-        raise AssertionError(found[0].what)
+    assert_wrong(theirs(tmp_path / "in", tensors(), **changes), M, rule)
 
 
 def test_files_without_metadata_are_refused(tmp_path: Path) -> None:
@@ -133,9 +130,3 @@ def test_files_without_metadata_are_refused(tmp_path: Path) -> None:
     save_file(stored(), folder / "model.safetensors")
     with pytest.raises(UnsupportedError, match="its files have no metadata of torchao"):
         zp.verify_checkpoint(folder)
-
-
-@pytest.mark.parametrize("text", ["float8_e4m3fn:tensor", "float8_e5m2:channel", "uint4:g32:asym", "nf4"])
-def test_a_scheme_that_has_no_place_is_refused(text: str) -> None:
-    with pytest.raises(UnsupportedError, match="is not what torchao's files hold here"):
-        layer_scheme(text, CODEC)

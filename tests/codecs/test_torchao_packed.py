@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.checkpoint.written import LLAMA, dequantized, quantize, save
+from tests.codecs.problems import assert_wrong
 from tests.codecs.torchao_files import wrapped, write
 
 import zeropoint as zp
@@ -191,10 +192,7 @@ WRONG: tuple[tuple[Callable[[], Tensors], str, Mapping[str, Any], str], ...] = (
 def test_what_is_wrong_with_a_file_is_one_sentence(
     tensors: Callable[[], Tensors], kind: str, data: Mapping[str, Any], rule: str, tmp_path: Path
 ) -> None:
-    found = zp.verify_checkpoint(theirs(tmp_path / "in", tensors(), kind, data)).problems
-    assert {problem.where for problem in found} == {M}
-    with pytest.raises(AssertionError, match=rule):
-        raise AssertionError(found[0].what)
+    assert_wrong(theirs(tmp_path / "in", tensors(), kind, data), M, rule)
 
 
 def test_weights_that_do_not_fill_their_blocks_are_refused() -> None:

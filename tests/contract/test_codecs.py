@@ -10,6 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from tests.checkpoint.written import quantize, save
+from tests.tables import each
 from tests.tensors import same_bytes
 
 import zeropoint as zp
@@ -18,6 +19,7 @@ from zeropoint.codecs.layer_schemes import layer_scheme, preset_layers
 from zeropoint.codecs.protocol import COLUMNS, ROWS, LayerScheme
 from zeropoint.codecs.registry import CODECS, claiming
 from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from zeropoint.errors import UnsupportedError
 from zeropoint.schemes import PRESETS
 
 DOUBLE = PRESETS["nf4_double"].weight
@@ -65,6 +67,48 @@ CASES = [
     *((name, layer.name) for name, codec in CODECS.items() for layer in preset_layers(codec)),
     *((name, text) for name, texts in OTHERS.items() for text in texts),
 ]
+REFUSED = {
+    ("awq", "not what AWQ stores"): (
+        "int4:g128", "uint4:g128:asym", "int8:g128:asym", "int4:block32x32:asym", "nf4:g64", "mxfp4",
+    ),
+    ("bitsandbytes", "is not what bitsandbytes stores; use nf4 or fp4_bnb"): (
+        "nf4_double:g128", "nf4:g32", "nf4:channel", "int4:g64", "fp4_bnb:token",
+    ),
+    ("gguf", "has no type in GGUF"): (
+        "int4:g64", "int4:g32:asym", "uint4:g32", "int4:g32:scale=float32", "mxfp4",
+    ),
+    ("gpt-oss", "is not what gpt-oss stores"): (
+        "nvfp4a16", "mxfp8a16", "float4_e2m1fn:g16:scale=rceil", "int4:g32",
+    ),
+    ("gptq", "GPTQ does not store"): (
+        "uint4:g128", "int5:g128", "int4:block32x32", "int4:g128:scale=even", "int4:g128:narrow", "mxfp4",
+    ),
+    ("hqq", "is not what HQQ stores; use hqq_int4"): (
+        "uint4:g32", "uint4:g32:asym", "int4:g32:asym=real", "uint5:g32:asym=real",
+    ),
+    ("llm-int8", r"is not what LLM\.int8 stores; use llm_int8"): ("w8a16", "int8:channel", "w8a8", "nf4"),
+    ("mlx", "is not what MLX stores; use mlx_int2"): (
+        "int4:g64", "q4_1:g16", "mlx_int4:g256", "uint7:g64:offset=float32", "mxfp6_e2m3",
+    ),
+    ("modelopt", "input None does not go with weights in FP8; use"): ("float8_e4m3fn:tensor",),
+    ("modelopt", "use float8_e4m3fn:token"): ("float8_e4m3fn:channel",),
+    ("modelopt", "not what ModelOpt stores"): (
+        "float4_e2m1fn:g32:scale=floor", "int4:g128", "float8_e4m3fn:cast",
+    ),
+    ("modelopt", "whose tensor scales are factors"): (
+        "float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect=compressed-tensors",
+    ),
+    ("quanto", "is not what Quanto stores; use quanto_int8"): (
+        "int4:g128", "int8:g128", "uint3:g128:asym", "uint4:g128:asym=real",
+    ),
+    ("quark", "is not what Quark stores"): (
+        "int3:g32", "int4:g32:asym", "uint4:g32", "int4:tensor", "nf4", "nvfp4a16", "mxfp8",
+    ),
+    ("torchao", "is not what torchao's files hold here"): (
+        "float8_e4m3fn:tensor", "float8_e5m2:channel", "uint4:g32:asym", "nf4",
+    ),
+}  # fmt: skip
+"""Codec and a rule of its refusal -> schemes that the layout has no place for."""
 SHAPE = (256, 512)
 Tensors = Mapping[str, torch.Tensor]
 
@@ -149,6 +193,12 @@ def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) 
             part_layer, lines, start=start, shape=tuple(part.shape), dtype=torch.bfloat16
         )
         assert torch.equal(decoded.codes, q.codes)
+
+
+@each("name, rule, text", [(*key, text) for key, texts in REFUSED.items() for text in texts])
+def test_a_scheme_that_has_no_place_is_refused(name: str, rule: str, text: str) -> None:
+    with pytest.raises(UnsupportedError, match=rule):
+        layer_of(name, text)
 
 
 def onnx_model(folder: Path) -> Path:

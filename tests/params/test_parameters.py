@@ -22,31 +22,6 @@ from zeropoint import (
 AFFINE = "uint8:tensor:asym"
 
 
-def test_int8_symmetric_has_scale_one_and_no_zero_point() -> None:
-    params = QuantizationParams.int8_symmetric()
-    assert (str(params.scheme), params.scales[0].tolist(), params.zero_point) == ("int8:tensor", [1.0], None)
-    assert (params.scheme.qmin, params.scheme.qmax) == (-128, 127)
-
-
-def test_uint8_asymmetric_has_zero_point_128() -> None:
-    params = QuantizationParams.uint8_asymmetric()
-    assert params.zero_point is not None
-    assert (str(params.scheme), params.zero_point.tolist()) == (AFFINE, [128])
-
-
-def test_int4_symmetric_has_four_bits() -> None:
-    params = QuantizationParams.int4_symmetric()
-    assert (params.scheme.bits, params.zero_point) == (4, None)
-
-
-def test_new_takes_the_scale_and_zero_point_of_the_seeds_example() -> None:
-    params = QuantizationParams.new(255.0, 128)
-    assert params.zero_point is not None
-    assert params.scales[0].tolist() == [255.0]
-    assert params.zero_point.tolist() == [128]
-    assert params.scheme.element_name == "uint8"
-
-
 @pytest.mark.parametrize("zero_point", [-128, -127, -1, 1, 3, 126, 127])
 def test_new_with_a_zero_point_that_int8_holds_stays_int8(zero_point: int) -> None:
     params = QuantizationParams.new(0.5, zero_point)
@@ -90,10 +65,6 @@ def test_channel_wise_has_one_scale_a_channel() -> None:
     assert zp.quantize(torch.ones(64, 7), params).scales[0].shape == (64, 1)
 
 
-def test_channel_wise_takes_an_element() -> None:
-    assert QuantizationParams.channel_wise(3, "int4").scheme.element_name == "int4"
-
-
 def test_block_wise_has_one_block_of_the_given_size() -> None:
     params = QuantizationParams.block_wise(128)
     assert (params.block_size, params.num_parameter_sets, params.is_per_channel) == ((128,), 1, False)
@@ -114,15 +85,6 @@ def test_with_range_maps_the_range_to_all_codes() -> None:
     assert params.scales[0].item() == torch.tensor(2.0 / 127.5).item()
     # 2 / 127.5 is rounded up to float32, so -2 lies just inside half a step from -127.
     assert zp.quantize(torch.tensor([-2.0, -2.01, 2.0]), params).codes.tolist() == [-127, -128, 127]
-
-
-def test_with_range_keeps_the_observed_extremes() -> None:
-    params = QuantizationParams.uint8_asymmetric().with_range(-1.0, 3.0)
-    assert params.minimum is not None
-    assert params.maximum is not None
-    assert (params.minimum.tolist(), params.maximum.tolist()) == ([-1.0], [3.0])
-    assert params.zero_point is not None
-    assert params.zero_point.tolist() == [64]
 
 
 def test_with_range_leaves_the_original_alone() -> None:

@@ -259,14 +259,6 @@ def test_bad_thresholds_are_refused() -> None:
         dialect(torch.ones(3, dtype=torch.float16))
 
 
-def test_a_second_derivative_is_refused() -> None:
-    quantizer = LearnedThreshold("int4", 1.0)
-    y = quantizer(torch.tensor([0.3]))
-    (gradient,) = torch.autograd.grad(y.square().sum(), quantizer.log2_threshold, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-
-
 @pytest.mark.parametrize("rule", ["_3SD", "3sd", "max", None, 7, ThresholdRule])
 def test_a_rule_is_a_member_of_its_enumeration(rule: object) -> None:
     with pytest.raises(

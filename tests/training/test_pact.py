@@ -99,10 +99,3 @@ def test_other_schemes_are_refused(scheme: str) -> None:
 def test_a_first_alpha_that_is_not_positive_and_finite_is_refused(alpha: float) -> None:
     with pytest.raises(zp.RangeError, match=rf"alpha \(={alpha}\) must be positive and finite"):
         Pact("uint4", alpha)
-
-
-def test_a_second_derivative_is_refused() -> None:
-    leaf = torch.tensor([0.3], requires_grad=True)
-    (gradient,) = torch.autograd.grad(Pact("uint4", 1.0)(leaf).square().sum(), leaf, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
