@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import dequantized, quantize, save
-from tests.codecs.problems import assert_wrong
 from tests.peers import Peer, transformers
 
 import zeropoint as zp
@@ -165,29 +163,6 @@ def test_the_experts_of_transformers_lie_as_the_table_says() -> None:
     y = torch.arange(8.0)[None]
     gate, up = y[:, ::2].clamp(max=7), y[:, 1::2].clamp(-7, 7)
     assert torch.equal(module._apply_gate(y), (up + 1) * gate * torch.sigmoid(gate * 1.702))
-
-
-def changed(**changes: torch.Tensor | None) -> Tensors:
-    """Return somebody's experts with other tensors of gate_up_proj."""
-    wanted = {f"{GATE_UP}_{part}": tensor for part, tensor in changes.items()}
-    return {name: tensor for name, tensor in (codes() | wanted).items() if tensor is not None}
-
-
-WRONG: tuple[tuple[Callable[[], Tensors], str], ...] = (
-    (lambda: changed(scales=None), "_scales is missing, which the layer needs"),
-    (lambda: changed(blocks=None), "_blocks is missing"),
-    (lambda: changed(scales=torch.ones(3, 192, 2)), "blocks and scales are U8 and F32, but must be U8"),
-    (lambda: changed(scales=torch.ones(3, 192, 3, dtype=torch.uint8)), r"have shapes .*, but must have \(ex"),
-    (lambda: changed(blocks=torch.ones(3, 192, 32, dtype=torch.uint8)), r"have shapes .*, but must have"),
-    (lambda: changed(scales=torch.full((3, 192, 2), 255, dtype=torch.uint8)), "must be finite and"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("tensors", "rule"), WRONG)
-def test_what_is_wrong_with_a_file_is_one_sentence(
-    tensors: Callable[[], Tensors], rule: str, tmp_path: Path
-) -> None:
-    assert_wrong(theirs(tmp_path / "in", tensors()), GATE_UP, rule)
 
 
 def test_a_model_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import LLAMA, dequantized, quantize, save
-from tests.codecs.problems import assert_wrong
 from tests.oracles import tiny_models
 
 import zeropoint as zp
@@ -124,25 +122,3 @@ def test_transformers_loads_what_is_written_and_its_files_are_read(tmp_path: Pat
     for name in modules:
         wanted = functional.int8_vectorwise_dequant(saved[f"{name}.weight"], saved[f"{name}.SCB"])
         assert torch.equal(values[f"{name}.weight"], wanted.bfloat16())
-
-
-def without(part: str) -> Tensors:
-    return {name: tensor for name, tensor in stored().items() if name != f"{M}.{part}"}
-
-
-WRONG: tuple[tuple[Callable[[], Tensors], str], ...] = (
-    (lambda: without("SCB"), "SCB is missing, which int8 needs"),
-    (lambda: without("weight"), "weight is missing, which int8 needs"),
-    (lambda: stored() | {f"{M}.weight": torch.zeros(3, 128)}, "weight is F32 of shape .*, but must be I8"),
-    (lambda: stored() | {f"{M}.SCB": torch.ones(2)}, r"SCB is F32 of shape \[2\], but must be F32"),
-    (lambda: stored() | {f"{M}.weight_format": torch.tensor(2).byte()}, "weight_format is 2, which older"),
-    (lambda: stored() | {f"{M}.SCB": torch.tensor([0.5, -1.0, 1.0])}, "must be finite and"),
-    (lambda: stored() | {f"{M}.SCB": torch.tensor([0.5, 0.0, 1.0])}, "must be finite and"),
-)
-
-
-@pytest.mark.parametrize(("tensors", "rule"), WRONG)
-def test_what_is_wrong_with_a_file_is_one_sentence(
-    tensors: Callable[[], Tensors], rule: str, tmp_path: Path
-) -> None:
-    assert_wrong(theirs(tmp_path / "in", tensors()), M, rule)

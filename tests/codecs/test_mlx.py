@@ -198,23 +198,9 @@ def test_files_of_mlx_lm_are_read_with_its_values(tmp_path: Path, said: dict[str
     assert "quantization" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
-@pytest.mark.parametrize(("said", "message"), [
-    ({"bits": 7}, "mode 'affine' with bits 7 and group_size 64 is not read"),
-    ({"group_size": 48}, "and group_size 48 is not read"),
-    ({"bits": "4"}, "with bits '4' and"),
-    ({"bits": True}, "with bits True and"),
-    ({"mode": ["x"]}, r"mode \['x'\] with"),
-    ({"mode": "mxfp4"}, "mode 'mxfp4' with bits 4 and group_size 64"),
-    ({"mode": "mxfp4", "group_size": 32}, "scales is BF16 of shape"),
-    ({"bits": 8}, r"scales is BF16 of shape \[32, 4\], but must be BF16 of shape \[32, 2\]"),
-    ({M: False}, "the configuration says False of it, but it has scales"),
-    ({M: {"bits": 4}}, "bits 4 and group_size None is not read"),
-])  # fmt: skip
-def test_configurations_that_contradict_the_tensors_are_said(
-    tmp_path: Path, said: dict[str, Any], message: str
-) -> None:
-    folder = theirs(tmp_path / "in", **said)
-    with pytest.raises(ZeropointError, match=message):
+def test_a_configuration_that_contradicts_the_tensors_is_not_converted(tmp_path: Path) -> None:
+    folder = theirs(tmp_path / "in", bits=8)
+    with pytest.raises(ZeropointError, match=r"scales is BF16 of shape \[32, 4\], but must be BF16 of shape"):
         zp.convert_checkpoint(folder, tmp_path / "out", to="float32")
     assert not (tmp_path / "out").exists()
 

@@ -2,21 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tests.checkpoint.written import LLAMA, dequantized, quantize, save
-from tests.codecs.problems import assert_wrong
 from tests.codecs.torchao_files import wrapped, write
 
 import zeropoint as zp
 from zeropoint.codecs.torchao import CODEC
-from zeropoint.errors import UnsupportedError
 
 M = "a.up_proj"
 Tensors = dict[str, torch.Tensor]
@@ -89,44 +86,3 @@ def test_zero_points_are_read_where_the_configuration_has_them(tmp_path: Path) -
     wanted = (codes.view(2, 2, 32) - zeros[..., None]) * scales[..., None]
     found = load_file(tmp_path / "out" / "model.safetensors")[f"{M}.weight"]
     assert torch.equal(found.float(), wanted.view(2, 64))
-
-
-def without(part: str) -> Tensors:
-    return {name: tensor for name, tensor in stored().items() if not name.endswith(part)}
-
-
-def codes(value: int) -> Tensors:
-    return stored() | {f"{M}._weight_qdata": torch.full((2, 64), value, dtype=torch.int8)}
-
-
-WRONG: tuple[tuple[Callable[[], Tensors], Mapping[str, Any], str], ...] = (
-    (lambda: without("scale"), {}, "_weight_scale is missing, which IntxUnpackedToInt8Tensor needs"),
-    (lambda: without("qdata"), {}, "_weight_qdata is missing"),
-    (lambda: without("zero_point"), {}, "_weight_zero_point is missing"),
-    (lambda: stored() | {f"{M}._weight_act_pre_scale": torch.ones(1)}, {}, "_pre_scale has no place"),
-    (lambda: stored() | {f"{M}._weight_scale": torch.ones(2, 1)}, {}, r"is F32 of shape \[2, 1\], but"),
-    (lambda: codes(8), {}, "_weight_qdata has codes of more than 4 bits"),
-    (lambda: stored() | {f"{M}._weight_zero_point": torch.ones(2, 2).char()}, {}, "_zero_point is not 0"),
-    (stored, {"kind": "Int4PlainInt32Tensor"}, "weights of class 'Int4PlainInt32Tensor' are not read"),
-    (stored, {"kind": ["Int8Tensor"]}, "weights of class .* are not read"),
-    (stored, {"block_size": [2, 32]}, r"block_size \[2, 32\] in its metadata is not read"),
-    (stored, {"block_size": None}, "block_size None in its metadata is not read"),
-    (stored, {"target_dtype": wrapped("torch.dtype", "int1")}, "target_dtype 'int1' in its metadata"),
-    (stored, {"dtype": 7}, "dtype in its metadata is 7, but must be one of bfloat16"),
-    (stored, {"activation_quantization": "int8_asym_per_token"}, "quantized inputs 'int8_asym_per_token' in"),
-    (stored, {"kind": "Float8Tensor", "block_size": [1, 64]}, "Float8Tensor of .* is not read here"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("tensors", "changes", "rule"), WRONG)
-def test_what_is_wrong_with_a_file_is_one_sentence(
-    tensors: Callable[[], Tensors], changes: dict[str, Any], rule: str, tmp_path: Path
-) -> None:
-    assert_wrong(theirs(tmp_path / "in", tensors(), **changes), M, rule)
-
-
-def test_files_without_metadata_are_refused(tmp_path: Path) -> None:
-    folder = theirs(tmp_path / "in", stored())
-    save_file(stored(), folder / "model.safetensors")
-    with pytest.raises(UnsupportedError, match="its files have no metadata of torchao"):
-        zp.verify_checkpoint(folder)

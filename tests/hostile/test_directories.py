@@ -42,7 +42,6 @@ def test_a_directory_is_accepted_or_refused_in_the_words_that_matter(case: Case,
             command(path)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("case", [*QUANTIZED, *LAYOUT_CASES, *GGUF_FILES], ids=str)
 def test_a_wrong_configuration_of_quantized_weights_is_a_problem(case: Case, tmp_path: Path) -> None:
     path = case.write(tmp_path)
