@@ -38,7 +38,7 @@ def _case(topic: str, name: str, refusal: str | None, **changes: object) -> Case
     return Case(topic=topic, name=name, refusal=refusal, content=files)
 
 
-_PATHS = (
+PATHS = (
     "../x.safetensors", "../../../../etc/passwd", "/etc/passwd", "/dev/zero", "sub/x.safetensors", "./" + TWO,
     "..\\x.safetensors", "C:\\x.safetensors", "a\0b", "", ".", "..", "x" * 256, "\ud800.safetensors",
     "\x1b[2J/", "file:///etc/passwd/", "sub//",
@@ -48,7 +48,7 @@ _OUTSIDE = "/usr/bin/env"
 
 def _paths() -> Iterator[Case]:
     """Names that lead out of the directory, links, devices, FIFOs."""
-    for path in _PATHS:
+    for path in PATHS:
         yield _case("path", f"shard named {path[:24]!a}", "must be the plain name of a file",
                     files={INDEX: index({A: ONE, B: ONE, C: path})})  # fmt: skip
     for name in (TWO, INDEX, CONFIG, "tokenizer.json", "sub/notes.txt"):
@@ -158,7 +158,7 @@ def _configs() -> Iterator[Case]:
     yield _case("config", "remote code", None, files={
         CONFIG: b'{"auto_map": {"AutoModel": "evil.Model"}, "x": [Infinity]}', "evil.py": b"0"})  # fmt: skip
     yield _case("config", "key twice", None, files={CONFIG: b'{"a": 1, "a": 2}'})
-    yield _case("config", "pointer as configuration", "a Git LFS pointer", files={CONFIG: LFS})
+    yield _case("config", "pointer as configuration", "run `git lfs pull`", files={CONFIG: LFS})
     yield _case("other", "pointer as shard", "a Git LFS pointer", files={TWO: LFS})
     yield _case("other", "pointer as companion", None, files={"tokenizer.json": LFS})
     for name in ("pytorch_model.bin", "model.pt", "last.ckpt", "consolidated.00.pth", "w.npz", "x.gguf"):
