@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -17,6 +18,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import RunResult, run
 from zeropoint.codecs.protocol import Codec
 from zeropoint.codecs.registry import DEFAULT
+from zeropoint.errors import CheckpointError
 
 LINEAR = "model.layers.0.mlp.up_proj.weight"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
@@ -75,3 +77,16 @@ def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def digests_of_outputs(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file but those that name the source of a run."""
+    return {name: digest for name, digest in digests(folder).items() if name not in OF_RUNS}
+
+
+def refused(source: Path | str) -> str:
+    """Return the message with which a checkpoint is refused: one printable line."""
+    with pytest.raises(CheckpointError) as caught:
+        open_source(source)
+    assert str(caught.value).isprintable()
+    return str(caught.value)

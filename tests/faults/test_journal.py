@@ -60,6 +60,8 @@ def forged(lines: list[bytes], stage: Stage) -> dict[str, bytes]:
     return {
         "empty": b"",
         "zeros": bytes(10 << 20),
+        "a line end": b"\n",
+        "an empty record": b"00000000 00000000 \n",
         "zeros behind": whole + bytes(1 << 20),
         "text": b"not a journal\n" * 100,
         "doubled": whole + whole,

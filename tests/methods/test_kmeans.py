@@ -31,7 +31,7 @@ def least_error(numbers: np.ndarray, weights: np.ndarray, count: int) -> float:
     order = np.argsort(numbers)
     u, w = numbers[order], weights[order]
     least = math.inf
-    for cuts in combinations(range(1, len(u)), count - 1):
+    for cuts in combinations(range(1, len(u)), min(count, len(u)) - 1):
         total = 0.0
         for first, last in pairwise((0, *cuts, len(u))):
             part, mass = u[first:last], w[first:last]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.methods.test_kmeans import least_error
 from tests.peers import Peer
 
 import zeropoint as zp
@@ -52,20 +53,6 @@ def blocks_of(x: torch.Tensor, scheme: Scheme) -> Iterator[tuple[tuple[int, ...]
 def nearest(value: float, table: list[float]) -> float:
     """Return the nearest number of a table; a middle goes down."""
     return min(table, key=lambda number: (abs(number - value), number))
-
-
-def least_error(u: np.ndarray, w: np.ndarray, count: int) -> float:
-    """Return the least error of all ways to cut the sorted numbers into runs."""
-    order = np.argsort(u)
-    u, w = u[order], w[order]
-    least = math.inf
-    for cuts in itertools.combinations(range(1, len(u)), min(count, len(u)) - 1):
-        total = 0.0
-        for first, last in itertools.pairwise((0, *cuts, len(u))):
-            part, mass = u[first:last], w[first:last]
-            total += float((mass * (part - (mass * part).sum() / mass.sum()) ** 2).sum())
-        least = min(least, total)
-    return least
 
 
 @pytest.mark.crossed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.checkpoint.safetensors_bytes import blob, spec
-from tests.checkpoint.written import OF_RUNS, digests
+from tests.checkpoint.written import digests, digests_of_outputs, refused
 from tests.cli.checkpoints import write_llama
 from tests.codecs.onnx_models import model as onnx_model
 from tests.codecs.onnx_models import save
@@ -99,14 +99,6 @@ def test_requests_that_fail_in_passing_are_repeated(
         assert fault.struck == 1
         name = "model.safetensors"
         assert (tmp_path / f"{kind}{k}" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
-
-
-def refused(source: str) -> str:
-    """Return the message with which a checkpoint is refused: one printable line."""
-    with pytest.raises(CheckpointError) as caught:
-        open_source(source)
-    assert str(caught.value).isprintable()
-    return str(caught.value)
 
 
 def test_what_is_not_there_is_named(s3: S3Server, bucket: str) -> None:
@@ -215,7 +207,7 @@ def test_a_gguf_file_behind_a_url_gives_the_bytes_that_it_gives_on_disk(
     s3.put(bucket, f"models/{path.name}", path.read_bytes())
     for name, source in (("here", path), ("there", f"s3://{bucket}/models/{path.name}")):
         zp.convert_checkpoint(source, tmp_path / name, "compressed-tensors")
-    assert digests_but_manifest(tmp_path / "there") == digests_but_manifest(tmp_path / "here")
+    assert digests_of_outputs(tmp_path / "there") == digests_of_outputs(tmp_path / "here")
 
 
 def test_an_onnx_model_behind_a_url_gives_the_bytes_that_it_gives_on_disk(
@@ -226,12 +218,7 @@ def test_an_onnx_model_behind_a_url_gives_the_bytes_that_it_gives_on_disk(
         s3.put(bucket, f"models/{file.name}", file.read_bytes())
     for name, source in (("here", path), ("there", f"s3://{bucket}/models/model.onnx")):
         zp.quantize_checkpoint(source, tmp_path / name, "int8:channel", format="onnx")
-    assert digests_but_manifest(tmp_path / "there") == digests_but_manifest(tmp_path / "here")
-
-
-def digests_but_manifest(folder: Path) -> dict[str, str]:
-    """Return the digests of all files but those that say where the source was."""
-    return {name: digest for name, digest in digests(folder).items() if name not in OF_RUNS}
+    assert digests_of_outputs(tmp_path / "there") == digests_of_outputs(tmp_path / "here")
 
 
 def test_the_command_line_inspects_a_url(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.model.test_solved_weights import Stopping, ids, stopping
-from tests.checkpoint.written import digests
+from tests.checkpoint.written import digests, tensors_of
 from tests.peers import transformers
 
 import zeropoint as zp
@@ -74,10 +74,6 @@ def quantize(source: Path, out: Path, to: str = "int3:g32", **options: Any) -> z
     return zp.quantize_checkpoint(source, out, to, **given)
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
-
-
 @pytest.mark.parametrize(
     ("family", "biases", "weights"), [("qwen2", 6, 14), ("opt", 12, 12), ("neox", 8, 8), ("bert", 13, 13)]
 )
@@ -92,7 +88,7 @@ def test_biases_of_a_family_are_corrected_and_verified(
     folds, *_ = parsed_folds((tmp_path / "out" / RESCALED).read_text())
     added = {name: fold for name, fold in folds.items() if fold.added is not None}
     assert len(added) == biases
-    before, after = tensors(sources(family)), tensors(tmp_path / "out")
+    before, after = tensors_of(sources(family)), tensors_of(tmp_path / "out")
     for name, fold in added.items():
         assert torch.equal(after[name], fold.of(before[name]))
         assert not torch.equal(after[name], fold.rescaling.of(before[name]))
@@ -106,7 +102,7 @@ def test_weights_that_are_rounded_together_keep_the_corrections_of_their_start(
 ) -> None:
     for method in ("shift+gptq+bias", "shift+signround+bias"):
         quantize(sources("opt"), tmp_path / method, method=method)
-    before = tensors(sources("opt"))
+    before = tensors_of(sources("opt"))
     start, after = (
         parsed_folds((tmp_path / name / RESCALED).read_text())[0]
         for name in ("shift+gptq+bias", "shift+signround+bias")
@@ -115,7 +111,7 @@ def test_weights_that_are_rounded_together_keep_the_corrections_of_their_start(
     assert len(start) == len(after) == 12
     assert start[first].added is not None
     assert torch.equal(start[first].added, after[first].added), "of the same codes, on the same inputs"
-    written = tensors(tmp_path / "shift+signround+bias")
+    written = tensors_of(tmp_path / "shift+signround+bias")
     assert torch.equal(written[first], after[first].of(before[first]))
     assert zp.verify_checkpoint(tmp_path / "shift+signround+bias", sources("opt")).ok
 
@@ -130,7 +126,7 @@ def test_what_is_added_follows_from_the_files_in_the_order_of_the_original(
     quantize(source, tmp_path / "out", to, format=layout)
     assert zp.verify_checkpoint(tmp_path / "out", source).ok
     zp.dequantize_checkpoint(tmp_path / "out", tmp_path / "floats", dtype="float32")
-    before, after = tensors(source), tensors(tmp_path / "floats")
+    before, after = tensors_of(source), tensors_of(tmp_path / "floats")
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).eval()
     seen: list[torch.Tensor] = []
     model.get_submodule(module).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -227,5 +223,5 @@ def test_the_model_in_memory_has_the_biases_of_the_files(tmp_path: Path) -> None
         model, "int4:g32", method="gptq+bias", calibration=batches, ignore="*head*"
     ).model
     found = dict(made.named_parameters())
-    files = tensors(tmp_path / "out")
+    files = tensors_of(tmp_path / "out")
     assert torch.equal(found["model.decoder.layers.1.fc2.bias"], files["model.decoder.layers.1.fc2.bias"])

@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.checkpoint.interrupted import plan_of, stop_after
+from tests.checkpoint.written import refused
 from tests.cli.checkpoints import write_llama
-
-from zeropoint.checkpoint.read.source import open_source
-from zeropoint.errors import CheckpointError
-
-
-def refused(path: Path | str) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        open_source(path)
-    return str(caught.value)
 
 
 def test_a_name_of_the_hub_gets_the_command_that_downloads_it(

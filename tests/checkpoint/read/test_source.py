@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from tests.checkpoint.safetensors_bytes import blob, spec
+from tests.checkpoint.written import refused
 from tests.hostile.directories import PATHS
 from tests.peers import transformers
 
@@ -48,14 +49,6 @@ def lay_out(root: Path, *parts: Mapping[str, bytes]) -> Path:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(content)
     return root
-
-
-def refused(root: Path) -> str:
-    """Return the message with which a checkpoint is refused: one printable line."""
-    with pytest.raises(CheckpointError) as caught:
-        open_source(root)
-    assert str(caught.value).isprintable()
-    return str(caught.value)
 
 
 def test_a_single_file_checkpoint_is_read_with_its_companions(tmp_path: Path) -> None:

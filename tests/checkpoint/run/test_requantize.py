@@ -9,7 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.checkpoint.quantized_inputs import BLOCKS, dequantized_by_others, fp8_layer, save_like, to_fp8
-from tests.checkpoint.written import CONFIG, OF_RUNS, ONE, digests, quantize, save, tensors_of, weight
+from tests.checkpoint.written import (
+    CONFIG,
+    ONE,
+    digests,
+    digests_of_outputs,
+    quantize,
+    save,
+    tensors_of,
+    weight,
+)
 from tests.oracles import synthetic_llama
 from tests.peers import Peer
 from tests.tensors import same_bytes
@@ -37,11 +46,6 @@ UP, DOWN, Q = (
 )
 
 
-def written(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file but those that name the source."""
-    return {name: digest for name, digest in digests(folder).items() if name not in OF_RUNS}
-
-
 def requantize(
     source: Path, out: Path, to: str | RecipeText, selection: Selection = FIRST, limits: Limits = ONE
 ) -> RunResult:
@@ -67,7 +71,7 @@ def test_fp8_blocks_come_out_as_if_others_had_dequantized_them_first(
     floats = save_like(tmp_path / "floats", fp8, dequantized_by_others(fp8))
     quantize(floats, tmp_path / "expected", to)
     requantize(fp8, tmp_path / "out", to)
-    assert written(tmp_path / "out") == written(tmp_path / "expected")
+    assert digests_of_outputs(tmp_path / "out") == digests_of_outputs(tmp_path / "expected")
 
 
 @pytest.mark.parametrize("first", ["w8a8", "int4:g32:asym", "nvfp4a16", "mxfp8"])
@@ -78,7 +82,7 @@ def test_compressed_tensors_come_out_as_if_others_had_dequantized_them_first(
     floats = save_like(tmp_path / "floats", tmp_path / "first", dequantized_by_others(tmp_path / "first"))
     quantize(floats, tmp_path / "expected", "w4a16")
     requantize(tmp_path / "first", tmp_path / "out", "w4a16")
-    found, expected = (written(tmp_path / name) for name in ("out", "expected"))
+    found, expected = (digests_of_outputs(tmp_path / name) for name in ("out", "expected"))
     # They differ in space alone, since one text was written by json.
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "expected")]
     assert configs[0] == configs[1]

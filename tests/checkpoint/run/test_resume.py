@@ -107,50 +107,6 @@ def test_a_journal_that_ends_anywhere_is_used_up_to_there(
         shutil.rmtree(out)
 
 
-def _flip(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
-
-
-def _lines(change: Callable[[list[bytes]], list[bytes]]) -> Callable[[bytes], bytes]:
-    return lambda data: b"".join(change(data.splitlines(keepends=True)))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _flip,
-        _lines(lambda lines: [*lines[:9], lines[10], lines[9], *lines[11:]]),
-        _lines(lambda lines: [*lines[:9], lines[8], *lines[9:]]),
-        _lines(lambda lines: [*lines[:9], *lines[10:]]),
-        lambda data: data + data,
-        lambda data: data + b"garbage\n",
-        lambda data: data + bytes(10_000_000),
-        lambda _: bytes(10_000_000),
-        lambda _: b"\n",
-        lambda _: b"00000000 00000000 \n",
-    ],
-    ids=[
-        "flipped",
-        "swapped",
-        "doubled",
-        "missing",
-        "twice",
-        "garbage",
-        "zeros-behind",
-        "zeros",
-        "newline",
-        "empty-record",
-    ],
-)
-def test_a_damaged_journal_never_leads_to_wrong_bytes(
-    change: Callable[[bytes], bytes], source: Path, stopped: Path, golden: dict[str, str]
-) -> None:
-    path = stopped / JOURNAL
-    path.write_bytes(change(path.read_bytes()))
-    assert resumed(plan_of(source), stopped, golden).path == stopped
-
-
 def test_the_records_of_another_run_of_the_same_plan_are_not_believed(
     source: Path, stopped: Path, tmp_path: Path, golden: dict[str, str]
 ) -> None:

@@ -30,7 +30,10 @@ SCALE, PACKED = f"{Q}.weight_scale", f"{Q}.weight_packed"
 NAN, INF = float("nan"), float("inf")
 NORM = "model.layers.0.input_layernorm.weight"
 SHARDS = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
-QUICK = [case for case in llmcompressor_golden.CASES if case[1] == "bfloat16"]
+CASES = [
+    pytest.param(*case, marks=() if case[1] == "bfloat16" else pytest.mark.slow)
+    for case in llmcompressor_golden.CASES
+]
 
 
 def _problems(source: Path, out: Path) -> tuple[object, ...]:
@@ -38,19 +41,8 @@ def _problems(source: Path, out: Path) -> tuple[object, ...]:
     return (*verify(out, source).problems, *verify(out).problems)
 
 
-@pytest.mark.parametrize(("preset", "dtype", "moe"), QUICK)
+@pytest.mark.parametrize(("preset", "dtype", "moe"), CASES)
 def test_a_whole_output_of_llm_compressor_has_no_problem(
-    preset: str, dtype: str, moe: bool, sources: dict[tuple[str, bool], Path], tmp_path: Path
-) -> None:
-    out = as_llm_compressor(sources[dtype, moe], tmp_path / "out", preset, dtype, moe=moe)
-    assert _problems(sources[dtype, moe], out) == ()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "dtype", "moe"), [case for case in llmcompressor_golden.CASES if case not in QUICK]
-)
-def test_a_whole_output_of_another_dtype_has_no_problem(
     preset: str, dtype: str, moe: bool, sources: dict[tuple[str, bool], Path], tmp_path: Path
 ) -> None:
     out = as_llm_compressor(sources[dtype, moe], tmp_path / "out", preset, dtype, moe=moe)
