@@ -123,9 +123,11 @@ def _made(x: torch.Tensor, scheme: Scheme, data: torch.Tensor, chosen: Params) -
 
 
 def _quantize_into(
-    x: torch.Tensor, scheme: str | Scheme | QuantizationParams, out: QuantizedTensor,
+    x: torch.Tensor,
+    scheme: str | Scheme | QuantizationParams,
+    out: QuantizedTensor,
     extremes: tuple[float, float] | None = None,
-) -> QuantizedTensor:  # fmt: skip
+) -> QuantizedTensor:
     given = isinstance(scheme, QuantizationParams)
     if not isinstance(out, QuantizedTensor):
         raise DtypeError(f"out (a {type(out).__name__}) must be a QuantizedTensor, an earlier result")

@@ -112,8 +112,10 @@ def _timed(cases: Sequence[Case], rounds: int, progress: Progress | None) -> Ite
         work = job(case, sources[case.dtype])
         seconds = in_turns({"kernel": work.again, "copy": copies.of(work.nbytes)}, rounds)
         yield Speed(
-            label=case.label, nbytes=work.nbytes, seconds=min(seconds["kernel"]),
+            label=case.label,
+            nbytes=work.nbytes,
+            seconds=min(seconds["kernel"]),
             copy_seconds=min(seconds["copy"]),
-        )  # fmt: skip
+        )
         if progress is not None:
             progress(done, len(cases), case.label)

@@ -41,9 +41,11 @@ from .search import search
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 app = typer.Typer(
-    rich_markup_mode=None, pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]}, cls=GroupedCommands,
-)  # fmt: skip
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=GroupedCommands,
+)
 app.command(short_help="Quantize a checkpoint.", cls=GroupedOptions)(quantize)
 app.command(short_help="Show what quantize would do.", cls=GroupedOptions)(plan_command)
 app.command(short_help="Choose a scheme for each layer within a budget.", cls=GroupedOptions)(search)

@@ -98,9 +98,10 @@ def _places(sentence: Tagged, known: Mapping[str, frozenset[str]]) -> list[int]:
     """
     own = {word for word, _ in sentence}
     return [
-        at for at, (word, tag) in enumerate(sentence)
+        at
+        for at, (word, tag) in enumerate(sentence)
         if at and tag in CONTENT_TAGS and _WORD.fullmatch(word) and known[tag] - own
-    ]  # fmt: skip
+    ]
 
 
 def _item(

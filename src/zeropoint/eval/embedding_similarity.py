@@ -44,9 +44,7 @@ def embedding_samples(own: Floats, base: Floats) -> Samples:
     """
     similar, base_similar = (_similarities(x) for x in (own, base))
     own, base = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (own, base))
-    return {
-        COSINE: (own * base).sum(1), NEIGHBORS: neighbor_overlap(similar, base_similar, _NEIGHBORS)
-    }  # fmt: skip
+    return {COSINE: (own * base).sum(1), NEIGHBORS: neighbor_overlap(similar, base_similar, _NEIGHBORS)}
 
 
 def _similarities(embeddings: Floats) -> Floats:

@@ -286,9 +286,11 @@ def evaluate(
                 f"{shown(other.given)} is {kinds[not encoder]}, and the reference {kinds[encoder]}; compare "
                 "models of one kind"
             )
-    asked = _asked_of_encoder(reference, text, settings) if encoder else _asked_of_language_model(
-        reference, others, text, settings=settings, limits=limits, cache=cache
-    )  # fmt: skip
+    asked = (
+        _asked_of_encoder(reference, text, settings)
+        if encoder
+        else _asked_of_language_model(reference, others, text, settings=settings, limits=limits, cache=cache)
+    )
     found: list[ModelQuality] = []
     with _base(reference, asked, cache, (settings, limits), progress=progress) as base:
         rows = [("noise floor: the reference in bfloat16", reference, torch.bfloat16)]
@@ -416,9 +418,11 @@ def _ask_for_continuations(
     prompts = prompts_of(tokens.ids, settings.continuations, min(_PROMPT, settings.context // 2))
     number = min(settings.tokens, settings.context - prompts.shape[1])
     length = prompts.shape[1]
-    if known is None or known.shape != (len(prompts), length + number) or not torch.equal(
-        known[:, :length], prompts
-    ):  # fmt: skip
+    if (
+        known is None
+        or known.shape != (len(prompts), length + number)
+        or not torch.equal(known[:, :length], prompts)
+    ):
         with opened(reference, [{"input_ids": prompts}], limits, dtype=settings.dtype) as (model, _):
             whole = sum(p.nbytes for p in model.root.parameters())
             needed = whole if limits.on_gpu else whole + limits.base_memory

@@ -53,8 +53,10 @@ def language_samples(scores: TokenScores) -> Samples:
         scores: of all tokens.
     """
     return {
-        RATIO: scores.nll - scores.base_nll, KLD: scores.kld, SAME_TOP: scores.same_top.astype(np.float64)
-    }  # fmt: skip
+        RATIO: scores.nll - scores.base_nll,
+        KLD: scores.kld,
+        SAME_TOP: scores.same_top.astype(np.float64),
+    }
 
 
 def _perplexities(scores: TokenScores) -> Iterator[tuple[str, Estimate]]:

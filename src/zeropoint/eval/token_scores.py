@@ -77,7 +77,8 @@ def _scores(logits: torch.Tensor, base: torch.Tensor, tokens: torch.Tensor) -> T
     q, p = logits.log_softmax(-1), base.log_softmax(-1)
     own = tokens[:, None].to(logits.device)
     return TokenScores(
-        nll=-q.gather(-1, own)[:, 0].cpu().numpy(), base_nll=-p.gather(-1, own)[:, 0].cpu().numpy(),
+        nll=-q.gather(-1, own)[:, 0].cpu().numpy(),
+        base_nll=-p.gather(-1, own)[:, 0].cpu().numpy(),
         kld=(p.exp() * (p - q)).sum(-1).cpu().numpy(),
         same_top=(logits.argmax(-1) == base.argmax(-1)).cpu().numpy(),
-    )  # fmt: skip
+    )

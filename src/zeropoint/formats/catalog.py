@@ -122,7 +122,7 @@ _ROWS: tuple[tuple[str, Format, str], ...] = (
         for bits in _NORMAL
     ),
     ("iq4", CodebookFormat(_IQ4), "ggml-common.h, kvalues_iq4nl: without a zero"),
-)  # fmt: skip
+)
 
 CATALOG: MappingProxyType[str, Format] = MappingProxyType({name: fmt for name, fmt, _ in _ROWS})
 """Name to format, in the order of the table in the documentation."""
@@ -156,11 +156,13 @@ _HIGGS16 = (
     1.5314953327178955, 1.2942044734954834, -0.0011779458727687597, 0.00022069070837460458,
     1.4274526834487915, -1.207889199256897, -0.16123905777931213, 0.8787511587142944,
 )  # fmt: skip
-GRIDS: MappingProxyType[str, VectorFormat] = MappingProxyType({
-    "higgs16": VectorFormat(rows_of(_HIGGS16, 2)),
-    "normal64": VectorFormat(rows_of(NORMAL64, 2)),
-    "normal256": VectorFormat(rows_of(NORMAL256, 2)),
-})  # fmt: skip
+GRIDS: MappingProxyType[str, VectorFormat] = MappingProxyType(
+    {
+        "higgs16": VectorFormat(rows_of(_HIGGS16, 2)),
+        "normal64": VectorFormat(rows_of(NORMAL64, 2)),
+        "normal256": VectorFormat(rows_of(NORMAL256, 2)),
+    }
+)
 """Tables of vectors by the names that their text form takes in the place of values: ``vector2[higgs16]``."""
 
 _NAMES = {fmt: name for name, fmt, _ in reversed(_ROWS)}

@@ -196,9 +196,10 @@ def spelled(text: str) -> MethodChain | None:
     return MethodChain(
         rotation=next((part for part in parts if isinstance(part, ModelRotation)), None),
         rescalings=tuple(cast(Rescaling, part) for part in parts if _rescales(part.name)),
-        steps=tuple(cast(Step, _known(name)) for name in moves), end=end,
+        steps=tuple(cast(Step, _known(name)) for name in moves),
+        end=end,
         corrections=tuple(cast(Correction, _known(name)) for name in behind),
-    )  # fmt: skip
+    )
 
 
 DEFAULT_END = "mse_weighted"

@@ -75,9 +75,11 @@ class ChannelFold:
         """Return the composition; the first fold has no summand."""
         assert self.added is None
         return ChannelFold(
-            rows=_both(self.rows, other.rows), columns=_both(self.columns, other.columns),
-            one=max(self.one, other.one), added=other.added,
-        )  # fmt: skip
+            rows=_both(self.rows, other.rows),
+            columns=_both(self.columns, other.columns),
+            one=max(self.one, other.one),
+            added=other.added,
+        )
 
 
 def _both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:

@@ -79,9 +79,7 @@ def _factored(mean: torch.Tensor) -> Factored:
         costs = torch.empty_like(pivots)
         costs[order] = pivots
         costs[dead] = 0.0
-        return Factored(
-            costs=costs, damped=damped, upper=upper, pivots=pivots, order=order, damping=damping
-        )  # fmt: skip
+        return Factored(costs=costs, damped=damped, upper=upper, pivots=pivots, order=order, damping=damping)
     raise CalibrationError(
         "the Gram matrix of the inputs is not positive definite, whatever is added to its diagonal: its "
         "numbers lie too far apart; give the layer method mse_weighted"

@@ -143,7 +143,7 @@ def coded(values: torch.Tensor, params: QuantizationParams) -> QuantizedTensor:
     q = quantize(values.reshape(params.shape).to(dtype), wide)
     return QuantizedTensor(
         data=q.data, params=params, shape=params.shape, dtype=params.dtype, own_params=True
-    )  # fmt: skip
+    )
 
 
 def _explicit(scheme: Scheme, dtype: torch.dtype) -> Scheme:

@@ -40,10 +40,11 @@ def output_error(target: torch.Tensor, values: torch.Tensor, gram: Statistics, g
     bounds = _bounds(whole, grid)
     total = max(float(squares.sum()), torch.finfo(torch.float64).tiny)
     return OutputError(
-        loss=float(losses.sum()) / total, bound=float(bounds.sum()) / total,
+        loss=float(losses.sum()) / total,
+        bound=float(bounds.sum()) / total,
         over=int((losses > bounds * _ROUNDED).sum()),
         statistics=statistics_digest(gram),
-    )  # fmt: skip
+    )
 
 
 def statistics_digest(gram: Statistics) -> str:

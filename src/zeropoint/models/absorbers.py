@@ -256,9 +256,7 @@ def _makes_up(probe: BlockProbe, found: Sequence[Absorber], outputs: Sequence[to
     return left <= (_ROUNDED if rounded else _LEFT) ** 2 * moved
 
 
-def _halved_outputs(
-    probe: BlockProbe, found: Sequence[Absorber], *, made_up: bool
-) -> list[torch.Tensor]:  # fmt: skip
+def _halved_outputs(probe: BlockProbe, found: Sequence[Absorber], *, made_up: bool) -> list[torch.Tensor]:
     """Return the block's outputs under halved rows, with or without compensation."""
     with probe.unchanged({each.name for each in found} | {name for each in found for name in each.readers}):
         for each in found:

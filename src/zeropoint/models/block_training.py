@@ -204,9 +204,11 @@ class _Search:
             found: dict[int, Sequence[torch.Tensor | None]] = {}
 
             def act(
-                number: int, block: Callable[[], Any], wanted: Any,
+                number: int,
+                block: Callable[[], Any],
+                wanted: Any,
                 found: dict[int, Sequence[torch.Tensor | None]] = found,
-            ) -> None:  # fmt: skip
+            ) -> None:
                 with torch.enable_grad():
                     error = error_of(block(), wanted)
                 if error.requires_grad:

@@ -314,7 +314,7 @@ class Watch:
         params, statistics = self.params(), self.statistics()
         return Calibration(
             params=params, statistics=statistics, batches=batches, borrowed=tuple(self.borrowed)
-        )  # fmt: skip
+        )
 
     def _params_of(self, place: _Place, scheme: Scheme) -> QuantizationParams:
         # A router may send no token to an expert, however much text there is.

@@ -133,9 +133,10 @@ def quantize_model(  # noqa: PLR0913 (a model, a recipe, and the options of it)
 
 
 def _converted(
-    entries: Sequence[str | Converted], layers: Mapping[str, PreparedLayer],
+    entries: Sequence[str | Converted],
+    layers: Mapping[str, PreparedLayer],
     calibration: Calibration | None = None,
-) -> tuple[dict[nn.Module, nn.Module], tuple[Converted, ...]]:  # fmt: skip
+) -> tuple[dict[nn.Module, nn.Module], tuple[Converted, ...]]:
     """Return the converted layers, and the record of each entry.
 
     entries: in the model's order, names of prepared layers, and records of other layers. calibration: the

@@ -73,7 +73,7 @@ class PackedWeight(nn.Module):
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Raise UnsupportedError: a packed weight cannot be used as a tensor."""
         own = next((arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, cls)), None)
         described = "" if own is None else f" ({own.extra_repr()})"

@@ -88,14 +88,16 @@ def _one_scale(params: QuantizationParams) -> torch.Tensor:
     return scale
 
 
-QAT_CONFIGS: Mapping[str, QATConfig] = MappingProxyType({
-    "minmax": QATConfig(),
-    "average": QATConfig(activation=_average_activation),
-    "fixed": QATConfig(weight=FakeQuantize.from_tensor),
-    "lsq": QATConfig(weight=LearnedScale.from_tensor, activation=_lsq_activation),
-    "tqt": QATConfig(weight=_threshold_weight, activation=_threshold_activation),
-    "pact": QATConfig(activation=_pact_activation),
-})  # fmt: skip
+QAT_CONFIGS: Mapping[str, QATConfig] = MappingProxyType(
+    {
+        "minmax": QATConfig(),
+        "average": QATConfig(activation=_average_activation),
+        "fixed": QATConfig(weight=FakeQuantize.from_tensor),
+        "lsq": QATConfig(weight=LearnedScale.from_tensor, activation=_lsq_activation),
+        "tqt": QATConfig(weight=_threshold_weight, activation=_threshold_activation),
+        "pact": QATConfig(activation=_pact_activation),
+    }
+)
 """QAT configurations by name. How the scales of weights, and of static activations, are updated:
 
 ``minmax``: recomputed from the weights; constant. ``average``: recomputed from the weights; moving average of

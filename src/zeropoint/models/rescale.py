@@ -47,10 +47,12 @@ class Absorbers:
         """Return the absorbers of sites of a block, named by ``prefix``."""
         cut = len(prefix)
         key = (
-            tuple((name[cut:], type(m), tuple(m.get_parameter("weight").shape))
-                  for name, m in probe.modules.items()),
+            tuple(
+                (name[cut:], type(m), tuple(m.get_parameter("weight").shape))
+                for name, m in probe.modules.items()
+            ),
             tuple(tuple(name[cut:] for name in site.readers) for site in sites),
-        )  # fmt: skip
+        )
         known = self._known.get(key)
         if known is not None:
             found = tuple(_renamed(each, lambda name: prefix + name) for each in known)
@@ -89,9 +91,11 @@ class QuantizedReader:
 
 
 def rescale(
-    probe: BlockProbe, absorbers: Sequence[Absorber], quantized: Sequence[QuantizedReader],
+    probe: BlockProbe,
+    absorbers: Sequence[Absorber],
+    quantized: Sequence[QuantizedReader],
     inputs: Mapping[str, torch.Tensor],
-) -> RescaledBlock:  # fmt: skip
+) -> RescaledBlock:
     """Return the channel folds of a block's parameters.
 
     Args:
@@ -123,9 +127,11 @@ def rescale(
             ]
             given = now(found.name)[found.first :]
             channels = Channels(
-                inputs=x, readers=tuple(readers), place=found.place,
+                inputs=x,
+                readers=tuple(readers),
+                place=found.place,
                 given=given.abs().amax(1)[found.place] if given.ndim > 1 else None,
-            )  # fmt: skip
+            )
             best = rescaled(step, channels)
             notes.append(f"{found.readers[0]}: {step.name} {best.note}" if bool(best.steps.any()) else "")
             x = x / numbers_of(best.steps).float()

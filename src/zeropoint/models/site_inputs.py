@@ -159,7 +159,7 @@ class SiteInputs:
 
 def loss_on(
     samples: Samples | None, weight: torch.Tensor, values: torch.Tensor, added: torch.Tensor | None = None
-) -> float | None:  # fmt: skip
+) -> float | None:
     """Return the output loss relative to the float model, if known.
 
     Args:

@@ -103,7 +103,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Run an operator; its outputs inherit the highest input level."""
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         level = max(map(self.level, inputs), default=0)

@@ -83,10 +83,12 @@ def _task(name: str, gives: Assignment, layer: nn.Linear) -> WeightTask:
         raise UnsupportedError(needs_checkpoint(method))
     dynamic = gives.input is not None and gives.input.dynamic
     return WeightTask(
-        name=name, layer=name, scheme=gives.weight,
+        name=name,
+        layer=name,
+        scheme=gives.weight,
         method=method if "bias" in dict(layer.named_parameters()) else without_corrections(method),
         source=DynamicQuantize(gives.input) if dynamic and gives.input is not None else None,
-    )  # fmt: skip
+    )
 
 
 def _without_methods(recipe: Recipe) -> Recipe:

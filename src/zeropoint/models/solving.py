@@ -458,11 +458,13 @@ class _Block:
         if self._own is None and of_block(task):
             notes = (*notes, f"outside of all blocks: codes of {start_of(task.method).name}")
         return Loss(
-            vectors=0 if known is None else int(known["vectors"]), own=data.own,
+            vectors=0 if known is None else int(known["vectors"]),
+            own=data.own,
             seen=loss_on(data.seen, weight, values, added),
             held_out=loss_on(data.held_out, weight, values, added),
-            notes=notes, outputs=result.outputs,
-        )  # fmt: skip
+            notes=notes,
+            outputs=result.outputs,
+        )
 
     def _install(self, task: WeightTask, result: LayerResult) -> None:
         weight = _weight(self._layers[task.layer])
@@ -484,7 +486,7 @@ def _rounds(source: nn.Module) -> Callable[..., tuple[tuple[Any, ...], dict[str,
 
 def _reader(
     weight: torch.Tensor, *, scheme: Scheme, method: Method, source: nn.Module | None
-) -> ChannelReader:  # fmt: skip
+) -> ChannelReader:
     return ChannelReader(weight=weight, scheme=scheme, method=method, source=source)
 
 

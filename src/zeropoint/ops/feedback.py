@@ -160,9 +160,11 @@ def output_errors(
         raise ShapeError(f"values (shape {tuple(values.shape)}) must have the shape of {tuple(weight.shape)}")
     # A grid of one number for each column leaves feedback no choice.
     only = Grid(
-        levels=torch.zeros(1, dtype=torch.float64, device=weight.device), scale=torch.ones_like(values),
-        block_of=torch.arange(weight.shape[-1], device=weight.device), offset=values.contiguous(),
-    )  # fmt: skip
+        levels=torch.zeros(1, dtype=torch.float64, device=weight.device),
+        scale=torch.ones_like(values),
+        block_of=torch.arange(weight.shape[-1], device=weight.device),
+        offset=values.contiguous(),
+    )
     return feed_back(weight, m, d, order, only)[1]
 
 

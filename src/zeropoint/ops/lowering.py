@@ -282,9 +282,11 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     )
     if isinstance(fmt, IntFormat):
         return base._replace(
-            low=scheme.qmin, high=scheme.qmax, zero_place=_zero_place(scheme),
+            low=scheme.qmin,
+            high=scheme.qmax,
+            zero_place=_zero_place(scheme),
             sign=1 << (fmt.bits - 1) if fmt.signed else 0,
-        )  # fmt: skip
+        )
     if isinstance(fmt, FloatFormat):
         zero = 2.0**-134 if exact else 0.0
         positive = fmt.bits <= scheme.dialect.positive_zero_bits
@@ -319,9 +321,11 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
     unsigned = scheme.element.min >= 0
     rule = LoweredRule(
         how=How.GIVEN,
-        divisor=float(scheme.divisor), narrow=_NARROW[rounder(scheme, dtype)], unit=step,
+        divisor=float(scheme.divisor),
+        narrow=_NARROW[rounder(scheme, dtype)],
+        unit=step,
         unsigned=unsigned and scheme.zero_point is ZeroPoint.NONE,
-    )  # fmt: skip
+    )
     if first.rule.power_of_two:
         return _power_rule(scheme, dtype, rule)
     assert isinstance(fmt, FloatFormat)
@@ -333,9 +337,11 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
         )
         return _under_a_coarse_scale(scheme, rule) if two_levels else _alone(scheme, fmt, dtype, least, rule)
     rule = rule._replace(
-        how=How.LINEAR, stored=_NARROW[dtype_of(fmt)], zero_scale=float(zero_scale(scheme, dtype)),
+        how=How.LINEAR,
+        stored=_NARROW[dtype_of(fmt)],
+        zero_scale=float(zero_scale(scheme, dtype)),
         least=least,
-    )  # fmt: skip
+    )
     if scheme.zero_point is ZeroPoint.NONE:
         return rule
     return rule._replace(
@@ -367,9 +373,11 @@ def _alone(
 ) -> LoweredRule:
     quiet = torch.tensor(max(zero_scale(scheme, dtype), smallest(fmt)), device="cpu")
     return rule._replace(
-        least=least, zero_scale=0.0, empty_scale=float(round_to(quiet, fmt, up=False)),
+        least=least,
+        zero_scale=0.0,
+        empty_scale=float(round_to(quiet, fmt, up=False)),
         ceiling=top(fmt, up=False),
-    )  # fmt: skip
+    )
 
 
 def _offset(scheme: Scheme) -> Offset:
@@ -386,8 +394,8 @@ def _power_rule(scheme: Scheme, dtype: torch.dtype, rule: LoweredRule) -> Lowere
         # Below this a float16 block has a scale of 0 in its own dtype, which the dialect replaces by 1; other
         # blocks have at least the exponent of its normal numbers.
         rule = rule._replace(
-            quiet=quiet_below(scheme), quiet_byte=127, least_byte=max(127 - 14 - scheme.element.emax, 0),
-        )  # fmt: skip
+            quiet=quiet_below(scheme), quiet_byte=127, least_byte=max(127 - 14 - scheme.element.emax, 0)
+        )
     return rule
 
 

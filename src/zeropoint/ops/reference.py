@@ -250,9 +250,10 @@ def spread_parameters(
 ) -> Spread:
     """Return the parameters of each element of a tensor."""
     blocks = (
-        effective_scale(scheme, params, shape, dtype), zero_point_of(scheme, params),
+        effective_scale(scheme, params, shape, dtype),
+        zero_point_of(scheme, params),
         effective_offset(scheme, params, shape, dtype),
-    )  # fmt: skip
+    )
     return Spread(*(None if v is None else spread_blocks(v, scheme.granularity, shape) for v in blocks))
 
 

@@ -22,8 +22,9 @@ def check(params: QuantizationParams, *, negative_scales: bool = False) -> None:
     """Raise what :meth:`QuantizationParams.validate` raises."""
     scheme = params.scheme
     for name, tensors, levels in (
-        ("scales", params.scales, scheme.scales), ("offsets", params.offsets, scheme.offsets)
-    ):  # fmt: skip
+        ("scales", params.scales, scheme.scales),
+        ("offsets", params.offsets, scheme.offsets),
+    ):
         if len(tensors) != len(levels):
             raise SchemeError(
                 f"{name} (length {len(tensors)}) must number {len(levels)}, as many as {scheme} has"

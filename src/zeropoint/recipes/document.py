@@ -327,7 +327,7 @@ def _rule(place: _Place) -> Rule:
         lambda: Rule(
             name=name, types=types, shape=shape, dtypes=dtypes, gives=gives, reason=reason, place=str(place)
         ),
-    )  # fmt: skip
+    )
 
 
 def _given(place: _Place, fields: dict[str, Any]) -> tuple[Assignment | None, str]:

@@ -36,11 +36,13 @@ _ENCODER = """\
 method: mse
 default: w8a16
 """
-FAMILIES: Mapping[str, str] = MappingProxyType({
-    **dict.fromkeys(("llama", "mistral", "qwen", "gemma", "mixtral", "qwen3-moe"), _ATTENTION),
-    "qwen2-moe": _SHARED.format(shared="shared_expert"),
-    "deepseek": _SHARED.format(shared="shared_experts"),
-    "gpt-oss": _EXPERTS,
-    "bert": _ENCODER,
-})  # fmt: skip
+FAMILIES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("llama", "mistral", "qwen", "gemma", "mixtral", "qwen3-moe"), _ATTENTION),
+        "qwen2-moe": _SHARED.format(shared="shared_expert"),
+        "deepseek": _SHARED.format(shared="shared_experts"),
+        "gpt-oss": _EXPERTS,
+        "bert": _ENCODER,
+    }
+)
 """Name to recipe in YAML; gpt-oss's is for the layout of its own checkpoints."""

@@ -39,9 +39,11 @@ def evaluation_report(found: Evaluation, *, seconds: float, everything: bool = F
     notes = [f"{head_of(model)}: {note}" for model in found.models for note in model.notes]
     parts = [f"reference: {name(found.reference)} ({size_of(found.reference_bytes)})", *found.data]
     return Group(
-        table, Text(), *lines([*notes, *found.notes, *below_floor(found)], "note: "),
+        table,
+        Text(),
+        *lines([*notes, *found.notes, *below_floor(found)], "note: "),
         Text("\n".join(parts) + f"\nevaluated in {seconds:.1f} s"),
-    )  # fmt: skip
+    )
 
 
 def usual_statistics(found: Evaluation) -> tuple[str, ...]:

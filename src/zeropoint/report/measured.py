@@ -38,11 +38,13 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
         best = f"each within the budget loses at least {allocation.bound:.6g}"
     yield FactList(
         (
-            ("budget", str(result.budget)), ("bits of each weight", f"{result.bits:.3f}"),
-            ("of all files", size_of(result.plan.output_bytes)), ("loss", f"{allocation.loss:.6g}"),
+            ("budget", str(result.budget)),
+            ("bits of each weight", f"{result.bits:.3f}"),
+            ("of all files", size_of(result.plan.output_bytes)),
+            ("loss", f"{allocation.loss:.6g}"),
         ),
         large=True,
-    )  # fmt: skip
+    )
     yield Sentence(f"Importance of layers: {result.importance}. Of all choices: {best}.")
     yield from map(Sentence, result.notes)
     what = "The least loss at each size, candidates for all layers, and what was chosen."
@@ -78,10 +80,12 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
 
 def evaluation_nodes(found: Evaluation) -> Iterator[Node]:
     """Yield statistics of models, as far from the reference as they are."""
-    yield FactList((
-        ("reference", f"{last_part(found.reference)} ({size_of(found.reference_bytes)})"),
-        *(("data", line) for line in found.data),
-    ))  # fmt: skip
+    yield FactList(
+        (
+            ("reference", f"{last_part(found.reference)} ({size_of(found.reference_bytes)})"),
+            *(("data", line) for line in found.data),
+        )
+    )
     yield from map(Sentence, (*found.notes, *below_floor(found)))
     yield from (Sentence(f"{head_of(model)}: {note}") for model in found.models for note in model.notes)
     names = list(found.models[0].statistics) if found.models else []

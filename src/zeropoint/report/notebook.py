@@ -112,13 +112,15 @@ def _(shown: QuantizationParams) -> tuple[Node, ...]:
     named += [(f"offsets of level {n}", each) for n, each in enumerate(shown.offsets)]
     rows = [
         (
-            text_cell(name), text_cell(shape(tuple(each.shape))), text_cell(str(each.dtype)),
+            text_cell(name),
+            text_cell(shape(tuple(each.shape))),
+            text_cell(str(each.dtype)),
             number_cell(float(each.double().min()), f"{float(each.double().min()):.4g}"),
             number_cell(float(each.double().max()), f"{float(each.double().max()):.4g}"),
         )
         for name, each in named
         if each.numel()
-    ]  # fmt: skip
+    ]
     heads = ("parameters", "shape", "dtype", "smallest", "largest")
     return (*_head(shown), _folded("Tensors", heads, rows, len(rows)))
 
@@ -162,14 +164,16 @@ def _(shown: FormatDefaults) -> Picture:
 def _(shown: Conversion) -> tuple[Node, ...]:
     rows = (
         (
-            text_cell(each.name or "model"), text_cell(each.type), text_cell(shape(each.shape)),
+            text_cell(each.name or "model"),
+            text_cell(each.type),
+            text_cell(shape(each.shape)),
             text_cell(str(each.gives) if each.gives is not None else f"kept, {each.reason}"),
             number_cell(each.nbytes[0], size_of(each.nbytes[0])),
             number_cell(each.nbytes[1], size_of(each.nbytes[1])),
             number_cell(None, "") if math.isnan(each.error) else number_cell(each.error, f"{each.error:.4f}"),
         )
         for each in shown.layers
-    )  # fmt: skip
+    )
     heads = ("layer", "type", "shape", "becomes", "before", "now", "error")
     return (*_head(shown), _folded("Layers", heads, rows, len(shown.layers)))
 
@@ -177,9 +181,11 @@ def _(shown: Conversion) -> tuple[Node, ...]:
 @nodes_of.register
 def _(shown: Plan) -> tuple[Node, ...]:
     facts = (
-        ("guarantee", str(shown.guarantee)), ("workspace", f"{shown.workspace_bytes:,} bytes"),
-        ("parameters", f"{shown.parameter_bytes:,} bytes"), ("allocates", shown.allocates or "nothing"),
-    )  # fmt: skip
+        ("guarantee", str(shown.guarantee)),
+        ("workspace", f"{shown.workspace_bytes:,} bytes"),
+        ("parameters", f"{shown.parameter_bytes:,} bytes"),
+        ("allocates", shown.allocates or "nothing"),
+    )
     return (*_head(shown), Part("What it takes", (FactList(facts),), folded=True))
 
 
@@ -205,10 +211,12 @@ def _(shown: CheckpointPlan) -> tuple[Node, ...]:
         (
             text_cell(each.entry.name),
             text_cell("kept" if each.layer is None else short_scheme(str(each.layer))),
-            text_cell(each.reason), text_cell(each.entry.dtype), text_cell(shape(tuple(each.entry.shape))),
+            text_cell(each.reason),
+            text_cell(each.entry.dtype),
+            text_cell(shape(tuple(each.entry.shape))),
         )
         for each in shown.decisions
-    )  # fmt: skip
+    )
     found = [*verdicts(shown)] if shown.weights else []
     engines = (
         (text_cell(each.engine), text_cell(each.loads.value), text_cell(each.reason)) for each in found

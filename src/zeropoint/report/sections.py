@@ -154,11 +154,13 @@ def worst_part(layers: Sequence[LayerFacts]) -> Iterator[Node]:
     known = sorted((e, n) for n, layer in enumerate(layers) if (e := layer.relative))[::-1][:_WORST]
     rows = tuple(
         (
-            text_cell(layer.module), number_cell(layer.relative, relative(layer.relative)),
-            text_cell(_seen(layer)), number_cell(layer.keeping_bytes, _more(layer.keeping_bytes)),
+            text_cell(layer.module),
+            number_cell(layer.relative, relative(layer.relative)),
+            text_cell(_seen(layer)),
+            number_cell(layer.keeping_bytes, _more(layer.keeping_bytes)),
         )
         for layer in (layers[n] for _, n in known)
-    )  # fmt: skip
+    )
     if rows:
         how = "To keep one as floats, ignore it in the command, or give it a rule of the recipe."
         heads = ("layer", "relative error", "what is seen", "keeping it costs")
@@ -230,11 +232,13 @@ def _losses(layers: Sequence[LayerFacts]) -> Iterator[Node]:
         )
         rows = tuple(
             (
-                text_cell(layer.module), _number(layer.loss.get("seen")), _number(layer.loss.get("held_out")),
+                text_cell(layer.module),
+                _number(layer.loss.get("seen")),
+                _number(layer.loss.get("held_out")),
                 _number(layer.loss.get("vectors"), "{:,.0f}"),
             )
             for layer in far[:_WORST]
-        )  # fmt: skip
+        )
         grid = (
             (DataTable(("layer", "on calibration data", "on held-out data", "inputs"), rows),) if rows else ()
         )
@@ -340,16 +344,18 @@ def _codes(layers: Sequence[LayerFacts]) -> Iterator[Node]:
             first.setdefault((kind_of(layer.module), layer.scheme), layer)
     rows = tuple(
         (
-            text_cell(layer.module), text_cell(short_scheme(layer.scheme)),
+            text_cell(layer.module),
+            text_cell(short_scheme(layer.scheme)),
             Cell("", picture=histogram(own.bars, label="codes")),
-            number_cell(own.ends, share(own.ends)), number_cell(own.zeros, share(own.zeros)),
+            number_cell(own.ends, share(own.ends)),
+            number_cell(own.zeros, share(own.zeros)),
             number_cell(own.peak, f"{own.peak:.1f}"),
             Cell("", picture=histogram(own.scales, label="scales") if own.scales else None),
             number_cell(own.octaves, f"{own.octaves:.1f}"),
         )
         for layer in list(first.values())[:ROWS]
         if (own := layer.sample) is not None
-    )  # fmt: skip
+    )
     if not rows:
         return
     what = (

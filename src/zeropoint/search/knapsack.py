@@ -140,9 +140,11 @@ def _allocation(groups: Groups, chosen: list[int], bound: float | None) -> Alloc
     picked = [options[at] for options, at in zip(groups, chosen, strict=True)]
     loss = math.fsum(loss for _, loss in picked)
     return Allocation(
-        choice=tuple(chosen), size=sum(size for size, _ in picked), loss=loss,
+        choice=tuple(chosen),
+        size=sum(size for size, _ in picked),
+        loss=loss,
         bound=loss if bound is None else min(loss, bound),
-    )  # fmt: skip
+    )
 
 
 def _hull(group: _Group) -> list[int]:

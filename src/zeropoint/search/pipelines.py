@@ -57,9 +57,11 @@ def quantize_pipeline(
             raise OptionError(f"{said} is of one checkpoint; pass a part of the pipeline")
     overwrite = bool(options.get("overwrite", False))
     return each_part(
-        Path(source), Path(out), lambda one, target: quantize_checkpoint(one, target, to, **options),
+        Path(source),
+        Path(out),
+        lambda one, target: quantize_checkpoint(one, target, to, **options),
         overwrite=overwrite,
-    )  # fmt: skip
+    )
 
 
 def each_part(

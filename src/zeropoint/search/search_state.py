@@ -107,9 +107,9 @@ class SearchState:
         records = []
         for module, errors in found:
             self._errors.setdefault(module, {}).update(errors)
-            records.append({
-                "weight": module, "errors": {key: asdict(error) for key, error in errors.items()}
-            })  # fmt: skip
+            records.append(
+                {"weight": module, "errors": {key: asdict(error) for key, error in errors.items()}}
+            )
         self._append(records)
 
     def fact(self, kind: str, name: str, parse: Callable[[Any], Fact | None]) -> Fact | None:
@@ -160,9 +160,11 @@ class SearchState:
                 f"{shown(self.path)} is no state of a search; pass another {option('state')}"
             )
         require_same(
-            fields, {key: str(value) for key, value in then.items()}, what=f"state {shown(self.path)}",
+            fields,
+            {key: str(value) for key, value in then.items()},
+            what=f"state {shown(self.path)}",
             remedy=f"pass another {option('state')}, or remove it",
-        )  # fmt: skip
+        )
         for record in records:
             self._take(record)
 

@@ -359,9 +359,10 @@ class Solution:
                 [text for text, *_ in own].index(one)
                 for own, one in zip(table.options, new.chosen, strict=True)
             ),
-            size=sum(size for _, size, _, _ in options), loss=math.fsum(loss for *_, loss in options),
+            size=sum(size for _, size, _, _ in options),
+            loss=math.fsum(loss for *_, loss in options),
             bound=self.allocation.bound,
-        )  # fmt: skip
+        )
         return replace(
             self, chosen=new.chosen, allocation=allocation, plan=plan, recipe=recipe,
             notes=(*self.notes, new.note),

@@ -110,18 +110,19 @@ class _Budgeted:
         """
         assert self.budget is not None
         wanted = search_request(
-            self.budget, self.candidates, codec_for(format), method=method, selection=selection,
-            limits=limits,
-        )  # fmt: skip
+            self.budget, self.candidates, codec_for(format), method=method, selection=selection, limits=limits
+        )
         inputs = inputs_by(
             calibration, limits, imatrix=imatrix, statistics=statistics, progress=progress is True
         )
         found = search(
-            source, replace(wanted, inputs=inputs), bar=bars(progress),
+            source,
+            replace(wanted, inputs=inputs),
+            bar=bars(progress),
             state=None if out is None and self.state is None else self.state_of(out),
             weigh=weigh_by(self.importance, self.text, limits),
             improve=by_evolution(self.text, limits, self.refine) if self.refine else None,
-        )  # fmt: skip
+        )
         if page is not None:
             page.write([page_of_results(search=found)], overwrite=True)
         return found

@@ -191,9 +191,7 @@ def by_divergence(given: Text, limits: Limits) -> WeighingRule:
     return weigh
 
 
-def _tried(
-    meter: DivergenceMeter, found: Choices, layer: SearchedLayer, text: str, limits: Limits
-) -> float:  # fmt: skip
+def _tried(meter: DivergenceMeter, found: Choices, layer: SearchedLayer, text: str, limits: Limits) -> float:
     """Return the divergence with one layer decoded from a candidate."""
     weights = {
         name_in(meter, found.source, weight.module): decoded(found, weight, text, limits)

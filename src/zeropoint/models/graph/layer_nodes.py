@@ -53,10 +53,9 @@ RECURRENT: dict[object, str] = {
     aten.rnn_relu_cell.default: "RNNCell",
 }
 """Operator to the type of its layer; its weights are the matrices among its third argument or from it on."""
-CONVOLUTIONS = frozenset({
-    aten.convolution.default,
-    *(target for target, (kind, _) in PRODUCTS.items() if kind.startswith("Conv")),
-})  # fmt: skip
+CONVOLUTIONS = frozenset(
+    {aten.convolution.default, *(target for target, (kind, _) in PRODUCTS.items() if kind.startswith("Conv"))}
+)
 _WEIGHTED = frozenset(PRODUCTS) - {aten.matmul.default, aten.mm.default, aten.addmm.default}
 """Operators with an argument called weight; the others multiply activations, too."""
 _CONVERTED = frozenset(kind.__name__ for kind in LAYER_TYPES) - {kind for kind, _ in PRODUCTS.values()}
@@ -71,9 +70,11 @@ SHARED_SCALE_OPS: dict[object, str] = {
 TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)
 """Operators that transpose a matrix."""
 _GROUPS: dict[object, int] = {
-    aten.conv_transpose1d.default: 6, aten.conv_transpose2d.input: 6, aten.conv_transpose3d.input: 6,
+    aten.conv_transpose1d.default: 6,
+    aten.conv_transpose2d.input: 6,
+    aten.conv_transpose3d.input: 6,
     aten.convolution.default: 8,
-}  # fmt: skip
+}
 """Position of the number of groups."""
 
 
@@ -183,9 +184,10 @@ def _other(module: fx.GraphModule, node: fx.Node) -> Layer | None:
     """Return a layer without quantized form, for the list, or None."""
     caller, kind = _stack(node)
     reads = tuple(
-        arg for arg in node.all_input_nodes
+        arg
+        for arg in node.all_input_nodes
         if arg.op == "get_attr" and isinstance(attribute(module, str(arg.target)), torch.nn.Parameter)
-    )  # fmt: skip
+    )
     if kind is None or not (reads or node.target in _WEIGHTED) or node.target in SHAPING:
         return None
     return Layer(name=caller, type=kind, shape=(), nodes=(node,), reads=reads, left=_left(node, kind, reads))

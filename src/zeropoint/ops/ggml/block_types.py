@@ -42,25 +42,27 @@ class BlockSearch(NamedTuple):
     rounds_last: bool = True
 
 
-_OF = MappingProxyType({
-    "q4_0": BlockSearch(32, partial(plain_blocks.symmetric, top=8), rounds_last=False),
-    "q4_1": BlockSearch(32, partial(plain_blocks.affine, top=15), rounds_last=False),
-    "q5_0": BlockSearch(32, partial(plain_blocks.symmetric, top=16), rounds_last=False),
-    "q5_1": BlockSearch(32, partial(plain_blocks.affine, top=31), rounds_last=False),
-    "q8_0": BlockSearch(32, plain_blocks.eight_bits),
-    "tq1_0": BlockSearch(256, plain_blocks.ternary),
-    "tq2_0": BlockSearch(256, plain_blocks.ternary),
-    "q2_0": BlockSearch(64, partial(plain_blocks.ternary, block=64)),
-    "q2_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q2_K)),
-    "q3_k": BlockSearch(256, super_blocks.three_bits),
-    "q4_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q4_K)),
-    "q5_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q5_K)),
-    "q6_k": BlockSearch(256, super_blocks.six_bits),
-    "iq4_nl": BlockSearch(32, table_blocks.nonlinear, rounds_last=False),
-    "iq4_xs": BlockSearch(256, table_blocks.nonlinear_super, rounds_last=False),
-    "mxfp4_e2m1": BlockSearch(32, table_blocks.microscaling),
-    NVFP4: BlockSearch(64, table_blocks.nvfp4),
-})  # fmt: skip
+_OF = MappingProxyType(
+    {
+        "q4_0": BlockSearch(32, partial(plain_blocks.symmetric, top=8), rounds_last=False),
+        "q4_1": BlockSearch(32, partial(plain_blocks.affine, top=15), rounds_last=False),
+        "q5_0": BlockSearch(32, partial(plain_blocks.symmetric, top=16), rounds_last=False),
+        "q5_1": BlockSearch(32, partial(plain_blocks.affine, top=31), rounds_last=False),
+        "q8_0": BlockSearch(32, plain_blocks.eight_bits),
+        "tq1_0": BlockSearch(256, plain_blocks.ternary),
+        "tq2_0": BlockSearch(256, plain_blocks.ternary),
+        "q2_0": BlockSearch(64, partial(plain_blocks.ternary, block=64)),
+        "q2_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q2_K)),
+        "q3_k": BlockSearch(256, super_blocks.three_bits),
+        "q4_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q4_K)),
+        "q5_k": BlockSearch(256, partial(super_blocks.with_minima, kind=super_blocks.Q5_K)),
+        "q6_k": BlockSearch(256, super_blocks.six_bits),
+        "iq4_nl": BlockSearch(32, table_blocks.nonlinear, rounds_last=False),
+        "iq4_xs": BlockSearch(256, table_blocks.nonlinear_super, rounds_last=False),
+        "mxfp4_e2m1": BlockSearch(32, table_blocks.microscaling),
+        NVFP4: BlockSearch(64, table_blocks.nvfp4),
+    }
+)
 """By the text of a scheme of the type."""
 
 
