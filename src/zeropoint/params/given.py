@@ -14,7 +14,9 @@ import torch
 
 from ..errors import RangeError, SchemeError, ShapeError
 from ..formats.torch_dtypes import format_of, wide_dtype
+from ..layout.blocks import blocks_of_blocks, reduce_blocks
 from ..schemes import Granularity, Scheme, ZeroPoint
+from .arithmetic import Ranges
 from .stored import store
 from .tensors import zero_point_dtype
 
@@ -123,7 +125,28 @@ def _on_grid(name: str, value: Numbers, grid: tuple[int, ...]) -> torch.Tensor:
     return numbers.reshape(grid)
 
 
-def on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def given_ranges(
+    scheme: Scheme,
+    minimum: float | torch.Tensor,
+    maximum: float | torch.Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Ranges:
+    """Return the extremes of each block of each level; RangeError for a minimum above its maximum."""
+    grid = scheme.granularity.grid(shape)
+    low, high = (_extremes_on_grid(value, grid, wide_dtype(dtype)) for value in (minimum, maximum))
+    if bool((low > high).any()):
+        where = tuple(torch.nonzero(low > high)[0].tolist())
+        raise RangeError(
+            f"minimum (={float(low[where])}) must not exceed maximum (={float(high[where])}) of block {where}"
+        )
+    coarse = [blocks_of_blocks(level.granularity, scheme.granularity, shape) for level in scheme.scales[1:]]
+    lows = (low, *(reduce_blocks(low, blocks, "amin", math.inf) for blocks in coarse))
+    highs = (high, *(reduce_blocks(high, blocks, "amax", -math.inf) for blocks in coarse))
+    return Ranges(minimum=lows, maximum=highs, dtype=dtype, shape=shape)
+
+
+def _extremes_on_grid(value: float | torch.Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return one or per-block numbers on the grid, or raise ShapeError."""
     tensor = torch.as_tensor(value, dtype=dtype)
     if tensor.numel() == 1:

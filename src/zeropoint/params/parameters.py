@@ -10,29 +10,24 @@ from typing import NoReturn
 import torch
 
 from ..errors import RangeError, SchemeError, ShapeError, UnsupportedError
-from ..formats import Format
-from ..formats.torch_dtypes import dtype_of, format_of, wide_dtype
-from ..layout.blocks import blocks_of_blocks, reduce_blocks
-from ..schemes import Granularity, Scheme, ZeroPoint
+from ..schemes import Granularity, Scheme
 from ..shown import repr_html
 from . import arithmetic
-from .bounds import BlockErrors
-from .chain_bounds import ChainedErrors
 from .checks import check, float_dtype
 from .effective import effective_offset, effective_scale
+from .error_bounds import errors_of
 from .given import (
     as_numbers,
+    given_ranges,
     given_scales,
     given_scheme,
     given_shape,
     given_zero_points,
     middle_code,
-    on_grid,
     with_blocks,
 )
-from .table_bounds import TableErrors
-from .tensors import Params, brief, parameter_grids, parameter_names, same_bytes, zero_point_of
-from .tracing import traced_as_constant
+from .tensors import Params, brief, parameter_bits, parameter_names, same_bytes, zero_point_of
+from .tracing import scheme_text
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,23 +115,10 @@ class QuantizationParams:
             >>> QuantizationParams.from_range("uint8:tensor:asym", -1.0, 3.0).zero_point
             tensor([64], dtype=torch.int32)
         """
-        parsed, wide = Scheme.parse(scheme), wide_dtype(dtype)
-        grid = parsed.granularity.grid(shape)
-        low, high = on_grid(minimum, grid, wide), on_grid(maximum, grid, wide)
-        if bool((low > high).any()):
-            where = tuple(torch.nonzero(low > high)[0].tolist())
-            raise RangeError(
-                f"minimum (={float(low[where])}) must not exceed maximum (={float(high[where])}) "
-                f"of block {where}"
-            )
-        lows, highs = [low], [high]
-        for level in parsed.scales[1:]:
-            blocks = blocks_of_blocks(level.granularity, parsed.granularity, shape)
-            lows.append(reduce_blocks(low, blocks, "amin", math.inf))
-            highs.append(reduce_blocks(high, blocks, "amax", -math.inf))
-        ranges = arithmetic.Ranges(minimum=tuple(lows), maximum=tuple(highs), dtype=dtype, shape=shape)
+        parsed = Scheme.parse(scheme)
+        ranges = given_ranges(parsed, minimum, maximum, shape, dtype)
         chosen = QuantizationParams.of(parsed, shape, dtype, arithmetic.scales_from_ranges(parsed, ranges))
-        return replace(chosen, minimum=low, maximum=high)
+        return replace(chosen, minimum=ranges.minimum[0], maximum=ranges.maximum[0])
 
     @staticmethod
     def new(scale: float, zero_point: float = 0, scheme: str | Scheme | None = None) -> QuantizationParams:
@@ -201,13 +183,9 @@ class QuantizationParams:
         parsed = given_scheme(Scheme.parse(scheme), as_numbers("zero_point", zero_point), axis)
         shape = given_shape(parsed, count) if shape is None else tuple(shape)
         grid = parsed.granularity.grid(shape)
-        params = QuantizationParams(
-            scheme=parsed,
-            shape=shape,
-            scales=(given_scales(parsed, scale, grid, dtype),),
-            zero_point=given_zero_points(parsed, zero_point, grid, dtype),
-            dtype=dtype,
-        )
+        zeros = given_zero_points(parsed, zero_point, grid, dtype)
+        stored = [given_scales(parsed, scale, grid, dtype), *([] if zeros is None else [zeros])]
+        params = QuantizationParams.of(parsed, shape, dtype, stored)
         params.validate()
         return params
 
@@ -354,15 +332,7 @@ class QuantizationParams:
     @property
     def parameter_bits(self) -> int:
         """Bits of scales and zero points: integer ones code-wide, real float32."""
-        own, scheme = format_of(self.dtype), self.scheme
-        bits = sum(
-            _stored_bits(level.format_for(own)) * math.prod(grid)
-            for level, grid in zip(scheme.levels, parameter_grids(scheme, self.shape), strict=False)
-        )
-        if scheme.zero_point is not ZeroPoint.NONE:
-            width = scheme.bits if scheme.zero_point is ZeroPoint.INTEGER else 32
-            bits += width * self.num_parameter_sets
-        return bits
+        return parameter_bits(self.scheme, self.shape, self.dtype)
 
     @property
     def text(self) -> str:
@@ -390,7 +360,7 @@ class QuantizationParams:
         Raises:
             DtypeError: for a dtype other than floats.
         """
-        errors = self._errors()
+        errors = errors_of(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
         extremes = errors.implied()
         if self.minimum is not None and self.maximum is not None:
             grid = self.scheme.granularity.grid(self.shape)
@@ -399,7 +369,7 @@ class QuantizationParams:
 
     def representable(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each finest block's smallest and largest decoded value, float64."""
-        return self._errors().representable()
+        return errors_of(self.scheme, self.stored, shape=self.shape, dtype=self.dtype).representable()
 
     def rounding_bound(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the bound of :meth:`error_bound` for numbers that are not clipped.
@@ -407,15 +377,8 @@ class QuantizationParams:
         Args:
             dtype: as for :meth:`error_bound`.
         """
-        errors = self._errors()
+        errors = errors_of(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
         return errors.bound(errors.representable(), float_dtype(dtype, self.dtype))
-
-    def _errors(self) -> BlockErrors | ChainedErrors | TableErrors:
-        if self.scheme.element.per_scale > 1:
-            return TableErrors(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
-        if self.scheme.chained is not None:
-            return ChainedErrors(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
-        return BlockErrors(self.scheme, self.stored, shape=self.shape, dtype=self.dtype)
 
     def to(self, device: torch.device | str) -> QuantizationParams:
         """Return the parameters on another device.
@@ -486,15 +449,3 @@ class QuantizationParams:
 
     def __repr__(self) -> str:
         return f"QuantizationParams({self.scheme}, shape={self.shape}, {self.numbers})"
-
-
-@traced_as_constant
-def scheme_text(scheme: Scheme) -> str:
-    """Return ``str(scheme)``, a constant to torch.compile."""
-    return str(scheme)
-
-
-def _stored_bits(fmt: Format) -> int:
-    """Return the stored bits of a scale: its dtype's, or the code's."""
-    dtype = dtype_of(fmt)
-    return fmt.bits if dtype is None else 8 * dtype.itemsize

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
 
 from ..errors import ShapeError
-from ..formats.torch_dtypes import format_of, storage_dtype, wide_dtype
+from ..formats.torch_dtypes import dtype_of, format_of, storage_dtype, wide_dtype
 from ..schemes import Granularity, Scheme, ZeroPoint
 
 Params = Sequence[torch.Tensor]
@@ -52,6 +53,18 @@ def parameter_tensors(
         integer = scheme.zero_point is ZeroPoint.INTEGER
         dtypes.append(zero_point_dtype(scheme) if integer else wide_dtype(dtype))
     return tuple(zip(parameter_grids(scheme, shape), dtypes, strict=True))
+
+
+def parameter_bits(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Return the bits of all scales and zero points: integer ones code-wide, real float32."""
+    widths = []
+    for level in scheme.levels:
+        fmt = level.format_for(format_of(dtype))
+        own = dtype_of(fmt)
+        widths.append(fmt.bits if own is None else 8 * own.itemsize)
+    if scheme.zero_point is not ZeroPoint.NONE:
+        widths.append(scheme.bits if scheme.zero_point is ZeroPoint.INTEGER else 32)
+    return sum(map(operator.mul, widths, map(math.prod, parameter_grids(scheme, shape))))
 
 
 def zero_point_of(scheme: Scheme, params: Params) -> torch.Tensor | None:

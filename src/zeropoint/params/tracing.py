@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..schemes import Scheme
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -23,3 +25,9 @@ def traced_as_constant(function: F) -> F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@traced_as_constant
+def scheme_text(scheme: Scheme) -> str:
+    """Return ``str(scheme)``, a constant to torch.compile."""
+    return str(scheme)

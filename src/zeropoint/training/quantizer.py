@@ -24,7 +24,7 @@ from ..params.module_buffers import (
     refusal_of_state,
     scheme_described,
 )
-from ..params.parameters import scheme_text
+from ..params.tracing import scheme_text
 from ..schemes import Scheme, ZeroPoint
 
 

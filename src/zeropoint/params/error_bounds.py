@@ -1,4 +1,6 @@
-"""Error bounds of table values: half the widest gap of each table.
+"""Error bounds of parameters by their kind: :mod:`.bounds`, :mod:`.chain_bounds`, or tables, which are here.
+
+A value of a table is off by half the widest gap of its table,
 
     |x - table[code]| <= max over j of (table[j + 1] - table[j]) / 2,    or how far x lies past either end,
 
@@ -14,7 +16,8 @@ import torch
 
 from ..formats.torch_dtypes import wide_dtype
 from ..schemes import Scheme
-from .bounds import Extremes, UnitRoundoff
+from .bounds import BlockErrors, Extremes, UnitRoundoff
+from .chain_bounds import ChainedErrors
 from .scale_tables import tables_of
 from .tensors import Params
 
@@ -50,3 +53,13 @@ class TableErrors:
         result = (torch.maximum(inside, clipped) + decoding) * (1 + 2.0**-22)
         lost = ~torch.isfinite((largest * (1 + 4 * wide.relative)).to(out_dtype))
         return torch.where(lost, math.inf, result)
+
+
+def errors_of(
+    scheme: Scheme, params: Params, *, shape: tuple[int, ...], dtype: torch.dtype
+) -> BlockErrors | ChainedErrors | TableErrors:
+    """Return the error bounds of a tensor from its stored parameters."""
+    if scheme.element.per_scale > 1:
+        return TableErrors(scheme, params, shape=shape, dtype=dtype)
+    kind = BlockErrors if scheme.chained is None else ChainedErrors
+    return kind(scheme, params, shape=shape, dtype=dtype)
